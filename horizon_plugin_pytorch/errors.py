@@ -1,0 +1,84 @@
+"""Every exception and warning that the package raises on purpose.
+
+A message says what happened, to which module at which line of the user's model, what was expected, and
+what to do next.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+class HorizonError(Exception):
+    """Base of the package's errors."""
+
+
+class MarchNotSetError(HorizonError, RuntimeError):
+    """A march-dependent call was made before `set_march`."""
+
+
+class UnsupportedOperatorError(HorizonError, NotImplementedError):
+    """An operator of the model has no quantized form on the chosen march."""
+
+
+class TraceError(HorizonError, RuntimeError):
+    """Symbolic trace cannot follow the model's Python code."""
+
+
+class QuantizationConfigError(HorizonError, ValueError):
+    """A qconfig, an observer argument or a fixed scale makes no sense."""
+
+
+class FusionError(HorizonError, ValueError):
+    """The modules to fuse do not form a pattern that the BPU fuses."""
+
+
+class ConversionError(HorizonError, RuntimeError):
+    """A QAT module cannot become a quantized module."""
+
+
+class ExportError(HorizonError, RuntimeError):
+    """A quantized model cannot be written as ONNX."""
+
+
+class CalibrationWarning(UserWarning):
+    """Statistics were missing or unusable; the message names the module and the scale that is used."""
+
+
+class AccumulatorWarning(UserWarning):
+    """An accumulator may leave int32 in the worst case."""
+
+
+class QuantizationWarning(UserWarning):
+    """Something in the prepared model deserves a look."""
+
+
+def source_line(stack_trace: str | None) -> str:
+    """The innermost line of user code in a stack trace, as ``model.py:41``; empty if unknown.
+
+    >>> source_line('File "/a/model.py", line 41, in forward')
+    'model.py:41'
+    """
+    if not stack_trace:
+        return ""
+    user_frames = [
+        (m["file"], m["line"])
+        for m in _FRAME.finditer(stack_trace)
+        if "/torch/" not in m["file"] and "/horizon_plugin_pytorch/" not in m["file"]
+    ]
+    if not user_frames:
+        return ""
+    file, line = user_frames[-1]
+    return f"{file.rsplit('/', 1)[-1]}:{line}"
+
+
+def at(path: str, line: str = "") -> str:
+    """``at `path` (file:line)`` for use inside a message.
+
+    >>> at("backbone.conv", "model.py:41")
+    'at `backbone.conv` (model.py:41)'
+    """
+    place = f"at `{path}`" if path else "in the top module"
+    return f"{place} ({line})" if line else place

@@ -1,0 +1,51 @@
+"""The one arithmetic: pure functions on integer-valued tensors.
+
+Training (in the VALIDATION state), converted models and the ONNX exporter all use these functions and no others.
+Every rounding, shift and saturation of the package is here and in ``docs/numerics.md``.
+"""
+
+from horizon_plugin_pytorch.fixed_point.accumulator import (
+    INT32_MAX,
+    AccumulatorPlan,
+    conv2d,
+    linear,
+    matmul,
+    plan_accumulator,
+    split_digits,
+)
+from horizon_plugin_pytorch.fixed_point.elementwise import (
+    add,
+    affine,
+    along,
+    choose_affine,
+    choose_sum_factors,
+    dequantize,
+    mul,
+    quantize,
+    requantize,
+)
+from horizon_plugin_pytorch.fixed_point.reduction import (
+    WEIGHT_BITS,
+    adaptive_matrix,
+    avg_pool2d,
+    bilinear_matrix,
+    is_beyond_float32,
+    resample2d,
+    sum,
+)
+from horizon_plugin_pytorch.fixed_point.rescaling import (
+    EXACT_FLOAT32,
+    choose_factor,
+    multiplier_and_shift,
+    rescale_,
+    wide_factor,
+)
+from horizon_plugin_pytorch.fixed_point.table import SegmentTable, build_segments, build_table, lookup
+
+__all__ = [
+    "EXACT_FLOAT32", "INT32_MAX", "WEIGHT_BITS", "AccumulatorPlan", "SegmentTable", "adaptive_matrix", "add", "affine",
+    "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
+    "choose_sum_factors", "conv2d", "dequantize", "is_beyond_float32", "linear", "lookup", "matmul", "mul",
+    "multiplier_and_shift", "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "split_digits",
+    "sum", "wide_factor",
+]  # fmt: skip

@@ -1,0 +1,95 @@
+"""Quantize, dequantize, requantize, and sums and products of two tensors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch.fixed_point.library import operator
+from horizon_plugin_pytorch.fixed_point.rescaling import rescale_
+
+# 8-bit operands times 15-bit multipliers: two such products and a half sum exactly in float32.
+_NARROW_BITS = 15
+_WIDE_BITS = 24
+
+
+def along(values: Tensor, axis: int, dim: int) -> Tensor:
+    """Shape per-channel values so that they broadcast along `axis` of a `dim`-dimensional tensor."""
+    if values.numel() == 1 or axis < 0:
+        return values
+    shape = [1] * dim
+    shape[axis] = -1
+    return values.reshape(shape)
+
+
+@operator("quantize(Tensor x, Tensor scale, int axis, int low, int high) -> Tensor")
+def quantize(x: Tensor, scale: Tensor, axis: int, low: int, high: int) -> Tensor:
+    """``clamp(round(x / scale))``, halves to even."""
+    return torch.div(x, along(scale, axis, x.dim())).round_().clamp_(low, high)
+
+
+@operator("dequantize(Tensor q, Tensor scale, int axis) -> Tensor")
+def dequantize(q: Tensor, scale: Tensor, axis: int) -> Tensor:
+    """``q * scale`` in float32."""
+    return torch.mul(q, along(scale, axis, q.dim()))
+
+
+@operator("requantize(Tensor q, Tensor factor, int axis, int low, int high) -> Tensor")
+def requantize(q: Tensor, factor: Tensor, axis: int, low: int, high: int) -> Tensor:
+    """``clamp((q * M + 2**(n-1)) >> n)`` with ``factor = M / 2**n``."""
+    return rescale_(q.clone(), along(factor, axis, q.dim()), low, high)
+
+
+def choose_sum_factors(ratio_a: float, ratio_b: float, is_narrow: bool) -> tuple[float, float]:
+    """Two factors with a common shift, ``Ma / 2**n`` and ``Mb / 2**n``, for a sum of two tensors."""
+    bits = _NARROW_BITS if is_narrow else _WIDE_BITS
+    largest = max(abs(ratio_a), abs(ratio_b))
+    shift = bits - math.frexp(largest)[1]
+    shift = min(shift, 22 if is_narrow else 50)
+    limit = (1 << bits) - 1
+
+    def factor(ratio: float) -> float:
+        return math.ldexp(max(-limit, min(limit, round(math.ldexp(ratio, shift)))), -shift)
+
+    return factor(ratio_a), factor(ratio_b)
+
+
+@operator("add(Tensor a, Tensor b, float factor_a, float factor_b, bool is_narrow, int low, int high) -> Tensor")
+def add(a: Tensor, b: Tensor, factor_a: float, factor_b: float, is_narrow: bool, low: int, high: int) -> Tensor:
+    """``clamp((a * Ma + b * Mb + 2**(n-1)) >> n)``; a negative factor subtracts."""
+    if not is_narrow:
+        a, b = a.double(), b.double()
+    left, right = a * factor_a, b
+    if right.shape == left.shape or right.numel() <= left.numel() == torch.broadcast_shapes(left.shape, right.shape).numel():
+        total = left.add_(right, alpha=factor_b)
+    else:
+        total = torch.add(left, right, alpha=factor_b)
+    return total.add_(0.5).floor_().clamp_(low, high).float()
+
+
+@operator("mul(Tensor a, Tensor b, Tensor factor, int low, int high) -> Tensor")
+def mul(a: Tensor, b: Tensor, factor: Tensor, low: int, high: int) -> Tensor:
+    """``clamp((a * b * M + 2**(n-1)) >> n)``."""
+    if factor.dtype == torch.float64:
+        a = a.double()
+    return rescale_(a * b, factor, low, high)
+
+
+@operator("affine(Tensor q, Tensor factor, Tensor offset, int axis, int low, int high) -> Tensor")
+def affine(q: Tensor, factor: Tensor, offset: Tensor, axis: int, low: int, high: int) -> Tensor:
+    """``clamp((q * M + B + 2**(n-1)) >> n)`` per channel, with ``factor = M / 2**n``, ``offset = B / 2**n`` in float64."""
+    dim = q.dim()
+    total = q.double().mul_(along(factor, axis, dim)).add_(along(offset, axis, dim))
+    return total.add_(0.5).floor_().clamp_(low, high).float()
+
+
+def choose_affine(ratio: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiplier and offset of each channel on a common power of two, exact in float64."""
+    ratio, offset = ratio.detach().double().reshape(-1), offset.detach().double().reshape(-1)
+    exponent = torch.frexp(torch.maximum(ratio.abs(), ratio.new_full((), 2.0**-30)))[1]
+    shift = (_WIDE_BITS - exponent.long()).clamp(max=50)
+    multiplier = torch.round(torch.ldexp(ratio, shift))
+    bias = torch.round(torch.ldexp(offset, shift)).clamp(-(2.0**52), 2.0**52)
+    return torch.ldexp(multiplier, -shift), torch.ldexp(bias, -shift)

@@ -1,0 +1,86 @@
+"""Sums over axes and windows, and resampling by integer matrices."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from horizon_plugin_pytorch.fixed_point.library import operator
+from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, rescale_
+
+WEIGHT_BITS = 8
+
+
+@operator("sum(Tensor q, int[] dims, bool keepdim, Tensor factor, bool is_double, int low, int high) -> Tensor")
+def sum(q: Tensor, dims: list[int], keepdim: bool, factor: Tensor, is_double: bool, low: int, high: int) -> Tensor:
+    """``clamp((sum(q) * M + 2**(n-1)) >> n)``; a mean has the count in its factor."""
+    return rescale_(torch.sum(q.double() if is_double else q, dims, keepdim), factor, low, high)
+
+
+@operator(
+    "avg_pool2d(Tensor q, int[] kernel, int[] stride, int[] padding, bool ceil_mode, Tensor factor, bool is_double, "
+    "int low, int high) -> Tensor"
+)
+def avg_pool2d(
+    q: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    factor: Tensor,
+    is_double: bool,
+    low: int,
+    high: int,
+) -> Tensor:
+    """The window's sum, requantized by a factor that holds the window's count: one, or one per output position."""
+    total = F.avg_pool2d(q.double() if is_double else q, kernel, stride, padding, ceil_mode, True, divisor_override=1)
+    return rescale_(total, factor, low, high)
+
+
+@operator("resample2d(Tensor q, Tensor rows, Tensor columns, Tensor factor, int low, int high) -> Tensor")
+def resample2d(q: Tensor, rows: Tensor, columns: Tensor, factor: Tensor, low: int, high: int) -> Tensor:
+    """``clamp((rows @ q @ columns * M + 2**(n-1)) >> n)`` with integer matrices: bilinear resize, adaptive pooling."""
+    dtype = rows.dtype
+    return rescale_(torch.matmul(rows, torch.matmul(q.to(dtype), columns)), factor, low, high)
+
+
+def bilinear_matrix(source: int, target: int, ratio: float | None, align_corners: bool) -> Tensor:
+    """Integer weights in ``1 / 2**8`` that resize an axis, one row per output position; each row sums to 2**8.
+
+    Args:
+        ratio: source step per output step as torch uses it; None takes ``source / target``.
+
+    >>> bilinear_matrix(2, 3, None, False)
+    tensor([[256.,   0.],
+            [128., 128.],
+            [  0., 256.]], dtype=torch.float64)
+    """
+    index = torch.arange(target, dtype=torch.float64)
+    if align_corners:
+        position = index * ((source - 1) / (target - 1)) if target > 1 else index * 0
+    else:
+        step = source / target if ratio is None else ratio
+        position = ((index + 0.5) * step - 0.5).clamp(min=0)
+    first = position.floor().long().clamp(max=source - 1)
+    second = (first + 1).clamp(max=source - 1)
+    weight = torch.round((position - first) * (1 << WEIGHT_BITS))
+    matrix = torch.zeros(target, source, dtype=torch.float64)
+    row = torch.arange(target)
+    matrix.index_put_((row, first), (1 << WEIGHT_BITS) - weight, accumulate=True)
+    matrix.index_put_((row, second), weight, accumulate=True)
+    return matrix
+
+
+def adaptive_matrix(source: int, target: int) -> Tensor:
+    """Ones where an input position falls into an output's window of adaptive pooling."""
+    index = torch.arange(target)
+    start = torch.div(index * source, target, rounding_mode="floor").unsqueeze(1)
+    end = -torch.div(-(index + 1) * source, target, rounding_mode="floor").unsqueeze(1)
+    position = torch.arange(source).unsqueeze(0)
+    return ((position >= start) & (position < end)).double()
+
+
+def is_beyond_float32(largest: float) -> bool:
+    """Can a sum that reaches `largest` be wrong in float32?"""
+    return largest >= EXACT_FLOAT32

@@ -1,0 +1,106 @@
+"""From one scale to another: an integer multiplier, a rounding shift, and the proof that float32 does the same.
+
+A ratio of scales becomes ``M / 2**n`` with an 20-bit integer ``M``. The definition of requantization is
+
+    y = clamp((acc * M + 2**(n - 1)) >> n, low, high)            (round half up)
+
+A *factor* is the tensor ``M / 2**n``. Its dtype says how to compute with it:
+
+* float32: ``clamp(round(acc * factor))`` was proved equal to the definition for every reachable ``acc``;
+* float64: ``clamp(floor(acc * factor + 0.5))``, which is the definition, exactly, for any ``acc`` below 2**32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MULTIPLIER_BITS = 20
+EXACT_FLOAT32 = 1 << 24
+_TRIES = 256
+_MOST_STEPS = 512
+
+
+def multiplier_and_shift(ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """The integers ``M`` (20 bits) and ``n`` with ``M / 2**n`` nearest to each ratio.
+
+    >>> m, n = multiplier_and_shift(torch.tensor([0.3], dtype=torch.float64))
+    >>> int(m), int(n), round(int(m) / 2 ** int(n), 6)
+    (629146, 21, 0.3)
+    """
+    mantissa, exponent = torch.frexp(ratio.double())
+    multiplier = torch.round(mantissa * (1 << MULTIPLIER_BITS)).long()
+    return multiplier, MULTIPLIER_BITS - exponent.long()
+
+
+def _value(multiplier: Tensor, shift: Tensor) -> Tensor:
+    return torch.ldexp(multiplier.double(), -shift)
+
+
+def _is_proved(multiplier: Tensor, shift: Tensor, low: int, high: int, bound: Tensor) -> Tensor:
+    """For each channel: does float32 rounding agree with the definition for every ``|acc| <= bound``?
+
+    Both are monotone step functions of the integer ``acc``, so it is enough to look at the integer where the
+    definition steps to ``k``, and at the one before it, for every ``k`` in ``(low, high]``.
+    """
+    k = torch.arange(low + 1, high + 1, device=multiplier.device)
+    m, n = multiplier.unsqueeze(-1), shift.unsqueeze(-1)
+    numerator = k * (1 << n) - (1 << (n - 1))
+    step = -torch.div(-numerator, m, rounding_mode="floor")
+    factor = _value(m, n).float()
+    at_step = torch.round(step.float() * factor)
+    before = torch.round((step - 1).float() * factor)
+    limit = bound.unsqueeze(-1)
+    ok_at = (at_step >= k) | (step.abs() > limit)
+    ok_before = (before <= k - 1) | ((step - 1).abs() > limit)
+    return (ok_at & ok_before).all(-1)
+
+
+def wide_factor(ratio: Tensor) -> Tensor:
+    """The factor for a ratio of scales, on the float64 route."""
+    return _value(*multiplier_and_shift(ratio.detach().double().reshape(-1)))
+
+
+def choose_factor(ratio: Tensor, low: int, high: int, bound: Tensor | float, may_overflow: bool = False) -> Tensor:
+    """The factor for a ratio of scales, float32 where that is proved exact.
+
+    Args:
+        ratio: input scale over output scale, one element or one per channel; positive.
+        low, high: range of the output.
+        bound: largest ``|acc|`` that can occur, one element or one per channel.
+        may_overflow: the accumulator is a float32 sum of two exact integers that may itself pass 2**24. That is
+            harmless while every step of the output lies below 2**24, because rounding is monotone.
+    """
+    ratio = ratio.detach().double().reshape(-1)
+    multiplier, shift = multiplier_and_shift(ratio)
+    bound = torch.as_tensor(bound, dtype=torch.float64, device=ratio.device).reshape(-1).expand_as(ratio)
+    wide = _value(multiplier, shift)
+    if high - low > _MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
+        return wide
+    if bool((bound >= EXACT_FLOAT32).any()):
+        last_step = (max(abs(low), abs(high)) + 1) / wide
+        if not may_overflow or bool((last_step >= EXACT_FLOAT32).any()):
+            return wide
+        bound = bound.clamp(max=EXACT_FLOAT32 - 1)
+    limit = bound.long()
+    # A channel whose multiplier fails moves it by 1, -1, 2, -2, ...: far below the grid, and off the bad points.
+    pending = torch.arange(ratio.numel(), device=ratio.device)
+    chosen = multiplier.clone()
+    for attempt in range(_TRIES):
+        offset = (attempt + 1) // 2 * (1 if attempt % 2 else -1)
+        trial = multiplier[pending] + offset
+        proved = _is_proved(trial, shift[pending], low, high, limit[pending])
+        chosen[pending[proved]] = trial[proved]
+        pending = pending[~proved]
+        if pending.numel() == 0:
+            return _value(chosen, shift).float()
+    return wide
+
+
+def rescale_(acc: Tensor, factor: Tensor, low: float, high: float) -> Tensor:
+    """Requantize an accumulator, reusing its memory where the route allows; float32 result."""
+    if factor.dtype == torch.float32 and acc.dtype == torch.float32:
+        return acc.mul_(factor).round_().clamp_(low, high)
+    if acc.dtype != torch.float64:
+        acc = acc.double()
+    return acc.mul_(factor.double()).add_(0.5).floor_().clamp_(low, high).float()

@@ -1,0 +1,1 @@
+"""How a model's graph is seen."""

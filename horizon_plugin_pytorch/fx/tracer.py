@@ -1,0 +1,122 @@
+"""Symbolic trace that keeps FloatFunctional calls, scopes and source lines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.fx
+from torch import nn
+
+from horizon_plugin_pytorch.errors import TraceError, source_line
+from horizon_plugin_pytorch.nn.operator_table import row_of_module
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+
+_LEAF_CLASSES: set[type] = set()
+
+
+def add_leaf_class(cls: type) -> None:
+    """Treat modules of this class as one node."""
+    _LEAF_CLASSES.add(cls)
+
+
+class QuantizationTracer(torch.fx.Tracer):
+    """Traces into user modules, not into torch's or ours; a FloatFunctional call is one ``call_method`` node."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.record_stack_traces = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if type(m) in _LEAF_CLASSES or row_of_module(type(m)) is not None:
+            return True
+        if type(m).__module__.startswith("horizon_plugin_pytorch."):
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+    @contextlib.contextmanager
+    def _functional_calls(self, root: nn.Module) -> Iterator[None]:
+        """While tracing, a FloatFunctional method called with proxies records itself."""
+        classes = {type(m) for m in root.modules() if _is_functional(type(m))}
+        saved: list[tuple[type, str, Any]] = []
+        for cls in classes:
+            for name in FUNCTIONAL_METHODS:
+                method = getattr(cls, name, None)
+                if method is not None:
+                    saved.append((cls, name, cls.__dict__.get(name)))
+                    setattr(cls, name, _recorder(self, name, method))
+        try:
+            yield
+        finally:
+            for cls, name, method in saved:
+                if method is None:
+                    delattr(cls, name)
+                else:
+                    setattr(cls, name, method)
+
+    def trace(self, root: Any, concrete_args: Any = None) -> torch.fx.Graph:
+        with self._functional_calls(root):
+            return super().trace(root, concrete_args)
+
+
+def _is_functional(cls: type) -> bool:
+    row = row_of_module(cls)
+    return row is not None and row.name == "functional"
+
+
+def _has_proxy(values: Any) -> bool:
+    found = False
+
+    def look(value: Any) -> Any:
+        nonlocal found
+        found = found or isinstance(value, torch.fx.Proxy)
+        return value
+
+    torch.fx.node.map_aggregate(values, look)
+    return found
+
+
+def _recorder(tracer: QuantizationTracer, name: str, method: Any) -> Any:
+    def record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not _has_proxy((args, kwargs)):
+            return method(self, *args, **kwargs)
+        owner = tracer.create_proxy("get_attr", tracer.path_of_module(self), (), {})
+        return tracer.create_proxy("call_method", name, (owner, *args), kwargs)
+
+    return record
+
+
+def trace(model: nn.Module) -> torch.fx.Graph:
+    """The model's graph, or an error that names the line which cannot be traced."""
+    if isinstance(model, torch.fx.GraphModule):
+        return model.graph
+    try:
+        return QuantizationTracer().trace(model)
+    except Exception as error:
+        where = _innermost_user_line(error)
+        raise TraceError(
+            f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: {error} "
+            "The graph must not depend on the values of tensors: move that code out of the model's forward, or hide it "
+            "in a function or module marked with `horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then "
+            "called as it is."
+        ) from error
+
+
+def _innermost_user_line(error: BaseException) -> str:
+    lines = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        lines.append(f'File "{traceback.tb_frame.f_code.co_filename}", line {traceback.tb_lineno}')
+        traceback = traceback.tb_next
+    return source_line("\n".join(lines))
+
+
+def scope_of(node: torch.fx.Node) -> str:
+    """Path of the module whose forward made the node; empty for the top module."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [value[0] if isinstance(value, tuple) else key for key, value in stack.items()]
+    return paths[-1] if paths else ""
+
+

@@ -1,0 +1,141 @@
+"""The operator table: one row an operator, declared beside the operator's code.
+
+A row knows the operator's float forms, its QAT and quantized classes, its scale rule and where it runs. Replacement
+of functions, `prepare`, `convert`, checks, documents and tests are all driven by these rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from torch import nn
+
+ALL_MARCHES = ("bernoulli", "bayes", "nash")
+NOT_BERNOULLI = ("bayes", "nash")
+
+
+class ScaleRule(Enum):
+    """Where the scale of an operator's output comes from."""
+
+    OWN = "own observer"
+    INHERIT = "same as input"
+    FIXED = "fixed"
+    NONE = "not quantized"
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a function call is written as a module: the module, the arguments it is called with, and the method."""
+
+    module: nn.Module
+    args: tuple
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    method: str | None = None
+
+
+Binder = Callable[..., "Call | None"]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One row.
+
+    Args:
+        name: the operator's name; generated modules are called ``_generated_<name>_<n>``.
+        modules: float module classes that `qat` replaces.
+        functions: torch functions, each with a binder that turns its arguments into a `Call` (None: leave alone).
+        methods: tensor methods, likewise.
+        qat, quantized: the operator's classes while training and after conversion.
+        scale_rule: where its output's scale comes from.
+        families: march families that run it.
+    """
+
+    name: str
+    scale_rule: ScaleRule
+    qat: type | None = None
+    quantized: type | None = None
+    modules: tuple[type, ...] = ()
+    functions: dict[Callable, Binder] = field(default_factory=dict)
+    methods: dict[str, Binder] = field(default_factory=dict)
+    families: tuple[str, ...] = ALL_MARCHES
+    note: str = ""
+
+
+_ROWS: dict[str, Operator] = {}
+_BY_MODULE: dict[type, Operator] = {}
+_BY_FUNCTION: dict[Callable, tuple[Operator, Binder]] = {}
+_BY_METHOD: dict[str, tuple[Operator, Binder]] = {}
+
+
+def register(row: Operator) -> Operator:
+    """Add a row to the table."""
+    if row.name in _ROWS:
+        raise ValueError(f"operator {row.name!r} is registered twice")
+    _ROWS[row.name] = row
+    for cls in row.modules:
+        _BY_MODULE[cls] = row
+    for function, binder in row.functions.items():
+        _BY_FUNCTION[function] = (row, binder)
+    for method, binder in row.methods.items():
+        _BY_METHOD[method] = (row, binder)
+    return row
+
+
+def rows() -> Iterator[Operator]:
+    """All rows, in order of registration."""
+    return iter(_ROWS.values())
+
+
+def row_of_module(cls: type) -> Operator | None:
+    """The row whose float form a module class is. Subclasses count only if they do not change `forward`."""
+    for base in cls.__mro__:
+        row = _BY_MODULE.get(base) or _row_of_torch_class(base)
+        if row is not None:
+            return row if cls.forward is base.forward else None
+    return None
+
+
+_TORCH_NAMES = {"QuantStub": "quant", "DeQuantStub": "dequant", "FloatFunctional": "functional"}
+
+
+def _row_of_torch_class(cls: type) -> Operator | None:
+    """torch's own stubs, by name: `torch.ao` is leaving torch and is never imported here."""
+    if cls.__module__.startswith("torch.ao.") and cls.__name__ in _TORCH_NAMES:
+        return _ROWS[_TORCH_NAMES[cls.__name__]]
+    return None
+
+
+def row_of_function(function: Callable) -> tuple[Operator, Binder] | None:
+    """The row and binder of a torch function."""
+    try:
+        return _BY_FUNCTION.get(function)
+    except TypeError:  # unhashable
+        return None
+
+
+def row_of_method(name: str) -> tuple[Operator, Binder] | None:
+    """The row and binder of a tensor method."""
+    return _BY_METHOD.get(name)
+
+
+def as_module(factory: Callable[..., nn.Module], signature: str) -> Binder:
+    """A binder for functions whose first argument is the tensor and whose others configure the module.
+
+    Args:
+        factory: called with the other arguments as keywords.
+        signature: the function's arguments, as in ``input, dim=None``.
+    """
+    parsed = inspect.signature(eval(f"lambda {signature}: None"))  # noqa: S307 - a literal of this package
+
+    def bind(*args: Any, **kwargs: Any) -> Call:
+        bound = parsed.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        tensor = values.pop(next(iter(parsed.parameters)))
+        return Call(factory(**values), (tensor,))
+
+    return bind

@@ -1,0 +1,28 @@
+"""Modules that train on the integer grid. Importing this package fills the operator table."""
+
+from horizon_plugin_pytorch.nn.qat.avg_pool2d import AdaptiveAvgPool2d, AvgPool2d
+from horizon_plugin_pytorch.nn.qat.batchnorm import BatchNorm2d
+from horizon_plugin_pytorch.nn.qat.conv2d import (
+    Conv2d,
+    ConvAdd2d,
+    ConvAddReLU2d,
+    ConvAddReLU62d,
+    ConvReLU2d,
+    ConvReLU62d,
+)
+from horizon_plugin_pytorch.nn.qat.conv_transpose2d import ConvTranspose2d
+from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
+from horizon_plugin_pytorch.nn.qat.interpolate import Interpolate
+from horizon_plugin_pytorch.nn.qat.layer_norm import LayerNorm
+from horizon_plugin_pytorch.nn.qat.linear import Linear
+from horizon_plugin_pytorch.nn.qat.relu import ReLU, ReLU6
+from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
+from horizon_plugin_pytorch.nn.qat.softmax import Softmax
+from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
+from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
+
+__all__ = [
+    "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d",
+    "ConvReLU62d", "ConvTranspose2d", "DeQuantStub", "FloatFunctional", "Interpolate", "LayerNorm", "Linear", "QuantStub",
+    "ReLU", "ReLU6", "SegmentLUT", "Softmax", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
+]  # fmt: skip

@@ -1,0 +1,67 @@
+"""Resizing while training: the scale of the input is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from horizon_plugin_pytorch.nn.interpolate import Interpolate as _Float
+from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
+from horizon_plugin_pytorch.nn.quantized import interpolate as quantized
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization.fake_quantize import round_to_grid
+
+
+class _Resize(QATModule):
+    """A resizing module whose output is rounded to the grid of its input."""
+
+    copied: tuple[str, ...]
+
+    @classmethod
+    def from_float(cls, mod: nn.Module) -> Any:
+        """The QAT form of a resizing module."""
+        self = cls.__new__(cls)
+        QATModule.__init__(self)
+        for name in cls.copied:
+            setattr(self, name, getattr(mod, name))
+        self.qconfig = None  # it has no quantization parameters of its own
+        self.activation_post_process = None
+        self.path = getattr(mod, "path", "")
+        self.training = mod.training
+        return self
+
+    def forward(self, x: Any) -> Any:
+        if not isinstance(x, QTensor):
+            return super().forward(x)
+        if x.grid is None:
+            return x.like(self._train(x))
+        out = self.exact(x)
+        if torch.is_grad_enabled() and x.requires_grad:
+            return x.like(attach_gradient(self._train(x), out.plain()), out.grid)
+        return out
+
+    def _train(self, x: QTensor) -> torch.Tensor:
+        out = super().forward(x.plain())
+        if not x.is_rounded or self.mode == "nearest":
+            return out
+        return round_to_grid(out, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False)
+
+
+class Interpolate(_Resize, _Float):
+    """Interpolate on the grid of its input."""
+
+    quantized_class = quantized.Interpolate
+    copied = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
+
+
+register(Operator(
+    "interpolate", ScaleRule.INHERIT, Interpolate, quantized.Interpolate, (_Float,),
+    {F.interpolate: as_module(
+        _Float,
+        "input, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, antialias=False",
+    )},
+))  # fmt: skip

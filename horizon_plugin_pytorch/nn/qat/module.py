@@ -1,0 +1,151 @@
+"""What every QAT module has in common: it can run on exact integers, through its quantized twin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.errors import ConversionError, at
+from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor, real_qtensor
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+
+
+class _Exact(torch.autograd.Function):
+    """The exact value forward, the training route's gradient backward."""
+
+    @staticmethod
+    def forward(ctx: Any, trained: Tensor, exact: Tensor) -> Tensor:
+        return exact.view_as(exact)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        return grad, None
+
+
+def attach_gradient(trained: Tensor, exact: Tensor) -> Tensor:
+    """The value of `exact` with the gradient of `trained`."""
+    return _Exact.apply(trained.as_subclass(Tensor), exact)
+
+
+class Cache:
+    """A value derived from tensors; forgets itself when they change, and is not copied or pickled."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget."""
+        self._sources: tuple[Tensor, ...] = ()
+        self._versions: tuple[int, ...] = ()
+        self._value: Any = None
+
+    def get(self, sources: tuple[Tensor, ...], build: Callable[[], Any]) -> Any:
+        """The value for these tensors, built anew if any of them was replaced or written to."""
+        if (
+            self._value is None
+            or len(sources) != len(self._sources)
+            or any(a is not b or a._version != v for a, b, v in zip(sources, self._sources, self._versions, strict=True))
+        ):
+            self._value = build()
+            self._sources = sources
+            self._versions = tuple(t._version for t in sources)
+        return self._value
+
+    def __deepcopy__(self, memo: dict) -> Cache:
+        return Cache()
+
+    def __reduce__(self) -> tuple:
+        return Cache, ()
+
+
+class QATModule(nn.Module):
+    """Base of QAT modules.
+
+    A subclass has a training route in `forward`, and a `quantized_class` whose `from_qat` takes this module. In the
+    VALIDATION state `forward` runs that class on integers, so training and deployment cannot disagree.
+    """
+
+    quantized_class: ClassVar[type]
+    activation_post_process: FakeQuantize | None
+    path: str = ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._twin = Cache()
+
+    def forget_twin(self) -> None:
+        """Drop the cached integer form; it is made anew when needed."""
+        self._twin.clear()
+
+    def train(self, mode: bool = True) -> Any:
+        self.forget_twin()
+        return super().train(mode)
+
+    def fake_quantizers(self) -> list[FakeQuantize]:
+        """The module's own fake quantizers: weight and activation."""
+        return [m for m in self.children() if isinstance(m, FakeQuantize)]
+
+    @property
+    def is_exact(self) -> bool:
+        """Is the module in the VALIDATION state?"""
+        quantizers = self.fake_quantizers()
+        return bool(quantizers) and all(q.is_exact for q in quantizers)
+
+    def twin(self) -> nn.Module:
+        """The quantized module for the current weights and scales."""
+        sources = [p for p in self.parameters(recurse=False)] + [b for b in self.buffers(recurse=False)]
+        sources += [q.scale for q in self.fake_quantizers()]
+        return self._twin.get(tuple(sources), lambda: self.quantized_class.from_qat(self))
+
+    def exact(self, *inputs: Any, call: Callable[..., Any] | None = None, trained: Callable[[], Tensor] | None = None) -> Any:
+        """Run the quantized twin on the integers of the inputs; real values come back, with their integers attached.
+
+        Args:
+            inputs: QTensors, lists of them, or plain arguments.
+            call: what to call instead of the twin itself, given the twin.
+            trained: the training route, evaluated only if a gradient is wanted.
+        """
+        with torch.no_grad():
+            twin = self.twin()
+            integers = [_as_integers(x, self.path) for x in inputs]
+            out = twin(*integers) if call is None else call(twin, *integers)
+            if isinstance(out, QTensor):
+                quantizer = self.activation_post_process
+                scale = out.scale if quantizer is None else quantizer.scale
+                value, grid = out.dequantize(), out.plain()
+            else:
+                value, grid = out, None
+        if trained is not None and torch.is_grad_enabled():
+            route = trained()
+            if route.requires_grad:
+                value = attach_gradient(route, value)
+        if grid is None:
+            return value
+        return real_qtensor(value, scale, out.dtype, out.q_per_channel_axis(), grid)
+
+
+def _as_integers(x: Any, path: str) -> Any:
+    if isinstance(x, QTensor):
+        return integer_qtensor(x.as_grid(), x.scale, x.dtype, x.q_per_channel_axis())
+    if isinstance(x, (list, tuple)):
+        return type(x)(_as_integers(v, path) for v in x)
+    if isinstance(x, Tensor) and x.is_floating_point():
+        raise ConversionError(
+            f"the quantized operator {at(path)} got a float tensor of shape {tuple(x.shape)}, which has no scale. Put a "
+            "QuantStub where this tensor enters the quantized part of the model, and calibrate again."
+        )
+    return x
+
+
+def real(x: Any) -> Any:
+    """Real values of a QTensor; anything else as it is."""
+    return x.dequantize() if isinstance(x, QTensor) else x
+
+
+def relu_limits(has_relu: bool, is_relu6: bool) -> tuple[float, float]:
+    """The real limits of a fused activation."""
+    return (0.0 if has_relu else -math.inf, 6.0 if is_relu6 else math.inf)

@@ -1,0 +1,62 @@
+"""ReLU and ReLU6 while training: they keep the scale of their input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized import relu as quantized
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization.fake_quantize import integer_limits
+
+
+class ReLU(QATModule):
+    """ReLU on real values or on a QTensor."""
+
+    quantized_class = quantized.ReLU
+    limits = (0.0, float("inf"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qconfig = None  # it has no quantization parameters of its own
+        self.activation_post_process = None
+
+    @classmethod
+    def from_float(cls, mod: nn.Module) -> Any:
+        """The QAT form of a ReLU module."""
+        self = cls()
+        self.path = getattr(mod, "path", "")
+        self.training = mod.training
+        return self
+
+    def forward(self, x: Any) -> Any:
+        if not isinstance(x, QTensor):
+            return x.clamp(*self.limits)
+        low, high = integer_limits(x.scale, x.dtype.min, x.dtype.max, self.limits)
+        grid = None if x.grid is None else x.grid.clamp(low, high)
+        if self.limits[1] == float("inf"):
+            return x.like(torch.relu(x.plain()), grid)
+        # On the grid, 6 is the nearest multiple of the scale; the product in float32 is what conversion gives.
+        upper = float(high * x.scale) if x.is_rounded else self.limits[1]
+        return x.like(x.plain().clamp(0.0, upper), grid)
+
+
+class ReLU6(ReLU):
+    """ReLU6 on real values or on a QTensor."""
+
+    quantized_class = quantized.ReLU6
+    limits = (0.0, 6.0)
+
+
+_relu = as_module(lambda inplace: nn.ReLU(), "input, inplace=False")
+_relu6 = as_module(lambda inplace: nn.ReLU6(), "input, inplace=False")
+register(Operator(
+    "relu", ScaleRule.INHERIT, ReLU, quantized.ReLU, (nn.ReLU,),
+    {F.relu: _relu, torch.relu: _relu, torch.relu_: _relu, F.relu_: _relu}, {"relu": _relu, "relu_": _relu},
+))  # fmt: skip
+register(Operator("relu6", ScaleRule.INHERIT, ReLU6, quantized.ReLU6, (nn.ReLU6,), {F.relu6: _relu6}))

@@ -1,0 +1,84 @@
+"""QuantStub and DeQuantStub while training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.errors import QuantizationConfigError, at
+from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
+from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
+from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
+from horizon_plugin_pytorch.quantization import stubs
+from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver
+
+
+class QuantStub(QATModule):
+    """Rounds a float input to the grid of its scale."""
+
+    quantized_class = Quantize
+
+    def __init__(self, scale: float | None = None, zero_point: Any = None, qconfig: Any = None) -> None:
+        super().__init__()
+        if qconfig is None or qconfig.activation is None:
+            raise QuantizationConfigError(
+                f"QuantStub {at(self.path)} needs a qconfig with activation quantization; a high-precision output qconfig "
+                "does not fit an input."
+            )
+        self.qconfig = qconfig
+        activation = qconfig.activation
+        if scale is not None:
+            activation = activation.with_args(observer=FixedScaleObserver, scale=scale)
+        self.activation_post_process = activation(channel_len=1)
+
+    @classmethod
+    def from_float(cls, mod: nn.Module) -> QuantStub:
+        """The QAT form of a stub, ours or torch's."""
+        self = cls(getattr(mod, "scale", None), None, getattr(mod, "qconfig", None))
+        self.path = getattr(mod, "path", "")
+        self.training = mod.training
+        return self
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, QTensor):
+            return x
+        quantizer = self.activation_post_process
+        assert quantizer is not None
+        x = x.float()
+        if not quantizer.is_exact:
+            return quantizer(x)
+        with torch.no_grad():
+            integers = self.twin()(x)
+            value = integers.dequantize()
+        if torch.is_grad_enabled() and x.requires_grad:
+            value = attach_gradient(quantizer(x), value)
+        return real_qtensor(value, quantizer.scale, quantizer.dtype, quantizer.ch_axis, integers.plain())
+
+
+class DeQuantStub(QATModule):
+    """Gives back ordinary tensors."""
+
+    quantized_class = DeQuantize
+
+    def __init__(self, qconfig: Any = None) -> None:
+        super().__init__()
+        self.qconfig = qconfig
+        self.activation_post_process = None
+
+    @classmethod
+    def from_float(cls, mod: nn.Module) -> DeQuantStub:
+        """The QAT form of a stub, ours or torch's."""
+        self = cls(getattr(mod, "qconfig", None))
+        self.path = getattr(mod, "path", "")
+        self.training = mod.training
+        return self
+
+    def forward(self, x: Any) -> Any:
+        return x.dequantize() if isinstance(x, QTensor) else x
+
+
+register(Operator("quant", ScaleRule.OWN, QuantStub, Quantize, (stubs.QuantStub,)))
+register(Operator("dequant", ScaleRule.NONE, DeQuantStub, DeQuantize, (stubs.DeQuantStub,)))

@@ -1,0 +1,26 @@
+"""Integer modules, and `FloatFunctional`."""
+
+from horizon_plugin_pytorch.nn.quantized.avg_pool2d import AdaptiveAvgPool2d, AvgPool2d
+from horizon_plugin_pytorch.nn.quantized.batchnorm import BatchNorm2d
+from horizon_plugin_pytorch.nn.quantized.conv2d import (
+    Conv2d,
+    ConvAdd2d,
+    ConvAddReLU2d,
+    ConvAddReLU62d,
+    ConvReLU2d,
+    ConvReLU62d,
+)
+from horizon_plugin_pytorch.nn.quantized.conv_transpose2d import ConvTranspose2d
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional, QFunctional
+from horizon_plugin_pytorch.nn.quantized.interpolate import Interpolate
+from horizon_plugin_pytorch.nn.quantized.linear import Linear
+from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
+from horizon_plugin_pytorch.nn.quantized.relu import ReLU, ReLU6
+from horizon_plugin_pytorch.nn.quantized.segment_lut import SegmentLUT
+from horizon_plugin_pytorch.nn.quantized.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
+
+__all__ = [
+    "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d",
+    "ConvReLU62d", "ConvTranspose2d", "DeQuantize", "FloatFunctional", "Interpolate", "Linear", "QFunctional", "Quantize",
+    "ReLU", "ReLU6", "SegmentLUT", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
+]  # fmt: skip

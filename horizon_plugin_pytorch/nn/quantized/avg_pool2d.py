@@ -1,0 +1,102 @@
+"""Average pooling on integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.qtensor import QTensor
+
+
+def factor_map(ratio: Tensor, counts: Tensor, low: int, high: int, bound: float) -> Tensor:
+    """One factor, or one for each output position where windows have different counts."""
+    distinct, index = torch.unique(counts, return_inverse=True)
+    factors = fp.choose_factor(ratio / distinct, low, high, bound)
+    return factors if factors.numel() == 1 else factors[index]
+
+
+class AvgPool2d(QuantizedModule):
+    """AvgPool2d on integers: the window's sum, requantized with the window's count."""
+
+    @classmethod
+    def from_qat(cls, mod: Any) -> AvgPool2d:
+        """The integer form of a QAT AvgPool2d."""
+        self = cls()
+        self.path = mod.path
+        self.set_output(mod.activation_post_process)
+        self.kernel_size, self.stride, self.padding = _pair(mod.kernel_size), _pair(mod.stride), _pair(mod.padding)
+        self.ceil_mode, self.count_include_pad = mod.ceil_mode, mod.count_include_pad
+        self.divisor_override = mod.divisor_override
+        return self
+
+    def _counts(self, height: int, width: int) -> Tensor:
+        """The divisor at each output position, as torch computes it."""
+        if self.divisor_override:
+            return torch.tensor(float(self.divisor_override), dtype=torch.float64)
+        # torch averages over the window; an average of ones over its own count is 1, so sum / average is the count.
+        ones = torch.ones(1, 1, height, width, dtype=torch.float64)
+        window = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
+        total = F.avg_pool2d(ones, *window, count_include_pad=True, divisor_override=1)
+        average = F.avg_pool2d(ones, *window, count_include_pad=self.count_include_pad)
+        return torch.round(total / average)[0, 0]
+
+    def forward(self, x: QTensor) -> QTensor:
+        x = self.quantized_input(x)
+        assert self.scale is not None
+        scale = self.scale
+        height, width = x.shape[-2:]
+        bound = self.kernel_size[0] * self.kernel_size[1] * float(1 << (x.dtype.bits - 1))
+        factor = self._plans.get(
+            (x.scale,),
+            (height, width, str(x.dtype)),
+            lambda: factor_map(
+                x.scale.double().cpu() / scale.double().cpu(), self._counts(height, width), self.low, self.high, bound
+            ).to(x.device),
+        )
+        is_double = fp.is_beyond_float32(bound)
+        return self.output(
+            fp.avg_pool2d(
+                x.plain(), self.kernel_size, self.stride, self.padding, self.ceil_mode, factor, is_double, self.low, self.high
+            )
+        )
+
+
+class AdaptiveAvgPool2d(QuantizedModule):
+    """AdaptiveAvgPool2d on integers: each window's sum, requantized with its count."""
+
+    @classmethod
+    def from_qat(cls, mod: Any) -> AdaptiveAvgPool2d:
+        """The integer form of a QAT AdaptiveAvgPool2d."""
+        self = cls()
+        self.path = mod.path
+        self.set_output(mod.activation_post_process)
+        self.output_size = mod.output_size
+        return self
+
+    def _plan(self, x: QTensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.scale is not None
+        size = self.output_size if isinstance(self.output_size, (tuple, list)) else (self.output_size,) * 2
+        rows, columns = (
+            fp.adaptive_matrix(source, source if target is None else target)
+            for source, target in zip(x.shape[-2:], size, strict=True)
+        )
+        counts = rows.sum(1).unsqueeze(1) * columns.sum(1).unsqueeze(0)
+        bound = float(counts.max()) * float(1 << (x.dtype.bits - 1))
+        ratio = x.scale.double().cpu() / self.scale.double().cpu()
+        factor = factor_map(ratio, counts, self.low, self.high, bound)
+        dtype = torch.float64 if fp.is_beyond_float32(bound) else torch.float32
+        return rows.to(x.device, dtype), columns.T.contiguous().to(x.device, dtype), factor.to(x.device)
+
+    def forward(self, x: QTensor) -> QTensor:
+        x = self.quantized_input(x)
+        rows, columns, factor = self._plans.get((x.scale,), (*x.shape[-2:], str(x.dtype)), lambda: self._plan(x))
+        return self.output(fp.resample2d(x.plain(), rows, columns, factor, self.low, self.high))
+
+
+def _pair(value: Any) -> list[int]:
+    return [int(v) for v in value] if isinstance(value, (tuple, list)) else [int(value)] * 2

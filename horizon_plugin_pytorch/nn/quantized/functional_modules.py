@@ -1,0 +1,229 @@
+"""`FloatFunctional`, the module form of operators without parameters, and its integer form `QFunctional`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.qtensor import QTensor
+
+FUNCTIONAL_METHODS = ("add", "sub", "mul", "cat", "matmul", "sum", "mean", "add_scalar", "mul_scalar", "add_relu")
+
+
+class FloatFunctional(nn.Module):
+    """Operators as methods, so that each has a place for its quantization parameters.
+
+    Use one instance for one call: a shared instance has one scale for all its calls.
+
+    >>> ff = FloatFunctional()
+    >>> ff.add(torch.tensor([1.0]), torch.tensor([2.0]))
+    tensor([3.])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation_post_process = nn.Identity()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        raise RuntimeError(
+            "FloatFunctional has no forward: call one of its methods, such as `self.add.add(x, y)`; it has "
+            + ", ".join(FUNCTIONAL_METHODS) + "."
+        )  # fmt: skip
+
+    def add(self, x: Any, y: Any) -> Any:
+        """``x + y``."""
+        return self.activation_post_process(torch.add(x, y))
+
+    def sub(self, x: Any, y: Any) -> Any:
+        """``x - y``."""
+        return self.activation_post_process(torch.sub(x, y))
+
+    def mul(self, x: Any, y: Any) -> Any:
+        """``x * y``."""
+        return self.activation_post_process(torch.mul(x, y))
+
+    def cat(self, x: Sequence[Any], dim: int = 0) -> Any:
+        """Concatenate along `dim`."""
+        return self.activation_post_process(torch.cat(list(x), dim))
+
+    def matmul(self, x: Any, y: Any, x_trans: bool = False, y_trans: bool = False) -> Any:
+        """Matrix product; either operand can be transposed first."""
+        return self.activation_post_process(torch.matmul(*transposed(x, y, x_trans, y_trans)))
+
+    def sum(self, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        """Sum over axes."""
+        return self.activation_post_process(torch.sum(x, dims_of(x, dim), keepdim))
+
+    def mean(self, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        """Mean over axes."""
+        return self.activation_post_process(torch.mean(x, dims_of(x, dim), keepdim))
+
+    def add_scalar(self, x: Any, y: float) -> Any:
+        """``x + y`` for a number y."""
+        return self.activation_post_process(torch.add(x, y))
+
+    def mul_scalar(self, x: Any, y: float) -> Any:
+        """``x * y`` for a number y."""
+        return self.activation_post_process(torch.mul(x, y))
+
+    def add_relu(self, x: Any, y: Any) -> Any:
+        """``relu(x + y)``."""
+        return self.activation_post_process(torch.relu(torch.add(x, y)))
+
+
+def dims_of(x: Tensor, dim: Any) -> list[int]:
+    """Axes as a list of non-negative numbers; None means all."""
+    if dim is None:
+        return list(range(x.dim()))
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    return sorted(d % max(x.dim(), 1) for d in dims)
+
+
+def transposed(x: Any, y: Any, x_trans: bool, y_trans: bool) -> tuple[Any, Any]:
+    """Operands of a matrix product, with their last two axes swapped where asked."""
+    return (x.transpose(-1, -2) if x_trans else x), (y.transpose(-1, -2) if y_trans else y)
+
+
+def _size(dtype: QuantDType) -> float:
+    return float(1 << (dtype.bits - 1))
+
+
+class QFunctional(QuantizedModule):
+    """FloatFunctional on integers."""
+
+    @classmethod
+    def from_qat(cls, mod: Any) -> QFunctional:
+        """The integer form of a QAT FloatFunctional."""
+        self = cls()
+        self.path = mod.path
+        self.set_output(mod.activation_post_process)
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        raise RuntimeError("QFunctional has no forward: call one of its methods.")
+
+    def _ratio(self, *scales: Tensor) -> Tensor:
+        product = torch.ones(1, dtype=torch.float64)
+        for scale in scales:
+            product = product * scale.detach().double().cpu()
+        return product / self._out_scale()
+
+    def _out_scale(self) -> Tensor:
+        assert self.scale is not None, "this operator has no high-precision output"
+        return self.scale.detach().double().cpu()
+
+    def _add(self, x: Any, y: Any, sign: int, low: int) -> QTensor:
+        x, y = self.quantized_input(x), self.quantized_input(y)
+        is_narrow = x.dtype.bits <= 8 and y.dtype.bits <= 8
+        factors = self._plans.get(
+            (x.scale, y.scale),
+            ("add", sign, is_narrow),
+            lambda: fp.choose_sum_factors(float(self._ratio(x.scale)), sign * float(self._ratio(y.scale)), is_narrow),
+        )
+        return self.output(fp.add(x.plain(), y.plain(), *factors, is_narrow, low, self.high))
+
+    def add(self, x: Any, y: Any) -> QTensor:
+        """``x + y``."""
+        return self._add(x, y, 1, self.low)
+
+    def sub(self, x: Any, y: Any) -> QTensor:
+        """``x - y``."""
+        return self._add(x, y, -1, self.low)
+
+    def add_relu(self, x: Any, y: Any) -> QTensor:
+        """``relu(x + y)``."""
+        return self._add(x, y, 1, 0)
+
+    def mul(self, x: Any, y: Any) -> QTensor:
+        """``x * y``."""
+        x, y = self.quantized_input(x), self.quantized_input(y)
+        bound = _size(x.dtype) * _size(y.dtype)
+        factor = self._plans.get(
+            (x.scale, y.scale),
+            ("mul", bound),
+            lambda: fp.choose_factor(self._ratio(x.scale, y.scale), self.low, self.high, bound).to(x.device),
+        )
+        return self.output(fp.mul(x.plain(), y.plain(), factor, self.low, self.high))
+
+    def cat(self, x: Sequence[Any], dim: int = 0) -> QTensor:
+        """Concatenate along `dim`, each input first brought to the output's scale."""
+        return self.output(torch.cat([self._rescaled(self.quantized_input(v)) for v in x], dim))
+
+    def _rescaled(self, x: QTensor) -> Tensor:
+        if x.dtype == self.out_dtype and float(self._ratio(x.scale)) == 1.0:
+            return x.plain()
+        factor = self._plans.get(
+            (x.scale,),
+            ("cat", str(x.dtype)),
+            lambda: fp.choose_factor(self._ratio(x.scale), self.low, self.high, _size(x.dtype)).to(x.device),
+        )
+        return fp.requantize(x.plain(), factor, -1, self.low, self.high)
+
+    def matmul(self, x: Any, y: Any, x_trans: bool = False, y_trans: bool = False) -> Any:
+        """Matrix product; real numbers if the output has high precision."""
+        x, y = self.quantized_input(x), self.quantized_input(y)
+        left, right = transposed(x.plain(), y.plain(), x_trans, y_trans)
+        bound = left.shape[-1] * _size(x.dtype) * _size(y.dtype)
+
+        def plan() -> tuple[Tensor, bool]:
+            if self.scale is None:
+                product = x.scale.double() * y.scale.double()
+                is_double = fp.is_beyond_float32(bound)
+                return (product if is_double else product.float()), is_double
+            factor = fp.choose_factor(self._ratio(x.scale, y.scale), self.low, self.high, bound).to(x.device)
+            return factor, fp.is_beyond_float32(bound)
+
+        factor, is_double = self._plans.get((x.scale, y.scale), ("matmul", bound), plan)
+        out = fp.matmul(left, right, factor, is_double, self.low, self.high, self.scale is None)
+        return out if self.scale is None else self.output(out)
+
+    def _sum(self, x: Any, dim: Any, keepdim: bool, is_mean: bool) -> QTensor:
+        x = self.quantized_input(x)
+        dims = dims_of(x, dim)
+        count = 1
+        for d in dims:
+            count *= x.shape[d]
+        bound = count * _size(x.dtype)
+        factor = self._plans.get(
+            (x.scale,),
+            ("sum", bound, is_mean),
+            lambda: fp.choose_factor(
+                self._ratio(x.scale) / (count if is_mean else 1), self.low, self.high, bound
+            ).to(x.device),
+        )
+        is_double = fp.is_beyond_float32(bound)
+        return self.output(fp.sum(x.plain(), dims, keepdim, factor, is_double, self.low, self.high))
+
+    def sum(self, x: Any, dim: Any = None, keepdim: bool = False) -> QTensor:
+        """Sum over axes."""
+        return self._sum(x, dim, keepdim, False)
+
+    def mean(self, x: Any, dim: Any = None, keepdim: bool = False) -> QTensor:
+        """Mean over axes."""
+        return self._sum(x, dim, keepdim, True)
+
+    def _affine(self, x: Any, scale: float, offset: float) -> QTensor:
+        x = self.quantized_input(x)
+        factor, shift = self._plans.get(
+            (x.scale,),
+            ("affine", scale, offset),
+            lambda: tuple(
+                t.to(x.device)
+                for t in fp.choose_affine(self._ratio(x.scale) * scale, torch.tensor([offset], dtype=torch.float64) / self._out_scale())
+            ),
+        )
+        return self.output(fp.affine(x.plain(), factor, shift, -1, self.low, self.high))
+
+    def add_scalar(self, x: Any, y: float) -> QTensor:
+        """``x + y`` for a number y."""
+        return self._affine(x, 1.0, float(y))
+
+    def mul_scalar(self, x: Any, y: float) -> QTensor:
+        """``x * y`` for a number y."""
+        return self._affine(x, float(y), 0.0)

@@ -1,0 +1,135 @@
+"""Shared by quantized convolutions and linear layers: integer weights, and a plan for each input scale."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.dtype import QuantDType, as_dtype
+from horizon_plugin_pytorch.errors import AccumulatorWarning, ConversionError, at
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization.fake_quantize import integer_limits
+
+
+class QuantizedGemm(QuantizedModule):
+    """A layer that sums products of integers.
+
+    `weight` holds integers in their storage type, `bias` real numbers: the integer bias depends on the input's scale.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+    has_add: ClassVar[bool] = False
+    output_axis: ClassVar[int] = 0
+    groups: int = 1
+
+    @classmethod
+    def from_qat(cls, mod: Any) -> Any:
+        """The integer form of a QAT module."""
+        self = cls()
+        self.path = mod.path
+        self.set_output(mod.activation_post_process)
+        self.limits = mod.limits
+        quantizer = mod.weight_fake_quant
+        if quantizer is None:
+            raise ConversionError(
+                f"`{type(mod).__name__}` {at(mod.path)} has a qconfig without weight quantization, so it has no integer "
+                "form. Give it a qconfig with a weight fake-quant, or qconfig=None to keep it float."
+            )
+        self.weight_dtype: QuantDType = quantizer.dtype
+        steps = fp.quantize(
+            mod.weight.detach(), quantizer.scale, quantizer.ch_axis, quantizer.quant_min, quantizer.quant_max
+        )
+        self.register_buffer("weight", steps.to(quantizer.dtype.storage))
+        self.register_buffer("weight_scale", quantizer.scale.detach().clone())
+        self.register_buffer("bias", None if mod.bias is None else mod.bias.detach().clone())
+        self.copy_geometry(mod)
+        for inputs in mod.inputs_seen():
+            self.plan(*inputs)
+        return self
+
+    def copy_geometry(self, mod: Any) -> None:
+        """Take over strides and the like."""
+
+    def plan(
+        self,
+        input_scale: Tensor,
+        input_dtype: QuantDType,
+        residual_scale: Tensor | None = None,
+        residual_dtype: QuantDType | None = None,
+    ) -> fp.AccumulatorPlan:
+        """The arithmetic for inputs of these scales."""
+        scales = (input_scale,) if residual_scale is None else (input_scale, residual_scale)
+        return self._plans.get(
+            scales,
+            (str(input_dtype), str(residual_dtype)),
+            lambda: self._build_plan(input_scale, input_dtype, residual_scale, residual_dtype),
+        )
+
+    def _build_plan(
+        self,
+        input_scale: Tensor,
+        input_dtype: QuantDType,
+        residual_scale: Tensor | None,
+        residual_dtype: QuantDType | None,
+    ) -> fp.AccumulatorPlan:
+        weight_scale = self.weight_scale.double()
+        if self.output_axis == 1 and weight_scale.numel() > 1:
+            weight_scale = weight_scale.repeat(self.groups)
+        low, high = self.low, self.high
+        if self.scale is not None:
+            low, high = integer_limits(self.scale, low, high, self.limits)
+        plan = fp.plan_accumulator(
+            self.weight.float(),
+            self.bias,
+            input_scale.double() * weight_scale,
+            self.scale,
+            output_axis=self.output_axis,
+            groups=self.groups,
+            input_bits=as_dtype(input_dtype).bits,
+            weight_bits=self.weight_dtype.bits,
+            low=low,
+            high=high,
+            residual_scale=residual_scale,
+            residual_bits=8 if residual_dtype is None else as_dtype(residual_dtype).bits,
+        )
+        if plan.limit:
+            warnings.warn(
+                f"`{type(self).__name__}` {at(self.path)}: in the worst case its accumulator reaches {plan.worst_case:.3g}, "
+                f"beyond int32 ({fp.INT32_MAX:.3g}); sums are saturated there. Its input is {input_dtype}, its weight "
+                f"{self.weight_dtype}: use a qint8 input, fewer input channels or more groups, or a larger input scale.",
+                AccumulatorWarning,
+                stacklevel=2,
+            )
+        return plan
+
+    def forward(self, x: QTensor, residual: QTensor | None = None) -> QTensor | Tensor:
+        """Integers to integers, or to real numbers where the output has high precision."""
+        x = self.quantized_input(x)
+        if residual is None:
+            plan, added = self.plan(x.scale, x.dtype), None
+        else:
+            residual = self.quantized_input(residual)
+            plan, added = self.plan(x.scale, x.dtype, residual.scale, residual.dtype), residual.plain()
+        out = self.compute(x.plain(), added, plan)
+        if self.scale is not None:
+            return self.output(out)
+        low, high = self.limits
+        return out if self.limits == (-torch.inf, torch.inf) else out.clamp_(low, high)
+
+    def add(self, x: QTensor, residual: QTensor) -> QTensor | Tensor:
+        """The fused module stands where the model calls ``add``."""
+        return self.forward(x, residual)
+
+    def compute(self, x: Tensor, residual: Tensor | None, plan: fp.AccumulatorPlan) -> Tensor:
+        """Run the plan."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"weight={tuple(self.weight.shape)} {self.weight_dtype}, {super().extra_repr()}"

@@ -1,0 +1,91 @@
+"""What every quantized module has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch.errors import ConversionError, at
+from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+
+
+class PlanCache:
+    """Arithmetic plans, one for each set of input scales that the module has met; not copied or pickled."""
+
+    def __init__(self) -> None:
+        self._plans: dict[Hashable, tuple[Any, tuple[Tensor, ...]]] = {}
+
+    def get(self, scales: tuple[Tensor, ...], key: Hashable, build: Callable[[], Any]) -> Any:
+        """The plan for these scales and this key."""
+        full_key = (key, *(_scale_key(s) for s in scales))
+        found = self._plans.get(full_key)
+        if found is None:
+            found = self._plans[full_key] = (build(), scales)  # the scales are kept alive: ids may be in the key
+        return found[0]
+
+    def __deepcopy__(self, memo: dict) -> PlanCache:
+        return PlanCache()
+
+    def __reduce__(self) -> tuple:
+        return PlanCache, ()
+
+
+def _scale_key(scale: Tensor) -> Hashable:
+    if scale.numel() == 1 and scale.device.type == "cpu":
+        return scale.item()
+    return (id(scale), scale._version)
+
+
+class QuantizedModule(nn.Module):
+    """Base of quantized modules: an output scale and format, and plans for the inputs met so far."""
+
+    scale: Tensor | None
+    path: str = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._plans = PlanCache()
+
+    def set_output(self, quantizer: FakeQuantize | None) -> None:
+        """Take scale, format and range from a fake quantizer; None means that the accumulator leaves as float."""
+        self.out_dtype: QuantDType | None = None
+        self.low, self.high = 0, 0
+        if quantizer is None:
+            self.register_buffer("scale", None)
+            return
+        self.register_buffer("scale", quantizer.scale.detach().clone())
+        self.out_dtype, self.low, self.high = quantizer.dtype, quantizer.quant_min, quantizer.quant_max
+
+    def output(self, grid: Tensor) -> QTensor:
+        """Integers as this module's output."""
+        assert self.scale is not None and self.out_dtype is not None
+        return integer_qtensor(grid, self.scale, self.out_dtype)
+
+    def quantized_input(self, x: Any) -> QTensor:
+        """Insist on integers."""
+        if isinstance(x, QTensor) and x.is_integer:
+            return x
+        kind = f"a float tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{type(x).__name__}"
+        raise ConversionError(
+            f"`{type(self).__name__}` {at(self.path)} got {kind} instead of integers with a scale. Put a QuantStub where "
+            "this tensor enters the quantized part of the model, then calibrate and convert again."
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._plans = PlanCache()
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._plans = PlanCache()
+        super()._load_from_state_dict(*args)
+
+    def extra_repr(self) -> str:
+        if self.out_dtype is None:
+            return "out_dtype=torch.float32"
+        assert self.scale is not None
+        scale = f"{float(self.scale):.7g}" if self.scale.numel() == 1 else f"{self.scale.numel()} channels"
+        return f"out_scale={scale}, out_dtype={self.out_dtype}"

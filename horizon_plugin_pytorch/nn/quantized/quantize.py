@@ -1,0 +1,50 @@
+"""In and out of the integer world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.qtensor import QTensor
+
+
+class Quantize(QuantizedModule):
+    """Real numbers to integers."""
+
+    @classmethod
+    def from_qat(cls, mod: Any) -> Quantize:
+        """The integer form of a QAT QuantStub."""
+        self = cls()
+        self.path = mod.path
+        self.set_output(mod.activation_post_process)
+        self.axis = mod.activation_post_process.ch_axis
+        return self
+
+    def forward(self, x: Tensor) -> QTensor:
+        if isinstance(x, QTensor):
+            return x
+        assert self.scale is not None
+        return self.output(fp.quantize(x.float(), self.scale, self.axis, self.low, self.high))
+
+
+class DeQuantize(QuantizedModule):
+    """Integers to real numbers; real numbers pass."""
+
+    @classmethod
+    def from_qat(cls, mod: Any) -> DeQuantize:
+        """The integer form of a QAT DeQuantStub."""
+        self = cls()
+        self.path = mod.path
+        self.set_output(None)
+        return self
+
+    def forward(self, x: Any) -> Any:
+        if not isinstance(x, QTensor):
+            return x
+        return fp.dequantize(x.plain(), x.scale, x.q_per_channel_axis())
+
+    def extra_repr(self) -> str:
+        return ""

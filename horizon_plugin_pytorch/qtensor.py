@@ -1,0 +1,354 @@
+"""A tensor that knows its scale.
+
+While training, a `QTensor` holds real values (integer times scale) and carries gradients. In a converted model it
+holds the integers themselves, in a float32 carrier that represents them exactly. Either way `int_repr()` gives the
+integers and `dequantize()` the real values.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from horizon_plugin_pytorch.dtype import QuantDType, as_dtype
+
+_PLAIN = torch._C.DisableTorchFunctionSubclass
+
+
+class QTensor(Tensor):
+    """Real values on an integer grid, or the integers of that grid, with scale and format.
+
+    Args:
+        data: real values (floating point), or the integers themselves (an integer tensor).
+        scale: tensor of one element, or of one per channel.
+        dtype: `qint8`, `qint16` or `qint32`.
+        per_channel_axis: the channel axis of a per-channel scale, -1 for one scale.
+
+    >>> q = QTensor(torch.tensor([3, -7], dtype=torch.int8), torch.tensor([0.5]), "qint8")
+    >>> q.dequantize()
+    tensor([ 1.5000, -3.5000])
+    >>> q.reshape(2, 1).q_scale()
+    tensor([0.5000])
+    """
+
+    _scale: Tensor
+    _format: QuantDType
+    _axis: int
+    _grid: Tensor | None
+    _is_integer: bool
+    _is_rounded: bool
+
+    @staticmethod
+    def __new__(
+        cls,
+        data: Tensor,
+        scale: Tensor | float,
+        dtype: QuantDType | str,
+        per_channel_axis: int = -1,
+        zero_point: Any = None,
+    ) -> QTensor:
+        if zero_point is not None and bool((torch.as_tensor(zero_point) != 0).any()):
+            raise ValueError("QTensor is symmetric: zero_point must be 0 or None.")
+        if not isinstance(scale, Tensor):
+            scale = torch.tensor([float(scale)])
+        if data.is_floating_point():
+            return real_qtensor(data, scale, as_dtype(dtype), per_channel_axis)
+        return integer_qtensor(data.to(torch.float32), scale, as_dtype(dtype), per_channel_axis)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass  # everything is set in __new__
+
+    @property
+    def dtype(self) -> QuantDType:  # type: ignore[override]
+        """The number format, such as `qint8`."""
+        return self._format
+
+    @property
+    def scale(self) -> Tensor:
+        """The step between two neighbouring values."""
+        return self._scale
+
+    @property
+    def is_integer(self) -> bool:
+        """Does it hold integers (converted model) rather than real values (training)?"""
+        return self._is_integer
+
+    @property
+    def is_rounded(self) -> bool:
+        """Do its values lie on the grid? False while calibrating, where nothing is quantized yet."""
+        return self._is_rounded
+
+    @property
+    def grid(self) -> Tensor | None:
+        """The integers, if this tensor was computed on them; None on the approximate training route."""
+        return self.plain() if self._is_integer else self._grid
+
+    def q_scale(self) -> Tensor:
+        """The scale."""
+        return self._scale
+
+    def q_zero_point(self) -> Tensor:
+        """The zero point: always zero, quantization is symmetric."""
+        return torch.zeros_like(self._scale, dtype=torch.long)
+
+    def q_per_channel_axis(self) -> int:
+        """The axis of a per-channel scale, -1 if there is one scale."""
+        return self._axis
+
+    def plain(self) -> Tensor:
+        """What the tensor holds, as an ordinary tensor."""
+        return self.as_subclass(Tensor)
+
+    def as_grid(self) -> Tensor:
+        """The integers, as an ordinary float32 tensor."""
+        if self._is_integer:
+            return self.plain()
+        if self._grid is not None:
+            return self._grid
+        steps = self.plain().detach() / _broadcast(self._scale, self._axis, self.dim())
+        return steps.round_().clamp_(self._format.min, self._format.max)
+
+    def int_repr(self) -> Tensor:
+        """The integers in their storage type (``torch.int8`` for `qint8`)."""
+        return self.as_grid().to(self._format.storage)
+
+    def dequantize(self) -> Tensor:
+        """The real values, as an ordinary tensor."""
+        if not self._is_integer:
+            return self.plain()
+        return self.plain() * _broadcast(self._scale, self._axis, self.dim())
+
+    def like(self, payload: Tensor, grid: Tensor | None = None) -> QTensor:
+        """`payload` with this tensor's scale and format."""
+        out = payload.as_subclass(QTensor)
+        out._scale, out._format, out._axis = self._scale, self._format, self._axis
+        out._is_integer, out._is_rounded, out._grid = self._is_integer, self._is_rounded, grid
+        return out
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        kind = "integers" if self._is_integer else "values"
+        return f"QTensor({kind}={self.plain()!r}, scale={self._scale!r}, dtype={self._format})"
+
+    def __deepcopy__(self, memo: dict) -> QTensor:
+        out = self.like(self.plain().detach().clone(), None if self._grid is None else self._grid.clone())
+        out._scale = self._scale.detach().clone()
+        return out
+
+    def __reduce_ex__(self, proto: Any) -> Any:
+        return _rebuild, (self.plain(), self._scale, self._format, self._axis, self._grid, self._is_integer, self._is_rounded)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA:
+            with _PLAIN():
+                return func(*args, **kwargs)
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            return handler(func, args, kwargs)
+        name = _name(func)
+        if name in _METADATA_NAMES:
+            with _PLAIN():
+                return func(*args, **kwargs)
+        raise NotImplementedError(
+            f"`{name}`{_place()} is not implemented for QTensor: it would need to know how to treat the scale. "
+            "If it belongs to post-processing, put a DeQuantStub before it. If it should run quantized, call it as a "
+            "module or through FloatFunctional (eager mode), or check that the module which calls it has a qconfig; "
+            "`prepare_qat_fx` replaces supported functions by itself."
+        )
+
+
+def real_qtensor(
+    value: Tensor,
+    scale: Tensor,
+    dtype: QuantDType,
+    per_channel_axis: int = -1,
+    grid: Tensor | None = None,
+    is_rounded: bool = True,
+) -> QTensor:
+    """A training-stage QTensor: real values, and their integers where these are known exactly."""
+    out = value.as_subclass(QTensor)
+    out._scale, out._format, out._axis, out._grid = scale, dtype, per_channel_axis, grid
+    out._is_integer, out._is_rounded = False, is_rounded
+    return out
+
+
+def integer_qtensor(grid: Tensor, scale: Tensor, dtype: QuantDType, per_channel_axis: int = -1) -> QTensor:
+    """A converted-stage QTensor: integers in a float32 carrier."""
+    out = grid.as_subclass(QTensor)
+    out._scale, out._format, out._axis, out._grid = scale, dtype, per_channel_axis, None
+    out._is_integer, out._is_rounded = True, True
+    return out
+
+
+def _rebuild(data: Tensor, scale: Tensor, dtype: QuantDType, axis: int, grid: Tensor | None, is_int: bool, is_rounded: bool) -> QTensor:
+    out = real_qtensor(data, scale, dtype, axis, grid, is_rounded)
+    out._is_integer = is_int
+    return out
+
+
+def _broadcast(scale: Tensor, axis: int, dim: int) -> Tensor:
+    if axis < 0 or scale.numel() == 1:
+        return scale
+    shape = [1] * dim
+    shape[axis] = -1
+    return scale.reshape(shape)
+
+
+def _name(func: Callable) -> str:
+    name = getattr(func, "__name__", str(func))
+    owner = getattr(func, "__self__", None)  # a property's getter belongs to the property
+    if name in ("__get__", "__set__") and owner is not None:
+        return getattr(owner, "__name__", name)
+    module = getattr(func, "__module__", None)
+    if module and module.startswith("torch"):
+        return f"{module}.{name}"
+    return f"torch.Tensor.{name}" if hasattr(Tensor, name) else f"torch.{name}"
+
+
+def _place() -> str:
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and "/horizon_plugin_pytorch/" not in file:
+            return f" ({file.rsplit('/', 1)[-1]}:{frame.f_lineno})"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    x = args[0] if args else kwargs.get("input", kwargs.get("self"))
+    if not isinstance(x, QTensor):
+        raise NotImplementedError(f"`{_name(func)}`{_place()} got a QTensor where an ordinary tensor was expected.")
+    if x._axis >= 0 and x._scale.numel() > 1:
+        raise NotImplementedError(
+            f"`{_name(func)}`{_place()} is not implemented for a per-channel QTensor (axis {x._axis}); "
+            "quantize activations with one scale."
+        )
+    return x
+
+
+def _swap(x: Any, by: Callable[[QTensor], Any]) -> Any:
+    return by(x) if isinstance(x, QTensor) else x
+
+
+def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Run an operator that only moves or selects values; its results keep the input's scale."""
+    x = _only_qtensor(func, args, kwargs)
+
+    def run(payload: Callable[[QTensor], Any]) -> Any:
+        return func(*(_swap(a, payload) for a in args), **{k: _swap(v, payload) for k, v in kwargs.items()})
+
+    out = run(QTensor.plain)
+    grid = run(lambda q: q._grid) if x._grid is not None else None
+    if isinstance(out, Tensor):
+        return x.like(out, grid)
+    grids = [None] * len(out) if grid is None else list(grid)
+    return type(out)(x.like(o, g) for o, g in zip(out, grids, strict=True)) if type(out) in (list, tuple) else tuple(
+        x.like(o, g) for o, g in zip(out, grids, strict=True)
+    )
+
+
+def _pad(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    """Padding with a constant puts that constant on the grid first."""
+    names = ("input", "pad", "mode", "value")
+    call = dict(zip(names, args, strict=False)) | kwargs
+    x = _only_qtensor(func, (call["input"],), {})
+    value = call.get("value")
+    if not value:
+        return keep_scale(F.pad, (x,), {k: v for k, v in call.items() if k not in ("input", "value")})
+    steps = torch.round(torch.as_tensor(float(value), device=x.device) / x._scale.detach())
+    steps = float(steps.clamp(x._format.min, x._format.max))
+    rest = (call["pad"], call.get("mode", "constant"))
+    real = F.pad(x.plain(), *rest, steps if x._is_integer else steps * float(x._scale))
+    return x.like(real, None if x._grid is None else F.pad(x._grid, *rest, steps))
+
+
+def _relu_(func: Callable, args: tuple, kwargs: dict) -> Any:
+    return keep_scale(torch.relu, args[:1] or (kwargs["input"],), {})
+
+
+def _dropout(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    """Dropout trains on real values; once training is over it is not there."""
+    names = ("input", "p", "training", "inplace")
+    call = dict(zip(names, args, strict=False)) | kwargs
+    x = _only_qtensor(func, (call["input"],), {})
+    if not call.get("training", True) or x.is_integer:
+        return x
+    return x.like(func(x.plain(), call.get("p", 0.5), True))
+
+
+_MOVING = (
+    "reshape view flatten unflatten permute transpose swapaxes swapdims movedim t squeeze unsqueeze expand expand_as "
+    "split split_with_sizes chunk tensor_split narrow select unbind flip roll repeat tile index_select contiguous clone "
+    "detach pixel_shuffle pixel_unshuffle channel_shuffle relu amax max_pool2d max_pool1d __getitem__ to cpu cuda "
+    "reshape_as view_as tile adaptive_max_pool2d"
+).split()
+
+_METADATA_NAMES = frozenset(
+    "size dim numel nelement stride storage_offset is_contiguous is_floating_point is_complex element_size __len__ "
+    "shape device requires_grad is_leaf grad_fn ndim layout is_cuda is_cpu is_sparse is_quantized grad data names "
+    "output_nr _version _backward_hooks _base is_meta is_mps is_xpu is_nested is_mkldnn is_vulkan is_hpu is_ipu is_xla "
+    "is_mtia is_maia is_ort retains_grad type_as get_device data_ptr untyped_storage storage retain_grad register_hook "
+    "requires_grad_ backward _is_view is_inference is_conj is_neg as_subclass __hash__ __format__ __dir__ "
+    "storage_type _typed_storage is_set_to is_same_size is_shared is_pinned has_names nbytes itemsize".split()
+)
+
+
+def _build_handlers() -> dict[Callable, Callable]:
+    table: dict[Callable, Callable] = {}
+    for name in _MOVING:
+        for owner in (torch, Tensor, F):
+            func = getattr(owner, name, None)
+            if func is not None:
+                table[func] = keep_scale
+    table[F.max_pool2d] = table[F._max_pool2d] = keep_scale
+    for owner in (torch, Tensor):
+        table[owner.relu_] = _relu_
+    table[F.relu] = _relu_
+    table[F.pad] = _pad
+    for dropout in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):
+        table[dropout] = _dropout
+    return table
+
+
+def _build_metadata() -> set[Callable]:
+    found: set[Callable] = set()
+    for name in _METADATA_NAMES:
+        member = getattr(Tensor, name, None)
+        if member is None:
+            continue
+        if hasattr(member, "__get__") and not callable(member):
+            found.add(member.__get__)
+            if hasattr(member, "__set__"):
+                found.add(member.__set__)
+        else:
+            found.add(member)
+    return found
+
+
+_HANDLERS = _build_handlers()
+_METADATA = _build_metadata()
+
+
+_MOVING_NAMES = frozenset(_MOVING)
+
+
+def keeps_scale(target: Any) -> bool:
+    """Is this function, or tensor method given by name, one that keeps the scale of its input?
+
+    >>> keeps_scale("reshape"), keeps_scale(torch.flatten), keeps_scale(torch.sigmoid)
+    (True, True, False)
+    """
+    import operator
+
+    if isinstance(target, str):
+        return target in _MOVING_NAMES or target in _METADATA_NAMES
+    return target is operator.getitem or target in _HANDLERS

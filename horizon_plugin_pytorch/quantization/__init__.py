@@ -1,0 +1,83 @@
+"""Statistics, configuration, and the verbs: prepare, calibrate, convert."""
+
+from horizon_plugin_pytorch.dtype import qinfo, qint8, qint16  # noqa: I001 - statistics before operators before verbs
+from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode, set_qat_mode
+from horizon_plugin_pytorch.quantization import observer, observer_v2
+from horizon_plugin_pytorch.quantization.observer import (
+    FixedScaleObserver,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.quantization.stubs import DeQuantStub, QuantStub, QuantWrapper
+from horizon_plugin_pytorch.quantization.qconfig import (
+    QConfig,
+    default_8bit_fake_quant,
+    default_calib_8bit_fake_quant_qconfig,
+    default_calib_8bit_weight_16bit_act_fake_quant_qconfig,
+    default_calib_8bit_weight_32bit_out_fake_quant_qconfig,
+    default_calib_out_8bit_fake_quant_qconfig,
+    default_qat_8bit_fake_quant_qconfig,
+    default_qat_8bit_fixed_act_fake_quant_qconfig,
+    default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
+    default_qat_8bit_weight_16bit_fixed_act_fake_quant_qconfig,
+    default_qat_8bit_weight_32bit_out_fake_quant_qconfig,
+    default_qat_out_8bit_fake_quant_qconfig,
+    default_weight_8bit_fake_quant,
+    get_default_calib_qconfig,
+    get_default_qat_out_qconfig,
+    get_default_qat_qconfig,
+    get_default_qconfig,
+)
+from horizon_plugin_pytorch import nn  # operators, on top of statistics
+from horizon_plugin_pytorch.quantization.fuse_modules import fuse_known_modules, fuse_modules
+from horizon_plugin_pytorch.quantization.quantize import convert, load_observer_params, prepare_qat
+from horizon_plugin_pytorch.quantization.quantize_fx import convert_fx, fuse_fx, prepare_qat_fx
+
+__all__ = [
+    "DeQuantStub",
+    "FakeQuantState",
+    "FakeQuantize",
+    "FixedScaleObserver",
+    "March",
+    "MovingAverageMinMaxObserver",
+    "MovingAveragePerChannelMinMaxObserver",
+    "QATMode",
+    "QConfig",
+    "QuantStub",
+    "QuantWrapper",
+    "convert",
+    "convert_fx",
+    "default_8bit_fake_quant",
+    "default_calib_8bit_fake_quant_qconfig",
+    "default_calib_8bit_weight_16bit_act_fake_quant_qconfig",
+    "default_calib_8bit_weight_32bit_out_fake_quant_qconfig",
+    "default_calib_out_8bit_fake_quant_qconfig",
+    "default_qat_8bit_fake_quant_qconfig",
+    "default_qat_8bit_fixed_act_fake_quant_qconfig",
+    "default_qat_8bit_weight_16bit_act_fake_quant_qconfig",
+    "default_qat_8bit_weight_16bit_fixed_act_fake_quant_qconfig",
+    "default_qat_8bit_weight_32bit_out_fake_quant_qconfig",
+    "default_qat_out_8bit_fake_quant_qconfig",
+    "default_weight_8bit_fake_quant",
+    "fuse_fx",
+    "fuse_known_modules",
+    "fuse_modules",
+    "get_default_calib_qconfig",
+    "get_default_qat_out_qconfig",
+    "get_default_qat_qconfig",
+    "get_default_qconfig",
+    "get_qat_mode",
+    "load_observer_params",
+    "observer",
+    "observer_v2",
+    "prepare_qat",
+    "prepare_qat_fx",
+    "qinfo",
+    "qint16",
+    "qint8",
+    "set_fake_quantize",
+    "set_qat_mode",
+]
+del nn

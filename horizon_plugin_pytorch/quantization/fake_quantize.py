@@ -1,0 +1,376 @@
+"""Putting values on the integer grid while training, and switching that on and off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
+from horizon_plugin_pytorch.quantization.observer import MovingAverageMinMaxObserver
+
+NO_LIMIT = (-math.inf, math.inf)
+
+
+class FakeQuantState(Enum):
+    """What fake quantization does.
+
+    ============ ========= ==========
+    state        observes  quantizes
+    ============ ========= ==========
+    QAT          yes       yes
+    CALIBRATION  yes       no
+    VALIDATION   no        yes
+    _FLOAT       no        no
+    ============ ========= ==========
+    """
+
+    QAT = "qat"
+    CALIBRATION = "calibration"
+    VALIDATION = "validation"
+    _FLOAT = "_float"
+
+
+_SWITCHES = {
+    FakeQuantState.QAT: (True, True),
+    FakeQuantState.CALIBRATION: (True, False),
+    FakeQuantState.VALIDATION: (False, True),
+    FakeQuantState._FLOAT: (False, False),
+}
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A class with some constructor arguments given; call it to make the object, `with_args` to give more."""
+
+    cls: type
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, **kwargs: Any) -> Any:
+        return self.cls(**{**self.kwargs, **kwargs})
+
+    def with_args(self, **kwargs: Any) -> Partial:
+        """The same class with more arguments given."""
+        return Partial(self.cls, {**self.kwargs, **kwargs})
+
+    def __repr__(self) -> str:
+        return f"{self.cls.__name__}.with_args({', '.join(f'{k}={v!r}' for k, v in self.kwargs.items())})"
+
+
+class _Rounded(torch.autograd.Function):
+    """``clamp(round(x / s), low, high) * s`` with a straight-through gradient inside ``(lower, upper)``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Any, low: Any, high: Any, lower: Any, upper: Any, saturate: bool) -> Tensor:
+        ctx.edges = (lower, upper)
+        ctx.saturate = saturate
+        if saturate:
+            ctx.save_for_backward(x)
+        return torch.div(x, scale).round_().clamp_(low, high).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        if not ctx.saturate:
+            return grad, None, None, None, None, None, None
+        (x,) = ctx.saved_tensors
+        lower, upper = ctx.edges
+        if isinstance(lower, float) and isinstance(upper, float):
+            out = torch.ops.aten.hardtanh_backward(grad, x, lower, upper)
+        else:
+            out = torch.where((x > lower) & (x < upper), grad, 0.0)
+        return out, None, None, None, None, None, None
+
+
+def round_to_grid(
+    x: Tensor,
+    scale: Tensor,
+    ch_axis: int,
+    low: int,
+    high: int,
+    limits: tuple[float, float] = NO_LIMIT,
+    saturate: bool = True,
+) -> Tensor:
+    """``clamp(round(x / scale), low, high) * scale`` with a straight-through gradient."""
+    step: Any
+    if scale.numel() > 1:
+        shape = [1] * x.dim()
+        shape[ch_axis] = -1
+        step = scale.reshape(shape)
+    else:
+        step = float(scale) if x.device.type == "cpu" else scale
+    lower, upper = (low - 0.5) * step, (high + 1) * step
+    if limits != NO_LIMIT:
+        lower = _tighter(lower, limits[0], max)
+        upper = _tighter(upper, limits[1], min)
+        low, high = integer_limits(scale, low, high, limits)
+    return _Rounded.apply(x, step, low, high, lower, upper, saturate)
+
+
+class FakeQuantize(nn.Module):
+    """Observe a tensor, update the scale, and round the tensor to the grid of that scale.
+
+    Args:
+        observer: the observer's class.
+        saturate: give values outside the range no gradient; None means True.
+        in_place, compat_mask: accepted for compatibility; memory is reused where autograd allows.
+        channel_len: number of channels of a per-channel scale.
+        observer_kwargs: arguments of the observer: dtype, qscheme, ch_axis, averaging_constant, scale, ...
+
+    >>> fq = FakeQuantize(dtype="qint8")
+    >>> fq(torch.tensor([-1.0, 0.3, 2.55])).int_repr()
+    tensor([-50,  15, 127], dtype=torch.int8)
+    """
+
+    fake_quant_enabled: Tensor
+    observer_enabled: Tensor
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(
+        self,
+        observer: type = MovingAverageMinMaxObserver,
+        saturate: bool | None = None,
+        in_place: bool = False,
+        compat_mask: bool = True,
+        channel_len: int = 1,
+        **observer_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        self.activation_post_process = observer(channel_len=channel_len, **observer_kwargs)
+        self.saturate = True if saturate is None else bool(saturate)
+        self.in_place, self.compat_mask, self.channel_len = in_place, compat_mask, channel_len
+        length = channel_len if self.activation_post_process.is_per_channel else 1
+        device = self.activation_post_process.min_val.device
+        self.register_buffer("fake_quant_enabled", torch.ones(1, dtype=torch.uint8, device=device))
+        self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8, device=device))
+        self.register_buffer("scale", torch.ones(length, device=device))
+        self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
+        self.is_observing, self.is_quantizing = True, True
+        self._was_set = False
+        if self.is_fixed:
+            self._update_scale()
+
+    @classmethod
+    def with_args(cls, **kwargs: Any) -> Partial:
+        """A constructor with some arguments already given.
+
+        >>> FakeQuantize.with_args(dtype="qint16")().quant_max
+        32767
+        """
+        return Partial(cls, kwargs)
+
+    @property
+    def dtype(self) -> QuantDType:
+        """The number format."""
+        return self.activation_post_process.dtype
+
+    @property
+    def quant_min(self) -> int:
+        """The smallest integer."""
+        return self.activation_post_process.quant_min
+
+    @property
+    def quant_max(self) -> int:
+        """The largest integer."""
+        return self.activation_post_process.quant_max
+
+    @property
+    def qscheme(self) -> torch.qscheme:
+        """Per tensor or per channel."""
+        return self.activation_post_process.qscheme
+
+    @property
+    def ch_axis(self) -> int:
+        """The channel axis, -1 for one scale."""
+        return self.activation_post_process.ch_axis
+
+    @property
+    def is_fixed(self) -> bool:
+        """Was the scale given rather than observed?"""
+        return hasattr(self.activation_post_process, "fixed_scale")
+
+    @property
+    def has_statistics(self) -> bool:
+        """Does the scale come from data, a checkpoint or the user, rather than being the initial 1?"""
+        return self._was_set or self.activation_post_process.has_statistics
+
+    @property
+    def is_exact(self) -> bool:
+        """In the VALIDATION state the integers of deployment are computed, not an approximation of them."""
+        return self.is_quantizing and not self.is_observing
+
+    def set_owner(self, path: str) -> None:
+        """The module's path in the model, for messages."""
+        self.activation_post_process.owner = path
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Round to the grid, or not."""
+        self.is_quantizing = bool(enabled)
+        self.fake_quant_enabled.fill_(int(self.is_quantizing))
+
+    def disable_fake_quant(self) -> None:
+        """Do not round."""
+        self.enable_fake_quant(False)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Observe, or not."""
+        self.is_observing = bool(enabled)
+        self.observer_enabled.fill_(int(self.is_observing))
+
+    def disable_observer(self) -> None:
+        """Do not observe."""
+        self.enable_observer(False)
+
+    def set_state(self, state: FakeQuantState) -> None:
+        """Observe and quantize as the state says."""
+        observes, quantizes = _SWITCHES[state]
+        self.enable_observer(observes)
+        self.enable_fake_quant(quantizes)
+
+    def set_qparams(self, scale: Tensor | float, zero_point: Any = None) -> None:
+        """Give the scale. It stays until an enabled observer sees the next tensor.
+
+        >>> fq = FakeQuantize()
+        >>> fq.set_qparams(0.5)
+        >>> fq.scale
+        tensor([0.5000])
+        """
+        if zero_point is not None and bool((torch.as_tensor(zero_point) != 0).any()):
+            raise QuantizationConfigError(f"quantization is symmetric: zero_point must be 0, got {zero_point}.")
+        value = torch.as_tensor(scale, dtype=self.scale.dtype, device=self.scale.device).detach().reshape(-1)
+        if not bool((value > 0).all() & value.isfinite().all()):
+            raise QuantizationConfigError(f"set_qparams: scale must be positive and finite, got {scale}.")
+        self._store_scale(value)
+        self._was_set = True
+
+    def copy_statistics(self, source: FakeQuantize) -> None:
+        """Take range and scale from another fake quantizer; a scale for another format follows from the range."""
+        if self.is_fixed or not source.has_statistics:
+            return
+        mine, theirs = self.activation_post_process, source.activation_post_process
+        has_range = not source.is_fixed and theirs.has_statistics
+        if has_range:
+            mine.min_val = theirs.min_val.detach().clone().to(self.scale.device)
+            mine.max_val = theirs.max_val.detach().clone().to(self.scale.device)
+        if has_range and (source.dtype != self.dtype or source.quant_max != self.quant_max):
+            self._update_scale()
+        else:
+            ratio = source.activation_post_process.half_range / mine.half_range
+            self._store_scale(source.scale.detach().to(self.scale.device) * ratio)
+        self._was_set = True
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero point from the observer."""
+        return self.activation_post_process.calculate_qparams()
+
+    def _store_scale(self, value: Tensor) -> None:
+        if value.shape != self.scale.shape and value.numel() != 1:
+            self.scale = torch.empty_like(value)
+            self.zero_point = torch.zeros_like(value, dtype=torch.long)
+        self.scale.copy_(value)
+
+    def _update_scale(self) -> None:
+        self._store_scale(self.activation_post_process.calculate_qparams()[0])
+
+    def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
+        """Update statistics and scale from a tensor, clamped to the limits of a fused activation."""
+        observer = self.activation_post_process
+        if self.is_fixed:
+            return
+        observer.observe(x, *limits)
+        if observer.has_statistics:
+            with torch.no_grad():
+                self._update_scale()
+
+    def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> Tensor:
+        """Real values on the grid; gradients pass straight through inside the range."""
+        return round_to_grid(x, self.scale, self.ch_axis, self.quant_min, self.quant_max, limits, self.saturate)
+
+    def forward(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> QTensor:
+        """Observe and round as the state says.
+
+        Args:
+            x: real values.
+            limits: range of a fused activation, such as ``(0, 6)`` for ReLU6.
+        """
+        if type(x) is not Tensor:
+            x = x.as_subclass(Tensor)
+        if self.is_observing:
+            self.observe(x, limits)
+        if self.is_quantizing:
+            out = self.round(x, limits)
+        else:
+            out = x if limits == NO_LIMIT else x.clamp(*limits)
+        return real_qtensor(out, self.scale, self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """The rounded weights, as an ordinary tensor."""
+        if self.is_observing:
+            self.observe(weight)
+        return self.round(weight) if self.is_quantizing else weight
+
+    def extra_repr(self) -> str:
+        return (
+            f"fake_quant_enabled={self.fake_quant_enabled}, observer_enabled={self.observer_enabled}, "
+            f"quant_min={self.quant_min}, quant_max={self.quant_max}, dtype={self.dtype}, qscheme={self.qscheme}, "
+            f"ch_axis={self.ch_axis}, scale={self.scale}, zero_point={self.zero_point}"
+        )
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        scale = state_dict.get(prefix + "scale")
+        if isinstance(scale, Tensor):
+            if scale.shape != self.scale.shape:
+                self.scale = torch.empty_like(scale, device=self.scale.device)
+                self.zero_point = torch.zeros_like(self.scale, dtype=torch.long)
+            self._was_set = self._was_set or bool((scale != 1).any())
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.is_fixed:
+            self._update_scale()
+        self.is_quantizing = bool(self.fake_quant_enabled.item())
+        self.is_observing = bool(self.observer_enabled.item())
+
+
+def _tighter(edge: Any, limit: float, choose: Any) -> Any:
+    if not math.isfinite(limit):
+        return edge
+    if isinstance(edge, Tensor):
+        return edge.clamp(min=limit) if choose is max else edge.clamp(max=limit)
+    return float(choose(edge, limit))
+
+
+def integer_limits(scale: float | Tensor, low: int, high: int, limits: tuple[float, float]) -> tuple[int, int]:
+    """The integers that an activation with real limits (ReLU6: 0 and 6) can take.
+
+    >>> integer_limits(0.1, -128, 127, (0.0, 6.0))
+    (0, 60)
+    """
+    step = float(scale) if not isinstance(scale, Tensor) or scale.numel() == 1 else float(scale.max())
+    if math.isfinite(limits[0]):
+        low = max(low, round(limits[0] / step))
+    if math.isfinite(limits[1]):
+        high = min(high, round(limits[1] / step))
+    return low, max(low, high)
+
+
+def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
+    """Put a model, or a part of it, into a fake-quantization state.
+
+    >>> set_fake_quantize(FakeQuantize(), FakeQuantState.VALIDATION)
+    """
+    if not isinstance(state, FakeQuantState):
+        names = ", ".join(f"FakeQuantState.{s.name}" for s in FakeQuantState)
+        raise TypeError(f"set_fake_quantize: state must be one of {names}, got {state!r}.")
+    for module in model.modules():
+        if isinstance(module, FakeQuantize):
+            module.set_state(state)
+        forget = getattr(module, "forget_twin", None)
+        if forget is not None:
+            forget()
+
+

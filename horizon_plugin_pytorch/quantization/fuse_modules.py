@@ -1,0 +1,97 @@
+"""Fusion in eager mode: the user says which modules belong together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from horizon_plugin_pytorch.errors import FusionError
+from horizon_plugin_pytorch.quantization.fusion import fuse, rule_for
+
+
+def fuse_known_modules(
+    mod_list: Sequence[nn.Module], is_qat: bool = False, additional_fuser_method_mapping: dict | None = None
+) -> list[nn.Module]:
+    """A list as long as `mod_list`: the fused module where the add (else the layer) was, Identity elsewhere.
+
+    Args:
+        mod_list: modules in order of data flow.
+        is_qat: accepted for compatibility; batch normalisation is folded either way.
+        additional_fuser_method_mapping: tuples of types to functions that fuse them.
+
+    >>> [type(m).__name__ for m in fuse_known_modules([nn.Conv2d(1, 2, 1), nn.ReLU()])]
+    ['ConvReLU2d', 'Identity']
+    """
+    types = tuple(type(m) for m in mod_list)
+    custom = (additional_fuser_method_mapping or {}).get(types)
+    out: list[nn.Module] = [nn.Identity() for _ in mod_list]
+    for identity, module in zip(out, mod_list, strict=True):
+        identity.train(module.training)
+    if custom is not None:
+        out[0] = custom(*mod_list)
+        return out
+    rule = rule_for(mod_list)
+    fused = fuse(mod_list)
+    assert rule is not None  # `fuse` raised otherwise
+    explicit = [m.__dict__["qconfig"] for m in mod_list if "qconfig" in m.__dict__]
+    if explicit:
+        fused.qconfig = explicit[-1]
+    _keep_hooks(mod_list, fused)
+    out[rule.anchor] = fused
+    return out
+
+
+def _keep_hooks(mod_list: Sequence[nn.Module], fused: nn.Module) -> None:
+    for hook in mod_list[0]._forward_pre_hooks.values():
+        fused.register_forward_pre_hook(hook)  # type: ignore[arg-type]
+    for hook in mod_list[-1]._forward_hooks.values():
+        fused.register_forward_hook(hook)  # type: ignore[arg-type]
+
+
+def _parent_and_name(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    parent, _, name = path.rpartition(".")
+    try:
+        owner = model.get_submodule(parent)
+        getattr(owner, name)
+    except AttributeError:
+        raise FusionError(f"fuse_modules: `{type(model).__name__}` has no module `{path}`.") from None
+    return owner, name
+
+
+def fuse_modules(
+    model: nn.Module,
+    modules_to_fuse: Sequence[str] | Sequence[Sequence[str]],
+    inplace: bool = False,
+    fuser_func: Callable[..., list[nn.Module]] = fuse_known_modules,
+    fuse_custom_config_dict: dict[str, Any] | None = None,
+) -> nn.Module:
+    """Fuse named modules of a model.
+
+    Args:
+        modules_to_fuse: names in order of data flow, or a list of such lists.
+        inplace: change `model` itself rather than a copy.
+        fuser_func: what fuses a list of modules.
+        fuse_custom_config_dict: ``{"additional_fuser_method_mapping": {...}}``.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.ReLU())
+    >>> type(fuse_modules(net, ["0", "1", "2"])[0]).__name__
+    'ConvReLU2d'
+    """
+    if not inplace:
+        model = copy.deepcopy(model)
+    groups: Any = [modules_to_fuse] if modules_to_fuse and isinstance(modules_to_fuse[0], str) else modules_to_fuse
+    mapping = (fuse_custom_config_dict or {}).get("additional_fuser_method_mapping")
+    for group in groups:
+        places = [_parent_and_name(model, path) for path in group]
+        modules = [getattr(owner, name) for owner, name in places]
+        kwargs = {"additional_fuser_method_mapping": mapping} if mapping else {}
+        try:
+            fused = fuser_func(modules, **kwargs)
+        except FusionError as error:
+            raise FusionError(f"fuse_modules {list(group)} of `{type(model).__name__}`: {error}") from None
+        for (owner, name), module in zip(places, fused, strict=True):
+            setattr(owner, name, module)
+    return model

@@ -1,0 +1,155 @@
+"""What the BPU fuses: declared once, for fx and eager mode."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.errors import FusionError
+from horizon_plugin_pytorch.nn.intrinsic import fused_class
+from horizon_plugin_pytorch.nn.operator_table import row_of_module
+
+
+class Role(Enum):
+    """A module's part in a fusion."""
+
+    LAYER = "layer"
+    BN = "bn"
+    ADD = "add"
+    RELU = "relu"
+
+
+@dataclass(frozen=True)
+class FusionRule:
+    """A sequence of roles, in order of data flow, that becomes one module."""
+
+    name: str
+    roles: tuple[Role, ...]
+
+    @property
+    def has_add(self) -> bool:
+        """Does it take a second tensor?"""
+        return Role.ADD in self.roles
+
+    @property
+    def anchor(self) -> int:
+        """Index of the member whose name the fused module takes: the add if there is one, else the layer."""
+        return self.roles.index(Role.ADD) if self.has_add else 0
+
+
+# Longest first: a longer match is preferred to a shorter one.
+FUSION_RULES = (
+    FusionRule("layer-bn-add-relu", (Role.LAYER, Role.BN, Role.ADD, Role.RELU)),
+    FusionRule("layer-bn-add", (Role.LAYER, Role.BN, Role.ADD)),
+    FusionRule("layer-add-relu", (Role.LAYER, Role.ADD, Role.RELU)),
+    FusionRule("layer-add", (Role.LAYER, Role.ADD)),
+    FusionRule("layer-bn-relu", (Role.LAYER, Role.BN, Role.RELU)),
+    FusionRule("layer-relu", (Role.LAYER, Role.RELU)),
+    FusionRule("layer-bn", (Role.LAYER, Role.BN)),
+)
+_BY_ROLES = {rule.roles: rule for rule in FUSION_RULES}
+
+_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
+_BATCH_NORMS = {
+    nn.Conv2d: (nn.BatchNorm2d, nn.SyncBatchNorm),
+    nn.ConvTranspose2d: (nn.BatchNorm2d, nn.SyncBatchNorm),
+    nn.Linear: (nn.BatchNorm1d, nn.SyncBatchNorm),
+}
+
+
+def layer_class(module: nn.Module) -> type | None:
+    """Conv2d, ConvTranspose2d or Linear, if the module is one of them (a subclass that changes forward is not)."""
+    for cls in _LAYERS:
+        if isinstance(module, cls) and type(module).forward is cls.forward:
+            return cls
+    return None
+
+
+def role_of(module: nn.Module) -> Role | None:
+    """The module's part in a fusion, None if it has none."""
+    if layer_class(module) is not None:
+        return Role.LAYER
+    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)):
+        return Role.BN
+    if type(module) in (nn.ReLU, nn.ReLU6):
+        return Role.RELU
+    row = row_of_module(type(module))
+    return Role.ADD if row is not None and row.name == "functional" else None
+
+
+def rule_for(modules: Sequence[nn.Module]) -> FusionRule | None:
+    """The rule that a sequence of modules follows."""
+    roles = tuple(role_of(m) for m in modules)
+    return _BY_ROLES.get(roles) if None not in roles else None  # type: ignore[arg-type]
+
+
+def can_fold(layer: nn.Module, bn: nn.Module) -> bool:
+    """Does this batch normalisation follow this layer in a way that folding understands?"""
+    cls = layer_class(layer)
+    if cls is None or not isinstance(bn, _BATCH_NORMS[cls]) or bn.running_var is None:
+        return False
+    channels = layer.out_features if cls is nn.Linear else layer.out_channels
+    return bn.num_features == channels
+
+
+@torch.no_grad()
+def fold_bn(layer: nn.Module, bn: nn.Module) -> nn.Module:
+    """A copy of the layer with the batch normalisation in its weight and bias.
+
+    ``W' = W * gamma / sqrt(var + eps)``, ``b' = (b - mean) * gamma / sqrt(var + eps) + beta``.
+    """
+    out = copy.copy(layer)
+    out._parameters = dict(layer._parameters)
+    gain = torch.rsqrt(bn.running_var.double() + bn.eps)  # type: ignore[union-attr, operator]
+    if bn.weight is not None:
+        gain = gain * bn.weight.double()
+    weight = layer.weight
+    if layer_class(layer) is nn.ConvTranspose2d:
+        by_group = weight.double().unflatten(0, (layer.groups, -1)) * gain.reshape(layer.groups, 1, -1, 1, 1)  # type: ignore[operator]
+        folded = by_group.flatten(0, 1)
+    else:
+        folded = weight.double() * gain.reshape(-1, *[1] * (weight.dim() - 1))  # type: ignore[operator]
+    bias = torch.zeros_like(gain) if layer.bias is None else layer.bias.double()
+    bias = (bias - bn.running_mean.double()) * gain  # type: ignore[union-attr, operator]
+    if bn.bias is not None:
+        bias = bias + bn.bias.double()
+    out._parameters["weight"] = nn.Parameter(folded.to(weight.dtype), requires_grad=weight.requires_grad)  # type: ignore[union-attr]
+    out._parameters["bias"] = nn.Parameter(bias.to(weight.dtype))  # type: ignore[union-attr]
+    return out
+
+
+def fuse(modules: Sequence[nn.Module]) -> nn.Module:
+    """The fused module for a sequence that follows a rule.
+
+    >>> fuse([nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.ReLU()]).__class__.__name__
+    'ConvReLU2d'
+    """
+    rule = rule_for(modules)
+    if rule is None:
+        raise FusionError(
+            f"cannot fuse {', '.join(type(m).__name__ for m in modules)}: a layer (Conv2d, ConvTranspose2d, Linear) comes "
+            "first, then any of batch norm, FloatFunctional (add) and ReLU or ReLU6, in this order."
+        )
+    members = dict(zip(rule.roles, modules, strict=True))
+    layer = members[Role.LAYER]
+    cls = layer_class(layer)
+    assert cls is not None
+    if Role.BN in members:
+        bn = members[Role.BN]
+        if not can_fold(layer, bn):
+            raise FusionError(
+                f"cannot fold {bn} into {layer}: expected {' or '.join(c.__name__ for c in _BATCH_NORMS[cls])} with running "
+                "statistics and as many features as the layer has outputs."
+            )
+        layer = fold_bn(layer, bn)
+    relu = members.get(Role.RELU)
+    if not rule.has_add and relu is None:
+        return layer
+    fused = fused_class(cls, rule.has_add, None if relu is None else type(relu))
+    assert fused is not None
+    return fused(layer, relu)

@@ -1,0 +1,1 @@
+"""Passes: each a function from graph module to graph module."""

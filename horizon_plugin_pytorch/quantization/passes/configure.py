@@ -1,0 +1,70 @@
+"""Which qconfig each module gets: global < module_type < module_name < the module's own attribute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+
+_KEYS = ("", "module_type", "module_name")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A module's qconfig, and whether it was given for this very module rather than inherited."""
+
+    qconfig: Any
+    is_explicit: bool
+    reason: str
+
+
+def _pairs(value: Any, key: str) -> dict:
+    if isinstance(value, dict):
+        return dict(value)
+    try:
+        return dict(value)
+    except (TypeError, ValueError):
+        raise QuantizationConfigError(
+            f"qconfig_dict[{key!r}] must be a list of pairs or a dictionary, got {value!r}."
+        ) from None
+
+
+def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, Choice]:
+    """The choice for every module path; functions take the choice of the module that calls them."""
+    qconfig_dict = qconfig_dict or {}
+    unknown = [k for k in qconfig_dict if k not in _KEYS]
+    if unknown:
+        raise QuantizationConfigError(
+            f"qconfig_dict has unknown keys {unknown}; it takes '' (global), 'module_type' and 'module_name'."
+        )
+    by_type = _pairs(qconfig_dict.get("module_type", {}), "module_type")
+    by_name = _pairs(qconfig_dict.get("module_name", {}), "module_name")
+    choices: dict[str, Choice] = {}
+
+    def visit(module: nn.Module, path: str, inherited: Choice) -> None:
+        choice = inherited
+        if type(module) in by_type:
+            choice = Choice(by_type[type(module)], True, f"module_type {type(module).__name__}")
+        if path in by_name:
+            choice = Choice(by_name[path], True, f"module_name {path}")
+        if "qconfig" in module.__dict__:
+            choice = Choice(module.__dict__["qconfig"], True, f"attribute of {path or 'the model'}")
+        choices[path] = choice
+        below = Choice(choice.qconfig, False, choice.reason)
+        for name, child in module.named_children():
+            visit(child, f"{path}.{name}" if path else name, below)
+
+    visit(model, "", Choice(qconfig_dict.get(""), False, "global"))
+    missing = [name for name in by_name if name not in choices and "_generated_" not in name]
+    if missing:
+        raise QuantizationConfigError(
+            f"qconfig_dict['module_name'] names {', '.join(repr(m) for m in missing)}, which the model does not have. "
+            f"Its top modules are {', '.join(n for n, _ in model.named_children())}."
+        )
+    for name in by_name:
+        if name not in choices:
+            choices[name] = Choice(by_name[name], True, f"module_name {name}")
+    return choices

@@ -1,0 +1,158 @@
+"""Fuse what the BPU fuses, in a graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import fx, nn
+
+from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
+from horizon_plugin_pytorch.quantization.passes.configure import Choice
+from horizon_plugin_pytorch.quantization.passes.region import module_at
+
+
+def _module_path(model: fx.GraphModule, node: fx.Node) -> str | None:
+    """The path of the module that a node calls, also for FloatFunctional calls."""
+    if node.op == "call_module":
+        return str(node.target)
+    if node.op == "call_method" and node.args and isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr":
+        return str(node.args[0].target)
+    return None
+
+
+def call_counts(model: fx.GraphModule) -> Counter[int]:
+    """How often each module object is called in the graph."""
+    counts: Counter[int] = Counter()
+    for node in model.graph.nodes:
+        path = _module_path(model, node)
+        if path is not None:
+            counts[id(module_at(model, path))] += 1
+    return counts
+
+
+def _role(model: fx.GraphModule, node: fx.Node) -> Role | None:
+    path = _module_path(model, node)
+    if path is None:
+        return None
+    role = role_of(module_at(model, path))
+    if role is Role.ADD:
+        return role if node.op == "call_method" and node.target == "add" and len(node.args) == 3 else None
+    return role if node.op == "call_module" else None
+
+
+class _Matcher:
+    def __init__(self, model: fx.GraphModule, choices: dict[str, Choice]) -> None:
+        self.model, self.choices = model, choices
+        self.counts = call_counts(model)
+
+    def _is_usable(self, node: fx.Node, role: Role) -> bool:
+        if _role(self.model, node) is not role:
+            return False
+        path = _module_path(self.model, node)
+        assert path is not None
+        choice = self.choices.get(path)
+        if choice is not None and choice.qconfig is None and choice.is_explicit:
+            return False
+        # A shared ReLU has no state; a shared layer, batch norm or FloatFunctional serves several places.
+        return role is Role.RELU or self.counts[id(module_at(self.model, path))] == 1
+
+    def match(self, rule: FusionRule, start: fx.Node, operand: int) -> list[fx.Node] | None:
+        """Nodes that follow the rule from `start`, with the chain entering the add as that operand."""
+        if not self._is_usable(start, rule.roles[0]):
+            return None
+        chain = [start]
+        for role in rule.roles[1:]:
+            last = chain[-1]
+            if len(last.users) != 1:
+                return None
+            (node,) = last.users
+            if not self._is_usable(node, role):
+                return None
+            if role is Role.ADD:
+                other = node.args[2 if operand == 1 else 1]
+                if node.args[operand] is not last or other is last or not isinstance(other, fx.Node):
+                    return None
+            elif node.args[:1] != (last,):
+                return None
+            if role is Role.BN and not can_fold(self._module(chain[0]), self._module(node)):
+                return None
+            chain.append(node)
+        return chain
+
+    def _module(self, node: fx.Node) -> nn.Module:
+        path = _module_path(self.model, node)
+        assert path is not None
+        return module_at(self.model, path)
+
+
+def _merged_choice(choices: dict[str, Choice], paths: list[str], anchor: int) -> Choice:
+    """The anchor's own qconfig; else the last member that has one of its own; else what the anchor inherits."""
+    default = Choice(None, False, "")
+    own = [choices.get(path, default) for path in paths]
+    if own[anchor].is_explicit:
+        return own[anchor]
+    explicit = [choice for choice in own if choice.is_explicit]
+    return explicit[-1] if explicit else own[anchor]
+
+
+def fuse_graph(model: fx.GraphModule, choices: dict[str, Choice], only: set[fx.Node] | None = None) -> fx.GraphModule:
+    """Fuse every pattern of `FUSION_RULES`; the longest wins, and the add's first operand before its second.
+
+    Args:
+        only: restrict fusion to these nodes; new nodes are added to the set.
+    """
+    matcher = _Matcher(model, choices)
+    with_add = [rule for rule in FUSION_RULES if rule.has_add]
+    without = [rule for rule in FUSION_RULES if not rule.has_add]
+    for rules, operand in ((with_add, 1), (with_add, 2), (without, 0)):
+        for node in list(model.graph.nodes):
+            if node._erased or (only is not None and node not in only):
+                continue
+            for rule in rules:
+                chain = matcher.match(rule, node, operand)
+                if chain is not None:
+                    _apply(model, choices, rule, chain, operand, only)
+                    break
+    model.graph.eliminate_dead_code()
+    model.recompile()
+    return model
+
+
+def _apply(
+    model: fx.GraphModule,
+    choices: dict[str, Choice],
+    rule: FusionRule,
+    chain: list[fx.Node],
+    operand: int,
+    only: set[fx.Node] | None,
+) -> None:
+    paths = [_module_path(model, node) or "" for node in chain]
+    fused = fuse([module_at(model, path) for path in paths])
+    place = paths[rule.anchor]
+    choices[place] = _merged_choice(choices, paths, rule.anchor)
+    _set_module(model, place, fused)
+    anchor, last = chain[rule.anchor], chain[-1]
+    args: tuple = (chain[0].args[0],)
+    if rule.has_add:
+        args += (anchor.args[2 if operand == 1 else 1],)
+    with model.graph.inserting_before(anchor):
+        new = model.graph.call_module(place, args)
+    new.meta = {**anchor.meta, "made_by": f"fuse {rule.name}"}
+    new.stack_trace = anchor.stack_trace
+    if only is not None:
+        only.add(new)
+    last.replace_all_uses_with(new)
+    for node in reversed(chain):
+        owner = node.args[0] if node.op == "call_method" else None
+        model.graph.erase_node(node)
+        if isinstance(owner, fx.Node) and not owner.users:
+            model.graph.erase_node(owner)
+    still_called = {_module_path(model, node) for node in model.graph.nodes}
+    for path in paths:
+        if path != place and path not in still_called:
+            _set_module(model, path, nn.Identity().train(model.training))
+
+
+def _set_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)

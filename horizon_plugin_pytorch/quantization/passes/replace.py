@@ -1,0 +1,179 @@
+"""Functions and tensor methods become modules, so that each has a place for its quantization parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
+from horizon_plugin_pytorch.fx.tracer import scope_of
+from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.nn.operator_table import Call, Operator, row_of_function, row_of_method, row_of_module, rows
+from horizon_plugin_pytorch.qtensor import keeps_scale
+from horizon_plugin_pytorch.quantization.passes.configure import Choice
+from horizon_plugin_pytorch.quantization.passes.region import is_fact, module_at
+from horizon_plugin_pytorch.quantization.stubs import QuantStub
+
+PASS_THROUGH_MODULES = (
+    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Unflatten, nn.MaxPool2d, nn.MaxPool1d,
+    nn.AdaptiveMaxPool2d, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.ZeroPad2d, nn.ConstantPad2d,
+    nn.ReplicationPad2d, nn.ReflectionPad2d,
+)  # fmt: skip
+
+
+def _spell(node: fx.Node) -> str:
+    if node.op == "call_method":
+        return f"torch.Tensor.{node.target}"
+    module = getattr(node.target, "__module__", "") or ""
+    name = getattr(node.target, "__name__", str(node.target))
+    return f"{module.removeprefix('_')}.{name}" if module else f"torch.{name}"
+
+
+def _unsupported(what: str, node: fx.Node, march: March, row: Operator | None) -> UnsupportedOperatorError:
+    where = at(node.target if node.op == "call_module" else scope_of(node), source_line(node.stack_trace))
+    if row is not None and march.family not in row.families:
+        advice = f"it is supported on {', '.join(row.families)}"
+    elif row is not None:
+        advice = "these arguments have no quantized form; write it with simpler operators"
+    else:
+        advice = "move it after the DeQuantStub, replace it by a supported operator, or hide it with `fx_helper.wrap()`"
+    return UnsupportedOperatorError(f"`{what}` {where} has no quantized form on {march}: {advice}.")
+
+
+def _free_name(scope: str, operator: str, counters: dict[tuple[str, str], int]) -> str:
+    index = counters.get((scope, operator), 0)
+    counters[scope, operator] = index + 1
+    name = f"_generated_{operator}_{index}"
+    return f"{scope}.{name}" if scope else name
+
+
+def replace_functions(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[str, Choice], march: March) -> fx.GraphModule:
+    """Replace every function and method in the quantized part that needs a scale of its own.
+
+    Raises:
+        UnsupportedOperatorError: for an operator of the quantized part that has no quantized form.
+    """
+    counters: dict[tuple[str, str], int] = {}
+    for node in list(model.graph.nodes):
+        if node not in quantized:
+            continue
+        if node.op == "call_module":
+            _check_module(model, node, choices, march)
+            _quantize_constants(model, node, quantized, choices, counters)
+            continue
+        if _is_functional_call(model, node):
+            _quantize_constants(model, node, quantized, choices, counters)
+            continue
+        found = row_of_function(node.target) if node.op == "call_function" else row_of_method(str(node.target))
+        if found is None:
+            if not (keeps_scale(node.target) or is_fact(node) or getattr(node.target, "__horizon_leaf__", False)):
+                raise _unsupported(_spell(node), node, march, None)
+            continue
+        row, bind = found
+        scope = scope_of(node)
+        choice = choices.get(scope)
+        if choice is None or choice.qconfig is None:
+            continue  # the user keeps this module float; a QTensor that reaches it raises with a remedy
+        try:
+            call = bind(*node.args, **node.kwargs)
+        except TypeError:
+            call = None
+        if call is None or march.family not in row.families:
+            raise _unsupported(_spell(node), node, march, row)
+        new = _replace(model, node, row.name, call, choices, counters)
+        quantized.add(new)
+        _quantize_constants(model, new, quantized, choices, counters)
+    model.recompile()
+    return model
+
+
+def replace_fusable(model: fx.GraphModule, choices: dict[str, Choice]) -> fx.GraphModule:
+    """Replace the functions that fusion knows (add, relu) wherever they are, and leave all others."""
+    counters: dict[tuple[str, str], int] = {}
+    for node in list(model.graph.nodes):
+        found = row_of_function(node.target) if node.op == "call_function" else None
+        if found is None or found[0].name not in ("add", "relu", "relu6"):
+            continue
+        call = found[1](*node.args, **node.kwargs)
+        if call is not None and call.method in (None, "add") and all(isinstance(a, fx.Node) for a in call.args):
+            _replace(model, node, found[0].name, call, choices, counters)
+    model.recompile()
+    return model
+
+
+def _replace(
+    model: fx.GraphModule, node: fx.Node, name: str, call: Call, choices: dict[str, Choice], counters: dict[tuple[str, str], int]
+) -> fx.Node:
+    """Put a generated module in place of a function node."""
+    scope = scope_of(node)
+    path = _free_name(scope, name, counters)
+    model.add_submodule(path, call.module.train(model.training))
+    inherited = choices.get(scope, Choice(None, False, ""))
+    choices.setdefault(path, Choice(inherited.qconfig, False, inherited.reason))
+    with model.graph.inserting_before(node):
+        if call.method is None:
+            new = model.graph.call_module(path, call.args, call.kwargs)
+        else:
+            owner = model.graph.create_node("get_attr", path)
+            new = model.graph.call_method(call.method, (owner, *call.args), call.kwargs)
+    new.meta = {**node.meta, "made_by": f"replace {name}"}
+    new.stack_trace = node.stack_trace
+    node.replace_all_uses_with(new)
+    model.graph.erase_node(node)
+    return new
+
+
+def _check_module(model: fx.GraphModule, node: fx.Node, choices: dict[str, Choice], march: March) -> None:
+    module = module_at(model, node.target)
+    choice = choices.get(node.target)
+    if choice is not None and choice.qconfig is None:
+        return
+    row = row_of_module(type(module))
+    if row is not None and march.family in row.families:
+        return
+    if row is None and (isinstance(module, PASS_THROUGH_MODULES) or not type(module).__module__.startswith("torch.")):
+        return
+    raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
+
+
+def _is_functional_call(model: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op != "call_method" or not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    owner = node.args[0]
+    return owner.op == "get_attr" and isinstance(_attribute(model, owner.target), nn.Module)
+
+
+def _attribute(model: nn.Module, path: str) -> Any:
+    value: Any = model
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _quantize_constants(
+    model: fx.GraphModule, node: fx.Node, quantized: set[fx.Node], choices: dict[str, Choice], counters: dict[tuple[str, str], int]
+) -> None:
+    """Parameters and buffers that meet quantized tensors get a QuantStub of their own."""
+    for source in list(node.all_input_nodes):
+        if source.op != "get_attr":
+            continue
+        value = _attribute(model, source.target)
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        scope = scope_of(node)
+        path = _free_name(scope, "quant", counters)
+        model.add_submodule(path, QuantStub().train(model.training))
+        outer = choices.get(scope, Choice(None, False, ""))
+        choices[path] = Choice(outer.qconfig, False, outer.reason)
+        with model.graph.inserting_before(node):
+            stub = model.graph.call_module(path, (source,))
+        stub.meta = {**node.meta, "made_by": "quantize constant"}
+        stub.stack_trace = node.stack_trace
+        quantized.add(stub)
+        node.replace_input_with(source, stub)
+
+
+def supported_names() -> list[str]:
+    """Names of all operators in the table."""
+    return [row.name for row in rows()]

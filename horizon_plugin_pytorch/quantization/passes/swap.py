@@ -1,0 +1,139 @@
+"""Float modules become QAT modules, and QAT modules become quantized modules."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, at
+from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.passes.configure import Choice
+
+_NO_QCONFIG = {"dequant", "relu", "relu6", "interpolate", "upsample", "upsampling_bilinear2d", "upsampling_nearest2d"}
+_HIGH_PRECISION = ("conv", "linear", "functional", "matmul")
+
+
+def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
+    """Rebuild the tree: `change` gives a module's replacement, or None to look inside. Shared modules stay shared."""
+    done: dict[int, nn.Module] = {}
+
+    def visit(module: nn.Module, path: str) -> nn.Module:
+        if id(module) in done:
+            return done[id(module)]
+        new = change(path, module)
+        if new is None:
+            done[id(module)] = new = module
+            for name, child in list(module._modules.items()):
+                if child is not None:
+                    module._modules[name] = visit(child, f"{path}.{name}" if path else name)
+        else:
+            for hook_id, hook in module._forward_hooks.items():
+                new._forward_hooks[hook_id] = hook
+            for hook_id, pre_hook in module._forward_pre_hooks.items():
+                new._forward_pre_hooks[hook_id] = pre_hook
+        done[id(module)] = new
+        return new
+
+    return visit(model, "")
+
+
+def _check_output(row: Operator, path: str, qconfig: Any) -> None:
+    is_gemm = row.name.lower().startswith(_HIGH_PRECISION)
+    if row.qat is not None and qconfig.activation is None and not is_gemm and row.name not in _NO_QCONFIG:
+        raise QuantizationConfigError(
+            f"`{row.name}` {at(path)} has a qconfig without activation quantization. High-precision output exists for "
+            "Conv2d, ConvTranspose2d, Linear and matmul only; give this module a qconfig with an activation format."
+        )
+
+
+def to_qat(model: nn.Module, choices: dict[str, Choice], march: March, only: set[str] | None = None) -> nn.Module:
+    """Replace float modules that have a qconfig by their QAT forms.
+
+    Args:
+        only: paths of the modules in the quantized part; None means all.
+    """
+
+    def change(path: str, module: nn.Module) -> nn.Module | None:
+        if isinstance(module, (QATModule, FakeQuantize)):
+            return module
+        row = row_of_module(type(module))
+        if row is None or row.qat is None:
+            return None
+        if only is not None and not any(path == p or path.startswith(p + ".") for p in only):
+            return None
+        choice = choices.get(path)
+        qconfig = _inherited(choices, path) if choice is None else choice.qconfig
+        if qconfig is None and row.name not in _NO_QCONFIG:
+            return None
+        if qconfig is not None:
+            _check_output(row, path, qconfig)
+        module.qconfig = qconfig
+        module.path = path  # type: ignore[assignment]
+        qat = row.qat.from_float(module)
+        device = next((p.device for p in module.parameters()), None)
+        return qat if device is None else qat.to(device)
+
+    model = _map_modules(model, change)
+    name_quantizers(model)
+    return model
+
+
+def _inherited(choices: dict[str, Choice], path: str) -> Any:
+    while path:
+        path = path.rpartition(".")[0]
+        if path in choices:
+            return choices[path].qconfig
+    return None
+
+
+def name_quantizers(model: nn.Module) -> None:
+    """Tell every observer where it is, for its messages."""
+    for path, module in model.named_modules():
+        if isinstance(module, FakeQuantize):
+            owner = path.removesuffix(".activation_post_process").removesuffix(".weight_fake_quant")
+            module.set_owner(f"{owner} (weight)" if path.endswith("weight_fake_quant") else owner)
+
+
+def _never_calibrated(model: nn.Module) -> list[str]:
+    found = []
+    for path, module in model.named_modules():
+        quantizer = getattr(module, "activation_post_process", None)
+        if isinstance(module, QATModule) and isinstance(quantizer, FakeQuantize) and not quantizer.has_statistics:
+            found.append(f"{path} ({type(module).__name__})")
+    return found
+
+
+@torch.no_grad()
+def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
+    """Replace QAT modules by their integer forms; warn of modules that never saw data."""
+    missing = _never_calibrated(model)
+    if missing:
+        shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        warnings.warn(
+            f"{shown} has not collected any statistics of activations and its scale is 1. Run calibration data through the "
+            "model in the CALIBRATION or QAT state before converting, or load a calibrated checkpoint.",
+            CalibrationWarning,
+            stacklevel=4,
+        )
+    for module in model.modules():
+        if isinstance(module, QATGemm) and not module.weight_fake_quant.has_statistics:
+            module.weight_fake_quant.observe(module.weight)  # weights are known without any data
+
+    def change(path: str, module: nn.Module) -> nn.Module | None:
+        if not isinstance(module, QATModule):
+            return None
+        return type(module).quantized_class.from_qat(module).train(module.training)
+
+    model = _map_modules(model, change)
+    if remove_qconfig:
+        for module in model.modules():
+            module.__dict__.pop("qconfig", None)
+    return model.eval()

@@ -1,0 +1,159 @@
+"""Which fake quantizers a module gets."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from horizon_plugin_pytorch.dtype import as_dtype, qint8, qint16
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, Partial
+from horizon_plugin_pytorch.quantization.observer import (
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
+from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, PercentileObserver
+
+
+class _Fields(NamedTuple):
+    activation: Any
+    weight: Any
+    input: Any
+
+
+class QConfig(_Fields):
+    """Constructors of fake quantizers for a module's output, weight and input; None leaves that tensor alone.
+
+    `output` is another name of `activation`.
+
+    >>> q = QConfig(output=FakeQuantize.with_args(dtype=qint16), weight=None)
+    >>> q.activation().dtype
+    'qint16'
+    """
+
+    def __new__(cls, activation: Any = None, weight: Any = None, input: Any = None, output: Any = None) -> "QConfig":
+        if activation is not None and output is not None and activation is not output:
+            raise QuantizationConfigError("QConfig: `output` is another name of `activation`; give one of them.")
+        return super().__new__(cls, activation if output is None else output, weight, input)
+
+    @property
+    def output(self) -> Any:
+        """The output's fake quantizer."""
+        return self.activation
+
+    def __getnewargs__(self) -> tuple:
+        return tuple(self)
+
+
+_ACTIVATION_OBSERVERS = {
+    "min_max": MovingAverageMinMaxObserver,
+    "percentile": PercentileObserver,
+    "fixed_scale": FixedScaleObserver,
+}
+_WEIGHT_OBSERVERS = {
+    "min_max": MovingAverageMinMaxObserver,
+    "fixed_scale": FixedScaleObserver,
+}
+_PER_CHANNEL = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0}
+
+
+def _partial(what: str, fake_quant: str | None, observer: str | None, table: dict, qkwargs: dict | None) -> Partial | None:
+    if fake_quant is None or (observer is None and not (qkwargs or {}).get("observer")):
+        return None
+    if fake_quant != "fake_quant":
+        raise QuantizationConfigError(
+            f"get_default_qconfig: {what}_fake_quant={fake_quant!r} is not available in this version; use 'fake_quant' or None."
+        )
+    kwargs = dict(qkwargs or {})
+    if "observer" not in kwargs:
+        if observer not in table:
+            raise QuantizationConfigError(
+                f"get_default_qconfig: {what}_observer={observer!r} is not available; choose one of {', '.join(table)}."
+            )
+        kwargs["observer"] = table[observer]
+    if kwargs["observer"] is MovingAverageMinMaxObserver and kwargs.get("qscheme") == torch.per_channel_symmetric:
+        kwargs["observer"] = MovingAveragePerChannelMinMaxObserver
+    if kwargs["observer"] is FixedScaleObserver and "scale" not in kwargs:
+        raise QuantizationConfigError(f"get_default_qconfig: a fixed {what} scale needs {what}_qkwargs={{'scale': ...}}.")
+    kwargs["dtype"] = as_dtype(kwargs.get("dtype", qint8))
+    return FakeQuantize.with_args(**kwargs)
+
+
+def get_default_qconfig(
+    activation_fake_quant: str | None = "fake_quant",
+    weight_fake_quant: str | None = "fake_quant",
+    activation_observer: str | None = "min_max",
+    weight_observer: str | None = "min_max",
+    activation_qkwargs: dict | None = None,
+    weight_qkwargs: dict | None = None,
+) -> QConfig:
+    """A qconfig from names.
+
+    Args:
+        activation_fake_quant, weight_fake_quant: ``"fake_quant"``, or None not to quantize.
+        activation_observer: ``"min_max"``, ``"percentile"`` or ``"fixed_scale"``.
+        weight_observer: ``"min_max"`` or ``"fixed_scale"``.
+        activation_qkwargs, weight_qkwargs: dtype, averaging_constant, qscheme, ch_axis, an observer class, a scale, ...
+            Weights are per channel (axis 0) unless weight_qkwargs says otherwise.
+
+    >>> get_default_qconfig(activation_qkwargs={"dtype": qint16}).activation().dtype
+    'qint16'
+    """
+    return QConfig(
+        activation=_partial("activation", activation_fake_quant, activation_observer, _ACTIVATION_OBSERVERS, activation_qkwargs),
+        weight=_partial("weight", weight_fake_quant, weight_observer, _WEIGHT_OBSERVERS, _PER_CHANNEL | (weight_qkwargs or {})),
+    )
+
+
+def get_default_qat_qconfig(
+    dtype: Any = "qint8",
+    weight_dtype: Any = "qint8",
+    activation_fake_quant: str | None = "fake_quant",
+    weight_fake_quant: str | None = "fake_quant",
+    activation_qkwargs: dict | None = None,
+    weight_qkwargs: dict | None = None,
+    backend: str = "",
+) -> QConfig:
+    """The first generation's name of `get_default_qconfig`, with the formats as arguments."""
+    return get_default_qconfig(
+        activation_fake_quant,
+        weight_fake_quant,
+        activation_qkwargs={"dtype": as_dtype(dtype)} | (activation_qkwargs or {}),
+        weight_qkwargs={"dtype": as_dtype(weight_dtype)} | (weight_qkwargs or {}),
+    )
+
+
+def get_default_qat_out_qconfig(
+    dtype: Any = "qint8", weight_fake_quant: str | None = "fake_quant", weight_qkwargs: dict | None = None, backend: str = ""
+) -> QConfig:
+    """A qconfig for output layers: the accumulator leaves as float. `dtype` is the weight's format."""
+    return get_default_qconfig(
+        None, weight_fake_quant, None, weight_qkwargs={"dtype": as_dtype(dtype)} | (weight_qkwargs or {})
+    )
+
+
+def get_default_calib_qconfig(dtype: Any = "qint8", calib_qkwargs: dict | None = None, backend: str = "") -> QConfig:
+    """A qconfig for calibration: percentile observer on activations, min_max on weights."""
+    return get_default_qconfig(
+        activation_observer="percentile", activation_qkwargs={"dtype": as_dtype(dtype)} | (calib_qkwargs or {})
+    )
+
+
+default_qat_8bit_fake_quant_qconfig = get_default_qconfig()
+default_qat_8bit_fixed_act_fake_quant_qconfig = get_default_qconfig(activation_qkwargs={"averaging_constant": 0})
+default_qat_8bit_weight_16bit_act_fake_quant_qconfig = get_default_qconfig(activation_qkwargs={"dtype": qint16})
+default_qat_8bit_weight_16bit_fixed_act_fake_quant_qconfig = get_default_qconfig(
+    activation_qkwargs={"dtype": qint16, "averaging_constant": 0}
+)
+default_qat_out_8bit_fake_quant_qconfig = get_default_qconfig(activation_fake_quant=None, activation_observer=None)
+default_qat_8bit_weight_32bit_out_fake_quant_qconfig = default_qat_out_8bit_fake_quant_qconfig
+default_calib_8bit_fake_quant_qconfig = get_default_qconfig(activation_observer="percentile")
+default_calib_8bit_weight_16bit_act_fake_quant_qconfig = get_default_qconfig(
+    activation_observer="percentile", activation_qkwargs={"dtype": qint16}
+)
+default_calib_out_8bit_fake_quant_qconfig = default_qat_out_8bit_fake_quant_qconfig
+default_calib_8bit_weight_32bit_out_fake_quant_qconfig = default_qat_out_8bit_fake_quant_qconfig
+
+default_8bit_fake_quant = default_qat_8bit_fake_quant_qconfig.activation
+default_weight_8bit_fake_quant = default_qat_8bit_fake_quant_qconfig.weight

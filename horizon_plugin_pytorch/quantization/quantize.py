@@ -1,0 +1,78 @@
+"""Eager mode: the user writes stubs and FloatFunctional, and fuses; these verbs swap modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from horizon_plugin_pytorch.march import require_march
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
+from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized
+from horizon_plugin_pytorch.quantization.quantize_fx import check_mode, copy_model
+
+
+def prepare_qat(
+    model: nn.Module,
+    mapping: dict | None = None,
+    inplace: bool = False,
+    optimize_graph: bool = False,
+    hybrid: bool = False,
+    optimize_kwargs: dict | None = None,
+    example_inputs: Any = None,
+    qconfig_setter: Any = None,
+    verbose: int = 0,
+) -> nn.Module:
+    """Replace the modules that have a qconfig by their QAT forms.
+
+    Args:
+        model: a float model whose ``qconfig`` attribute, or whose modules', says how to quantize.
+        inplace: change `model` itself rather than a copy.
+        mapping, optimize_graph, optimize_kwargs, verbose: accepted for compatibility.
+    """
+    march = require_march("prepare_qat")
+    check_mode("prepare_qat")
+    if hybrid:
+        raise NotImplementedError("prepare_qat: hybrid models are not available in this version; use hybrid=False.")
+    if qconfig_setter is not None:
+        raise NotImplementedError("prepare_qat: qconfig setters are not available in this version; set qconfig attributes.")
+    if not inplace:
+        model = copy_model(model, "prepare_qat")
+    return to_qat(model, resolve_qconfigs(model, None), march)
+
+
+def convert(
+    module: nn.Module,
+    mapping: dict | None = None,
+    inplace: bool = False,
+    remove_qconfig: bool = True,
+    fast_mode: bool = False,
+) -> nn.Module:
+    """Convert a model prepared with `prepare_qat` to integers.
+
+    Args:
+        inplace: change `module` itself rather than a copy.
+        mapping, fast_mode: accepted for compatibility.
+    """
+    if not inplace:
+        module = copy_model(module, "convert")
+    return to_quantized(module, remove_qconfig)
+
+
+def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str]:
+    """Copy statistics and scales from a calibrated model to another prepared from the same float model.
+
+    Returns:
+        Paths of fake quantizers of `dst_model` that `src_model` does not have; these keep what they had.
+    """
+    source = {path: m for path, m in src_model.named_modules() if isinstance(m, FakeQuantize)}
+    missing = []
+    for path, target in dst_model.named_modules():
+        if not isinstance(target, FakeQuantize):
+            continue
+        if path in source:
+            target.copy_statistics(source[path])
+        else:
+            missing.append(path)
+    return missing

@@ -1,0 +1,164 @@
+"""fx mode: trace the model, then replace, fuse and swap by itself."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+from torch import fx, nn
+
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning
+from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
+from horizon_plugin_pytorch.march import require_march
+from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode
+from horizon_plugin_pytorch.quantization.fx.graph_module import (
+    GraphModuleWithAttr,
+    ObservedGraphModule,
+    QuantizedGraphModule,
+)
+from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
+from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
+from horizon_plugin_pytorch.quantization.passes.region import quantized_nodes
+from horizon_plugin_pytorch.quantization.passes.replace import replace_functions, replace_fusable
+from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized
+
+__all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
+
+
+def copy_model(model: nn.Module, what: str) -> nn.Module:
+    """A deep copy, or an error that says why the model cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:
+        raise HorizonError(
+            f"{what} copies `{type(model).__name__}` and could not: {error} A tensor that autograd computed is stored as an "
+            "attribute; detach it, or keep it as a buffer."
+        ) from error
+
+
+def _preserve(target: nn.Module, source: nn.Module, config: dict | None) -> None:
+    for name in (config or {}).get("preserved_attributes", []):
+        if not hasattr(target, name):
+            setattr(target, name, getattr(source, name))
+
+
+def check_mode(what: str) -> None:
+    """Only FuseBN is there; say so rather than train something else."""
+    if get_qat_mode() is not QATMode.FuseBN:
+        raise NotImplementedError(
+            f"{what}: QATMode.{get_qat_mode().name} is not available in this version. Call "
+            "`set_qat_mode(QATMode.FuseBN)`, which folds batch normalisation into the layer before it."
+        )
+
+
+def fuse_fx(model: nn.Module, fuse_custom_config_dict: dict[str, Any] | None = None) -> GraphModuleWithAttr:
+    """Fuse layers with the batch norm, add and ReLU that follow them; a float model comes out, `model` stays as it is.
+
+    >>> type(fuse_fx(nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())).get_submodule("0")).__name__
+    'ConvReLU2d'
+    """
+    check_mode("fuse_fx")
+    copied = copy_model(model, "fuse_fx")
+    graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
+    choices = resolve_qconfigs(copied, None)
+    replace_fusable(graph_module, choices)  # `x + y` must become a module before it can be fused
+    fuse_graph(graph_module, choices)
+    _preserve(graph_module, model, fuse_custom_config_dict)
+    return graph_module
+
+
+def prepare_qat_fx(
+    model: nn.Module,
+    qconfig_dict: dict[str, Any] | None = None,
+    prepare_custom_config_dict: dict[str, Any] | None = None,
+    optimize_graph: bool = False,
+    hybrid: bool = False,
+    hybrid_dict: dict[str, list] | None = None,
+    opset_version: str = "hbdk3",
+    example_inputs: Any = None,
+    qconfig_setter: Any = None,
+    verbose: int = 0,
+) -> ObservedGraphModule:
+    """Prepare a float model for calibration and training on the integer grid.
+
+    What lies between QuantStub and DeQuantStub is quantized, the rest stays float. `model` itself is not changed.
+
+    Args:
+        model: a float model, or the result of `fuse_fx`.
+        qconfig_dict: ``{"": qconfig, "module_type": [(cls, qconfig)], "module_name": [(path, qconfig)]}``; later keys
+            beat earlier ones, and a module's own ``qconfig`` attribute beats all. None keeps a module float.
+        prepare_custom_config_dict: ``{"preserved_attributes": [...]}``.
+        optimize_graph, opset_version, verbose: accepted for compatibility.
+
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
+    >>> from horizon_plugin_pytorch.quantization.stubs import QuantWrapper
+    >>> set_march(March.BAYES)
+    >>> net = prepare_qat_fx(QuantWrapper(nn.Conv2d(1, 2, 1)), {"": default_qat_8bit_fake_quant_qconfig})
+    >>> type(net.module)
+    <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
+    """
+    march = require_march("prepare_qat_fx")
+    check_mode("prepare_qat_fx")
+    if hybrid or hybrid_dict:
+        raise NotImplementedError("prepare_qat_fx: hybrid models are not available in this version; use hybrid=False.")
+    if qconfig_setter is not None:
+        raise NotImplementedError("prepare_qat_fx: qconfig setters are not available in this version; use qconfig_dict.")
+    copied = copy_model(model, "prepare_qat_fx")
+    choices = resolve_qconfigs(copied, qconfig_dict)
+    observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
+    region = quantized_nodes(observed)
+    if not region:
+        warnings.warn(
+            f"`{type(model).__name__}` has no QuantStub on the way from its inputs, so nothing will be quantized. Add "
+            "`self.quant = QuantStub()` and call it on each float input.",
+            QuantizationWarning,
+            stacklevel=2,
+        )
+    replace_functions(observed, region, choices, march)
+    fuse_graph(observed, choices, region)
+    used = _module_paths(observed, region)
+    to_qat(observed, choices, march, used)
+    observed.recompile()
+    _preserve(observed, model, prepare_custom_config_dict)
+    return observed
+
+
+def _module_paths(model: fx.GraphModule, region: set[fx.Node]) -> set[str]:
+    """Paths of the modules that the quantized part calls, with the DeQuantStubs that end it."""
+    paths = set()
+    for node in model.graph.nodes:
+        touches = node in region or any(source in region for source in node.all_input_nodes)
+        if node.op == "call_module" and touches:
+            paths.add(str(node.target))
+        elif node.op == "call_method" and node in region and isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr":
+            paths.add(str(node.args[0].target))
+    return paths
+
+
+def convert_fx(
+    graph_module: fx.GraphModule,
+    inplace: bool = False,
+    convert_custom_config_dict: dict[str, Any] | None = None,
+    _remove_qconfig: bool = True,
+    fast_mode: bool = False,
+) -> QuantizedGraphModule:
+    """Convert a prepared and calibrated or trained model to integers.
+
+    Args:
+        graph_module: the result of `prepare_qat_fx`.
+        inplace: let the result reuse the modules of `graph_module`, which must not be used afterwards.
+        convert_custom_config_dict: ``{"preserved_attributes": [...]}``.
+        fast_mode: accepted for compatibility; the integer model is fast as it is.
+    """
+    if not isinstance(graph_module, fx.GraphModule):
+        raise TypeError(
+            f"convert_fx takes the result of prepare_qat_fx, got {type(graph_module).__name__}; a model prepared in eager "
+            "mode is converted with `convert`."
+        )
+    model = graph_module if inplace else copy_model(graph_module, "convert_fx")
+    to_quantized(model, _remove_qconfig)
+    quantized = QuantizedGraphModule(model, model.graph, graph_module._get_name())
+    _preserve(quantized, graph_module, convert_custom_config_dict)
+    return quantized

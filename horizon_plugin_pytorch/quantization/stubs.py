@@ -1,0 +1,61 @@
+"""Where a model enters and leaves the quantized part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class QuantStub(nn.Module):
+    """Marks a float input that becomes quantized.
+
+    Args:
+        scale: a fixed scale, such as 1 / 128 for centred images; None observes it.
+        zero_point: must be 0 or None.
+        qconfig: a qconfig of its own.
+
+    >>> import torch
+    >>> QuantStub(scale=1 / 128)(torch.ones(1))
+    tensor([1.])
+    """
+
+    def __init__(self, scale: float | None = None, zero_point: Any = None, qconfig: Any = None) -> None:
+        super().__init__()
+        if zero_point:
+            raise ValueError(f"QuantStub: quantization is symmetric, zero_point must be 0 or None, got {zero_point}.")
+        if scale is not None and not float(scale) > 0:
+            raise ValueError(f"QuantStub: scale must be positive, got {scale}.")
+        self.scale, self.zero_point = scale, 0
+        if qconfig is not None:
+            self.qconfig = qconfig
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def extra_repr(self) -> str:
+        return "" if self.scale is None else f"scale={self.scale}"
+
+
+class DeQuantStub(nn.Module):
+    """Marks where a quantized value becomes float again."""
+
+    def __init__(self, qconfig: Any = None) -> None:
+        super().__init__()
+        if qconfig is not None:
+            self.qconfig = qconfig
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class QuantWrapper(nn.Module):
+    """A module with a QuantStub before and a DeQuantStub after it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.quant, self.module, self.dequant = QuantStub(), module, DeQuantStub()
+        self.train(module.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.module(self.quant(x)))

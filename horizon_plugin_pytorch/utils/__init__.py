@@ -1,0 +1,1 @@
+"""Helpers whose paths the guides give."""
