@@ -98,7 +98,7 @@ def plan_accumulator(
     is_single = input_digits == weight_digits == 1
     weights = split_digits(weight, weight_digits)
     piece = magnitude if weight_digits == 1 else magnitude.clamp(max=_DIGIT * by_output[0, 0].numel())
-    parts = _choose_parts(piece * _DIGIT, bias_size if is_single else torch.zeros_like(bias_size), groups)
+    parts = _choose_parts(piece * _DIGIT, bias_size if is_single else torch.zeros_like(bias_size))
     is_double = parts == 0
     parts = max(parts, 1)
 
@@ -150,9 +150,9 @@ def plan_accumulator(
     )
 
 
-def _choose_parts(piece: Tensor, bias: Tensor, groups: int) -> int:
+def _choose_parts(piece: Tensor, bias: Tensor) -> int:
     """How many slices of the input channels keep each slice's sum below 2**24; 0 if none does."""
-    for parts in _PARTS if groups == 1 else (1,):
+    for parts in _PARTS:
         if parts > piece.shape[1]:
             break
         slices = piece.tensor_split(parts, dim=1)
@@ -160,6 +160,30 @@ def _choose_parts(piece: Tensor, bias: Tensor, groups: int) -> int:
         if largest < EXACT_FLOAT32:
             return parts
     return 0
+
+
+def split_input(x: Tensor, parts: int, axis: int, groups: int) -> Sequence[Tensor]:
+    """What each part of a split layer reads: its slice of the channels, or all of them if there are groups."""
+    if parts == 1 or groups > 1:
+        return [x] * parts
+    return x.tensor_split(parts, dim=axis)
+
+
+def split_weight(weight: Tensor, parts: int, axis: int, groups: int) -> Sequence[Tensor]:
+    """The weights of each part: a slice of the input channels; with groups, all of them with the others zeroed."""
+    if parts == 1:
+        return [weight]
+    if groups == 1:
+        return weight.tensor_split(parts, dim=axis)
+    per_group = weight.shape[axis] if axis == 1 else weight.shape[0] // groups
+    part = torch.empty(per_group, dtype=torch.long, device=weight.device)
+    for index, members in enumerate(torch.arange(per_group, device=weight.device).tensor_split(parts)):
+        part[members] = index
+    if axis == 0:
+        part = part.repeat(groups)
+    shape = [1] * weight.dim()
+    shape[axis] = -1
+    return [weight * (part == index).reshape(shape) for index in range(parts)]
 
 
 def _accumulate(
@@ -171,7 +195,8 @@ def _accumulate(
     parts: int,
     is_double: bool,
     is_wide: bool,
-    split_weight: Callable[[Tensor, int], Sequence[Tensor]],
+    weight_axis: int,
+    groups: int,
     input_axis: int,
     spread: Callable[[Tensor], Tensor],
 ) -> Tensor:
@@ -187,9 +212,8 @@ def _accumulate(
         acc = product(x, weights[0], None if bias is None else bias.float())
         return acc.double() if is_wide else acc
     acc = None
-    slices = x.tensor_split(parts, dim=input_axis) if parts > 1 else [x]
-    kernels = [split_weight(w, parts) if parts > 1 else [w] for w in weights]
-    for index, piece in enumerate(slices):
+    kernels = [split_weight(w, parts, weight_axis, groups) for w in weights]
+    for index, piece in enumerate(split_input(x, parts, input_axis, groups)):
         for i, digit in enumerate(split_digits(piece, input_digits)):
             for j, kernel in enumerate(kernels):
                 term = product(digit, kernel[index], None)
@@ -262,7 +286,7 @@ def conv2d(
     axis = 0 if is_transposed else 1
     acc = _accumulate(
         product, x, weights, bias, input_digits, parts, is_double, is_wide,
-        lambda w, n: w.tensor_split(n, dim=axis), 1, lambda v: v.reshape(-1, 1, 1),
+        axis, groups, 1, lambda v: v.reshape(-1, 1, 1),
     )  # fmt: skip
     spread = None if residual_factor is None else residual_factor.reshape(-1, 1, 1)
     return _finish(acc, residual, spread, factor.reshape(-1, 1, 1), limit, low, high, is_real)
@@ -291,7 +315,7 @@ def linear(
     is_wide = factor.dtype == torch.float64
     acc = _accumulate(
         F.linear, x, weights, bias, input_digits, parts, is_double, is_wide,
-        lambda w, n: w.tensor_split(n, dim=1), -1, lambda v: v,
+        1, 1, -1, lambda v: v,
     )  # fmt: skip
     return _finish(acc, residual, residual_factor, factor, limit, low, high, is_real)
 

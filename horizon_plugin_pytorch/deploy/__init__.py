@@ -1,0 +1,1 @@
+"""From a converted model to a graph that runs elsewhere."""

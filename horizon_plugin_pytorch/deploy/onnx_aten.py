@@ -1,0 +1,310 @@
+"""Ordinary torch operators as ONNX operators: those that keep the scale, and the float ones around the integer part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a lowering may need to know of a call: shapes of its first input and of its outputs."""
+
+    input_shape: list[int]
+    output_shape: list[int]
+    outputs: list[Tensor]
+
+
+AtenLowering = Callable[..., Any]
+ATEN: dict[str, AtenLowering] = {}
+
+
+def lowers(*names: str) -> Callable[[AtenLowering], AtenLowering]:
+    """Register the lowering of ``aten::<name>``; it gets graph, site, value names for tensors and plain arguments."""
+
+    def register(function: AtenLowering) -> AtenLowering:
+        for name in names:
+            ATEN[f"aten::{name}"] = function
+        return function
+
+    return register
+
+
+@lowers("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "flatten", "unflatten", "_reshape_alias", "view_as")
+def reshape(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any) -> str:
+    return g.reshape(x, site.output_shape)
+
+
+@lowers("clone", "contiguous", "alias", "detach", "lift_fresh", "lift_fresh_copy", "dropout", "native_dropout", "resolve_conj")
+def identity(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any) -> str:
+    return x
+
+
+@lowers("_to_copy")
+def to_copy(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any) -> str:
+    return g.cast(x, site.outputs[0].dtype)
+
+
+@lowers("permute")
+def permute(g: OnnxGraph, site: Site, x: str, dims: list[int]) -> str:
+    rank = len(site.input_shape)
+    return g.node("Transpose", x, perm=[d % rank for d in dims])
+
+
+@lowers("transpose")
+def transpose(g: OnnxGraph, site: Site, x: str, a: int, b: int) -> str:
+    order = list(range(len(site.input_shape)))
+    order[a], order[b] = order[b], order[a]
+    return g.node("Transpose", x, perm=order)
+
+
+@lowers("t")
+def t(g: OnnxGraph, site: Site, x: str) -> str:
+    return g.node("Transpose", x, perm=list(range(len(site.input_shape)))[::-1])
+
+
+@lowers("expand")
+def expand(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any) -> str:
+    return g.node("Expand", x, g.constant(site.output_shape, torch.int64, "shape"))
+
+
+@lowers("repeat")
+def repeat(g: OnnxGraph, site: Site, x: str, repeats: list[int]) -> str:
+    extra = len(repeats) - len(site.input_shape)
+    if extra:
+        x = g.reshape(x, [1] * extra + site.input_shape)
+    return g.node("Tile", x, g.constant(list(repeats), torch.int64, "repeats"))
+
+
+@lowers("cat")
+def cat(g: OnnxGraph, site: Site, tensors: list[str], dim: int = 0) -> str:
+    return g.node("Concat", *tensors, axis=dim)
+
+
+@lowers("stack")
+def stack(g: OnnxGraph, site: Site, tensors: list[str], dim: int = 0) -> str:
+    rank = len(site.output_shape)
+    axes = g.constant([dim % rank], torch.int64, "axes")
+    return g.node("Concat", *(g.node("Unsqueeze", x, axes) for x in tensors), axis=dim % rank)
+
+
+@lowers("slice")
+def slice_(g: OnnxGraph, site: Site, x: str, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> str:
+    bounds = [0 if start is None else start, 2**62 if end is None else end]
+    starts, ends, axes, steps = (g.constant([v], torch.int64, "slice") for v in (*bounds, dim, step))
+    return g.node("Slice", x, starts, ends, axes, steps)
+
+
+@lowers("select")
+def select(g: OnnxGraph, site: Site, x: str, dim: int, index: int) -> str:
+    return g.node("Gather", x, g.constant(index, torch.int64, "index"), axis=dim)
+
+
+@lowers("index_select")
+def index_select(g: OnnxGraph, site: Site, x: str, dim: int, index: str) -> str:
+    return g.node("Gather", x, index, axis=dim)
+
+
+@lowers("split", "split_with_sizes", "unsafe_split", "chunk", "unsafe_chunk", "tensor_split")
+def split(g: OnnxGraph, site: Site, x: str, sizes: Any, dim: int = 0) -> list[str]:
+    dim = dim % len(site.input_shape)
+    lengths = [out.shape[dim] for out in site.outputs]
+    if len(lengths) == 1:
+        return [x]
+    return g.node("Split", x, g.constant(lengths, torch.int64, "split"), outputs=len(lengths), axis=dim)
+
+
+@lowers("unbind")
+def unbind(g: OnnxGraph, site: Site, x: str, dim: int = 0) -> list[str]:
+    return [g.node("Gather", x, g.constant(i, torch.int64, "index"), axis=dim) for i in range(len(site.outputs))]
+
+
+@lowers("flip")
+def flip(g: OnnxGraph, site: Site, x: str, dims: list[int]) -> str:
+    dims = [d % len(site.input_shape) for d in dims]
+    starts, ends, axes, steps = (
+        g.constant(v, torch.int64, "flip") for v in ([-1] * len(dims), [-(2**62)] * len(dims), dims, [-1] * len(dims))
+    )
+    return g.node("Slice", x, starts, ends, axes, steps)
+
+
+@lowers("roll")
+def roll(g: OnnxGraph, site: Site, x: str, shifts: list[int], dims: list[int] | None = None) -> str:
+    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
+    flat = not dims
+    if flat:
+        x = g.reshape(x, [-1])
+    size_of = [int(torch.tensor(site.input_shape).prod())] if flat else site.input_shape
+    for shift, dim in zip(shifts, [0] if flat else list(dims or []), strict=True):
+        size = size_of[dim]
+        index = (torch.arange(size) - shift) % size
+        x = g.node("Gather", x, g.constant(index, torch.int64, "roll"), axis=dim)
+    return g.reshape(x, site.output_shape) if flat else x
+
+
+def _pads(pad: list[int], rank: int) -> list[int]:
+    begins, ends = [0] * rank, [0] * rank
+    for i in range(len(pad) // 2):
+        begins[rank - 1 - i], ends[rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
+    return begins + ends
+
+
+@lowers("constant_pad_nd")
+def constant_pad(g: OnnxGraph, site: Site, x: str, pad: list[int], value: float = 0.0) -> str:
+    pads = g.constant(_pads(pad, len(site.input_shape)), torch.int64, "pads")
+    return g.node("Pad", x, pads, g.scalar(value, torch.float32), mode="constant")
+
+
+@lowers("replication_pad2d", "replication_pad1d")
+def replication_pad(g: OnnxGraph, site: Site, x: str, pad: list[int]) -> str:
+    return g.node("Pad", x, g.constant(_pads(pad, len(site.input_shape)), torch.int64, "pads"), mode="edge")
+
+
+@lowers("reflection_pad2d", "reflection_pad1d")
+def reflection_pad(g: OnnxGraph, site: Site, x: str, pad: list[int]) -> str:
+    return g.node("Pad", x, g.constant(_pads(pad, len(site.input_shape)), torch.int64, "pads"), mode="reflect")
+
+
+@lowers("pixel_shuffle")
+def pixel_shuffle(g: OnnxGraph, site: Site, x: str, factor: int) -> str:
+    *lead, c, h, w = site.input_shape
+    n = len(lead)
+    x = g.reshape(x, [*lead, c // factor**2, factor, factor, h, w])
+    return g.reshape(g.node("Transpose", x, perm=[*range(n), n, n + 3, n + 1, n + 4, n + 2]), site.output_shape)
+
+
+@lowers("pixel_unshuffle")
+def pixel_unshuffle(g: OnnxGraph, site: Site, x: str, factor: int) -> str:
+    *lead, c, h, w = site.input_shape
+    n = len(lead)
+    x = g.reshape(x, [*lead, c, h // factor, factor, w // factor, factor])
+    return g.reshape(g.node("Transpose", x, perm=[*range(n), n, n + 2, n + 4, n + 1, n + 3]), site.output_shape)
+
+
+@lowers("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(g: OnnxGraph, site: Site, x: str, groups: int) -> str:
+    n, c, *rest = site.input_shape
+    x = g.reshape(x, [n, groups, c // groups, *rest])
+    return g.reshape(g.node("Transpose", x, perm=[0, 2, 1, *range(3, 3 + len(rest))]), site.output_shape)
+
+
+@lowers("relu", "relu_")
+def relu(g: OnnxGraph, site: Site, x: str) -> str:
+    return g.node("Relu", x)
+
+
+@lowers("clamp", "clamp_", "hardtanh", "hardtanh_")
+def clamp(g: OnnxGraph, site: Site, x: str, low: float | None = None, high: float | None = None) -> str:
+    if low is not None:
+        x = g.node("Max", x, g.scalar(low, torch.float32))
+    return x if high is None else g.node("Min", x, g.scalar(high, torch.float32))
+
+
+@lowers("max_pool2d_with_indices", "max_pool2d")
+def max_pool2d(
+    g: OnnxGraph, site: Site, x: str, kernel: list[int], stride: list[int] | None = None, padding: list[int] | int = 0,
+    dilation: list[int] | int = 1, ceil_mode: bool = False,
+) -> list[str | None]:  # fmt: skip
+    def pair(v: Any) -> list[int]:
+        values = [v] if isinstance(v, int) else list(v)
+        return values * 2 if len(values) == 1 else values
+
+    kernel = pair(kernel)
+    out = g.node(
+        "MaxPool", x, kernel_shape=kernel, strides=pair(stride) if stride else kernel, pads=pair(padding) * 2,
+        dilations=pair(dilation), ceil_mode=int(ceil_mode),
+    )  # fmt: skip
+    return [out, None]
+
+
+@lowers("upsample_nearest2d")
+def upsample_nearest2d(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any) -> str:
+    """The positions that torch reads, found by resizing a ramp with the same arguments."""
+    for axis in (2, 3):
+        size = site.input_shape[axis]
+        shape = [1, 1, 1, 1]
+        shape[axis] = size
+        ramp = torch.arange(size, dtype=torch.float32).reshape(shape).expand(1, 1, *site.input_shape[2:]).contiguous()
+        resized = torch.ops.aten.upsample_nearest2d(ramp, *args, **kwargs)
+        index = resized[0, 0, :, 0] if axis == 2 else resized[0, 0, 0, :]
+        x = g.node("Gather", x, g.constant(index, torch.int64, "nearest"), axis=axis)
+    return x
+
+
+@lowers("amax")
+def amax(g: OnnxGraph, site: Site, x: str, dim: list[int], keepdim: bool = False) -> str:
+    return g.axes("ReduceMax", x, [d % len(site.input_shape) for d in dim], keepdim)
+
+
+@lowers("mean")
+def mean(g: OnnxGraph, site: Site, x: str, dim: list[int] | None = None, keepdim: bool = False, **kwargs: Any) -> str:
+    dims = list(range(len(site.input_shape))) if not dim else [d % len(site.input_shape) for d in dim]
+    return g.axes("ReduceMean", x, dims, keepdim)
+
+
+@lowers("sum")
+def sum_(g: OnnxGraph, site: Site, x: str, dim: list[int] | None = None, keepdim: bool = False, **kwargs: Any) -> str:
+    dims = list(range(len(site.input_shape))) if not dim else [d % len(site.input_shape) for d in dim]
+    return g.axes("ReduceSum", x, dims, keepdim)
+
+
+def _number(g: OnnxGraph, x: Any) -> str:
+    return x if isinstance(x, str) else g.scalar(float(x), torch.float32)
+
+
+def _binary(operator: str) -> AtenLowering:
+    def lower(g: OnnxGraph, site: Site, a: Any, b: Any, *, alpha: float = 1) -> str:
+        b = _number(g, b)
+        if alpha != 1:
+            b = g.node("Mul", b, g.scalar(alpha, torch.float32))
+        return g.node(operator, _number(g, a), b)
+
+    return lower
+
+
+for _name, _operator in (("add", "Add"), ("sub", "Sub"), ("mul", "Mul"), ("div", "Div")):
+    lowers(_name, f"{_name}_")(_binary(_operator))
+
+
+def _unary(operator: str) -> AtenLowering:
+    return lambda g, site, x: g.node(operator, x)
+
+
+for _name, _operator in (
+    ("sigmoid", "Sigmoid"), ("tanh", "Tanh"), ("exp", "Exp"), ("log", "Log"), ("sqrt", "Sqrt"), ("neg", "Neg"),
+    ("abs", "Abs"), ("floor", "Floor"), ("reciprocal", "Reciprocal"),
+):  # fmt: skip
+    lowers(_name, f"{_name}_")(_unary(_operator))
+
+
+@lowers("_softmax")
+def softmax(g: OnnxGraph, site: Site, x: str, dim: int, half_to_float: bool = False) -> str:
+    return g.node("Softmax", x, axis=dim)
+
+
+@lowers("addmm")
+def addmm(g: OnnxGraph, site: Site, bias: str, a: str, b: str, *, beta: float = 1, alpha: float = 1) -> str:
+    return g.node("Gemm", a, b, bias, alpha=float(alpha), beta=float(beta))
+
+
+@lowers("mm", "bmm", "matmul")
+def mm(g: OnnxGraph, site: Site, a: str, b: str) -> str:
+    return g.node("MatMul", a, b)
+
+
+@lowers("convolution")
+def convolution(
+    g: OnnxGraph, site: Site, x: str, weight: str, bias: str | None, stride: list[int], padding: list[int],
+    dilation: list[int], is_transposed: bool, output_padding: list[int], groups: int,
+) -> str:  # fmt: skip
+    inputs = [x, weight] + ([] if bias is None else [bias])
+    common = dict(strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
+    if is_transposed:
+        return g.node("ConvTranspose", *inputs, output_padding=list(output_padding), **common)
+    return g.node("Conv", *inputs, **common)

@@ -1,0 +1,150 @@
+"""Write a converted model as an ONNX file that stock ONNX Runtime runs to the same integers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.deploy.onnx_aten import ATEN, Site
+from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
+from horizon_plugin_pytorch.deploy.onnx_graph import OPSET, OnnxGraph
+from horizon_plugin_pytorch.deploy.recorder import Step, plain, record, tensor_key, tensors_of
+from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.qtensor import QTensor
+
+# Arguments of fixed-point operators that are data flowing through the graph; all other tensors are constants.
+_DATA_ARGUMENTS = {"x", "q", "a", "b", "residual"}
+
+
+class _Exporter:
+    def __init__(self, opset: int) -> None:
+        self.graph = OnnxGraph(opset)
+        self.values: dict[Hashable, str] = {}
+
+    def name_of(self, x: Tensor) -> str:
+        key = tensor_key(x)
+        if key not in self.values:
+            self.values[key] = self.graph.constant(plain(x), hint="constant")
+        return self.values[key]
+
+    def bind(self, x: Tensor, name: str) -> None:
+        self.values[tensor_key(x)] = name
+
+    def add(self, step: Step) -> None:
+        if step.name.startswith("horizon::"):
+            self._add_fixed_point(step)
+        else:
+            self._add_aten(step)
+
+    def _add_fixed_point(self, step: Step) -> None:
+        lower = FIXED_POINT.get(step.name)
+        if lower is None:
+            raise ExportError(f"`{step.name}` has no ONNX form.")
+        args = []
+        for argument, value in zip(step.operator._schema.arguments, step.args, strict=False):
+            is_data = argument.name in _DATA_ARGUMENTS and isinstance(value, Tensor)
+            args.append(self.name_of(value) if is_data else value)
+        source = tensors_of(step.args)[0]
+        extra: dict[str, Any] = {"rank": plain(source).dim()}
+        if step.name == "horizon::avg_pool2d":
+            extra |= {"input_shape": list(plain(source).shape), "output_shape": list(step.outputs.shape)}
+        self.bind(step.outputs, lower(self.graph, *args, **extra))
+
+    def _add_aten(self, step: Step) -> None:
+        lower = ATEN.get(step.name)
+        outputs = tensors_of(step.outputs)
+        sources = [plain(t) for t in tensors_of((step.args, step.kwargs))]
+        if not outputs:
+            return
+        if not sources or all(tensor_key(s) not in self.values for s in sources):
+            return  # made from constants alone: its result is a constant too
+        if lower is None:
+            raise ExportError(
+                f"`{step.name}` has no ONNX form. It is a float operator outside the quantized part of the model: leave "
+                "pre- and post-processing out of the exported model, or write it with simpler operators."
+            )
+        site = Site(list(sources[0].shape), list(outputs[0].shape), outputs)
+        args, kwargs = pytree.tree_map(lambda v: self.name_of(v) if isinstance(v, Tensor) else v, (step.args, step.kwargs))
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}
+        result = lower(self.graph, site, *args, **kwargs)
+        names = [result] if isinstance(result, str) else result
+        for tensor, name in zip(outputs, names, strict=True):
+            if name is not None:
+                self.bind(tensor, name)
+
+
+def _storage_output(graph: OnnxGraph, x: Any, name: str, value: str) -> tuple[str, Tensor]:
+    """An output in the type that the model gives: integers in their storage type, or float."""
+    from onnx import helper
+
+    tensor = x.int_repr() if isinstance(x, QTensor) else x
+    source = graph.cast(value, tensor.dtype) if isinstance(x, QTensor) else value
+    graph.nodes.append(helper.make_node("Identity", [source], [name], name=f"output_{name}"))
+    return name, tensor
+
+
+def _names(wanted: list[str] | None, count: int, kind: str) -> list[str]:
+    names = [f"{kind}_{i}" for i in range(count)] if count > 1 else [kind]
+    if wanted is None:
+        return names
+    if len(wanted) != count:
+        raise ExportError(f"{kind}_names has {len(wanted)} names, but the model has {count} {kind}s.")
+    return list(wanted)
+
+
+def build_onnx(
+    model: nn.Module, args: Any, input_names: list[str] | None = None, output_names: list[str] | None = None, opset_version: int | None = None
+) -> Any:
+    """The ONNX model of a converted model, run on example inputs."""
+    if any(isinstance(m, QATModule) for m in model.modules()):
+        raise ExportError(
+            f"`{type(model).__name__}` is not converted: it still has QAT modules. Call `convert_fx` (or `convert`) first."
+        )
+    opset = OPSET if opset_version is None else opset_version
+    if not 13 <= opset <= 20:
+        raise ExportError(f"opset_version must lie in [13, 20], got {opset}.")
+    args = args if isinstance(args, tuple) else (args,)
+    args = pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, args)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(*args)  # plans are made before recording
+        steps, outputs = record(model, args)
+    finally:
+        model.train(was_training)
+    exporter = _Exporter(opset)
+    inputs = tensors_of(args)
+    input_pairs = list(zip(_names(input_names, len(inputs), "input"), inputs, strict=True))
+    for name, tensor in input_pairs:
+        exporter.bind(tensor, name)
+    for step in steps:
+        exporter.add(step)
+    results = tensors_of(outputs)
+    output_pairs = [
+        _storage_output(exporter.graph, x, name, exporter.name_of(x))
+        for name, x in zip(_names(output_names, len(results), "output"), results, strict=True)
+    ]
+    return exporter.graph.model(input_pairs, output_pairs, type(model).__name__)
+
+
+def write_atomically(data: bytes, path: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

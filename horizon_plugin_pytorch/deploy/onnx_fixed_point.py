@@ -1,0 +1,310 @@
+"""`horizon::*` operators as standard ONNX operators.
+
+Each function mirrors the Python kernel in `fixed_point`, so the same exactness arguments hold. A `Round` after a sum of
+integers changes nothing and keeps ONNX Runtime from folding the scale that follows into the layer's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph
+from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.fixed_point.accumulator import split_weight
+from horizon_plugin_pytorch.fixed_point.elementwise import along
+
+Lowering = Callable[..., str]
+FIXED_POINT: dict[str, Lowering] = {}
+
+
+def lowers(name: str) -> Callable[[Lowering], Lowering]:
+    """Register the lowering of ``horizon::<name>``; it gets the graph, value names for tensors, and plain arguments."""
+
+    def register(function: Lowering) -> Lowering:
+        FIXED_POINT[f"horizon::{name}"] = function
+        return function
+
+    return register
+
+
+def rescale(g: OnnxGraph, acc: str, acc_dtype: torch.dtype, factor: Tensor, low: float, high: float) -> str:
+    """As `fixed_point.rescaling.rescale_`."""
+    if factor.dtype == torch.float32 and acc_dtype == torch.float32:
+        return g.clip(g.node("Round", g.node("Mul", acc, g.constant(factor, hint="factor"))), low, high)
+    if acc_dtype != torch.float64:
+        acc = g.cast(acc, torch.float64)
+    scaled = g.node("Mul", acc, g.constant(factor.double(), hint="factor"))
+    return round_half_up(g, scaled, low, high, torch.float64)
+
+
+def round_half_up(g: OnnxGraph, x: str, low: float, high: float, dtype: torch.dtype) -> str:
+    """``clamp(floor(x + 0.5))`` in float32."""
+    out = g.clip(g.node("Floor", g.node("Add", x, g.scalar(0.5, dtype))), low, high, dtype)
+    return out if dtype == torch.float32 else g.cast(out, torch.float32)
+
+
+@lowers("quantize")
+def quantize(g: OnnxGraph, x: str, scale: Tensor, axis: int, low: int, high: int, *, rank: int) -> str:
+    steps = g.node("Div", x, g.constant(along(scale, axis, rank), hint="scale"))
+    return g.clip(g.node("Round", steps), low, high)
+
+
+@lowers("dequantize")
+def dequantize(g: OnnxGraph, q: str, scale: Tensor, axis: int, *, rank: int) -> str:
+    return g.node("Mul", q, g.constant(along(scale, axis, rank), hint="scale"))
+
+
+@lowers("requantize")
+def requantize(g: OnnxGraph, q: str, factor: Tensor, axis: int, low: int, high: int, *, rank: int) -> str:
+    return rescale(g, q, torch.float32, along(factor, axis, rank), low, high)
+
+
+@lowers("add")
+def add(g: OnnxGraph, a: str, b: str, factor_a: float, factor_b: float, is_narrow: bool, low: int, high: int, *, rank: int) -> str:
+    dtype = torch.float32 if is_narrow else torch.float64
+    if not is_narrow:
+        a, b = g.cast(a, dtype), g.cast(b, dtype)
+    left, right = g.node("Mul", a, g.scalar(factor_a, dtype)), g.node("Mul", b, g.scalar(factor_b, dtype))
+    return round_half_up(g, g.node("Add", left, right), low, high, dtype)
+
+
+@lowers("mul")
+def mul(g: OnnxGraph, a: str, b: str, factor: Tensor, low: int, high: int, *, rank: int) -> str:
+    if factor.dtype == torch.float64:
+        a, b = g.cast(a, torch.float64), g.cast(b, torch.float64)
+    return rescale(g, g.node("Mul", a, b), factor.dtype, factor, low, high)
+
+
+@lowers("affine")
+def affine(g: OnnxGraph, q: str, factor: Tensor, offset: Tensor, axis: int, low: int, high: int, *, rank: int) -> str:
+    wide = g.cast(q, torch.float64)
+    scaled = g.node("Mul", wide, g.constant(along(factor, axis, rank), torch.float64, "factor"))
+    shifted = g.node("Add", scaled, g.constant(along(offset, axis, rank), torch.float64, "offset"))
+    return round_half_up(g, shifted, low, high, torch.float64)
+
+
+@lowers("lookup")
+def lookup(g: OnnxGraph, q: str, table: Tensor, offset: int, *, rank: int) -> str:
+    index = g.node("Sub", g.cast(q, torch.int32), g.constant(offset, torch.int32))
+    return g.node("Gather", g.compact(table, "table"), index, axis=0)
+
+
+@lowers("sum")
+def sum(g: OnnxGraph, q: str, dims: list[int], keepdim: bool, factor: Tensor, is_double: bool, low: int, high: int, *, rank: int) -> str:
+    dtype = torch.float64 if is_double else torch.float32
+    total = g.axes("ReduceSum", g.cast(q, dtype) if is_double else q, list(dims), keepdim)
+    return rescale(g, total, dtype, factor, low, high)
+
+
+def split_digits(g: OnnxGraph, x: str, count: int) -> list[str]:
+    """As `fixed_point.accumulator.split_digits`."""
+    if count == 1:
+        return [x]
+    shifted = g.node("Add", x, g.scalar(128.0, torch.float32))
+    high = g.node("Floor", g.node("Mul", shifted, g.scalar(1 / 256, torch.float32)))
+    return [g.node("Sub", x, g.node("Mul", high, g.scalar(256.0, torch.float32))), high]
+
+
+def _slice_channels(g: OnnxGraph, x: str, parts: int, axis: int, size: int, groups: int) -> list[str]:
+    if parts == 1 or groups > 1:
+        return [x] * parts
+    sizes = [len(p) for p in torch.arange(size).tensor_split(parts)]
+    return g.node("Split", x, g.constant(sizes, torch.int64, "split"), outputs=parts, axis=axis)
+
+
+def _accumulate(
+    g: OnnxGraph,
+    product: Callable[[str, Tensor, Tensor | None], str],
+    x: str,
+    weights: list[Tensor],
+    bias: Tensor | None,
+    digits: int,
+    parts: int,
+    is_wide: bool,
+    weight_axis: int,
+    groups: int,
+    input_axis: int,
+    spread: Callable[[Tensor], Tensor],
+) -> str:
+    """As `fixed_point.accumulator._accumulate`."""
+    if digits == 1 and len(weights) == 1 and parts == 1:
+        acc = g.node("Round", product(x, weights[0], None if bias is None else bias.float()))
+        return g.cast(acc, torch.float64) if is_wide else acc
+    dtype = torch.float64 if is_wide else torch.float32
+    kernels = [split_weight(w, parts, weight_axis, groups) for w in weights]
+    channels = weights[0].shape[weight_axis]
+    total = None
+    for index, piece in enumerate(_slice_channels(g, x, parts, input_axis, channels, groups)):
+        for i, digit in enumerate(split_digits(g, piece, digits)):
+            for j, kernel in enumerate(kernels):
+                term = g.node("Round", product(digit, kernel[index], None))
+                if is_wide:
+                    term = g.cast(term, torch.float64)
+                if i + j:
+                    term = g.node("Mul", term, g.scalar(256.0 ** (i + j), dtype))
+                total = term if total is None else g.node("Add", total, term)
+    assert total is not None
+    if bias is not None:
+        total = g.node("Add", total, g.constant(spread(bias), dtype, "bias"))
+    return total
+
+
+def _finish(
+    g: OnnxGraph,
+    acc: str,
+    residual: str | None,
+    residual_factor: Tensor | None,
+    factor: Tensor,
+    limit: float,
+    low: int,
+    high: int,
+    is_real: bool,
+) -> str:
+    dtype = factor.dtype
+    if residual is not None and residual_factor is not None:
+        if dtype == torch.float64:
+            residual = g.cast(residual, dtype)
+        acc = g.node("Add", acc, g.node("Mul", residual, g.constant(residual_factor, dtype, "residual_factor")))
+    if limit:
+        acc = g.clip(acc, -limit - 1, limit, dtype)
+    if is_real:
+        out = g.node("Mul", acc, g.constant(factor, hint="scale"))
+        return out if dtype == torch.float32 else g.cast(out, torch.float32)
+    return rescale(g, acc, dtype, factor, low, high)
+
+
+@lowers("conv2d")
+def conv2d(
+    g: OnnxGraph,
+    x: str,
+    weights: list[Tensor],
+    bias: Tensor | None,
+    residual: str | None,
+    residual_factor: Tensor | None,
+    factor: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    is_transposed: bool,
+    output_padding: list[int],
+    input_digits: int,
+    parts: int,
+    is_double: bool,
+    limit: float,
+    low: int,
+    high: int,
+    is_real: bool,
+    *,
+    rank: int,
+) -> str:
+    if is_double:
+        raise ExportError(
+            "a convolution whose kernel alone exceeds 2**24 in its sum has no float32 form for ONNX Runtime; use a smaller kernel."
+        )
+
+    def product(a: str, w: Tensor, b: Tensor | None) -> str:
+        inputs = [a, g.compact(w.float())] + ([] if b is None else [g.constant(b, hint="bias")])
+        common = dict(strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
+        if is_transposed:
+            return g.node("ConvTranspose", *inputs, output_padding=list(output_padding), **common)
+        return g.node("Conv", *inputs, **common)
+
+    axis = 0 if is_transposed else 1
+    acc = _accumulate(
+        g, product, x, weights, bias, input_digits, parts, factor.dtype == torch.float64, axis, groups, 1,
+        lambda v: v.reshape(-1, 1, 1),
+    )  # fmt: skip
+    spread = None if residual_factor is None else residual_factor.reshape(-1, 1, 1)
+    return _finish(g, acc, residual, spread, factor.reshape(-1, 1, 1), limit, low, high, is_real)
+
+
+@lowers("linear")
+def linear(
+    g: OnnxGraph,
+    x: str,
+    weights: list[Tensor],
+    bias: Tensor | None,
+    residual: str | None,
+    residual_factor: Tensor | None,
+    factor: Tensor,
+    input_digits: int,
+    parts: int,
+    is_double: bool,
+    limit: float,
+    low: int,
+    high: int,
+    is_real: bool,
+    *,
+    rank: int,
+) -> str:
+    def product(a: str, w: Tensor, b: Tensor | None) -> str:
+        out = g.node("MatMul", a, g.compact(w.float().T.contiguous()))
+        return out if b is None else g.node("Add", out, g.constant(b, hint="bias"))
+
+    acc = _accumulate(
+        g, product, x, weights, bias, input_digits, parts, factor.dtype == torch.float64, 1, 1, rank - 1, lambda v: v
+    )
+    return _finish(g, acc, residual, residual_factor, factor, limit, low, high, is_real)
+
+
+@lowers("matmul")
+def matmul(g: OnnxGraph, a: str, b: str, factor: Tensor, is_double: bool, low: int, high: int, is_real: bool, *, rank: int) -> str:
+    if is_double:
+        a, b = g.cast(a, torch.float64), g.cast(b, torch.float64)
+    acc = g.node("Round", g.node("MatMul", a, b))
+    dtype = torch.float64 if is_double else torch.float32
+    if is_real:
+        out = g.node("Mul", acc, g.constant(factor, dtype, "scale"))
+        return out if dtype == torch.float32 else g.cast(out, torch.float32)
+    return rescale(g, acc, dtype, factor, low, high)
+
+
+@lowers("avg_pool2d")
+def avg_pool2d(
+    g: OnnxGraph,
+    q: str,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    factor: Tensor,
+    is_double: bool,
+    low: int,
+    high: int,
+    *,
+    rank: int,
+    input_shape: list[int],
+    output_shape: list[int],
+) -> str:
+    """The window's sum as a convolution with ones: ONNX's AveragePool divides, and so rounds."""
+    channels = input_shape[-3]
+    stride = list(stride) or list(kernel)
+    ends = [
+        max((out - 1) * s + k - size - begin, 0)
+        for out, s, k, size, begin in zip(output_shape[-2:], stride, kernel, input_shape[-2:], padding, strict=True)
+    ]
+    ones = g.compact(torch.ones(channels, 1, *kernel), "ones")
+
+    def window(x: str) -> str:
+        return g.node("Round", g.node("Conv", x, ones, strides=stride, pads=[*padding, *ends], group=channels))
+
+    if not is_double:
+        return rescale(g, window(q), torch.float32, factor, low, high)
+    low_digit, high_digit = (g.cast(window(d), torch.float64) for d in split_digits(g, q, 2))
+    total = g.node("Add", low_digit, g.node("Mul", high_digit, g.scalar(256.0, torch.float64)))
+    return rescale(g, total, torch.float64, factor, low, high)
+
+
+@lowers("resample2d")
+def resample2d(g: OnnxGraph, q: str, rows: Tensor, columns: Tensor, factor: Tensor, low: int, high: int, *, rank: int) -> str:
+    dtype = rows.dtype
+    wide = q if dtype == torch.float32 else g.cast(q, dtype)
+    across = g.node("MatMul", wide, g.compact(columns, "columns"))
+    acc = g.node("Round", g.node("MatMul", g.compact(rows, "rows"), across))
+    return rescale(g, acc, dtype, factor, low, high)
+
+

@@ -1,0 +1,108 @@
+"""A small builder for ONNX graphs; the `onnx` package is imported only when it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+OPSET = 17
+IR_VERSION = 8
+_TYPES = {
+    torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.bool: 9,
+    torch.float16: 10, torch.float64: 11,
+}  # fmt: skip
+
+
+class OnnxGraph:
+    """Nodes and constants of a graph under construction."""
+
+    def __init__(self, opset: int = OPSET) -> None:
+        self.opset = opset
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = []
+        self._count = 0
+        self._constants: dict[tuple, str] = {}
+        self.prefix = ""
+
+    def fresh(self, hint: str) -> str:
+        """A name that no other value has."""
+        self._count += 1
+        return f"{self.prefix}{hint}_{self._count}"
+
+    def constant(self, value: Any, dtype: torch.dtype | None = None, hint: str = "constant") -> str:
+        """A constant tensor; equal constants share one initializer."""
+        from onnx import numpy_helper
+
+        tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value)
+        tensor = tensor.to(dtype) if dtype is not None else tensor
+        array = np.ascontiguousarray(tensor.contiguous().numpy()).reshape(tuple(tensor.shape))
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = self.fresh(hint)
+            self.initializers.append(numpy_helper.from_array(array, name))
+            self._constants[key] = name
+        return self._constants[key]
+
+    def compact(self, value: Tensor, hint: str = "weight") -> str:
+        """A constant of integers in float32, stored in the smallest integer type that holds them."""
+        for storage in (torch.int8, torch.int16, torch.int32):
+            info = torch.iinfo(storage)
+            if value.numel() == 0 or (float(value.min()) >= info.min and float(value.max()) <= info.max):
+                return self.cast(self.constant(value, storage, hint), value.dtype)
+        return self.constant(value, hint=hint)
+
+    def node(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
+        """Add a node; the name of its output, or a list of names."""
+        from onnx import helper
+
+        names = [self.fresh(operator.lower()) for _ in range(outputs)]
+        attributes = {k: v for k, v in attributes.items() if v is not None}
+        self.nodes.append(helper.make_node(operator, list(inputs), names, name=names[0], **attributes))
+        return names[0] if outputs == 1 else names
+
+    def cast(self, x: str, dtype: torch.dtype) -> str:
+        """Change the element type."""
+        return self.node("Cast", x, to=_TYPES[dtype])
+
+    def reshape(self, x: str, shape: Any) -> str:
+        """Give a tensor another shape."""
+        return self.node("Reshape", x, self.constant([int(s) for s in shape], torch.int64, "shape"))
+
+    def clip(self, x: str, low: float, high: float, dtype: torch.dtype = torch.float32) -> str:
+        """Clamp."""
+        return self.node("Clip", x, self.constant(float(low), dtype), self.constant(float(high), dtype))
+
+    def scalar(self, value: float, dtype: torch.dtype) -> str:
+        """A constant of one number."""
+        return self.constant(float(value), dtype)
+
+    def axes(self, operator: str, x: str, axes: list[int], keepdim: bool) -> str:
+        """A reduction over axes, in the form that the opset wants."""
+        as_input = self.opset >= 18 or operator == "ReduceSum"
+        if as_input:
+            return self.node(operator, x, self.constant(axes, torch.int64, "axes"), keepdims=int(keepdim))
+        return self.node(operator, x, axes=axes, keepdims=int(keepdim))
+
+    def model(self, inputs: list[tuple[str, Tensor]], outputs: list[tuple[str, Tensor]], name: str) -> Any:
+        """The finished, checked ONNX model."""
+        import onnx
+        from onnx import helper
+
+        from horizon_plugin_pytorch._version import __version__
+
+        def info(pairs: list[tuple[str, Tensor]]) -> list[Any]:
+            return [helper.make_tensor_value_info(n, _TYPES[t.dtype], list(t.shape)) for n, t in pairs]
+
+        graph = helper.make_graph(self.nodes, name, info(inputs), info(outputs), self.initializers)
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", self.opset)],
+            producer_name="horizon_plugin_pytorch",
+            producer_version=__version__,
+        )
+        model.ir_version = IR_VERSION
+        onnx.checker.check_model(model)
+        return model

@@ -1,0 +1,66 @@
+"""The operators that a model runs, recorded by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from horizon_plugin_pytorch.qtensor import QTensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator: its overload, arguments and results."""
+
+    operator: Any
+    args: tuple
+    kwargs: dict[str, Any]
+    outputs: Any
+
+    @property
+    def name(self) -> str:
+        """``aten::view`` or ``horizon::conv2d``."""
+        return self.operator._schema.name
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps every operator call, and every tensor, while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.steps.append(Step(func, args, kwargs or {}, out))
+        return out
+
+
+def plain(x: Any) -> Any:
+    """An ordinary tensor for a QTensor."""
+    return x.plain() if isinstance(x, QTensor) else x
+
+
+def tensor_key(x: Tensor) -> Hashable:
+    """What a tensor shows of memory: two Python objects for the same data have the same key."""
+    x = plain(x)
+    return (x.untyped_storage()._cdata, x.storage_offset(), tuple(x.shape), x.stride(), x.dtype)
+
+
+def record(model: torch.nn.Module, args: tuple) -> tuple[list[Step], Any]:
+    """Run the model and give its steps and outputs."""
+    recorder = Recorder()
+    with torch.no_grad(), recorder:
+        outputs = model(*args)
+    return recorder.steps, outputs
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """All tensors in nested arguments."""
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]

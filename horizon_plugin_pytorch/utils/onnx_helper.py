@@ -1,0 +1,59 @@
+"""ONNX export."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from torch import nn
+
+from horizon_plugin_pytorch.deploy.onnx_export import build_onnx, write_atomically
+from horizon_plugin_pytorch.errors import ExportError
+
+__all__ = ["export_quantized_onnx"]
+
+
+def export_quantized_onnx(
+    model: nn.Module,
+    args: Any,
+    f: Any,
+    export_params: bool = True,
+    verbose: bool = False,
+    training: Any = None,
+    input_names: list[str] | None = None,
+    output_names: list[str] | None = None,
+    operator_export_type: Any = None,
+    opset_version: int | None = None,
+    do_constant_folding: bool = True,
+    dynamic_axes: Any = None,
+    keep_initializers_as_inputs: bool | None = None,
+    custom_opsets: Any = None,
+) -> Any:
+    """Write a converted model as ONNX. The file has standard operators only; stock ONNX Runtime gives the same integers.
+
+    Args:
+        model: the result of `convert_fx` or `convert`.
+        args: example inputs; the file is for their shapes.
+        f: a path, or a binary file object.
+        input_names, output_names: names in the file.
+        opset_version: 13 to 20; None takes 17.
+        dynamic_axes: not supported, shapes are fixed.
+        others: accepted for compatibility.
+
+    Returns:
+        The ``onnx.ModelProto``.
+    """
+    if dynamic_axes:
+        raise ExportError("export_quantized_onnx: shapes are fixed; export once for each batch size instead of dynamic_axes.")
+    if not export_params:
+        warnings.warn("export_quantized_onnx: export_params=False is ignored, weights are always written.", stacklevel=2)
+    onnx_model = build_onnx(model, args, input_names, output_names, opset_version)
+    data = onnx_model.SerializeToString()
+    if isinstance(f, (str, os.PathLike)):
+        write_atomically(data, os.fspath(f))
+    else:
+        f.write(data)
+    if verbose:
+        print(onnx_model)
+    return onnx_model
