@@ -1,0 +1,102 @@
+"""ResNet18 and MobileNetV2 as people write them, with stubs at the ends; torchvision is not needed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a residual."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        identity = x
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+
+class ResNet18(nn.Module):
+    """ResNet18 with QuantStub and DeQuantStub."""
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        blocks = []
+        inputs = 64
+        for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            blocks.append(nn.Sequential(BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1)))
+            inputs = outputs
+        self.layer1, self.layer2, self.layer3, self.layer4 = blocks
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(512, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(self.quant(x)))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.dequant(self.fc(torch.flatten(self.avgpool(x), 1)))
+
+
+class InvertedResidual(nn.Module):
+    """Expand, depthwise, project; a residual where shapes allow."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expand: int) -> None:
+        super().__init__()
+        hidden = inputs * expand
+        layers: list[nn.Module] = []
+        if expand != 1:
+            layers += [nn.Conv2d(inputs, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU6(inplace=True)]
+        layers += [
+            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False), nn.BatchNorm2d(hidden),
+            nn.ReLU6(inplace=True), nn.Conv2d(hidden, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
+        ]  # fmt: skip
+        self.conv = nn.Sequential(*layers)
+        self.is_residual = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(x) if self.is_residual else self.conv(x)
+
+
+_SETTINGS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+
+
+class MobileNetV2(nn.Module):
+    """MobileNetV2 with QuantStub and DeQuantStub."""
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6(inplace=True)]
+        inputs = 32
+        for expand, outputs, count, stride in _SETTINGS:
+            for index in range(count):
+                layers.append(InvertedResidual(inputs, outputs, stride if index == 0 else 1, expand))
+                inputs = outputs
+        layers += [nn.Conv2d(320, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6(inplace=True)]
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.features(self.quant(x))
+        return self.dequant(self.classifier(torch.flatten(self.pool(x), 1)))
