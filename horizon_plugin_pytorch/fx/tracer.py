@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,9 +26,10 @@ def add_leaf_class(cls: type) -> None:
 class QuantizationTracer(torch.fx.Tracer):
     """Traces into user modules, not into torch's or ours; a FloatFunctional call is one ``call_method`` node."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.record_stack_traces = True
+    def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = super().create_node(*args, **kwargs)
+        node.stack_trace = _user_frames()
+        return node
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m) in _LEAF_CLASSES or row_of_module(type(m)) is not None:
@@ -59,6 +61,21 @@ class QuantizationTracer(torch.fx.Tracer):
     def trace(self, root: Any, concrete_args: Any = None) -> torch.fx.Graph:
         with self._functional_calls(root):
             return super().trace(root, concrete_args)
+
+
+def _user_frames() -> str:
+    """The calling lines outside torch and this package, outermost first.
+
+    `record_stack_traces` of torch would do, but it imports the compiler, which takes two seconds.
+    """
+    lines = []
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and "/horizon_plugin_pytorch/" not in file:
+            lines.append(f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}')
+        frame = frame.f_back  # type: ignore[assignment]
+    return "\n".join(reversed(lines))
 
 
 def _is_functional(cls: type) -> bool:
