@@ -39,9 +39,6 @@ class QuantDType(str):
     def __deepcopy__(self, memo: dict) -> "QuantDType":
         return self
 
-    def __str__(self) -> str:
-        return str.__str__(self)
-
 
 qbool = QuantDType("qbool", 1, torch.bool)
 qint4 = QuantDType("qint4", 4, torch.int8)

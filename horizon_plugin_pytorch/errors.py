@@ -6,8 +6,12 @@ what to do next.
 
 from __future__ import annotations
 
+import os
 import re
 
+import torch
+
+_LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -55,6 +59,15 @@ class QuantizationWarning(UserWarning):
     """Something in the prepared model deserves a look."""
 
 
+def is_user_code(file: str) -> bool:
+    """Does a source file belong to the user, rather than to torch, to this package, or to generated code?
+
+    >>> is_user_code("/home/me/torch/model.py"), is_user_code(torch.__file__), is_user_code("<eval_with_key>.0")
+    (True, False, False)
+    """
+    return not file.startswith(("<eval_with_key>", *_LIBRARIES))
+
+
 def source_line(stack_trace: str | None) -> str:
     """The innermost line of user code in a stack trace, as ``model.py:41``; empty if unknown.
 
@@ -66,12 +79,12 @@ def source_line(stack_trace: str | None) -> str:
     user_frames = [
         (m["file"], m["line"])
         for m in _FRAME.finditer(stack_trace)
-        if "/torch/" not in m["file"] and "/horizon_plugin_pytorch/" not in m["file"]
+        if is_user_code(m["file"])
     ]
     if not user_frames:
         return ""
     file, line = user_frames[-1]
-    return f"{file.rsplit('/', 1)[-1]}:{line}"
+    return f"{os.path.basename(file)}:{line}"
 
 
 def at(path: str, line: str = "") -> str:

@@ -7,6 +7,8 @@ integers and `dequantize()` the real values.
 
 from __future__ import annotations
 
+import operator
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype
+from horizon_plugin_pytorch.errors import is_user_code
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
@@ -42,6 +45,8 @@ class QTensor(Tensor):
     _grid: Tensor | None
     _is_integer: bool
     _is_rounded: bool
+    _is_deferred: bool = False
+    _range: tuple[int, int] | None = None
 
     @staticmethod
     def __new__(
@@ -56,6 +61,12 @@ class QTensor(Tensor):
             raise ValueError("QTensor is symmetric: zero_point must be 0 or None.")
         if not isinstance(scale, Tensor):
             scale = torch.tensor([float(scale)])
+        channels = 1 if per_channel_axis < 0 else data.shape[per_channel_axis] if per_channel_axis < data.dim() else 0
+        if scale.numel() not in (1, channels):
+            raise ValueError(
+                f"QTensor: {scale.numel()} scales do not fit data of shape {tuple(data.shape)} with "
+                f"per_channel_axis={per_channel_axis}; give one scale, or one for each channel of that axis."
+            )
         if data.is_floating_point():
             return real_qtensor(data, scale, as_dtype(dtype), per_channel_axis)
         return integer_qtensor(data.to(torch.float32), scale, as_dtype(dtype), per_channel_axis)
@@ -88,6 +99,16 @@ class QTensor(Tensor):
         """The integers, if this tensor was computed on them; None on the approximate training route."""
         return self.plain() if self._is_integer else self._grid
 
+    @property
+    def range(self) -> tuple[int, int]:
+        """The smallest and largest integer that can occur: the format's, or less after a ReLU."""
+        return self._range or (self._format.min, self._format.max)
+
+    def set_range(self, low: int, high: int) -> None:
+        """Promise that all integers lie in ``[low, high]``."""
+        is_whole = low <= self._format.min and high >= self._format.max
+        self._range = None if is_whole else (low, high)
+
     def q_scale(self) -> Tensor:
         """The scale."""
         return self._scale
@@ -102,7 +123,13 @@ class QTensor(Tensor):
 
     def plain(self) -> Tensor:
         """What the tensor holds, as an ordinary tensor."""
-        return self.as_subclass(Tensor)
+        with _PLAIN():
+            out = self.as_subclass(Tensor)
+            if self._is_deferred:
+                assert self._grid is not None
+                torch.mul(self._grid, _broadcast(self._scale, self._axis, out.dim()), out=out)
+                self._is_deferred = False
+            return out
 
     def as_grid(self) -> Tensor:
         """The integers, as an ordinary float32 tensor."""
@@ -128,19 +155,30 @@ class QTensor(Tensor):
         out = payload.as_subclass(QTensor)
         out._scale, out._format, out._axis = self._scale, self._format, self._axis
         out._is_integer, out._is_rounded, out._grid = self._is_integer, self._is_rounded, grid
+        out._range = self._range
+        return out
+
+    def with_grid(self, grid: Tensor) -> QTensor:
+        """Other integers of this scale and format, whose real values are computed when something asks for them."""
+        out = self.like(torch.empty_like(grid), grid)
+        out._is_deferred = True
         return out
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         kind = "integers" if self._is_integer else "values"
-        return f"QTensor({kind}={self.plain()!r}, scale={self._scale!r}, dtype={self._format})"
+        axis = f", per_channel_axis={self._axis}" if self._axis >= 0 else ""
+        return f"QTensor({kind}={self.plain()!r}, scale={self._scale!r}, dtype={self._format}{axis})"
 
     def __deepcopy__(self, memo: dict) -> QTensor:
-        out = self.like(self.plain().detach().clone(), None if self._grid is None else self._grid.clone())
+        payload = self.plain().detach().clone().requires_grad_(self.requires_grad)
+        out = self.like(payload, None if self._grid is None else self._grid.clone())
         out._scale = self._scale.detach().clone()
+        memo[id(self)] = out
         return out
 
     def __reduce_ex__(self, proto: Any) -> Any:
-        return _rebuild, (self.plain(), self._scale, self._format, self._axis, self._grid, self._is_integer, self._is_rounded)
+        payload = self.plain().detach().requires_grad_(self.requires_grad)
+        return _rebuild, (payload, self._scale, self._format, self._axis, self._grid, self._is_integer, self._is_rounded)
 
     @classmethod
     def __torch_function__(
@@ -148,17 +186,15 @@ class QTensor(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _METADATA:
+            if func in _REVEALING:
+                args[0].plain()
             with _PLAIN():
                 return func(*args, **kwargs)
         handler = _HANDLERS.get(func)
         if handler is not None:
             return handler(func, args, kwargs)
-        name = _name(func)
-        if name in _METADATA_NAMES:
-            with _PLAIN():
-                return func(*args, **kwargs)
         raise NotImplementedError(
-            f"`{name}`{_place()} is not implemented for QTensor: it would need to know how to treat the scale. "
+            f"`{_name(func)}`{_place()} is not implemented for QTensor: it would need to know how to treat the scale. "
             "If it belongs to post-processing, put a DeQuantStub before it. If it should run quantized, call it as a "
             "module or through FloatFunctional (eager mode), or check that the module which calls it has a qconfig; "
             "`prepare_qat_fx` replaces supported functions by itself."
@@ -177,6 +213,14 @@ def real_qtensor(
     out = value.as_subclass(QTensor)
     out._scale, out._format, out._axis, out._grid = scale, dtype, per_channel_axis, grid
     out._is_integer, out._is_rounded = False, is_rounded
+    return out
+
+
+def exact_qtensor(integers: QTensor, scale: Tensor) -> QTensor:
+    """A training-stage QTensor of known integers. Its real values are computed when something asks for them."""
+    grid = integers.plain()
+    out = real_qtensor(torch.empty_like(grid), scale, integers._format, integers._axis, grid)
+    out._is_deferred, out._range = True, integers._range
     return out
 
 
@@ -206,7 +250,7 @@ def _name(func: Callable) -> str:
     name = getattr(func, "__name__", str(func))
     owner = getattr(func, "__self__", None)  # a property's getter belongs to the property
     if name in ("__get__", "__set__") and owner is not None:
-        return getattr(owner, "__name__", name)
+        return f"torch.Tensor.{getattr(owner, '__name__', name)}"
     module = getattr(func, "__module__", None)
     if module and module.startswith("torch"):
         return f"{module}.{name}"
@@ -217,8 +261,8 @@ def _place() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if "/torch/" not in file and "/horizon_plugin_pytorch/" not in file:
-            return f" ({file.rsplit('/', 1)[-1]}:{frame.f_lineno})"
+        if is_user_code(file):
+            return f" ({os.path.basename(file)}:{frame.f_lineno})"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 
@@ -227,7 +271,7 @@ def _only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     x = args[0] if args else kwargs.get("input", kwargs.get("self"))
     if not isinstance(x, QTensor):
         raise NotImplementedError(f"`{_name(func)}`{_place()} got a QTensor where an ordinary tensor was expected.")
-    if x._axis >= 0 and x._scale.numel() > 1:
+    if x._axis >= 0 and x._scale.numel() > 1 and func not in _STAYING:
         raise NotImplementedError(
             f"`{_name(func)}`{_place()} is not implemented for a per-channel QTensor (axis {x._axis}); "
             "quantize activations with one scale."
@@ -235,25 +279,55 @@ def _only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     return x
 
 
-def _swap(x: Any, by: Callable[[QTensor], Any]) -> Any:
-    return by(x) if isinstance(x, QTensor) else x
-
-
 def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Run an operator that only moves or selects values; its results keep the input's scale."""
     x = _only_qtensor(func, args, kwargs)
 
-    def run(payload: Callable[[QTensor], Any]) -> Any:
-        return func(*(_swap(a, payload) for a in args), **{k: _swap(v, payload) for k, v in kwargs.items()})
+    def run(has_grid: bool) -> Any:
+        def payload(v: Any) -> Any:
+            if not isinstance(v, QTensor):
+                return v
+            return v._grid if has_grid and v._grid is not None else v.plain()
 
-    out = run(QTensor.plain)
-    grid = run(lambda q: q._grid) if x._grid is not None else None
+        return func(*map(payload, args), **{k: payload(v) for k, v in kwargs.items()})
+
+    grid = None if x._grid is None else run(True)
+    if x._is_deferred:
+        if isinstance(grid, Tensor):
+            return x.with_grid(grid)
+        parts = [x.with_grid(g) for g in grid]
+        return parts if isinstance(grid, list) else tuple(parts)
+    out = run(False)
     if isinstance(out, Tensor):
         return x.like(out, grid)
-    grids = [None] * len(out) if grid is None else list(grid)
-    return type(out)(x.like(o, g) for o, g in zip(out, grids, strict=True)) if type(out) in (list, tuple) else tuple(
-        x.like(o, g) for o, g in zip(out, grids, strict=True)
-    )
+    grids = [None] * len(out) if grid is None else grid
+    parts = [x.like(o, g) for o, g in zip(out, grids, strict=True)]
+    return parts if isinstance(out, list) else tuple(parts)
+
+
+def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Another device for values, integers and scale. The number format is not the carrier's to change."""
+    if not isinstance(args[0], QTensor):  # an ordinary tensor takes after a QTensor
+        with _PLAIN():
+            return func(*args, **kwargs)
+    x = args[0]
+    wanted = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, (torch.dtype, QuantDType))]
+    if any(v not in (x._format, x.plain().dtype) for v in wanted):
+        raise NotImplementedError(
+            f"`{_name(func)}`{_place()} cannot turn a {x._format} QTensor into {wanted[0]}. Call dequantize(), or put a "
+            "DeQuantStub before it, to get real values; to change the number format, give its producer another qconfig."
+        )
+    args = tuple(v for v in args if not isinstance(v, QuantDType))
+    kwargs = {k: v for k, v in kwargs.items() if not isinstance(v, QuantDType)}
+    if wanted and len(args) == 1 and not kwargs:
+        return x
+    out = keep_scale(func, args, kwargs)
+    if out.plain().dtype != x.plain().dtype:
+        raise NotImplementedError(
+            f"`{_name(func)}`{_place()} cannot turn a {x._format} QTensor into {out.plain().dtype}; call dequantize() first."
+        )
+    out._scale = x._scale.to(out.device)
+    return out
 
 
 def _pad(func: Callable, args: tuple, kwargs: dict) -> QTensor:
@@ -262,13 +336,15 @@ def _pad(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     call = dict(zip(names, args, strict=False)) | kwargs
     x = _only_qtensor(func, (call["input"],), {})
     value = call.get("value")
-    if not value:
-        return keep_scale(F.pad, (x,), {k: v for k, v in call.items() if k not in ("input", "value")})
+    if not value or not x._is_rounded:  # zero is on every grid; while calibrating there is none
+        return keep_scale(F.pad, (x,), {k: v for k, v in call.items() if k != "input"})
     steps = torch.round(torch.as_tensor(float(value), device=x.device) / x._scale.detach())
     steps = float(steps.clamp(x._format.min, x._format.max))
     rest = (call["pad"], call.get("mode", "constant"))
     real = F.pad(x.plain(), *rest, steps if x._is_integer else steps * float(x._scale))
-    return x.like(real, None if x._grid is None else F.pad(x._grid, *rest, steps))
+    out = x.like(real, None if x._grid is None else F.pad(x._grid, *rest, steps))
+    out.set_range(min(x.range[0], int(steps)), max(x.range[1], int(steps)))
+    return out
 
 
 def _relu_(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -282,21 +358,26 @@ def _dropout(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     x = _only_qtensor(func, (call["input"],), {})
     if not call.get("training", True) or x.is_integer:
         return x
-    return x.like(func(x.plain(), call.get("p", 0.5), True))
+    out = x.like(func(x.plain(), call.get("p", 0.5), True))
+    out._is_rounded = False  # what is left was divided by 1 - p
+    return out
 
 
 _MOVING = (
-    "reshape view flatten unflatten permute transpose swapaxes swapdims movedim t squeeze unsqueeze expand expand_as "
+    "reshape view flatten unflatten permute transpose swapaxes swapdims movedim moveaxis t squeeze unsqueeze expand "
+    "expand_as broadcast_to "
     "split split_with_sizes chunk tensor_split narrow select unbind flip roll repeat tile index_select contiguous clone "
-    "detach pixel_shuffle pixel_unshuffle channel_shuffle relu amax max_pool2d max_pool1d __getitem__ to cpu cuda "
-    "reshape_as view_as tile adaptive_max_pool2d"
+    "detach pixel_shuffle pixel_unshuffle channel_shuffle relu amax max_pool2d max_pool1d adaptive_max_pool2d "
+    "__getitem__ to type_as cpu cuda reshape_as view_as"
 ).split()
+_MOVING_PROPERTIES = ("T", "mT", "data")
+_STAYING_NAMES = ("clone", "detach", "contiguous", "relu", "to", "cpu", "cuda")  # every value keeps its channel
 
 _METADATA_NAMES = frozenset(
     "size dim numel nelement stride storage_offset is_contiguous is_floating_point is_complex element_size __len__ "
-    "shape device requires_grad is_leaf grad_fn ndim layout is_cuda is_cpu is_sparse is_quantized grad data names "
+    "shape device requires_grad is_leaf grad_fn ndim layout is_cuda is_cpu is_sparse is_quantized grad names "
     "output_nr _version _backward_hooks _base is_meta is_mps is_xpu is_nested is_mkldnn is_vulkan is_hpu is_ipu is_xla "
-    "is_mtia is_maia is_ort retains_grad type_as get_device data_ptr untyped_storage storage retain_grad register_hook "
+    "is_mtia is_maia is_ort retains_grad get_device data_ptr untyped_storage storage retain_grad register_hook "
     "requires_grad_ backward _is_view is_inference is_conj is_neg as_subclass __hash__ __format__ __dir__ "
     "storage_type _typed_storage is_set_to is_same_size is_shared is_pinned has_names nbytes itemsize".split()
 )
@@ -309,7 +390,11 @@ def _build_handlers() -> dict[Callable, Callable]:
             func = getattr(owner, name, None)
             if func is not None:
                 table[func] = keep_scale
-    table[F.max_pool2d] = table[F._max_pool2d] = keep_scale
+    for name in _MOVING_PROPERTIES:
+        table[getattr(Tensor, name).__get__] = keep_scale
+    table[F._max_pool2d] = keep_scale
+    for name in ("to", "type_as", "cpu", "cuda"):
+        table[getattr(Tensor, name)] = _to
     for owner in (torch, Tensor):
         table[owner.relu_] = _relu_
     table[F.relu] = _relu_
@@ -336,8 +421,11 @@ def _build_metadata() -> set[Callable]:
 
 _HANDLERS = _build_handlers()
 _METADATA = _build_metadata()
-
-
+# What shows memory to code that does not know of deferred values; these must be there by then.
+_REVEALING = frozenset(
+    getattr(Tensor, name) for name in ("as_subclass", "data_ptr", "untyped_storage", "requires_grad_", "register_hook")
+)
+_STAYING = frozenset(getattr(Tensor, name) for name in _STAYING_NAMES) | {torch.clone, torch.detach, torch.relu}
 _MOVING_NAMES = frozenset(_MOVING)
 
 
@@ -347,8 +435,6 @@ def keeps_scale(target: Any) -> bool:
     >>> keeps_scale("reshape"), keeps_scale(torch.flatten), keeps_scale(torch.sigmoid)
     (True, True, False)
     """
-    import operator
-
     if isinstance(target, str):
         return target in _MOVING_NAMES or target in _METADATA_NAMES
     return target is operator.getitem or target in _HANDLERS

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph
 from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.fixed_point.accumulator import split_digits as tensor_digits
 from horizon_plugin_pytorch.fixed_point.accumulator import split_weight
 from horizon_plugin_pytorch.fixed_point.elementwise import along
 
@@ -103,8 +104,7 @@ def split_digits(g: OnnxGraph, x: str, count: int) -> list[str]:
     """As `fixed_point.accumulator.split_digits`."""
     if count == 1:
         return [x]
-    shifted = g.node("Add", x, g.scalar(128.0, torch.float32))
-    high = g.node("Floor", g.node("Mul", shifted, g.scalar(1 / 256, torch.float32)))
+    high = g.node("Round", g.node("Mul", x, g.scalar(1 / 256, torch.float32)))
     return [g.node("Sub", x, g.node("Mul", high, g.scalar(256.0, torch.float32))), high]
 
 
@@ -167,13 +167,22 @@ def _finish(
     if residual is not None and residual_factor is not None:
         if dtype == torch.float64:
             residual = g.cast(residual, dtype)
-        acc = g.node("Add", acc, g.node("Mul", residual, g.constant(residual_factor, dtype, "residual_factor")))
+        term = g.node("Mul", residual, g.constant(residual_factor, dtype, "residual_factor"))
+        acc = g.node("Add", acc, g.node("Floor", g.node("Add", term, g.scalar(0.5, dtype))))
     if limit:
         acc = g.clip(acc, -limit - 1, limit, dtype)
     if is_real:
         out = g.node("Mul", acc, g.constant(factor, hint="scale"))
         return out if dtype == torch.float32 else g.cast(out, torch.float32)
     return rescale(g, acc, dtype, factor, low, high)
+
+
+def _weight_digits(weights: list[Tensor]) -> list[Tensor]:
+    """Byte digits of the weights, also where torch uses them whole in float64."""
+    if weights[0].dtype != torch.float64:
+        return weights
+    weight = weights[0].float()
+    return tensor_digits(weight, 2 if float(weight.abs().max()) > 128 else 1)
 
 
 @lowers("conv2d")
@@ -201,7 +210,7 @@ def conv2d(
     *,
     rank: int,
 ) -> str:
-    if is_double:
+    if parts == 0:
         raise ExportError(
             "a convolution whose kernel alone exceeds 2**24 in its sum has no float32 form for ONNX Runtime; use a smaller kernel."
         )
@@ -215,7 +224,7 @@ def conv2d(
 
     axis = 0 if is_transposed else 1
     acc = _accumulate(
-        g, product, x, weights, bias, input_digits, parts, factor.dtype == torch.float64, axis, groups, 1,
+        g, product, x, _weight_digits(weights), bias, input_digits, parts, factor.dtype == torch.float64, axis, groups, 1,
         lambda v: v.reshape(-1, 1, 1),
     )  # fmt: skip
     spread = None if residual_factor is None else residual_factor.reshape(-1, 1, 1)
@@ -246,7 +255,8 @@ def linear(
         return out if b is None else g.node("Add", out, g.constant(b, hint="bias"))
 
     acc = _accumulate(
-        g, product, x, weights, bias, input_digits, parts, factor.dtype == torch.float64, 1, 1, rank - 1, lambda v: v
+        g, product, x, _weight_digits(weights), bias, input_digits, parts, factor.dtype == torch.float64, 1, 1, rank - 1,
+        lambda v: v,
     )
     return _finish(g, acc, residual, residual_factor, factor, limit, low, high, is_real)
 

@@ -25,13 +25,13 @@ from horizon_plugin_pytorch.fixed_point.elementwise import (
     requantize,
 )
 from horizon_plugin_pytorch.fixed_point.reduction import (
-    WEIGHT_BITS,
     adaptive_matrix,
     avg_pool2d,
     bilinear_matrix,
     is_beyond_float32,
     resample2d,
     sum,
+    weight_bits,
 )
 from horizon_plugin_pytorch.fixed_point.rescaling import (
     EXACT_FLOAT32,
@@ -43,9 +43,9 @@ from horizon_plugin_pytorch.fixed_point.rescaling import (
 from horizon_plugin_pytorch.fixed_point.table import SegmentTable, build_segments, build_table, lookup
 
 __all__ = [
-    "EXACT_FLOAT32", "INT32_MAX", "WEIGHT_BITS", "AccumulatorPlan", "SegmentTable", "adaptive_matrix", "add", "affine",
+    "EXACT_FLOAT32", "INT32_MAX", "AccumulatorPlan", "SegmentTable", "adaptive_matrix", "add", "affine",
     "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
     "choose_sum_factors", "conv2d", "dequantize", "is_beyond_float32", "linear", "lookup", "matmul", "mul",
     "multiplier_and_shift", "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "split_digits",
-    "sum", "wide_factor",
+    "sum", "weight_bits", "wide_factor",
 ]  # fmt: skip

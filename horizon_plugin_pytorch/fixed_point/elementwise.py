@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.fixed_point.rescaling import rescale_
 # 8-bit operands times 15-bit multipliers: two such products and a half sum exactly in float32.
 _NARROW_BITS = 15
 _WIDE_BITS = 24
+_OFFSET_BITS = 51
 
 
 def along(values: Tensor, axis: int, dim: int) -> Tensor:
@@ -86,10 +87,18 @@ def affine(q: Tensor, factor: Tensor, offset: Tensor, axis: int, low: int, high:
 
 
 def choose_affine(ratio: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """Multiplier and offset of each channel on a common power of two, exact in float64."""
-    ratio, offset = ratio.detach().double().reshape(-1), offset.detach().double().reshape(-1)
-    exponent = torch.frexp(torch.maximum(ratio.abs(), ratio.new_full((), 2.0**-30)))[1]
-    shift = (_WIDE_BITS - exponent.long()).clamp(max=50)
-    multiplier = torch.round(torch.ldexp(ratio, shift))
-    bias = torch.round(torch.ldexp(offset, shift)).clamp(-(2.0**52), 2.0**52)
+    """Multiplier and offset of each channel on a common power of two, exact in float64.
+
+    The multiplier has 24 bits; fewer where an offset that dwarfs it needs the room, since ``q * M + B`` must stay
+    below 2**52. Offsets are limited to +-2**32, far beyond every output range.
+
+    >>> choose_affine(torch.tensor([0.0]), torch.tensor([50.25]))
+    (tensor([0.], dtype=torch.float64), tensor([50.2500], dtype=torch.float64))
+    """
+    ratio = ratio.detach().double().reshape(-1)
+    offset = offset.detach().double().reshape(-1).clamp(-(2.0**32), 2.0**32)
+    by_ratio = _WIDE_BITS - torch.frexp(ratio)[1]
+    by_offset = _OFFSET_BITS - torch.frexp(offset)[1]
+    shift = torch.where(ratio == 0, by_offset, torch.minimum(by_ratio, by_offset)).clamp(max=50).double()
+    multiplier, bias = torch.round(torch.ldexp(ratio, shift)), torch.round(torch.ldexp(offset, shift))
     return torch.ldexp(multiplier, -shift), torch.ldexp(bias, -shift)

@@ -9,7 +9,10 @@ from torch import Tensor
 from horizon_plugin_pytorch.fixed_point.library import operator
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, rescale_
 
-WEIGHT_BITS = 8
+
+def weight_bits(input_bits: int) -> int:
+    """Fraction bits of a resizing weight: as many as keep its error below one step of the input's format."""
+    return 8 if input_bits <= 8 else 16
 
 
 @operator("sum(Tensor q, int[] dims, bool keepdim, Tensor factor, bool is_double, int low, int high) -> Tensor")
@@ -45,11 +48,12 @@ def resample2d(q: Tensor, rows: Tensor, columns: Tensor, factor: Tensor, low: in
     return rescale_(torch.matmul(rows, torch.matmul(q.to(dtype), columns)), factor, low, high)
 
 
-def bilinear_matrix(source: int, target: int, ratio: float | None, align_corners: bool) -> Tensor:
-    """Integer weights in ``1 / 2**8`` that resize an axis, one row per output position; each row sums to 2**8.
+def bilinear_matrix(source: int, target: int, ratio: float | None, align_corners: bool, bits: int = 8) -> Tensor:
+    """Integer weights in ``1 / 2**bits`` that resize an axis, one row per output position; each row sums to 2**bits.
 
     Args:
         ratio: source step per output step as torch uses it; None takes ``source / target``.
+        bits: see `weight_bits`.
 
     >>> bilinear_matrix(2, 3, None, False)
     tensor([[256.,   0.],
@@ -64,10 +68,10 @@ def bilinear_matrix(source: int, target: int, ratio: float | None, align_corners
         position = ((index + 0.5) * step - 0.5).clamp(min=0)
     first = position.floor().long().clamp(max=source - 1)
     second = (first + 1).clamp(max=source - 1)
-    weight = torch.round((position - first) * (1 << WEIGHT_BITS))
+    weight = torch.round((position - first) * (1 << bits))
     matrix = torch.zeros(target, source, dtype=torch.float64)
     row = torch.arange(target)
-    matrix.index_put_((row, first), (1 << WEIGHT_BITS) - weight, accumulate=True)
+    matrix.index_put_((row, first), (1 << bits) - weight, accumulate=True)
     matrix.index_put_((row, second), weight, accumulate=True)
     return matrix
 

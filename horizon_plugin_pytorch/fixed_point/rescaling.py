@@ -1,13 +1,15 @@
 """From one scale to another: an integer multiplier, a rounding shift, and the proof that float32 does the same.
 
-A ratio of scales becomes ``M / 2**n`` with an 20-bit integer ``M``. The definition of requantization is
+A ratio of scales becomes ``M / 2**n`` with a 20-bit integer ``M``. The definition of requantization is
 
     y = clamp((acc * M + 2**(n - 1)) >> n, low, high)            (round half up)
 
 A *factor* is the tensor ``M / 2**n``. Its dtype says how to compute with it:
 
 * float32: ``clamp(round(acc * factor))`` was proved equal to the definition for every reachable ``acc``;
-* float64: ``clamp(floor(acc * factor + 0.5))``, which is the definition, exactly, for any ``acc`` below 2**32.
+* float64: ``clamp(floor(acc * factor + 0.5))``, which is the definition, exactly, for any ``|acc| <= 2**32``.
+
+``M / 2**n`` lies within ``2**-20`` of the ratio, relatively, and within ``2**-11`` where the proof had to move ``M``.
 """
 
 from __future__ import annotations
@@ -34,26 +36,25 @@ def multiplier_and_shift(ratio: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _value(multiplier: Tensor, shift: Tensor) -> Tensor:
-    return torch.ldexp(multiplier.double(), -shift)
+    # With an integer exponent, ldexp would form the power of two in the default dtype and lose the far ones.
+    return torch.ldexp(multiplier.double(), -shift.double())
 
 
 def _is_proved(multiplier: Tensor, shift: Tensor, low: int, high: int, bound: Tensor) -> Tensor:
     """For each channel: does float32 rounding agree with the definition for every ``|acc| <= bound``?
 
-    Both are monotone step functions of the integer ``acc``, so it is enough to look at the integer where the
-    definition steps to ``k``, and at the one before it, for every ``k`` in ``(low, high]``.
+    Both are monotone step functions of the integer ``acc``, so it is enough to compare them at the integer where the
+    definition steps to ``k``, and at the one before it, for every ``k`` in ``(low, high]``. A step that lies beyond the
+    bound is replaced by the bound: there too the float32 form must not have stepped early.
     """
     k = torch.arange(low + 1, high + 1, device=multiplier.device)
-    m, n = multiplier.unsqueeze(-1), shift.unsqueeze(-1)
-    numerator = k * (1 << n) - (1 << (n - 1))
-    step = -torch.div(-numerator, m, rounding_mode="floor")
-    factor = _value(m, n).float()
-    at_step = torch.round(step.float() * factor)
-    before = torch.round((step - 1).float() * factor)
-    limit = bound.unsqueeze(-1)
-    ok_at = (at_step >= k) | (step.abs() > limit)
-    ok_before = (before <= k - 1) | ((step - 1).abs() > limit)
-    return (ok_at & ok_before).all(-1)
+    m, n, limit = multiplier.unsqueeze(-1), shift.unsqueeze(-1), bound.unsqueeze(-1)
+    half = 1 << (n - 1)
+    step = -torch.div(half - k * (1 << n), m, rounding_mode="floor")
+    acc = torch.cat([step - 1, step], dim=-1).clamp(-limit, limit)
+    exact = ((acc * m + half) >> n).clamp(low, high)
+    rounded = torch.round(acc.float() * _value(m, n).float()).clamp(low, high)
+    return (rounded == exact).all(-1)
 
 
 def wide_factor(ratio: Tensor) -> Tensor:
@@ -61,28 +62,22 @@ def wide_factor(ratio: Tensor) -> Tensor:
     return _value(*multiplier_and_shift(ratio.detach().double().reshape(-1)))
 
 
-def choose_factor(ratio: Tensor, low: int, high: int, bound: Tensor | float, may_overflow: bool = False) -> Tensor:
-    """The factor for a ratio of scales, float32 where that is proved exact.
+def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT32 - 1) -> Tensor:
+    """The factor for a ratio of scales: float32 where that is proved exact for every ``|acc| <= bound``.
+
+    Where a proof below 2**24 exists, the multiplier is the same whatever the dtype of the result.
 
     Args:
         ratio: input scale over output scale, one element or one per channel; positive.
         low, high: range of the output.
-        bound: largest ``|acc|`` that can occur, one element or one per channel.
-        may_overflow: the accumulator is a float32 sum of two exact integers that may itself pass 2**24. That is
-            harmless while every step of the output lies below 2**24, because rounding is monotone.
+        bound: largest ``|acc|`` that can occur; from 2**24 on the result is float64.
     """
     ratio = ratio.detach().double().reshape(-1)
     multiplier, shift = multiplier_and_shift(ratio)
-    bound = torch.as_tensor(bound, dtype=torch.float64, device=ratio.device).reshape(-1).expand_as(ratio)
     wide = _value(multiplier, shift)
     if high - low > _MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
         return wide
-    if bool((bound >= EXACT_FLOAT32).any()):
-        last_step = (max(abs(low), abs(high)) + 1) / wide
-        if not may_overflow or bool((last_step >= EXACT_FLOAT32).any()):
-            return wide
-        bound = bound.clamp(max=EXACT_FLOAT32 - 1)
-    limit = bound.long()
+    limit = torch.full_like(multiplier, int(min(bound, EXACT_FLOAT32 - 1)))
     # A channel whose multiplier fails moves it by 1, -1, 2, -2, ...: far below the grid, and off the bad points.
     pending = torch.arange(ratio.numel(), device=ratio.device)
     chosen = multiplier.clone()
@@ -93,7 +88,8 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: Tensor | float, may
         chosen[pending[proved]] = trial[proved]
         pending = pending[~proved]
         if pending.numel() == 0:
-            return _value(chosen, shift).float()
+            factor = _value(chosen, shift)
+            return factor.float() if bound < EXACT_FLOAT32 else factor
     return wide
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -14,6 +13,7 @@ from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
 from horizon_plugin_pytorch.quantization.observer import MovingAverageMinMaxObserver
+from horizon_plugin_pytorch.quantization.partial import Partial
 
 NO_LIMIT = (-math.inf, math.inf)
 
@@ -43,24 +43,6 @@ _SWITCHES = {
     FakeQuantState.VALIDATION: (False, True),
     FakeQuantState._FLOAT: (False, False),
 }
-
-
-@dataclass(frozen=True)
-class Partial:
-    """A class with some constructor arguments given; call it to make the object, `with_args` to give more."""
-
-    cls: type
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-    def __call__(self, **kwargs: Any) -> Any:
-        return self.cls(**{**self.kwargs, **kwargs})
-
-    def with_args(self, **kwargs: Any) -> Partial:
-        """The same class with more arguments given."""
-        return Partial(self.cls, {**self.kwargs, **kwargs})
-
-    def __repr__(self) -> str:
-        return f"{self.cls.__name__}.with_args({', '.join(f'{k}={v!r}' for k, v in self.kwargs.items())})"
 
 
 class _Rounded(torch.autograd.Function):
@@ -104,6 +86,8 @@ def round_to_grid(
         step = scale.reshape(shape)
     else:
         step = float(scale) if x.device.type == "cpu" else scale
+    # The value that set the scale lies at 127.5 steps and rounds to the last integer: it must keep its gradient, so
+    # the open interval that passes gradients ends a little beyond the outermost integers.
     lower, upper = (low - 0.5) * step, (high + 1) * step
     if limits != NO_LIMIT:
         lower = _tighter(lower, limits[0], max)
@@ -372,5 +356,3 @@ def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
         forget = getattr(module, "forget_twin", None)
         if forget is not None:
             forget()
-
-

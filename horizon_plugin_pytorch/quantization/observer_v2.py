@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
+from horizon_plugin_pytorch.quantization.partial import Partial
 
 _PER_TENSOR = (torch.per_tensor_symmetric,)
 _PER_CHANNEL = (torch.per_channel_symmetric,)
@@ -98,31 +99,38 @@ class ObserverBase(nn.Module):
     @torch.no_grad()
     def observe(self, x: Tensor, low: float = -math.inf, high: float = math.inf) -> None:
         """Take in a tensor as it is after clamping to ``[low, high]`` (the range of a fused activation)."""
+        found = self._usable_range(x.detach() if type(x) is Tensor else x.detach().as_subclass(Tensor), low, high)
+        if self.is_sync_quantize and dist.is_available() and dist.is_initialized():
+            # A process without usable data takes part all the same: the others wait for it.
+            smallest, largest = found or (torch.full_like(self.min_val, math.inf), torch.full_like(self.max_val, -math.inf))
+            dist.all_reduce(smallest, dist.ReduceOp.MIN)
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            found = (smallest, largest) if bool((smallest <= largest).all()) else None
+        if found is not None:
+            self._update(*found)
+
+    def _usable_range(self, x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor] | None:
+        """Range of the finite values, warning of what calibration should not see; None if there are none."""
         if x.numel() == 0:
             self._warn("empty", "saw an empty tensor and ignored it")
-            return
-        x = x.detach()
-        if type(x) is not Tensor:
-            x = x.as_subclass(Tensor)
+            return None
         smallest, largest = self._range(x)
-        if not math.isfinite(float(smallest.sum() + largest.sum())):
-            finite = x.isfinite()
+        # A sum that is not finite costs one look at every value; it may come from large finite ones.
+        if not math.isfinite(float(smallest.sum() + largest.sum())) and not bool((finite := x.isfinite()).all()):
             self._warn(
                 "finite",
                 f"saw {int((~finite).sum())} values of {x.numel()} that are NaN or infinite and ignored them; "
                 "look for a division by zero or an overflow in the float model",
             )
             if not bool(finite.any()):
-                return
-            smallest, largest = self._range(torch.where(finite, x, x.new_zeros(())))
+                return None
+            # Zero adds nothing to a symmetric range, and keeps the channels apart.
+            smallest, largest = self._range(torch.where(finite, x, 0) if self.is_per_channel else x[finite])
         if low != -math.inf or high != math.inf:
             smallest, largest = smallest.clamp(low, high), largest.clamp(low, high)
         if x.numel() > 1 and not self.is_per_channel and bool(smallest == largest):
             self._warn("constant", f"saw a tensor whose values are all {float(smallest):g}; its scale says little about other data")
-        if self.is_sync_quantize and dist.is_available() and dist.is_initialized():
-            dist.all_reduce(smallest, dist.ReduceOp.MIN)
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-        self._update(smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype))
+        return smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype)
 
     def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Smallest and largest value, of shape [1] or [channels]."""
@@ -139,6 +147,11 @@ class ObserverBase(nn.Module):
 
     def _update(self, smallest: Tensor, largest: Tensor) -> None:
         if self.min_val.shape != smallest.shape:
+            if self.has_statistics and self.min_val.numel() > 1:
+                raise QuantizationConfigError(
+                    f"`{self.owner or type(self).__name__}` has seen {self.min_val.numel()} channels on axis {self.ch_axis}, "
+                    f"now there are {smallest.numel()}; quantize tensors of varying size with per_tensor_symmetric."
+                )
             self.min_val = torch.full_like(smallest, math.inf)
             self.max_val = torch.full_like(largest, -math.inf)
         if not self.has_statistics:
@@ -171,10 +184,8 @@ class ObserverBase(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     @classmethod
-    def with_args(cls, **kwargs: Any) -> Any:
+    def with_args(cls, **kwargs: Any) -> Partial:
         """A constructor with some arguments already given."""
-        from horizon_plugin_pytorch.quantization.fake_quantize import Partial
-
         return Partial(cls, kwargs)
 
 
@@ -245,6 +256,10 @@ class FixedScaleObserver(ObserverBase):
         value = torch.as_tensor(scale, dtype=torch.float32).detach().clone().reshape(-1)
         if not bool((value > 0).all() & value.isfinite().all()):
             raise QuantizationConfigError(f"FixedScaleObserver: scale must be positive and finite, got {scale}.")
+        if value.numel() != 1 and not self.is_per_channel:
+            raise QuantizationConfigError(
+                f"FixedScaleObserver: {value.numel()} scales need qscheme=torch.per_channel_symmetric and a ch_axis."
+            )
         if zero_point is not None and bool((torch.as_tensor(zero_point) != 0).any()):
             raise QuantizationConfigError(f"FixedScaleObserver: zero_point must be 0, got {zero_point}.")
         self.register_buffer("fixed_scale", value, persistent=False)

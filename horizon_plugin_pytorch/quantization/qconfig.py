@@ -8,12 +8,13 @@ import torch
 
 from horizon_plugin_pytorch.dtype import as_dtype, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, Partial
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.observer import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
 from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, PercentileObserver
+from horizon_plugin_pytorch.quantization.partial import Partial
 
 
 class _Fields(NamedTuple):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
+
+from horizon_plugin_pytorch.errors import QuantizationConfigError
 
 
 class QuantStub(nn.Module):
@@ -23,9 +26,9 @@ class QuantStub(nn.Module):
     def __init__(self, scale: float | None = None, zero_point: Any = None, qconfig: Any = None) -> None:
         super().__init__()
         if zero_point:
-            raise ValueError(f"QuantStub: quantization is symmetric, zero_point must be 0 or None, got {zero_point}.")
-        if scale is not None and not float(scale) > 0:
-            raise ValueError(f"QuantStub: scale must be positive, got {scale}.")
+            raise QuantizationConfigError(f"QuantStub: quantization is symmetric, zero_point must be 0, got {zero_point}.")
+        if scale is not None and not 0 < float(scale) < math.inf:
+            raise QuantizationConfigError(f"QuantStub: scale must be positive and finite, got {scale}.")
         self.scale, self.zero_point = scale, 0
         if qconfig is not None:
             self.qconfig = qconfig

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -67,14 +66,15 @@ class QATGemm(QATModule):
         """The float layer with other weights."""
         raise NotImplementedError
 
-    def inputs_seen(self) -> list[tuple[Tensor | QuantDType, ...]]:
-        """Scales and formats of the last inputs, for `convert` to plan with."""
+    def inputs_seen(self) -> list[tuple]:
+        """Scales, formats and ranges of the last inputs, for `convert` to plan with."""
         return [self._seen] if self._seen else []
 
     def forward(self, x: Any, residual: Any = None) -> Any:
         """Training route, or exact integers in the VALIDATION state."""
         if isinstance(x, QTensor) and (residual is None or isinstance(residual, QTensor)):
-            self._seen = (x.scale, x.dtype) if residual is None else (x.scale, x.dtype, residual.scale, residual.dtype)
+            added = () if residual is None else (residual.scale, residual.dtype)
+            self._seen = (x.scale, x.dtype, x.range, *added)
         if self.is_exact:
             inputs = (x,) if residual is None else (x, residual)
             return self.exact(*inputs, trained=lambda: self._train(x, residual))

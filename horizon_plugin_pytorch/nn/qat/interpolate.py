@@ -45,9 +45,10 @@ class _Resize(QATModule):
         return out
 
     def _train(self, x: QTensor) -> torch.Tensor:
-        out = super().forward(x.plain())
         if not x.is_rounded or self.mode == "nearest":
-            return out
+            return super().forward(x.plain())
+        rows, columns = self.twin().real_matrices(x)  # type: ignore[operator]
+        out = torch.matmul(rows, torch.matmul(x.plain(), columns))
         return round_to_grid(out, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import ConversionError, at
-from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor, real_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 
 
@@ -113,24 +113,20 @@ class QATModule(nn.Module):
             twin = self.twin()
             integers = [_as_integers(x, self.path) for x in inputs]
             out = twin(*integers) if call is None else call(twin, *integers)
-            if isinstance(out, QTensor):
-                quantizer = self.activation_post_process
-                scale = out.scale if quantizer is None else quantizer.scale
-                value, grid = out.dequantize(), out.plain()
-            else:
-                value, grid = out, None
-        if trained is not None and torch.is_grad_enabled():
-            route = trained()
-            if route.requires_grad:
-                value = attach_gradient(route, value)
-        if grid is None:
-            return value
-        return real_qtensor(value, scale, out.dtype, out.q_per_channel_axis(), grid)
+        route = trained() if trained is not None and torch.is_grad_enabled() else None
+        wants_gradient = route is not None and route.requires_grad
+        if not isinstance(out, QTensor):
+            return attach_gradient(route, out) if wants_gradient else out
+        quantizer = self.activation_post_process
+        result = exact_qtensor(out, out.scale if quantizer is None else quantizer.scale)
+        return result.like(attach_gradient(route, result.plain()), out.plain()) if wants_gradient else result
 
 
 def _as_integers(x: Any, path: str) -> Any:
     if isinstance(x, QTensor):
-        return integer_qtensor(x.as_grid(), x.scale, x.dtype, x.q_per_channel_axis())
+        out = integer_qtensor(x.as_grid(), x.scale, x.dtype, x.q_per_channel_axis())
+        out.set_range(*x.range)
+        return out
     if isinstance(x, (list, tuple)):
         return type(x)(_as_integers(v, path) for v in x)
     if isinstance(x, Tensor) and x.is_floating_point():

@@ -39,6 +39,10 @@ class ReLU(QATModule):
             return x.clamp(*self.limits)
         low, high = integer_limits(x.scale, x.dtype.min, x.dtype.max, self.limits)
         grid = None if x.grid is None else x.grid.clamp(low, high)
+        if grid is not None and not (torch.is_grad_enabled() and x.requires_grad):
+            out = x.with_grid(grid)
+            out.set_range(low, high)
+            return out
         if self.limits[1] == float("inf"):
             return x.like(torch.relu(x.plain()), grid)
         # On the grid, 6 is the nearest multiple of the scale; the product in float32 is what conversion gives.

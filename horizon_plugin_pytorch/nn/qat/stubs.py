@@ -11,7 +11,7 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError, at
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
-from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
 from horizon_plugin_pytorch.quantization import stubs
 from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver
 
@@ -52,10 +52,10 @@ class QuantStub(QATModule):
             return quantizer(x)
         with torch.no_grad():
             integers = self.twin()(x)
-            value = integers.dequantize()
+        out = exact_qtensor(integers, quantizer.scale)
         if torch.is_grad_enabled() and x.requires_grad:
-            value = attach_gradient(quantizer(x), value)
-        return real_qtensor(value, quantizer.scale, quantizer.dtype, quantizer.ch_axis, integers.plain())
+            return out.like(attach_gradient(quantizer(x), out.plain()), integers.plain())
+        return out
 
 
 class DeQuantStub(QATModule):

@@ -195,8 +195,8 @@ class QFunctional(QuantizedModule):
             ("sum", bound, is_mean),
             lambda: fp.choose_factor(
                 self._ratio(x.scale) / (count if is_mean else 1), self.low, self.high, bound
-            ).to(x.device),
-        )
+            ).reshape(()).to(x.device),  # no axes, so that it fits a sum over all of them
+        )  # fmt: skip
         is_double = fp.is_beyond_float32(bound)
         return self.output(fp.sum(x.plain(), dims, keepdim, factor, is_double, self.low, self.high))
 

@@ -61,21 +61,23 @@ class QuantizedGemm(QuantizedModule):
         self,
         input_scale: Tensor,
         input_dtype: QuantDType,
+        input_range: tuple[int, int],
         residual_scale: Tensor | None = None,
         residual_dtype: QuantDType | None = None,
     ) -> fp.AccumulatorPlan:
-        """The arithmetic for inputs of these scales."""
+        """The arithmetic for inputs of these scales, formats and ranges."""
         scales = (input_scale,) if residual_scale is None else (input_scale, residual_scale)
         return self._plans.get(
             scales,
-            (str(input_dtype), str(residual_dtype)),
-            lambda: self._build_plan(input_scale, input_dtype, residual_scale, residual_dtype),
+            (str(input_dtype), input_range, str(residual_dtype)),
+            lambda: self._build_plan(input_scale, input_dtype, input_range, residual_scale, residual_dtype),
         )
 
     def _build_plan(
         self,
         input_scale: Tensor,
         input_dtype: QuantDType,
+        input_range: tuple[int, int],
         residual_scale: Tensor | None,
         residual_dtype: QuantDType | None,
     ) -> fp.AccumulatorPlan:
@@ -92,7 +94,7 @@ class QuantizedGemm(QuantizedModule):
             self.scale,
             output_axis=self.output_axis,
             groups=self.groups,
-            input_bits=as_dtype(input_dtype).bits,
+            input_range=input_range,
             weight_bits=self.weight_dtype.bits,
             low=low,
             high=high,
@@ -103,7 +105,7 @@ class QuantizedGemm(QuantizedModule):
             warnings.warn(
                 f"`{type(self).__name__}` {at(self.path)}: in the worst case its accumulator reaches {plan.worst_case:.3g}, "
                 f"beyond int32 ({fp.INT32_MAX:.3g}); sums are saturated there. Its input is {input_dtype}, its weight "
-                f"{self.weight_dtype}: use a qint8 input, fewer input channels or more groups, or a larger input scale.",
+                f"{self.weight_dtype}: use a qint8 input, fewer input channels, or more groups.",
                 AccumulatorWarning,
                 stacklevel=2,
             )
@@ -113,13 +115,13 @@ class QuantizedGemm(QuantizedModule):
         """Integers to integers, or to real numbers where the output has high precision."""
         x = self.quantized_input(x)
         if residual is None:
-            plan, added = self.plan(x.scale, x.dtype), None
+            plan, added = self.plan(x.scale, x.dtype, x.range), None
         else:
             residual = self.quantized_input(residual)
-            plan, added = self.plan(x.scale, x.dtype, residual.scale, residual.dtype), residual.plain()
+            plan, added = self.plan(x.scale, x.dtype, x.range, residual.scale, residual.dtype), residual.plain()
         out = self.compute(x.plain(), added, plan)
         if self.scale is not None:
-            return self.output(out)
+            return self.output(out, plan.low, plan.high)
         low, high = self.limits
         return out if self.limits == (-torch.inf, torch.inf) else out.clamp_(low, high)
 

@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 
 
 class Interpolate(QuantizedModule):
-    """Nearest copies integers; bilinear weighs them with 8-bit weights and rounds once."""
+    """Nearest copies integers; bilinear weighs them with integer weights and rounds once."""
 
     @classmethod
     def from_qat(cls, mod: Any) -> Any:
@@ -36,19 +36,34 @@ class Interpolate(QuantizedModule):
         recompute = self.recompute_scale_factor or None
         return F.interpolate(x, self.size, self.scale_factor, self.mode, None, recompute)
 
-    def _plan(self, x: QTensor) -> tuple[Tensor, Tensor, Tensor]:
-        sizes = self._resize(torch.empty(1, 1, *x.shape[-2:], device="meta")).shape[-2:]
+    def matrices(self, height: int, width: int, bits: int) -> tuple[Tensor, Tensor]:
+        """Integer weights of the rows and columns, in ``1 / 2**bits``, for an input of this size."""
+        sizes = self._resize(torch.empty(1, 1, height, width, device="meta")).shape[-2:]
         factors = self.scale_factor if isinstance(self.scale_factor, (tuple, list)) else (self.scale_factor,) * 2
-        matrices = []
-        for source, target, factor in zip(x.shape[-2:], sizes, factors, strict=True):
+        found = []
+        for source, target, factor in zip((height, width), sizes, factors, strict=True):
             ratio = None if factor is None or self.recompute_scale_factor else 1.0 / float(factor)
-            matrices.append(fp.bilinear_matrix(source, target, ratio, self.align_corners))
-        bound = float(1 << (x.dtype.bits - 1)) * 4.0**fp.WEIGHT_BITS
-        ratio = torch.tensor([4.0**-fp.WEIGHT_BITS], dtype=torch.float64)
+            found.append(fp.bilinear_matrix(source, target, ratio, self.align_corners, bits))
+        return found[0], found[1].T.contiguous()
+
+    def real_matrices(self, x: QTensor) -> tuple[Tensor, Tensor]:
+        """The same weights as float32 numbers, for training."""
+
+        def build() -> tuple[Tensor, Tensor]:
+            bits = fp.weight_bits(x.dtype.bits)
+            rows, columns = self.matrices(*x.shape[-2:], bits)
+            return rows.mul_(2.0**-bits).to(x.device, torch.float32), columns.mul_(2.0**-bits).to(x.device, torch.float32)
+
+        return self._plans.get((), ("real", *x.shape[-2:], str(x.dtype)), build)
+
+    def _plan(self, x: QTensor) -> tuple[Tensor, Tensor, Tensor]:
+        bits = fp.weight_bits(x.dtype.bits)
+        bound = float(1 << (x.dtype.bits - 1)) * 4.0**bits
+        ratio = torch.tensor([4.0**-bits], dtype=torch.float64)
         factor = fp.choose_factor(ratio, x.dtype.min, x.dtype.max, bound)
         dtype = torch.float64 if fp.is_beyond_float32(bound) else torch.float32
-        rows, columns = (m.to(x.device, dtype) for m in matrices)
-        return rows, columns.T.contiguous(), factor.to(x.device)
+        rows, columns = (m.to(x.device, dtype) for m in self.matrices(*x.shape[-2:], bits))
+        return rows, columns, factor.to(x.device)
 
     def forward(self, x: QTensor) -> QTensor:
         x = self.quantized_input(x)

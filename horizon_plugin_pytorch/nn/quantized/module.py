@@ -60,10 +60,12 @@ class QuantizedModule(nn.Module):
         self.register_buffer("scale", quantizer.scale.detach().clone())
         self.out_dtype, self.low, self.high = quantizer.dtype, quantizer.quant_min, quantizer.quant_max
 
-    def output(self, grid: Tensor) -> QTensor:
-        """Integers as this module's output."""
+    def output(self, grid: Tensor, low: int | None = None, high: int | None = None) -> QTensor:
+        """Integers as this module's output, with the range that they can take if it is narrower than the format's."""
         assert self.scale is not None and self.out_dtype is not None
-        return integer_qtensor(grid, self.scale, self.out_dtype)
+        out = integer_qtensor(grid, self.scale, self.out_dtype)
+        out.set_range(self.low if low is None else low, self.high if high is None else high)
+        return out
 
     def quantized_input(self, x: Any) -> QTensor:
         """Insist on integers."""

@@ -27,7 +27,9 @@ class ReLU(QuantizedModule):
             return x.clamp(*self.limits)
         x = self.quantized_input(x)
         low, high = integer_limits(x.scale, x.dtype.min, x.dtype.max, self.limits)
-        return x.like(x.plain().clamp(low, high))
+        out = x.like(x.plain().clamp(low, high))
+        out.set_range(low, high)
+        return out
 
     def extra_repr(self) -> str:
         return ""
