@@ -1,0 +1,25 @@
+"""Shared by all tests: one thread, a fixed seed, and a march."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from horizon_plugin_pytorch.march import March, get_march, set_march
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes more than a few seconds; CI runs it, `-m 'not slow'` leaves it out")
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def march() -> Iterator[March]:
+    """Every test starts with the same march and seed, and leaves the march as it was."""
+    before = get_march()
+    set_march(March.BAYES)
+    torch.manual_seed(0)
+    yield March.BAYES
+    set_march(before)

@@ -1,0 +1,88 @@
+"""The routes that a model can take to its integers, and the check that they all arrive at the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    convert_fx,
+    get_default_qconfig,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+
+OPTIMIZATION = {
+    "off": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "on": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+
+def qconfig(dtype: str = "qint8") -> Any:
+    """Scales stay at what the first batch gave, so that training and validation can be compared."""
+    return get_default_qconfig(activation_qkwargs={"dtype": dtype, "averaging_constant": 0})
+
+
+def calibrate(qat: nn.Module, inputs: Sequence[Any]) -> nn.Module:
+    """Run one batch in the CALIBRATION state; the model is left in VALIDATION and eval."""
+    qat.eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        qat(*inputs)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    return qat
+
+
+def prepared(model: nn.Module, inputs: Sequence[Any], dtype: str = "qint8", **qconfig_dict: Any) -> nn.Module:
+    """A calibrated QAT model in the VALIDATION state."""
+    return calibrate(prepare_qat_fx(model, {"": qconfig(dtype), **qconfig_dict}), inputs)
+
+
+def as_numbers(outputs: Any) -> list[Tensor]:
+    """Outputs as ordinary tensors: integers in their storage type, or float."""
+    leaves = [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor)]
+    return [x.int_repr() if isinstance(x, QTensor) else x.detach() for x in leaves]
+
+
+def mismatches(a: Sequence[Tensor], b: Sequence[Tensor]) -> int:
+    """How many numbers differ; shapes and types must not."""
+    assert [(x.shape, x.dtype) for x in a] == [(x.shape, x.dtype) for x in b]
+    return sum(int((x != y).sum()) for x, y in zip(a, b, strict=True))
+
+
+def run_onnx(model: onnx.ModelProto, inputs: Sequence[Tensor], optimization: str = "off") -> list[Tensor]:
+    """The file's outputs in stock ONNX Runtime on one thread."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = OPTIMIZATION[optimization]
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feed = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}
+    return [torch.from_numpy(np.asarray(x)) for x in session.run(None, feed)]
+
+
+def assert_one_arithmetic(qat: nn.Module, inputs: Sequence[Tensor], tmp_path: Any, batches: Sequence[Any] = ()) -> nn.Module:
+    """QAT in VALIDATION == converted == ONNX Runtime, optimised or not, integer for integer; gives the converted model."""
+    quantized = convert_fx(qat)
+    file = tmp_path / "model.onnx"
+    model = export_quantized_onnx(quantized, tuple(inputs), file)
+    onnx.checker.check_model(onnx.load(file), full_check=True)
+    assert {i.domain for i in model.opset_import} == {""} and {n.domain for n in model.graph.node} == {""}
+    for batch in (inputs, *batches):
+        with torch.no_grad():
+            trained, integers = as_numbers(qat(*batch)), as_numbers(quantized(*batch))
+        assert mismatches(trained, integers) == 0, "QAT and converted model differ"
+        for optimization in OPTIMIZATION:
+            found = run_onnx(model, pytree.tree_leaves(tuple(batch)), optimization)
+            assert mismatches(integers, found) == 0, f"ONNX Runtime differs, optimisation {optimization}"
+    return quantized
