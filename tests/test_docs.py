@@ -1,0 +1,63 @@
+"""The documentation: its code runs, its generated page is fresh, the site builds."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+_BLOCK = re.compile(r"^```(python|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def code_blocks(page: Path) -> list[tuple[str, str, int]]:
+    """Language, text and first line of every block of Python in a page."""
+    text = page.read_text()
+    return [(m[1], m[2], text[: m.start(2)].count("\n") + 1) for m in _BLOCK.finditer(text)]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if code_blocks(p)], ids=lambda p: p.stem)
+def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    """Blocks of a page share one namespace and run in order; `pycon` blocks must print what they show."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {"__name__": "__main__"}
+    for language, text, line in code_blocks(page):
+        if language == "python":
+            # Lines of the page, so that a traceback points into it.
+            exec(compile("\n" * (line - 1) + text, str(page), "exec"), namespace)  # noqa: S102 - this project's own pages
+            continue
+        test = doctest.DocTestParser().get_doctest(text, namespace, page.name, str(page), line - 1)
+        report: list[str] = []
+        result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append, clear_globs=False)
+        namespace.update(test.globs)
+        assert result.attempted and not result.failed, "".join(report)
+
+
+def test_operators_page_is_what_the_operator_table_gives():
+    spec = importlib.util.spec_from_file_location("generate_operators", DOCS / "generate_operators.py")
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    page = (DOCS / "operators.md").read_text()
+    assert page == generator.page(), "run `python -m docs.generate_operators`"
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [p.name for p in PAGES if p.name not in navigation] == []
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (tmp_path / "site" / "numerics" / "index.html").exists()
