@@ -240,7 +240,7 @@ def _rebuild(data: Tensor, scale: Tensor, dtype: QuantDType, axis: int, grid: Te
 
 def _broadcast(scale: Tensor, axis: int, dim: int) -> Tensor:
     if axis < 0 or scale.numel() == 1:
-        return scale
+        return scale.reshape(()) if dim == 0 else scale
     shape = [1] * dim
     shape[axis] = -1
     return scale.reshape(shape)

@@ -19,7 +19,7 @@ _OFFSET_BITS = 51
 def along(values: Tensor, axis: int, dim: int) -> Tensor:
     """Shape per-channel values so that they broadcast along `axis` of a `dim`-dimensional tensor."""
     if values.numel() == 1 or axis < 0:
-        return values
+        return values.reshape(()) if dim == 0 else values
     shape = [1] * dim
     shape[axis] = -1
     return values.reshape(shape)

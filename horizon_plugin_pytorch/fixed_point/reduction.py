@@ -60,6 +60,8 @@ def bilinear_matrix(source: int, target: int, ratio: float | None, align_corners
             [128., 128.],
             [  0., 256.]], dtype=torch.float64)
     """
+    if source == target:  # torch copies such an axis, whatever the ratio
+        return torch.eye(source, dtype=torch.float64).mul_(1 << bits)
     index = torch.arange(target, dtype=torch.float64)
     if align_corners:
         position = index * ((source - 1) / (target - 1)) if target > 1 else index * 0

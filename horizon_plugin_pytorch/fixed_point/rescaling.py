@@ -95,6 +95,8 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
 
 def rescale_(acc: Tensor, factor: Tensor, low: float, high: float) -> Tensor:
     """Requantize an accumulator, reusing its memory where the route allows; float32 result."""
+    if acc.dim() == 0:
+        factor = factor.reshape(())
     if factor.dtype == torch.float32 and acc.dtype == torch.float32:
         return acc.mul_(factor).round_().clamp_(low, high)
     if acc.dtype != torch.float64:
