@@ -20,8 +20,8 @@ PAGE = Path(__file__).parent / "operators.md"
 
 _HEAD = """# Operators
 
-Generated from the operator table by `docs/generate_operators.py`; do not edit by hand. The arithmetic of each operator is in
-[Numerics](numerics.md).
+Generated from the operator table by `docs/generate_operators.py`; do not edit by hand. The arithmetic of each
+operator is in [Numerics](numerics.md).
 
 *Float forms* are what you write in your model. In fx mode functions and methods are replaced by modules named
 `_generated_<operator>_<n>`; in eager mode write the module or `FloatFunctional`. *Scale* says where the scale of the
@@ -35,8 +35,8 @@ output comes from: an observer of its own, or the input. Every operator takes qi
 """
 
 _TAIL = """
-`FloatFunctional` has the methods `add`, `sub`, `mul`, `cat`, `matmul`, `sum`, `mean`, `add_scalar`, `mul_scalar` and `add_relu`.
-The classes `Conv...`, `ConvTranspose...` and `Linear...` with `Add` or `ReLU` in their name are made by fusion.
+`FloatFunctional` has the methods `add`, `sub`, `mul`, `cat`, `matmul`, `sum`, `mean`, `add_scalar`, `mul_scalar`
+and `add_relu`. The classes `Conv...`, `ConvTranspose...` and `Linear...` with `Add` or `ReLU` in their name are made by fusion.
 
 ## Operators that keep the scale
 

@@ -80,7 +80,12 @@ def set_march(march: March | str | None) -> None:
 
 
 def get_march() -> March | None:
-    """The chip chosen with `set_march`, or None."""
+    """The chip chosen with `set_march`, or None.
+
+    >>> set_march("bayes")
+    >>> get_march().family
+    'bayes'
+    """
     return _current
 
 

@@ -32,5 +32,9 @@ def set_qat_mode(mode: QATMode | str) -> None:
 
 
 def get_qat_mode() -> QATMode:
-    """The mode that models are prepared in."""
+    """The mode that models are prepared in.
+
+    >>> get_qat_mode()
+    <QATMode.FuseBN: 'fuse_bn'>
+    """
     return _current

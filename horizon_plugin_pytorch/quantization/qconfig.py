@@ -116,7 +116,11 @@ def get_default_qat_qconfig(
     weight_qkwargs: dict | None = None,
     backend: str = "",
 ) -> QConfig:
-    """The first generation's name of `get_default_qconfig`, with the formats as arguments."""
+    """The first generation's name of `get_default_qconfig`, with the formats as arguments.
+
+    >>> get_default_qat_qconfig(dtype="qint16").activation().dtype
+    'qint16'
+    """
     return get_default_qconfig(
         activation_fake_quant,
         weight_fake_quant,
@@ -128,14 +132,22 @@ def get_default_qat_qconfig(
 def get_default_qat_out_qconfig(
     dtype: Any = "qint8", weight_fake_quant: str | None = "fake_quant", weight_qkwargs: dict | None = None, backend: str = ""
 ) -> QConfig:
-    """A qconfig for output layers: the accumulator leaves as float. `dtype` is the weight's format."""
+    """A qconfig for output layers: the accumulator leaves as float. `dtype` is the weight's format.
+
+    >>> get_default_qat_out_qconfig().activation is None
+    True
+    """
     return get_default_qconfig(
         None, weight_fake_quant, None, weight_qkwargs={"dtype": as_dtype(dtype)} | (weight_qkwargs or {})
     )
 
 
 def get_default_calib_qconfig(dtype: Any = "qint8", calib_qkwargs: dict | None = None, backend: str = "") -> QConfig:
-    """A qconfig for calibration: percentile observer on activations, min_max on weights."""
+    """A qconfig for calibration: percentile observer on activations, min_max on weights.
+
+    >>> type(get_default_calib_qconfig().activation().activation_post_process).__name__
+    'PercentileObserver'
+    """
     return get_default_qconfig(
         activation_observer="percentile", activation_qkwargs={"dtype": as_dtype(dtype)} | (calib_qkwargs or {})
     )

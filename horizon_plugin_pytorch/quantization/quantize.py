@@ -30,6 +30,15 @@ def prepare_qat(
         model: a float model whose ``qconfig`` attribute, or whose modules', says how to quantize.
         inplace: change `model` itself rather than a copy.
         mapping, optimize_graph, optimize_kwargs, verbose: accepted for compatibility.
+
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization.qconfig import get_default_qat_qconfig
+    >>> from horizon_plugin_pytorch.quantization.stubs import QuantWrapper
+    >>> set_march(March.BAYES)
+    >>> net = QuantWrapper(nn.Conv2d(1, 2, 1))
+    >>> net.qconfig = get_default_qat_qconfig()
+    >>> type(prepare_qat(net).module)
+    <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
     march = require_march("prepare_qat")
     check_mode("prepare_qat")
@@ -54,6 +63,18 @@ def convert(
     Args:
         inplace: change `module` itself rather than a copy.
         mapping, fast_mode: accepted for compatibility.
+
+    >>> import torch
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization.qconfig import get_default_qat_qconfig
+    >>> from horizon_plugin_pytorch.quantization.stubs import QuantWrapper
+    >>> set_march(March.BAYES)
+    >>> net = QuantWrapper(nn.Conv2d(1, 2, 1))
+    >>> net.qconfig = get_default_qat_qconfig()
+    >>> qat = prepare_qat(net)
+    >>> _ = qat(torch.randn(1, 1, 4, 4))
+    >>> type(convert(qat).module)
+    <class 'horizon_plugin_pytorch.nn.quantized.conv2d.Conv2d'>
     """
     if not inplace:
         module = copy_model(module, "convert")
@@ -65,6 +86,13 @@ def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str
 
     Returns:
         Paths of fake quantizers of `dst_model` that `src_model` does not have; these keep what they had.
+
+    >>> src, dst = FakeQuantize(dtype="qint8"), FakeQuantize(dtype="qint16")
+    >>> src.set_qparams(0.5)
+    >>> load_observer_params(nn.Sequential(src), nn.Sequential(dst))
+    []
+    >>> round(float(dst.scale) * 32767.5 / 127.5, 4)
+    0.5
     """
     source = {path: m for path, m in src_model.named_modules() if isinstance(m, FakeQuantize)}
     missing = []

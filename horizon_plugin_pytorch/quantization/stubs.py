@@ -53,7 +53,11 @@ class DeQuantStub(nn.Module):
 
 
 class QuantWrapper(nn.Module):
-    """A module with a QuantStub before and a DeQuantStub after it."""
+    """A module with a QuantStub before and a DeQuantStub after it.
+
+    >>> [name for name, _ in QuantWrapper(nn.ReLU()).named_children()]
+    ['quant', 'module', 'dequant']
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -43,6 +43,18 @@ def export_quantized_onnx(
 
     Returns:
         The ``onnx.ModelProto``.
+
+    >>> import io
+    >>> import torch
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization import QuantWrapper, convert_fx, get_default_qconfig, prepare_qat_fx
+    >>> set_march(March.BAYES)
+    >>> data = torch.randn(1, 3, 4, 4)
+    >>> qat = prepare_qat_fx(QuantWrapper(nn.Conv2d(3, 2, 1)), {"": get_default_qconfig()})
+    >>> _ = qat(data)
+    >>> proto = export_quantized_onnx(convert_fx(qat), data, io.BytesIO(), input_names=["image"])
+    >>> proto.graph.input[0].name
+    'image'
     """
     if dynamic_axes:
         raise ExportError("export_quantized_onnx: shapes are fixed; export once for each batch size instead of dynamic_axes.")

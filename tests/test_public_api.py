@@ -1,0 +1,423 @@
+"""The public surface: names, signatures and import paths, compared with the snapshot in `public_api.txt`.
+
+After an intended change run ``python -m tests.test_public_api`` and commit the new snapshot with the change.
+"""
+
+from __future__ import annotations
+
+import doctest
+import enum
+import importlib
+import inspect
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+PACKAGE = "horizon_plugin_pytorch"
+SNAPSHOT = Path(__file__).parent / "public_api.txt"
+
+MODULES = [
+    ".",
+    ".quantization",
+    ".quantization.qconfig",
+    ".quantization.observer",
+    ".quantization.observer_v2",
+    ".quantization.fake_quantize",
+    ".quantization.stubs",
+    ".quantization.quantize",
+    ".quantization.quantize_fx",
+    ".quantization.fuse_modules",
+    ".quantization.fx",
+    ".march",
+    ".dtype",
+    ".qtensor",
+    ".qat_mode",
+    ".errors",
+    ".nn",
+    ".nn.intrinsic",
+    ".nn.qat",
+    ".nn.quantized",
+    ".nn.operator_table",
+    ".utils.onnx_helper",
+    ".utils.fx_helper",
+]
+
+# Every path that the vendor's guides, or public code counted in the usage survey, import and that this version has.
+GUIDE_PATHS = [
+    "March",
+    "March.NASH_E",
+    "__version__",
+    "dtype",
+    "dtype.QINT16_MAX",
+    "dtype.QINT8_MAX",
+    "dtype.QuantDType",
+    "dtype.qbool",
+    "dtype.qinfo",
+    "dtype.qint16",
+    "dtype.qint32",
+    "dtype.qint8",
+    "get_march",
+    "march",
+    "march.March",
+    "march.March.BAYES",
+    "march.March.Bayes",
+    "march.March.Bernoulli2",
+    "march.March.NASH_B",
+    "march.March.NASH_E",
+    "march.March.NASH_M",
+    "march.March.NASH_P",
+    "march.get_march",
+    "march.set_march",
+    "nn",
+    "nn.Exp",
+    "nn.Interpolate",
+    "nn.LayerNorm",
+    "nn.Reciprocal",
+    "nn.Sqrt",
+    "nn.intrinsic",
+    "nn.layer_norm.LayerNorm",
+    "nn.qat",
+    "nn.qat.Conv2d",
+    "nn.qat.ConvAddReLU2d",
+    "nn.qat.Interpolate",
+    "nn.qat.Linear",
+    "nn.qat.Softmax",
+    "nn.qat.avg_pool2d.AvgPool2d",
+    "nn.qat.batchnorm.BatchNorm2d",
+    "nn.qat.conv2d",
+    "nn.qat.conv2d.Conv2d",
+    "nn.qat.conv2d.ConvAddReLU2d",
+    "nn.qat.functional_modules.FloatFunctional",
+    "nn.qat.interpolate.Interpolate",
+    "nn.qat.linear.Linear",
+    "nn.qat.relu.ReLU",
+    "nn.qat.segment_lut.SegmentLUT",
+    "nn.qat.stubs.DeQuantStub",
+    "nn.qat.stubs.QuantStub",
+    "nn.qat.upsampling.Upsample",
+    "nn.qat.upsampling.UpsamplingBilinear2d",
+    "nn.quantized",
+    "nn.quantized.FloatFunctional",
+    "nn.quantized.FloatFunctional.add",
+    "nn.quantized.QFunctional",
+    "nn.quantized.avg_pool2d.AvgPool2d",
+    "nn.quantized.conv2d.Conv2d",
+    "nn.quantized.functional_modules.FloatFunctional",
+    "nn.quantized.functional_modules.FloatFunctional.add",
+    "nn.quantized.functional_modules.QFunctional",
+    "nn.quantized.interpolate.Interpolate",
+    "nn.quantized.quantize.DeQuantize",
+    "nn.quantized.quantize.Quantize",
+    "nn.quantized.relu.ReLU",
+    "nn.quantized.segment_lut.SegmentLUT",
+    "nn.quantized.upsampling.Upsample",
+    "nn.quantized.upsampling.UpsamplingBilinear2d",
+    "qat_mode",
+    "qat_mode.QATMode",
+    "qat_mode.QATMode.FuseBN",
+    "qat_mode.get_qat_mode",
+    "qat_mode.set_qat_mode",
+    "qtensor.QTensor",
+    "quantization",
+    "quantization.DeQuantStub",
+    "quantization.FakeQuantState",
+    "quantization.FakeQuantState.CALIBRATION",
+    "quantization.FakeQuantState.QAT",
+    "quantization.FakeQuantState.VALIDATION",
+    "quantization.FakeQuantState._FLOAT",
+    "quantization.FakeQuantize",
+    "quantization.FakeQuantize.with_args",
+    "quantization.FixedScaleObserver",
+    "quantization.March",
+    "quantization.March.BAYES",
+    "quantization.March.NASH_E",
+    "quantization.March.NASH_M",
+    "quantization.MovingAverageMinMaxObserver",
+    "quantization.MovingAveragePerChannelMinMaxObserver",
+    "quantization.QATMode",
+    "quantization.QATMode.WithBN",
+    "quantization.QuantStub",
+    "quantization.QuantWrapper",
+    "quantization.convert",
+    "quantization.convert_fx",
+    "quantization.default_8bit_fake_quant",
+    "quantization.default_calib_8bit_fake_quant_qconfig",
+    "quantization.default_qat_8bit_fake_quant_qconfig",
+    "quantization.default_weight_8bit_fake_quant",
+    "quantization.fake_quantize.FakeQuantState",
+    "quantization.fake_quantize.FakeQuantize",
+    "quantization.fake_quantize.FakeQuantize.with_args",
+    "quantization.fuse_fx",
+    "quantization.fuse_known_modules",
+    "quantization.fuse_modules",
+    "quantization.fx.graph_module.GraphModuleWithAttr",
+    "quantization.fx.graph_module.ObservedGraphModule",
+    "quantization.fx.graph_module.QuantizedGraphModule",
+    "quantization.get_default_calib_qconfig",
+    "quantization.get_default_qat_out_qconfig",
+    "quantization.get_default_qat_qconfig",
+    "quantization.get_default_qconfig",
+    "quantization.load_observer_params",
+    "quantization.observer",
+    "quantization.observer.FixedScaleObserver",
+    "quantization.observer.MovingAverageMinMaxObserver",
+    "quantization.observer.MovingAveragePerChannelMinMaxObserver",
+    "quantization.observer_v2.FixedScaleObserver",
+    "quantization.observer_v2.MinMaxObserver",
+    "quantization.observer_v2.PercentileObserver",
+    "quantization.prepare_qat",
+    "quantization.prepare_qat_fx",
+    "quantization.qconfig",
+    "quantization.qconfig.QConfig",
+    "quantization.qconfig.default_calib_8bit_fake_quant_qconfig",
+    "quantization.qconfig.default_calib_8bit_weight_16bit_act_fake_quant_qconfig",
+    "quantization.qconfig.default_calib_8bit_weight_32bit_out_fake_quant_qconfig",
+    "quantization.qconfig.default_calib_out_8bit_fake_quant_qconfig",
+    "quantization.qconfig.default_qat_8bit_fake_quant_qconfig",
+    "quantization.qconfig.default_qat_8bit_fixed_act_fake_quant_qconfig",
+    "quantization.qconfig.default_qat_8bit_weight_16bit_act_fake_quant_qconfig",
+    "quantization.qconfig.default_qat_8bit_weight_16bit_fixed_act_fake_quant_qconfig",
+    "quantization.qconfig.default_qat_8bit_weight_32bit_out_fake_quant_qconfig",
+    "quantization.qconfig.default_qat_out_8bit_fake_quant_qconfig",
+    "quantization.qconfig.get_default_qconfig",
+    "quantization.qinfo",
+    "quantization.qint16",
+    "quantization.qint8",
+    "quantization.quantize_fx",
+    "quantization.quantize_fx.QuantizationTracer",
+    "quantization.quantize_fx.convert_fx",
+    "quantization.quantize_fx.fuse_fx",
+    "quantization.quantize_fx.prepare_qat_fx",
+    "quantization.set_fake_quantize",
+    "quantization.set_qat_mode",
+    "quantization.stubs.QuantStub",
+    "set_march",
+    "utils",
+    "utils.fx_helper.wrap",
+    "utils.onnx_helper",
+    "utils.onnx_helper.export_quantized_onnx",
+]
+
+# What users call; each shows an example that runs.
+USER_FUNCTIONS = [
+    "march.set_march",
+    "march.get_march",
+    "dtype.qinfo",
+    "qtensor.QTensor",
+    "qat_mode.set_qat_mode",
+    "qat_mode.get_qat_mode",
+    "quantization.prepare_qat_fx",
+    "quantization.convert_fx",
+    "quantization.fuse_fx",
+    "quantization.prepare_qat",
+    "quantization.convert",
+    "quantization.fuse_modules",
+    "quantization.fuse_known_modules",
+    "quantization.load_observer_params",
+    "quantization.set_fake_quantize",
+    "quantization.get_default_qconfig",
+    "quantization.get_default_qat_qconfig",
+    "quantization.get_default_qat_out_qconfig",
+    "quantization.get_default_calib_qconfig",
+    "quantization.qconfig.QConfig",
+    "quantization.FakeQuantize",
+    "quantization.FakeQuantize.with_args",
+    "quantization.FakeQuantize.set_qparams",
+    "quantization.observer_v2.MinMaxObserver",
+    "quantization.observer_v2.FixedScaleObserver",
+    "quantization.QuantStub",
+    "quantization.QuantWrapper",
+    "nn.quantized.FloatFunctional",
+    "nn.Interpolate",
+    "nn.LayerNorm",
+    "utils.onnx_helper.export_quantized_onnx",
+    "utils.fx_helper.wrap",
+]
+
+
+def resolve(path: str) -> Any:
+    """The object at a dotted path below the package; a function beats a module of the same name, as for users."""
+    found: Any = importlib.import_module(PACKAGE)
+    for name in filter(None, path.split(".")):
+        if not hasattr(found, name):
+            importlib.import_module(f"{found.__name__}.{name}")
+        found = getattr(found, name)
+    return found
+
+
+def module_at(path: str) -> ModuleType:
+    """The module at a dotted path, also where a function has the same name."""
+    return importlib.import_module(PACKAGE + path.rstrip("."))
+
+
+def is_ours(x: Any) -> bool:
+    return (getattr(x, "__module__", None) or "").startswith(PACKAGE)
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """`__all__` if there is one, else what the module defines itself."""
+    if hasattr(module, "__all__"):
+        return sorted(module.__all__)
+    own = []
+    for name, value in vars(module).items():
+        is_definition = (inspect.isclass(value) or inspect.isroutine(value)) and value.__module__ == module.__name__
+        is_value = (
+            not inspect.ismodule(value)
+            and not inspect.isroutine(value)
+            and not inspect.isclass(value)
+            and is_ours(type(value))
+        )
+        if not name.startswith("_") and (is_definition or is_value):
+            own.append(name)
+    return sorted(own)
+
+
+def public_members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Methods and properties that the package, not torch or Python, gives the class."""
+    found = {}
+    for base in reversed(cls.__mro__):
+        if is_ours(base):
+            found.update({n: v for n, v in vars(base).items() if not n.startswith("_")})
+    for name, value in sorted(found.items()):
+        if isinstance(value, (property, classmethod, staticmethod)) or inspect.isfunction(value):
+            yield name, value
+
+
+def signature(function: Any) -> str:
+    """Parameters and defaults, without annotations."""
+    if inspect.isclass(function) and not is_ours(function.__new__) and not is_ours(function.__init__):
+        return "(as its base)"  # torch's or Python's constructor, which may change with their version
+    try:
+        parsed = inspect.signature(function)
+    except (TypeError, ValueError):
+        return "(...)"
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parsed.parameters.values()]
+    for index, parameter in enumerate(bare):
+        default = parameter.default
+        if default is not inspect.Parameter.empty and (inspect.isclass(default) or inspect.isfunction(default)):
+            bare[index] = parameter.replace(default=_Named(default.__name__))  # without path or address
+    return str(inspect.Signature(bare))
+
+
+class _Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def describe(path: str, value: Any) -> Iterator[str]:
+    """One line for a name, and one for each member of a class of ours."""
+    if inspect.ismodule(value):
+        yield f"{path} module"
+    elif inspect.isclass(value) and issubclass(value, enum.Enum):
+        yield f"{path} enum {' '.join(value.__members__)}"
+    elif inspect.isclass(value):
+        yield f"{path} class {value.__module__}.{value.__qualname__}{signature(value)}"
+        if is_ours(value):
+            for name, member in public_members(value):
+                function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                yield (
+                    f"{path}.{name} property" if isinstance(member, property) else f"{path}.{name}{signature(function)}"
+                )
+    elif inspect.isroutine(value):
+        yield f"{path}{signature(value)}"
+    elif isinstance(value, str) and not is_ours(type(value)):
+        yield f"{path} str"
+    else:
+        yield f"{path} {type(value).__name__}"
+
+
+def current() -> str:
+    """The snapshot as it is now."""
+    lines: list[str] = []
+    for path in MODULES:
+        module = module_at(path)
+        lines.append(f"# {module.__name__}")
+        for name in public_names(module):
+            value = getattr(module, name)
+            # Members of a class are listed once, where it is defined or first shown.
+            entry = list(describe(f"{module.__name__}.{name}", value))
+            lines += entry if getattr(value, "__module__", None) == module.__name__ else entry[:1]
+    lines.append("# paths of the guides")
+    for path in GUIDE_PATHS:
+        value = resolve(path)
+        where = (
+            f"{value.__module__}.{value.__qualname__}"
+            if inspect.isclass(value) or inspect.isfunction(value)
+            else type(value).__name__
+        )
+        lines.append(f"{PACKAGE}.{path} -> {where}")
+    return "\n".join(lines) + "\n"
+
+
+def test_public_surface_is_that_of_the_snapshot():
+    wanted, found = SNAPSHOT.read_text().splitlines(), current().splitlines()
+    gone, new = [x for x in wanted if x not in found], [x for x in found if x not in wanted]
+    assert found == wanted, f"gone: {gone}; new: {new}; if intended run `python -m tests.test_public_api`"
+
+
+@pytest.mark.parametrize("path", GUIDE_PATHS)
+def test_path_of_the_guides_imports(path):
+    assert resolve(path) is not None
+
+
+def _documented() -> Iterator[tuple[str, Any]]:
+    for path in MODULES:
+        module = module_at(path)
+        yield module.__name__, module
+        for name in public_names(module):
+            value = getattr(module, name)
+            if is_ours(value) and (inspect.isclass(value) or inspect.isroutine(value)):
+                yield f"{module.__name__}.{name}", value
+            if inspect.isclass(value) and is_ours(value):
+                for member_name, member in public_members(value):
+                    if member_name not in ("forward", "extra_repr", "train"):  # torch says what these are
+                        yield f"{module.__name__}.{name}.{member_name}", member
+
+
+def test_every_public_name_has_a_docstring():
+    missing = []
+    for path, value in _documented():
+        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        own = function.__dict__.get("__doc__") if inspect.isclass(function) else function.__doc__
+        if not own and not _inherits_a_docstring(path):
+            missing.append(path)
+    assert sorted(set(missing)) == []
+
+
+def _inherits_a_docstring(path: str) -> bool:
+    """A method that overrides a documented one does the same thing."""
+    owner, _, name = path.rpartition(".")
+    cls = resolve(owner.removeprefix(PACKAGE)) if owner.startswith(PACKAGE + ".") else None
+    if not inspect.isclass(cls):
+        return False
+    return any(getattr(vars(base).get(name), "__doc__", None) for base in cls.__mro__)
+
+
+@pytest.mark.parametrize("path", USER_FUNCTIONS)
+def test_user_function_shows_an_example_that_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    value = resolve(path)
+    module = importlib.import_module(value.__module__)
+    globs = {**vars(module), "torch": torch}
+    tests = doctest.DocTestFinder(recurse=False).find(value, path, module=False, globs=globs)
+    examples = [test for test in tests if test.examples]
+    assert examples, f"`{path}` has no example"
+    for test in examples:
+        report: list[str] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = doctest.DocTestRunner().run(test, out=report.append)
+        assert not result.failed, "".join(report)
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(current())
+    print(f"wrote {SNAPSHOT}")
