@@ -124,12 +124,11 @@ class QTensor(Tensor):
     def plain(self) -> Tensor:
         """What the tensor holds, as an ordinary tensor."""
         with _PLAIN():
-            out = self.as_subclass(Tensor)
             if self._is_deferred:
                 assert self._grid is not None
-                torch.mul(self._grid, _broadcast(self._scale, self._axis, out.dim()), out=out)
+                self.data = torch.mul(self._grid, _broadcast(self._scale, self._axis, self._grid.dim()))
                 self._is_deferred = False
-            return out
+            return self.as_subclass(Tensor)
 
     def as_grid(self) -> Tensor:
         """The integers, as an ordinary float32 tensor."""
@@ -160,7 +159,7 @@ class QTensor(Tensor):
 
     def with_grid(self, grid: Tensor) -> QTensor:
         """Other integers of this scale and format, whose real values are computed when something asks for them."""
-        out = self.like(torch.empty_like(grid), grid)
+        out = self.like(_placeholder(grid), grid)
         out._is_deferred = True
         return out
 
@@ -216,10 +215,15 @@ def real_qtensor(
     return out
 
 
+def _placeholder(grid: Tensor) -> Tensor:
+    """A tensor of that shape without memory of its own, until its values are wanted."""
+    return grid.new_empty(()).expand(grid.shape)
+
+
 def exact_qtensor(integers: QTensor, scale: Tensor) -> QTensor:
     """A training-stage QTensor of known integers. Its real values are computed when something asks for them."""
     grid = integers.plain()
-    out = real_qtensor(torch.empty_like(grid), scale, integers._format, integers._axis, grid)
+    out = real_qtensor(_placeholder(grid), scale, integers._format, integers._axis, grid)
     out._is_deferred, out._range = True, integers._range
     return out
 
@@ -423,8 +427,12 @@ _HANDLERS = _build_handlers()
 _METADATA = _build_metadata()
 # What shows memory to code that does not know of deferred values; these must be there by then.
 _REVEALING = frozenset(
-    getattr(Tensor, name) for name in ("as_subclass", "data_ptr", "untyped_storage", "requires_grad_", "register_hook")
-)
+    getattr(Tensor, name)
+    for name in (
+        "as_subclass", "data_ptr", "untyped_storage", "requires_grad_", "register_hook", "stride", "storage_offset",
+        "is_contiguous",
+    )
+)  # fmt: skip
 _STAYING = frozenset(getattr(Tensor, name) for name in _STAYING_NAMES) | {torch.clone, torch.detach, torch.relu}
 _MOVING_NAMES = frozenset(_MOVING)
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.fixed_point.accumulator import split_digits as tensor_digits
-from horizon_plugin_pytorch.fixed_point.accumulator import split_weight
+from horizon_plugin_pytorch.fixed_point.accumulator import Cut, cut_layer
 from horizon_plugin_pytorch.fixed_point.elementwise import along
 
 Lowering = Callable[..., str]
@@ -108,39 +107,33 @@ def split_digits(g: OnnxGraph, x: str, count: int) -> list[str]:
     return [g.node("Sub", x, g.node("Mul", high, g.scalar(256.0, torch.float32))), high]
 
 
-def _slice_channels(g: OnnxGraph, x: str, parts: int, axis: int, size: int, groups: int) -> list[str]:
-    if parts == 1 or groups > 1:
-        return [x] * parts
-    sizes = [len(p) for p in torch.arange(size).tensor_split(parts)]
-    return g.node("Split", x, g.constant(sizes, torch.int64, "split"), outputs=parts, axis=axis)
-
-
 def _accumulate(
     g: OnnxGraph,
     product: Callable[[str, Tensor, Tensor | None], str],
     x: str,
-    weights: list[Tensor],
+    cut: Cut,
     bias: Tensor | None,
-    digits: int,
-    parts: int,
     is_wide: bool,
     weight_axis: int,
     groups: int,
     input_axis: int,
     spread: Callable[[Tensor], Tensor],
 ) -> str:
-    """As `fixed_point.accumulator._accumulate`."""
-    if digits == 1 and len(weights) == 1 and parts == 1:
-        acc = g.node("Round", product(x, weights[0], None if bias is None else bias.float()))
+    """As `fixed_point.accumulator`: the exact sum of the layer's pieces."""
+    if len(cut.weights) == 1 and cut.input_digits == 1:
+        acc = g.node("Round", product(x, cut.weights[0], None if bias is None else bias.float()))
         return g.cast(acc, torch.float64) if is_wide else acc
     dtype = torch.float64 if is_wide else torch.float32
-    kernels = [split_weight(w, parts, weight_axis, groups) for w in weights]
-    channels = weights[0].shape[weight_axis]
+    sizes = [w.shape[weight_axis] for w in cut.weights[:: cut.weight_digits]]
+    slices = [x] * cut.parts
+    if groups == 1 and cut.parts > 1:
+        slices = g.node("Split", x, g.constant(sizes, torch.int64, "split"), outputs=cut.parts, axis=input_axis)
     total = None
-    for index, piece in enumerate(_slice_channels(g, x, parts, input_axis, channels, groups)):
-        for i, digit in enumerate(split_digits(g, piece, digits)):
+    for index, piece in enumerate(slices):
+        kernels = cut.weights[index * cut.weight_digits : (index + 1) * cut.weight_digits]
+        for i, digit in enumerate(split_digits(g, piece, cut.input_digits)):
             for j, kernel in enumerate(kernels):
-                term = g.node("Round", product(digit, kernel[index], None))
+                term = g.node("Round", product(digit, kernel, None))
                 if is_wide:
                     term = g.cast(term, torch.float64)
                 if i + j:
@@ -177,12 +170,17 @@ def _finish(
     return rescale(g, acc, dtype, factor, low, high)
 
 
-def _weight_digits(weights: list[Tensor]) -> list[Tensor]:
-    """Byte digits of the weights, also where torch uses them whole in float64."""
+def _cut(weights: list[Tensor], digits: int, parts: int, axis: int, groups: int) -> Cut:
+    """The layer's pieces, also where torch runs it whole in float64."""
+    if parts == 0:
+        raise ExportError(
+            "a layer whose sums over one input channel can pass 2**24 has no float32 form for ONNX Runtime; use a smaller "
+            "kernel, or int8 instead of int16."
+        )
     if weights[0].dtype != torch.float64:
-        return weights
+        return Cut(digits, len(weights) // parts, parts, weights)
     weight = weights[0].float()
-    return tensor_digits(weight, 2 if float(weight.abs().max()) > 128 else 1)
+    return cut_layer(weight, digits, 2 if float(weight.abs().max()) > 128 else 1, parts, axis, groups)
 
 
 @lowers("conv2d")
@@ -210,11 +208,6 @@ def conv2d(
     *,
     rank: int,
 ) -> str:
-    if parts == 0:
-        raise ExportError(
-            "a convolution whose kernel alone exceeds 2**24 in its sum has no float32 form for ONNX Runtime; use a smaller kernel."
-        )
-
     def product(a: str, w: Tensor, b: Tensor | None) -> str:
         inputs = [a, g.compact(w.float())] + ([] if b is None else [g.constant(b, hint="bias")])
         common = dict(strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
@@ -224,8 +217,8 @@ def conv2d(
 
     axis = 0 if is_transposed else 1
     acc = _accumulate(
-        g, product, x, _weight_digits(weights), bias, input_digits, parts, factor.dtype == torch.float64, axis, groups, 1,
-        lambda v: v.reshape(-1, 1, 1),
+        g, product, x, _cut(weights, input_digits, parts, axis, groups), bias, factor.dtype == torch.float64, axis, groups,
+        1, lambda v: v.reshape(-1, 1, 1),
     )  # fmt: skip
     spread = None if residual_factor is None else residual_factor.reshape(-1, 1, 1)
     return _finish(g, acc, residual, spread, factor.reshape(-1, 1, 1), limit, low, high, is_real)
@@ -255,7 +248,7 @@ def linear(
         return out if b is None else g.node("Add", out, g.constant(b, hint="bias"))
 
     acc = _accumulate(
-        g, product, x, _weight_digits(weights), bias, input_digits, parts, factor.dtype == torch.float64, 1, 1, rank - 1,
+        g, product, x, _cut(weights, input_digits, parts, 1, 1), bias, factor.dtype == torch.float64, 1, 1, rank - 1,
         lambda v: v,
     )
     return _finish(g, acc, residual, residual_factor, factor, limit, low, high, is_real)

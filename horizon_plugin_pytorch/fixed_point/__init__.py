@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.fixed_point.accumulator import (
     plan_accumulator,
     split_digits,
 )
+from horizon_plugin_pytorch.fixed_point.coarsening import coarsen
 from horizon_plugin_pytorch.fixed_point.elementwise import (
     add,
     affine,
@@ -45,7 +46,7 @@ from horizon_plugin_pytorch.fixed_point.table import SegmentTable, build_segment
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "AccumulatorPlan", "SegmentTable", "adaptive_matrix", "add", "affine",
     "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
-    "choose_sum_factors", "conv2d", "dequantize", "is_beyond_float32", "linear", "lookup", "matmul", "mul",
+    "choose_sum_factors", "coarsen", "conv2d", "dequantize", "is_beyond_float32", "linear", "lookup", "matmul", "mul",
     "multiplier_and_shift", "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "split_digits",
     "sum", "weight_bits", "wide_factor",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ Which of these routes a layer takes never changes its integers: the definition i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,7 @@ _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # A residual is brought to the accumulator's grid by a multiplier of 16 bits (24 for int16 residuals), so that an
 # 8-bit residual times it is exact in float32; below this size adding one half is exact too.
 _RESIDUAL_LIMIT = 1 << 22
+_MOST_TAP_PARTS = 3
 _CHUNK = 1 << 18
 
 
@@ -71,20 +72,30 @@ def split_digits(x: Tensor, count: int) -> list[Tensor]:
 
 
 def _reaches(weight: Tensor, low: float, high: float) -> Tensor:
-    """For each output and input channel, the largest positive and negative sums over the kernel: [2, out, in]."""
-    positive, negative = weight.clamp(min=0).flatten(2).sum(-1), weight.clamp(max=0).neg().flatten(2).sum(-1)
+    """For each output channel and weight, the largest positive and negative terms: [2, out, weights]."""
+    positive, negative = weight.clamp(min=0), weight.clamp(max=0).neg_()
     return torch.stack([positive * high + negative * -low, negative * high + positive * -low])
 
 
-def _choose_parts(reaches: Tensor, bias: Tensor) -> int:
+def _channel_parts(reaches: Tensor, channels: int, bias: Tensor) -> int:
     """How many slices of the input channels keep every slice's partial sums below 2**24; 0 if none does."""
+    by_channel = reaches.unflatten(2, (channels, -1)).sum(3)
     for parts in _PARTS:
-        if parts > reaches.shape[2]:
+        if parts > channels:
             break
         extra = bias if parts == 1 else torch.zeros_like(bias)
-        if all(float((piece.sum(2).amax(0) + extra).max()) < EXACT_FLOAT32 for piece in reaches.tensor_split(parts, 2)):
+        if all(float((piece.sum(2).amax(0) + extra).max()) < EXACT_FLOAT32 for piece in by_channel.tensor_split(parts, 2)):
             return parts
     return 0
+
+
+def _tap_parts(reaches: Tensor) -> Tensor:
+    """For each output channel and weight, the part that it belongs to, so that no part's sums pass 2**24.
+
+    Weights are taken in order; a channel whose sums fit is in part 0 as a whole.
+    """
+    limit = EXACT_FLOAT32 - 1 - float(reaches.max())
+    return torch.div(reaches.cumsum(2), limit, rounding_mode="floor").amax(0).long()
 
 
 def choose_residual_factor(ratio: Tensor, bits: int) -> Tensor:
@@ -123,9 +134,8 @@ def plan_accumulator(
     by_output = weight.double()
     if output_axis == 1:  # [in, out / groups, ...] -> [out, in / groups, ...]
         by_output = by_output.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    if by_output.dim() == 2:
-        by_output = by_output.unsqueeze(-1)
-    outputs = by_output.shape[0]
+    outputs, channels = by_output.shape[:2]
+    by_output = by_output.flatten(1)
     accumulator_scale = accumulator_scale.double().reshape(-1).expand(outputs)
     integer_bias, bias_size = None, torch.zeros(outputs, dtype=torch.float64, device=weight.device)
     if bias is not None:
@@ -134,16 +144,9 @@ def plan_accumulator(
 
     reaches = _reaches(by_output, min(input_range[0], 0), max(input_range[1], 0))
     reach = reaches.sum(2).amax(0) + bias_size
-    is_byte = max(-input_range[0], input_range[1]) <= _DIGIT
-    weight_digits = 2 if weight_bits > 8 else 1
-    input_digits, parts = 1, _choose_parts(reaches, bias_size) if weight_digits == 1 else 0
-    if parts != 1 and (weight_digits > 1 or not is_byte):
-        input_digits = 1 if is_byte else 2
-        digits = by_output.clamp(-_DIGIT, _DIGIT) if weight_digits > 1 else by_output
-        parts = _choose_parts(_reaches(digits, -_DIGIT, _DIGIT), torch.zeros_like(bias_size))
-    pieces = input_digits * weight_digits * parts
-    is_pointwise = groups == 1 and by_output.shape[2] == 1
-    is_double = pieces == 0 or (is_pointwise and pieces > 1 and (input_digits > 1 or weight_digits > 1))
+    cut = _choose_cut(weight, by_output, reaches, bias_size, input_range, weight_bits, output_axis, groups, channels)
+    is_pointwise = groups == 1 and by_output.shape[1] == channels
+    is_double = cut.parts == 0 or (is_pointwise and max(cut.input_digits, cut.weight_digits) > 1)
 
     residual_factor, residual_reach = None, torch.zeros_like(reach)
     if residual_scale is not None:
@@ -152,9 +155,9 @@ def plan_accumulator(
         reach = reach + residual_reach
 
     # A float32 sum of two exact pieces may pass 2**24: rounding is monotone, so that only matters to real outputs.
-    terms = pieces + (residual_factor is not None)
+    terms = cut.parts + (residual_factor is not None)
     is_wide = (
-        input_digits * weight_digits > 1
+        cut.input_digits * cut.weight_digits > 1
         or is_double
         or terms > 2
         or bool((residual_reach >= _RESIDUAL_LIMIT).any())
@@ -171,12 +174,12 @@ def plan_accumulator(
     is_wide = factor.dtype == torch.float64
     worst = float(reach.max())
     return AccumulatorPlan(
-        weights=[weight.double()] if is_double else split_digits(weight, weight_digits),
+        weights=[weight.double()] if is_double else cut.weights,
         bias=None if integer_bias is None else integer_bias.to(factor.dtype),
         factor=factor,
         residual_factor=None if residual_factor is None else residual_factor.to(factor.dtype),
-        input_digits=input_digits,
-        parts=parts,
+        input_digits=cut.input_digits,
+        parts=cut.parts,
         is_double=is_double,
         limit=float(INT32_MAX) if worst > INT32_MAX else 0.0,
         worst_case=worst,
@@ -186,36 +189,76 @@ def plan_accumulator(
     )
 
 
-def split_input(x: Tensor, parts: int, axis: int, groups: int) -> Sequence[Tensor]:
-    """What each part of a split layer reads: its slice of the channels, or all of them if there are groups."""
-    if parts == 1 or groups > 1:
-        return [x] * parts
-    return x.tensor_split(parts, dim=axis)
+@dataclass(frozen=True)
+class Cut:
+    """A layer in pieces whose sums are exact in float32: byte digits of the operands, parts of the weights.
+
+    `weights` has one tensor for each part and digit, digits of one part side by side. A part has a slice of the input
+    channels; where there are groups, it has all channels and zeros in place of the weights of other parts.
+    """
+
+    input_digits: int
+    weight_digits: int
+    parts: int
+    weights: list[Tensor]
 
 
-def split_weight(weight: Tensor, parts: int, axis: int, groups: int) -> Sequence[Tensor]:
-    """The weights of each part: a slice of the input channels; with groups, all of them with the others zeroed."""
-    if parts == 1:
-        return [weight]
-    if groups == 1:
-        return weight.tensor_split(parts, dim=axis)
+def cut_layer(weight: Tensor, input_digits: int, weight_digits: int, parts: int, axis: int, groups: int) -> Cut:
+    """Cut the input channels of a layer into so many parts, and its weights into so many digits."""
+    if parts == 0:
+        return Cut(input_digits, weight_digits, 0, [weight])
+    slices = _masked_channels(weight, parts, axis, groups) if groups > 1 else weight.tensor_split(parts, dim=axis)
+    weights = [digit.contiguous() for piece in slices for digit in split_digits(piece, weight_digits)]
+    return Cut(input_digits, weight_digits, parts, weights)
+
+
+def _masked_channels(weight: Tensor, parts: int, axis: int, groups: int) -> list[Tensor]:
     per_group = weight.shape[axis] if axis == 1 else weight.shape[0] // groups
     part = torch.empty(per_group, dtype=torch.long, device=weight.device)
     for index, members in enumerate(torch.arange(per_group, device=weight.device).tensor_split(parts)):
         part[members] = index
-    if axis == 0:
-        part = part.repeat(groups)
     shape = [1] * weight.dim()
     shape[axis] = -1
-    return [weight * (part == index).reshape(shape) for index in range(parts)]
+    mask = (part.repeat(groups) if axis == 0 else part).reshape(shape)
+    return [weight * (mask == index) for index in range(parts)]
 
 
-Product = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+def _choose_cut(
+    weight: Tensor,
+    by_output: Tensor,
+    reaches: Tensor,
+    bias: Tensor,
+    input_range: tuple[int, int],
+    weight_bits: int,
+    output_axis: int,
+    groups: int,
+    channels: int,
+) -> Cut:
+    """The cheapest cut that keeps every piece exact."""
+    input_axis = 1 - output_axis
+    is_byte = max(-input_range[0], input_range[1]) <= _DIGIT
+    if weight_bits <= 8:
+        parts = _channel_parts(reaches, channels, bias)
+        if parts == 1 or (parts and is_byte):
+            return cut_layer(weight, 1, 1, parts, input_axis, groups)
+        if groups > 1 and output_axis == 0:  # a few channels of a depthwise layer may need a second piece
+            part = _tap_parts(reaches)
+            parts = int(part.max()) + 1
+            if parts <= _MOST_TAP_PARTS and float(bias.max()) < EXACT_FLOAT32:
+                masks = part.reshape(weight.shape)
+                return Cut(1, 1, parts, [weight * (masks == index) for index in range(parts)])
+    input_digits, weight_digits = (1 if is_byte else 2), (1 if weight_bits <= 8 else 2)
+    digits = by_output if weight_digits == 1 else by_output.clamp(-_DIGIT, _DIGIT)
+    parts = _channel_parts(_reaches(digits, -_DIGIT, _DIGIT), channels, torch.zeros_like(bias))
+    return cut_layer(weight, input_digits, weight_digits, parts, input_axis, groups)
+
+
+Product = Callable[[Tensor, Tensor, "Tensor | None", int], Tensor]
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where channels are: axes of weight and input, and the shape that makes per-channel values broadcast."""
+    """Where channels are: the weight's and the input's input-channel axis, groups, and how channel values broadcast."""
 
     weight_axis: int
     input_axis: int
@@ -223,13 +266,37 @@ class _Layout:
     spread: tuple[int, ...]
 
 
-def _pieces(product: Product, x: Tensor, weights: Sequence[Tensor], digits: int, parts: int, layout: _Layout) -> Iterator[tuple[Tensor, float]]:
-    """Exact float32 sums and what each counts for: byte digits count 1, 256 or 65536."""
-    kernels = [split_weight(w, parts, layout.weight_axis, layout.groups) for w in weights]
-    for index, piece in enumerate(split_input(x, parts, layout.input_axis, layout.groups)):
-        for i, digit in enumerate(split_digits(piece, digits)):
-            for j, kernel in enumerate(kernels):
-                yield product(digit, kernel[index], None), 256.0 ** (i + j)
+@dataclass(frozen=True)
+class _Piece:
+    """An exact float32 sum: what it counts for (1, 256 or 65536), and for which output channels (None: all)."""
+
+    value: Tensor
+    weight: float
+    channels: Tensor | None = None
+
+
+def _pieces(product: Product, x: Tensor, weights: list[Tensor], digits: int, parts: int, layout: _Layout) -> Iterator[_Piece]:
+    per_part = len(weights) // parts
+    sizes = [w.shape[layout.weight_axis] for w in weights[::per_part]]
+    slices = x.split(sizes, layout.input_axis) if layout.groups == 1 and parts > 1 else [x] * parts
+    for index, piece in enumerate(slices):
+        for j, kernel in enumerate(weights[index * per_part : (index + 1) * per_part]):
+            channels = _few_channels(kernel, layout) if index else None
+            if channels is not None:
+                value = product(piece.index_select(1, channels), kernel.index_select(0, channels), None, len(channels))
+                yield _Piece(value, 256.0**j, channels)
+                continue
+            for i, digit in enumerate(split_digits(piece, digits)):
+                yield _Piece(product(digit, kernel, None, layout.groups), 256.0 ** (i + j))
+
+
+def _few_channels(kernel: Tensor, layout: _Layout) -> Tensor | None:
+    """Channels of a depthwise kernel that are not zero, if they are less than half."""
+    is_depthwise = layout.groups > 1 and layout.weight_axis == 1 and kernel.shape[:2] == (layout.groups, 1)
+    if not is_depthwise:
+        return None
+    channels = kernel.flatten(1).any(1).nonzero().flatten()
+    return channels if 0 < len(channels) <= layout.groups // 2 else None
 
 
 def _residual_term(residual: Tensor, factor: Tensor) -> Tensor:
@@ -273,13 +340,10 @@ def _run(
 
     factor, residual_factor = factor.reshape(layout.spread), spread(residual_factor)
     if factor.dtype == torch.float32 and x.device.type == "cpu":
-        if digits * len(weights) * parts == 1:
-            acc = product(x, weights[0], bias)
+        if len(weights) == 1:
+            acc = product(x, weights[0], bias, layout.groups)
         else:
-            acc = None
-            for piece, _ in _pieces(product, x, weights, digits, parts, layout):
-                acc = piece if acc is None else acc.add_(piece)
-            assert acc is not None
+            acc = _sum_pieces(_pieces(product, x, weights, digits, parts, layout))
             if bias is not None:
                 acc.add_(bias.reshape(layout.spread))
         if residual is not None and residual_factor is not None:
@@ -294,23 +358,46 @@ def _run(
         )[0]  # fmt: skip
     finish = _WideFinish(factor.double(), spread(bias), residual_factor, limit, low, high, is_real)
     # Other devices may pick transforms (Winograd, TF32) that are not exact on integers; float64 and a round are.
-    if is_double or x.device.type != "cpu":
-        kernel = weights[0].double() if len(weights) == 1 else weights[0].double() + 256.0 * weights[1].double()
-        out = None
-        for rows in _chunks(x):
-            acc = product(x[rows].double(), kernel, None)
+    is_double = is_double or x.device.type != "cpu"
+    pieces = [] if is_double else list(_pieces(product, x, weights, digits, parts, layout))
+    kernel = _whole(weights, parts, layout) if is_double else None
+    out = None
+    for rows in _chunks(x if is_double else pieces[0].value):
+        if kernel is not None:
+            acc = product(x[rows].double(), kernel, None, layout.groups)
             if x.device.type != "cpu":
                 acc.round_()
-            out = finish.store(out, rows, x.shape[0], finish(acc, None if residual is None else residual[rows]))
-        assert out is not None
-        return out
-    terms = list(_pieces(product, x, weights, digits, parts, layout))
-    out = None
-    for rows in _chunks(terms[0][0]):
-        acc = finish.combine([(term[rows], weight) for term, weight in terms])
+        else:
+            acc = _sum_pieces(_Piece(p.value[rows].double(), p.weight, p.channels) for p in pieces)
         out = finish.store(out, rows, x.shape[0], finish(acc, None if residual is None else residual[rows]))
     assert out is not None
     return out
+
+
+def _sum_pieces(pieces: Iterable[_Piece]) -> Tensor:
+    """The sum of pieces, in the memory of the first."""
+    total = None
+    for piece in pieces:
+        if total is None:
+            total = piece.value if piece.weight == 1 else piece.value.mul_(piece.weight)
+        elif piece.channels is not None:
+            total.index_add_(1, piece.channels, piece.value, alpha=piece.weight)
+        else:
+            total.add_(piece.value, alpha=piece.weight)
+    assert total is not None
+    return total
+
+
+def _whole(weights: list[Tensor], parts: int, layout: _Layout) -> Tensor:
+    """The layer's weights in float64, put together from parts and digits."""
+    if weights[0].dtype == torch.float64:
+        return weights[0]
+    per_part = len(weights) // parts
+    joined = []
+    for start in range(0, len(weights), per_part):
+        digits = [w.double() * 256.0**j for j, w in enumerate(weights[start : start + per_part])]
+        joined.append(torch.stack(digits).sum(0))
+    return torch.stack(joined).sum(0) if layout.groups > 1 else torch.cat(joined, layout.weight_axis)
 
 
 class _WideFinish:
@@ -333,25 +420,10 @@ class _WideFinish:
         # Exact: 32-bit bias times 20-bit multiplier, and a half, on one grid of at most 53 bits.
         self.offset = half if self.bias is None else self.bias * factor + half
 
-    @staticmethod
-    def combine(terms: list[tuple[Tensor, float]]) -> Tensor:
-        """The sum of the pieces."""
-        total = None
-        for term, weight in sorted(terms, key=lambda pair: -pair[1]):
-            if total is None:
-                total = term.double()
-                if weight != 1:
-                    total.mul_(weight)
-            else:
-                total.add_(term, alpha=weight)
-        assert total is not None
-        return total
-
     def __call__(self, acc: Tensor, residual: Tensor | None) -> Tensor:
         is_plain = residual is None and not self.limit and not self.is_real
-        if is_plain:  # one pass for multiplier, bias and half: every step of it is exact
-            torch.addcmul(self.offset, acc, self.factor, out=acc)
-            return acc.floor_().clamp_(self.low, self.high)
+        if is_plain:  # bias and half in one pass: every step of it is exact
+            return acc.mul_(self.factor).add_(self.offset).floor_().clamp_(self.low, self.high)
         if self.bias is not None:
             acc.add_(self.bias)
         if residual is not None and self.residual_factor is not None:
@@ -401,7 +473,7 @@ def conv2d(
 ) -> Tensor:
     """The layer's sum, requantized per output channel, or as real numbers. Inputs are [N, C, H, W]."""
 
-    def product(a: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    def product(a: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
         if is_transposed:
             return F.conv_transpose2d(a, w, b, stride, padding, output_padding, groups, dilation)
         return F.conv2d(a, w, b, stride, padding, dilation, groups)
@@ -434,7 +506,7 @@ def linear(
 ) -> Tensor:
     """As `conv2d`, over the last axis."""
     return _run(
-        F.linear, x, weights, bias, residual, residual_factor, factor, input_digits, parts, is_double, limit, low, high,
+        lambda a, w, b, groups: F.linear(a, w, b), x, weights, bias, residual, residual_factor, factor, input_digits, parts, is_double, limit, low, high,
         is_real, _Layout(1, -1, 1, (-1,)),
     )  # fmt: skip
 

@@ -29,9 +29,11 @@ class Interpolate(nn.Module):
         self.size, self.scale_factor, self.mode = size, scale_factor, mode
         self.align_corners, self.recompute_scale_factor, self.antialias = align_corners, recompute_scale_factor, antialias
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, size: Any = None) -> Tensor:
+        """Resize `x`, to `size` if it is given (the module then has no size or scale factor of its own)."""
+        size = self.size if size is None else size
         return F.interpolate(
-            x, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor, self.antialias
+            x, size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor, self.antialias
         )
 
     def extra_repr(self) -> str:

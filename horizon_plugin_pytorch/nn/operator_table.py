@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 ALL_MARCHES = ("bernoulli", "bayes", "nash")
 NOT_BERNOULLI = ("bayes", "nash")
@@ -35,6 +35,10 @@ class Call:
     args: tuple
     kwargs: dict[str, Any] = field(default_factory=dict)
     method: str | None = None
+
+
+class NotBindable(ValueError):
+    """A call of a supported operator that has no module form; the message says what to write instead."""
 
 
 Binder = Callable[..., "Call | None"]
@@ -122,12 +126,14 @@ def row_of_method(name: str) -> tuple[Operator, Binder] | None:
     return _BY_METHOD.get(name)
 
 
-def as_module(factory: Callable[..., nn.Module], signature: str) -> Binder:
+def as_module(factory: Callable[..., nn.Module], signature: str, at_run_time: tuple[str, ...] = ()) -> Binder:
     """A binder for functions whose first argument is the tensor and whose others configure the module.
 
     Args:
         factory: called with the other arguments as keywords.
         signature: the function's arguments, as in ``input, dim=None``.
+        at_run_time: arguments that the module's forward takes as well; one that depends on a tensor's shape, such as
+            ``size=skip.shape[2:]``, is given there.
     """
     parsed = inspect.signature(eval(f"lambda {signature}: None"))  # noqa: S307 - a literal of this package
 
@@ -136,6 +142,16 @@ def as_module(factory: Callable[..., nn.Module], signature: str) -> Binder:
         bound.apply_defaults()
         values = dict(bound.arguments)
         tensor = values.pop(next(iter(parsed.parameters)))
-        return Call(factory(**values), (tensor,))
+        later = {name: value for name, value in values.items() if _depends_on_graph(value)}
+        fixed = [name for name in later if name not in at_run_time]
+        if fixed:
+            raise NotBindable(f"{', '.join(fixed)} must be numbers, not computed from a tensor's shape or value")
+        return Call(factory(**(values | dict.fromkeys(later))), (tensor,), later)
 
     return bind
+
+
+def _depends_on_graph(value: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, lambda node: found.append(node) or node)  # type: ignore[func-returns-value]
+    return bool(found)

@@ -291,7 +291,10 @@ class FakeQuantize(nn.Module):
             out = self.round(x, limits)
         else:
             out = x if limits == NO_LIMIT else x.clamp(*limits)
-        return real_qtensor(out, self.scale, self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
+        result = real_qtensor(out, self.scale, self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
+        if limits != NO_LIMIT:
+            result.set_range(*integer_limits(self.scale, self.quant_min, self.quant_max, limits))
+        return result
 
     def weight(self, weight: Tensor) -> Tensor:
         """The rounded weights, as an ordinary tensor."""

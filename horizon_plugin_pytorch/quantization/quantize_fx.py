@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
 )
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
-from horizon_plugin_pytorch.quantization.passes.region import quantized_nodes
+from horizon_plugin_pytorch.quantization.passes.region import called_path, quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.replace import replace_functions, replace_fusable
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized
 
@@ -129,11 +129,9 @@ def _module_paths(model: fx.GraphModule, region: set[fx.Node]) -> set[str]:
     """Paths of the modules that the quantized part calls, with the DeQuantStubs that end it."""
     paths = set()
     for node in model.graph.nodes:
-        touches = node in region or any(source in region for source in node.all_input_nodes)
-        if node.op == "call_module" and touches:
-            paths.add(str(node.target))
-        elif node.op == "call_method" and node in region and isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr":
-            paths.add(str(node.args[0].target))
+        path = called_path(model, node)
+        if path is not None and (node in region or any(source in region for source in node.all_input_nodes)):
+            paths.add(path)
     return paths
 
 
@@ -151,6 +149,16 @@ def convert_fx(
         inplace: let the result reuse the modules of `graph_module`, which must not be used afterwards.
         convert_custom_config_dict: ``{"preserved_attributes": [...]}``.
         fast_mode: accepted for compatibility; the integer model is fast as it is.
+
+    >>> import torch
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
+    >>> from horizon_plugin_pytorch.quantization.stubs import QuantWrapper
+    >>> set_march(March.BAYES)
+    >>> qat = prepare_qat_fx(QuantWrapper(nn.Conv2d(1, 2, 1)), {"": default_qat_8bit_fake_quant_qconfig})
+    >>> _ = qat(torch.randn(1, 1, 4, 4))
+    >>> type(convert_fx(qat).module)
+    <class 'horizon_plugin_pytorch.nn.quantized.conv2d.Conv2d'>
     """
     if not isinstance(graph_module, fx.GraphModule):
         raise TypeError(

@@ -34,20 +34,21 @@ class _Resize(QATModule):
         self.training = mod.training
         return self
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, size: Any = None) -> Any:
+        wanted = () if size is None else (size,)  # torch's Upsample modules take no size
         if not isinstance(x, QTensor):
-            return super().forward(x)
+            return super().forward(x, *wanted)
         if x.grid is None:
-            return x.like(self._train(x))
-        out = self.exact(x)
+            return x.like(self._train(x, *wanted))
+        out = self.exact(x, *wanted)
         if torch.is_grad_enabled() and x.requires_grad:
-            return x.like(attach_gradient(self._train(x), out.plain()), out.grid)
+            return x.like(attach_gradient(self._train(x, *wanted), out.plain()), out.grid)
         return out
 
-    def _train(self, x: QTensor) -> torch.Tensor:
+    def _train(self, x: QTensor, *size: Any) -> torch.Tensor:
         if not x.is_rounded or self.mode == "nearest":
-            return super().forward(x.plain())
-        rows, columns = self.twin().real_matrices(x)  # type: ignore[operator]
+            return super().forward(x.plain(), *size)
+        rows, columns = self.twin().real_matrices(x, *size)  # type: ignore[operator]
         out = torch.matmul(rows, torch.matmul(x.plain(), columns))
         return round_to_grid(out, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False)
 
@@ -64,5 +65,6 @@ register(Operator(
     {F.interpolate: as_module(
         _Float,
         "input, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, antialias=False",
+        at_run_time=("size",),
     )},
 ))  # fmt: skip

@@ -87,10 +87,21 @@ class QuantizedGemm(QuantizedModule):
         low, high = self.low, self.high
         if self.scale is not None:
             low, high = integer_limits(self.scale, low, high, self.limits)
-        plan = fp.plan_accumulator(
+        weight, accumulator_scale = fp.coarsen(
             self.weight.float(),
             self.bias,
             input_scale.double() * weight_scale,
+            self.scale,
+            output_axis=self.output_axis,
+            groups=self.groups,
+            input_size=float(max(-input_range[0], input_range[1])),
+            output_steps=self.high - self.low,
+            residual_size=0.0 if residual_scale is None else residual_scale * -as_dtype(residual_dtype).min,
+        )
+        plan = fp.plan_accumulator(
+            weight,
+            self.bias,
+            accumulator_scale,
             self.scale,
             output_axis=self.output_axis,
             groups=self.groups,

@@ -32,13 +32,13 @@ class Interpolate(QuantizedModule):
             )
         return self
 
-    def _resize(self, x: Tensor) -> Tensor:
+    def _resize(self, x: Tensor, size: Any) -> Tensor:
         recompute = self.recompute_scale_factor or None
-        return F.interpolate(x, self.size, self.scale_factor, self.mode, None, recompute)
+        return F.interpolate(x, self.size if size is None else size, self.scale_factor, self.mode, None, recompute)
 
-    def matrices(self, height: int, width: int, bits: int) -> tuple[Tensor, Tensor]:
-        """Integer weights of the rows and columns, in ``1 / 2**bits``, for an input of this size."""
-        sizes = self._resize(torch.empty(1, 1, height, width, device="meta")).shape[-2:]
+    def matrices(self, height: int, width: int, size: Any, bits: int) -> tuple[Tensor, Tensor]:
+        """Integer weights of the rows and columns, in ``1 / 2**bits``, for an input of this height and width."""
+        sizes = self._resize(torch.empty(1, 1, height, width, device="meta"), size).shape[-2:]
         factors = self.scale_factor if isinstance(self.scale_factor, (tuple, list)) else (self.scale_factor,) * 2
         found = []
         for source, target, factor in zip((height, width), sizes, factors, strict=True):
@@ -46,30 +46,32 @@ class Interpolate(QuantizedModule):
             found.append(fp.bilinear_matrix(source, target, ratio, self.align_corners, bits))
         return found[0], found[1].T.contiguous()
 
-    def real_matrices(self, x: QTensor) -> tuple[Tensor, Tensor]:
+    def real_matrices(self, x: QTensor, size: Any = None) -> tuple[Tensor, Tensor]:
         """The same weights as float32 numbers, for training."""
 
         def build() -> tuple[Tensor, Tensor]:
             bits = fp.weight_bits(x.dtype.bits)
-            rows, columns = self.matrices(*x.shape[-2:], bits)
+            rows, columns = self.matrices(*x.shape[-2:], size, bits)
             return rows.mul_(2.0**-bits).to(x.device, torch.float32), columns.mul_(2.0**-bits).to(x.device, torch.float32)
 
-        return self._plans.get((), ("real", *x.shape[-2:], str(x.dtype)), build)
+        return self._plans.get((), ("real", *x.shape[-2:], str(size), str(x.dtype)), build)
 
-    def _plan(self, x: QTensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _plan(self, x: QTensor, size: Any) -> tuple[Tensor, Tensor, Tensor]:
         bits = fp.weight_bits(x.dtype.bits)
         bound = float(1 << (x.dtype.bits - 1)) * 4.0**bits
         ratio = torch.tensor([4.0**-bits], dtype=torch.float64)
         factor = fp.choose_factor(ratio, x.dtype.min, x.dtype.max, bound)
         dtype = torch.float64 if fp.is_beyond_float32(bound) else torch.float32
-        rows, columns = (m.to(x.device, dtype) for m in self.matrices(*x.shape[-2:], bits))
+        rows, columns = (m.to(x.device, dtype) for m in self.matrices(*x.shape[-2:], size, bits))
         return rows, columns, factor.to(x.device)
 
-    def forward(self, x: QTensor) -> QTensor:
+    def forward(self, x: QTensor, size: Any = None) -> QTensor:
         x = self.quantized_input(x)
         if self.mode == "nearest":
-            return x.like(self._resize(x.plain()))
-        rows, columns, factor = self._plans.get((), (*x.shape[-2:], str(x.dtype)), lambda: self._plan(x))
+            return x.like(self._resize(x.plain(), size))
+        rows, columns, factor = self._plans.get(
+            (), (*x.shape[-2:], str(size), str(x.dtype)), lambda: self._plan(x, size)
+        )
         return x.like(fp.resample2d(x.plain(), rows, columns, factor, x.dtype.min, x.dtype.max))
 
     def extra_repr(self) -> str:

@@ -8,30 +8,21 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.quantization.passes.configure import Choice
-from horizon_plugin_pytorch.quantization.passes.region import module_at
-
-
-def _module_path(model: fx.GraphModule, node: fx.Node) -> str | None:
-    """The path of the module that a node calls, also for FloatFunctional calls."""
-    if node.op == "call_module":
-        return str(node.target)
-    if node.op == "call_method" and node.args and isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr":
-        return str(node.args[0].target)
-    return None
+from horizon_plugin_pytorch.quantization.passes.region import called_path, module_at
 
 
 def call_counts(model: fx.GraphModule) -> Counter[int]:
     """How often each module object is called in the graph."""
     counts: Counter[int] = Counter()
     for node in model.graph.nodes:
-        path = _module_path(model, node)
+        path = called_path(model, node)
         if path is not None:
             counts[id(module_at(model, path))] += 1
     return counts
 
 
 def _role(model: fx.GraphModule, node: fx.Node) -> Role | None:
-    path = _module_path(model, node)
+    path = called_path(model, node)
     if path is None:
         return None
     role = role_of(module_at(model, path))
@@ -48,7 +39,7 @@ class _Matcher:
     def _is_usable(self, node: fx.Node, role: Role) -> bool:
         if _role(self.model, node) is not role:
             return False
-        path = _module_path(self.model, node)
+        path = called_path(self.model, node)
         assert path is not None
         choice = self.choices.get(path)
         if choice is not None and choice.qconfig is None and choice.is_explicit:
@@ -80,7 +71,7 @@ class _Matcher:
         return chain
 
     def _module(self, node: fx.Node) -> nn.Module:
-        path = _module_path(self.model, node)
+        path = called_path(self.model, node)
         assert path is not None
         return module_at(self.model, path)
 
@@ -126,7 +117,7 @@ def _apply(
     operand: int,
     only: set[fx.Node] | None,
 ) -> None:
-    paths = [_module_path(model, node) or "" for node in chain]
+    paths = [called_path(model, node) or "" for node in chain]
     fused = fuse([module_at(model, path) for path in paths])
     place = paths[rule.anchor]
     choices[place] = _merged_choice(choices, paths, rule.anchor)
@@ -147,7 +138,7 @@ def _apply(
         model.graph.erase_node(node)
         if isinstance(owner, fx.Node) and not owner.users:
             model.graph.erase_node(owner)
-    still_called = {_module_path(model, node) for node in model.graph.nodes}
+    still_called = {called_path(model, node) for node in model.graph.nodes}
     for path in paths:
         if path != place and path not in still_called:
             _set_module(model, path, nn.Identity().train(model.training))

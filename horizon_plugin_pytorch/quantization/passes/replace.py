@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.fx.tracer import scope_of
 from horizon_plugin_pytorch.march import March
-from horizon_plugin_pytorch.nn.operator_table import Call, Operator, row_of_function, row_of_method, row_of_module, rows
+from horizon_plugin_pytorch.nn.operator_table import (
+    Call,
+    NotBindable,
+    Operator,
+    row_of_function,
+    row_of_method,
+    row_of_module,
+    rows,
+)
 from horizon_plugin_pytorch.qtensor import keeps_scale
 from horizon_plugin_pytorch.quantization.passes.configure import Choice
-from horizon_plugin_pytorch.quantization.passes.region import is_fact, module_at
+from horizon_plugin_pytorch.quantization.passes.region import called_path, is_constant, is_fact, module_at
 from horizon_plugin_pytorch.quantization.stubs import QuantStub
 
 PASS_THROUGH_MODULES = (
@@ -30,12 +38,12 @@ def _spell(node: fx.Node) -> str:
     return f"{module.removeprefix('_')}.{name}" if module else f"torch.{name}"
 
 
-def _unsupported(what: str, node: fx.Node, march: March, row: Operator | None) -> UnsupportedOperatorError:
+def _unsupported(what: str, node: fx.Node, march: March, row: Operator | None, advice: str = "") -> UnsupportedOperatorError:
     where = at(node.target if node.op == "call_module" else scope_of(node), source_line(node.stack_trace))
     if row is not None and march.family not in row.families:
         advice = f"it is supported on {', '.join(row.families)}"
     elif row is not None:
-        advice = "these arguments have no quantized form; write it with simpler operators"
+        advice = advice or "these arguments have no quantized form; write it with simpler operators"
     else:
         advice = "move it after the DeQuantStub, replace it by a supported operator, or hide it with `fx_helper.wrap()`"
     return UnsupportedOperatorError(f"`{what}` {where} has no quantized form on {march}: {advice}.")
@@ -62,7 +70,7 @@ def replace_functions(model: fx.GraphModule, quantized: set[fx.Node], choices: d
             _check_module(model, node, choices, march)
             _quantize_constants(model, node, quantized, choices, counters)
             continue
-        if _is_functional_call(model, node):
+        if called_path(model, node) is not None:
             _quantize_constants(model, node, quantized, choices, counters)
             continue
         found = row_of_function(node.target) if node.op == "call_function" else row_of_method(str(node.target))
@@ -75,12 +83,15 @@ def replace_functions(model: fx.GraphModule, quantized: set[fx.Node], choices: d
         choice = choices.get(scope)
         if choice is None or choice.qconfig is None:
             continue  # the user keeps this module float; a QTensor that reaches it raises with a remedy
+        call, advice = None, ""
         try:
             call = bind(*node.args, **node.kwargs)
-        except TypeError:
-            call = None
+        except NotBindable as error:
+            advice = str(error)
+        except TypeError:  # arguments that the function's signature does not have
+            pass
         if call is None or march.family not in row.families:
-            raise _unsupported(_spell(node), node, march, row)
+            raise _unsupported(_spell(node), node, march, row, advice)
         new = _replace(model, node, row.name, call, choices, counters)
         quantized.add(new)
         _quantize_constants(model, new, quantized, choices, counters)
@@ -137,29 +148,12 @@ def _check_module(model: fx.GraphModule, node: fx.Node, choices: dict[str, Choic
     raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
 
 
-def _is_functional_call(model: fx.GraphModule, node: fx.Node) -> bool:
-    if node.op != "call_method" or not node.args or not isinstance(node.args[0], fx.Node):
-        return False
-    owner = node.args[0]
-    return owner.op == "get_attr" and isinstance(_attribute(model, owner.target), nn.Module)
-
-
-def _attribute(model: nn.Module, path: str) -> Any:
-    value: Any = model
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _quantize_constants(
     model: fx.GraphModule, node: fx.Node, quantized: set[fx.Node], choices: dict[str, Choice], counters: dict[tuple[str, str], int]
 ) -> None:
     """Parameters and buffers that meet quantized tensors get a QuantStub of their own."""
     for source in list(node.all_input_nodes):
-        if source.op != "get_attr":
-            continue
-        value = _attribute(model, source.target)
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+        if source in quantized or not is_constant(model, source):
             continue
         scope = scope_of(node)
         path = _free_name(scope, "quant", counters)
