@@ -26,18 +26,19 @@ def integers(shape: Sequence[int], bits: int, seed: int, fill: str = "random") -
     """Integers of a format in a float32 carrier.
 
     Args:
-        fill: ``random``, ``min``, ``max``, or ``edges``: a mix of the two extremes, 0 and -1.
+        fill: ``random``; ``min``; ``max``; ``edges``, a mix of the two extremes, 0 and -1; or ``high``, the largest
+            eighth, whose sums come near the worst case without being round numbers.
     """
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     generator = torch.Generator().manual_seed(seed)
-    if fill == "random":
-        return torch.randint(low, high + 1, tuple(shape), generator=generator).float()
+    if fill in ("random", "high"):
+        return torch.randint(low if fill == "random" else high - high // 8, high + 1, tuple(shape), generator=generator).float()
     choices = {"min": [low], "max": [high], "edges": [low, high, 0, -1]}[fill]
     picked = torch.randint(0, len(choices), tuple(shape), generator=generator)
     return torch.tensor(choices, dtype=torch.float32)[picked]
 
 
-fills = st.sampled_from(["random", "random", "min", "max", "edges"])
+fills = st.sampled_from(["random", "random", "min", "max", "edges", "high"])
 
 
 def limits_of(dtype: QuantDType, activation: str = "none") -> tuple[int, int]:

@@ -154,8 +154,9 @@ def plan_accumulator(
         residual_reach = residual_factor * float(1 << (residual_bits - 1)) + 1
         reach = reach + residual_reach
 
-    # A float32 sum of two exact pieces may pass 2**24: rounding is monotone, so that only matters to real outputs.
-    terms = cut.parts + (residual_factor is not None)
+    # A float32 sum of two exact terms may pass 2**24: rounding is monotone, so that only matters to real outputs.
+    # A third term could bring such a sum back to where a lost unit shows. The bias is a term unless one piece holds it.
+    terms = cut.parts + (residual_factor is not None) + (bias is not None and cut.parts > 1)
     is_wide = (
         cut.input_digits * cut.weight_digits > 1
         or is_double
@@ -519,4 +520,4 @@ def matmul(a: Tensor, b: Tensor, factor: Tensor, is_double: bool, low: int, high
         acc = acc if is_double else acc.float()
     else:
         acc = torch.matmul(a, b)
-    return acc.mul_(factor).float() if is_real else rescale_(acc, factor, low, high)
+    return acc.mul_(factor.reshape([1] * acc.dim())).float() if is_real else rescale_(acc, factor, low, high)
