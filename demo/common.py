@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
+import io
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 from tqdm import tqdm
 
+from horizon_plugin_pytorch.deploy.onnx_export import write_atomically
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantState, convert_fx, prepare_qat_fx, set_fake_quantize
@@ -85,16 +85,10 @@ def progress(items: Iterable[Item], description: str, total: int | None = None) 
 
 
 def save_state(model: nn.Module, path: Path) -> Path:
-    """Write a model's tensors so that a reader sees a whole file or none; ``torch.load(weights_only=True)`` reads it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
-        try:
-            torch.save(model.state_dict(), file)
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    """Write a model's tensors: a reader sees a whole file or none, and ``torch.load`` reads it with weights_only."""
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    write_atomically(buffer.getvalue(), str(path))
     torch.load(path, weights_only=True)  # plain tensors only: anything else raises here, not at the user's desk
     return path
 

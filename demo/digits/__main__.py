@@ -1,4 +1,4 @@
-"""The whole journey on real digits. Run it with ``make demo``, or ``python -m demo.digits``."""
+"""The whole journey on real digits. Run it with ``make demo``."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def run(folder: Path, float_epochs: int, qat_epochs: int) -> int:
     )
     loss = in_float.accuracy(data.test_labels) - deployed[-1].accuracy(data.test_labels)
     mismatches = mismatches_in(stages)
-    print(f"{mismatches} mismatching integers; quantization costs {loss:.2f} points of accuracy on {TEST_IMAGES} test images.")
+    print(f"{mismatches} mismatching integers; float is {loss:.2f} points better, on {TEST_IMAGES} held-out images.")
     if mismatches:
         print("FAILED: the same model must give the same integers everywhere.", file=sys.stderr)
     if loss > ALLOWED_LOSS:
@@ -143,7 +143,7 @@ def run(folder: Path, float_epochs: int, qat_epochs: int) -> int:
 def main() -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=OUT / "digits", help="folder for the files (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=OUT / "digits", help="folder for files (default: %(default)s)")
     parser.add_argument("--float-epochs", type=int, default=20)
     parser.add_argument("--qat-epochs", type=int, default=6)
     arguments = parser.parse_args()

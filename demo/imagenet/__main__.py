@@ -1,4 +1,4 @@
-"""A pretrained network to integers, without training. Run it with ``make demo-imagenet``, or ``python -m demo.imagenet``."""
+"""A pretrained network to integers, without training. Run it with ``make demo-imagenet``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from demo.common import OUT, Stage, calibrate, deploy, evaluate, in_torch, mismatches_in, print_table, progress, save_state
+from demo.common import (
+    OUT,
+    Stage,
+    calibrate,
+    deploy,
+    evaluate,
+    in_torch,
+    mismatches_in,
+    print_table,
+    progress,
+    save_state,
+)
 from demo.imagenet.data import load_photographs
 from demo.imagenet.model import load_net
 from horizon_plugin_pytorch.march import March, set_march
@@ -62,7 +73,7 @@ def run(folder: Path) -> int:
         )
     print_table(rows, folder)
     mismatches = mismatches_in(stages)
-    print(f"{mismatches} mismatching integers. The images that show the result also calibrated the model: there are only 20.")
+    print(f"{mismatches} mismatching integers. There are only 20 images, so the same ones calibrated the model.")
     if mismatches:
         print("FAILED: the same model must give the same integers everywhere.", file=sys.stderr)
     return int(mismatches > 0)
@@ -71,7 +82,7 @@ def run(folder: Path) -> int:
 def main() -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=OUT / "imagenet", help="folder for the files (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=OUT / "imagenet", help="folder for files (default: %(default)s)")
     return run(parser.parse_args().out)
 
 

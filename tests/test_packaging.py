@@ -1,0 +1,85 @@
+"""What a user meets first: the import, the metadata, and the example of the README."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import horizon_plugin_profiler
+import horizon_plugin_pytorch
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_CORE = ("onnx", "onnxruntime", "matplotlib", "plotly", "scipy", "pandas", "torchvision", "IPython", "tensorboard")
+
+
+def run_python(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that finds this checkout's packages."""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_import_prints_nothing() -> None:
+    done = run_python("import horizon_plugin_pytorch, horizon_plugin_profiler")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_import_loads_only_the_core_dependencies() -> None:
+    # What torch itself pulls in is not ours to judge: compare with a bare `import torch`.
+    code = f"print(sorted(set({NOT_CORE!r}) & set(sys.modules)))"
+    ours = run_python(f"import horizon_plugin_pytorch, horizon_plugin_profiler\n{code}")
+    assert ours.stdout.strip() == "[]", ours.stderr
+
+
+def test_import_does_not_load_what_torch_is_removing() -> None:
+    code = "print(sorted(m for m in sys.modules if m.startswith('torch.ao.quantization')))"
+    bare, ours = run_python(f"import torch\n{code}"), run_python(f"import horizon_plugin_pytorch\n{code}")
+    assert ours.stdout == bare.stdout
+
+
+def test_version_is_three_plain_numbers() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", horizon_plugin_pytorch.__version__)
+    assert horizon_plugin_pytorch.__version__ >= "2.3.4"  # as users' code compares it
+    assert horizon_plugin_profiler.__version__ == horizon_plugin_pytorch.__version__
+
+
+@pytest.fixture
+def distribution() -> importlib.metadata.Distribution:
+    try:
+        return importlib.metadata.distribution("horizon-plugin-pytorch")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package runs from the source tree and is not installed; `make test` installs it")
+
+
+def test_metadata_agrees_with_the_source(distribution: importlib.metadata.Distribution) -> None:
+    assert distribution.version == horizon_plugin_pytorch.__version__
+    assert distribution.metadata["License-Expression"] == "Apache-2.0"
+    assert distribution.metadata["Requires-Python"] == ">=3.10"
+
+
+def test_core_dependencies_are_four(distribution: importlib.metadata.Distribution) -> None:
+    core = [r for r in distribution.requires or [] if "extra ==" not in r]
+    assert sorted(re.split(r"[<>=!~ ]", r)[0] for r in core) == ["numpy", "tabulate", "torch", "tqdm"]
+
+
+def test_changelog_and_license_speak_of_this_version() -> None:
+    assert f"## {horizon_plugin_pytorch.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+def test_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = run_python(example, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "different outputs: 0"
+    assert (tmp_path / "net.onnx").stat().st_size > 0
+
+
+def test_readme_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
+    assert targets
+    assert [t for t in targets if not (ROOT / t).exists()] == []
