@@ -36,7 +36,8 @@ output comes from: an observer of its own, or the input. Every operator takes qi
 
 _TAIL = """
 `FloatFunctional` has the methods `add`, `sub`, `mul`, `cat`, `matmul`, `sum`, `mean`, `add_scalar`, `mul_scalar`
-and `add_relu`. The classes `Conv...`, `ConvTranspose...` and `Linear...` with `Add` or `ReLU` in their name are made by fusion.
+and `add_relu`. The classes `Conv...`, `ConvTranspose...` and `Linear...` with `Add` or `ReLU` in their name are
+made by fusion.
 
 ## Operators that keep the scale
 
