@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
 from horizon_plugin_pytorch.quantization.passes.region import called_path, quantized_nodes
-from horizon_plugin_pytorch.quantization.passes.replace import replace_functions, replace_fusable
+from horizon_plugin_pytorch.quantization.passes.replace import check_modules, replace_functions, replace_fusable
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized
 
 __all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
@@ -118,6 +118,7 @@ def prepare_qat_fx(
         )
     replace_functions(observed, region, choices, march)
     fuse_graph(observed, choices, region)
+    check_modules(observed, region, choices, march)
     used = _module_paths(observed, region)
     to_qat(observed, choices, march, used)
     observed.recompile()

@@ -10,13 +10,13 @@ from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_l
 from horizon_plugin_pytorch.fx.tracer import scope_of
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import (
+    Binder,
     Call,
     NotBindable,
     Operator,
     row_of_function,
     row_of_method,
     row_of_module,
-    rows,
 )
 from horizon_plugin_pytorch.qtensor import keeps_scale
 from horizon_plugin_pytorch.quantization.passes.configure import Choice
@@ -49,6 +49,13 @@ def _unsupported(what: str, node: fx.Node, march: March, row: Operator | None, a
     return UnsupportedOperatorError(f"`{what}` {where} has no quantized form on {march}: {advice}.")
 
 
+def _row_of(node: fx.Node) -> tuple[Operator, Binder] | None:
+    """The row and binder of a function or tensor method."""
+    if node.op == "call_function":
+        return row_of_function(node.target)
+    return row_of_method(str(node.target)) if node.op == "call_method" else None
+
+
 def _free_name(scope: str, operator: str, counters: dict[tuple[str, str], int]) -> str:
     index = counters.get((scope, operator), 0)
     counters[scope, operator] = index + 1
@@ -66,14 +73,10 @@ def replace_functions(model: fx.GraphModule, quantized: set[fx.Node], choices: d
     for node in list(model.graph.nodes):
         if node not in quantized:
             continue
-        if node.op == "call_module":
-            _check_module(model, node, choices, march)
-            _quantize_constants(model, node, quantized, choices, counters)
-            continue
         if called_path(model, node) is not None:
             _quantize_constants(model, node, quantized, choices, counters)
             continue
-        found = row_of_function(node.target) if node.op == "call_function" else row_of_method(str(node.target))
+        found = _row_of(node)
         if found is None:
             if not (keeps_scale(node.target) or is_fact(node) or getattr(node.target, "__horizon_leaf__", False)):
                 raise _unsupported(_spell(node), node, march, None)
@@ -103,7 +106,7 @@ def replace_fusable(model: fx.GraphModule, choices: dict[str, Choice]) -> fx.Gra
     """Replace the functions that fusion knows (add, relu) wherever they are, and leave all others."""
     counters: dict[tuple[str, str], int] = {}
     for node in list(model.graph.nodes):
-        found = row_of_function(node.target) if node.op == "call_function" else None
+        found = _row_of(node) if called_path(model, node) is None else None
         if found is None or found[0].name not in ("add", "relu", "relu6"):
             continue
         call = found[1](*node.args, **node.kwargs)
@@ -135,19 +138,6 @@ def _replace(
     return new
 
 
-def _check_module(model: fx.GraphModule, node: fx.Node, choices: dict[str, Choice], march: March) -> None:
-    module = module_at(model, node.target)
-    choice = choices.get(node.target)
-    if choice is not None and choice.qconfig is None:
-        return
-    row = row_of_module(type(module))
-    if row is not None and march.family in row.families:
-        return
-    if row is None and (isinstance(module, PASS_THROUGH_MODULES) or not type(module).__module__.startswith("torch.")):
-        return
-    raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
-
-
 def _quantize_constants(
     model: fx.GraphModule, node: fx.Node, quantized: set[fx.Node], choices: dict[str, Choice], counters: dict[tuple[str, str], int]
 ) -> None:
@@ -168,6 +158,22 @@ def _quantize_constants(
         node.replace_input_with(source, stub)
 
 
-def supported_names() -> list[str]:
-    """Names of all operators in the table."""
-    return [row.name for row in rows()]
+def check_modules(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[str, Choice], march: March) -> None:
+    """Insist that every module of the quantized part has a quantized form; fusion has run, so a folded one is gone.
+
+    Raises:
+        UnsupportedOperatorError: names the module that has none.
+    """
+    for node in model.graph.nodes:
+        if node.op != "call_module" or node not in quantized:
+            continue
+        module = module_at(model, node.target)
+        choice = choices.get(node.target)
+        if choice is not None and choice.qconfig is None:
+            continue
+        row = row_of_module(type(module))
+        if row is not None and march.family in row.families:
+            continue
+        if row is None and (isinstance(module, PASS_THROUGH_MODULES) or not type(module).__module__.startswith("torch.")):
+            continue
+        raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
