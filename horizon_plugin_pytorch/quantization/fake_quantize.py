@@ -46,27 +46,26 @@ _SWITCHES = {
 
 
 class _Rounded(torch.autograd.Function):
-    """``clamp(round(x / s), low, high) * s`` with a straight-through gradient inside ``(lower, upper)``."""
+    """``clamp(round(x / s), low, high) * s`` with a straight-through gradient inside the open interval `edges`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Any, low: Any, high: Any, lower: Any, upper: Any, saturate: bool) -> Tensor:
-        ctx.edges = (lower, upper)
-        ctx.saturate = saturate
-        if saturate:
+    def forward(ctx: Any, x: Tensor, scale: Any, low: Any, high: Any, edges: tuple[Any, Any] | None) -> Tensor:
+        ctx.edges = edges
+        if edges is not None:
             ctx.save_for_backward(x)
         return torch.div(x, scale).round_().clamp_(low, high).mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
-        if not ctx.saturate:
-            return grad, None, None, None, None, None, None
-        (x,) = ctx.saved_tensors
+        if ctx.edges is None:
+            return grad, None, None, None, None
         lower, upper = ctx.edges
+        (x,) = ctx.saved_tensors
         if isinstance(lower, float) and isinstance(upper, float):
             out = torch.ops.aten.hardtanh_backward(grad, x, lower, upper)
         else:
             out = torch.where((x > lower) & (x < upper), grad, 0.0)
-        return out, None, None, None, None, None, None
+        return out, None, None, None, None
 
 
 def round_to_grid(
@@ -78,7 +77,12 @@ def round_to_grid(
     limits: tuple[float, float] = NO_LIMIT,
     saturate: bool = True,
 ) -> Tensor:
-    """``clamp(round(x / scale), low, high) * scale`` with a straight-through gradient."""
+    """``clamp(round(x / scale), low, high) * scale`` with a straight-through gradient.
+
+    Args:
+        limits: real range of a fused activation; outside it there is no gradient.
+        saturate: give no gradient outside the integers' range either.
+    """
     step: Any
     if scale.numel() > 1:
         shape = [1] * x.dim()
@@ -86,14 +90,18 @@ def round_to_grid(
         step = scale.reshape(shape)
     else:
         step = float(scale) if x.device.type == "cpu" else scale
-    # The value that set the scale lies at 127.5 steps and rounds to the last integer: it must keep its gradient, so
-    # the open interval that passes gradients ends a little beyond the outermost integers.
-    lower, upper = (low - 0.5) * step, (high + 1) * step
+    lower: Any = -math.inf
+    upper: Any = math.inf
+    if saturate:
+        # The value that set the scale lies at 127.5 steps and rounds to the last integer: it must keep its gradient,
+        # so the open interval that passes gradients ends a little beyond the outermost integers.
+        lower, upper = (low - 0.5) * step, (high + 1) * step
     if limits != NO_LIMIT:
         lower = _tighter(lower, limits[0], max)
         upper = _tighter(upper, limits[1], min)
         low, high = integer_limits(scale, low, high, limits)
-    return _Rounded.apply(x, step, low, high, lower, upper, saturate)
+    has_edges = saturate or limits != NO_LIMIT
+    return _Rounded.apply(x, step, low, high, (lower, upper) if has_edges else None)
 
 
 class FakeQuantize(nn.Module):
@@ -228,6 +236,8 @@ class FakeQuantize(nn.Module):
         if zero_point is not None and bool((torch.as_tensor(zero_point) != 0).any()):
             raise QuantizationConfigError(f"quantization is symmetric: zero_point must be 0, got {zero_point}.")
         value = torch.as_tensor(scale, dtype=self.scale.dtype, device=self.scale.device).detach().reshape(-1)
+        if value.numel() != 1 and self.ch_axis < 0:
+            raise QuantizationConfigError(f"set_qparams: {value.numel()} scales need qscheme=torch.per_channel_symmetric.")
         if not bool((value > 0).all() & value.isfinite().all()):
             raise QuantizationConfigError(f"set_qparams: scale must be positive and finite, got {scale}.")
         self._store_scale(value)
@@ -300,7 +310,22 @@ class FakeQuantize(nn.Module):
         """The rounded weights, as an ordinary tensor."""
         if self.is_observing:
             self.observe(weight)
-        return self.round(weight) if self.is_quantizing else weight
+        if not self.is_quantizing:
+            return weight
+        # Weights rarely leave their range; where none does, the gradient needs no mask.
+        saturate = self.saturate and not self._covers(weight)
+        return round_to_grid(weight, self.scale, self.ch_axis, self.quant_min, self.quant_max, saturate=saturate)
+
+    @torch.no_grad()
+    def _covers(self, x: Tensor) -> bool:
+        """Does every value lie where the gradient passes?"""
+        if self.scale.numel() > 1:
+            x = x.transpose(0, self.ch_axis).flatten(1)
+            smallest, largest = x.amin(1), x.amax(1)
+        else:
+            smallest, largest = torch.aminmax(x)
+        lower, upper = (self.quant_min - 0.5) * self.scale, (self.quant_max + 1) * self.scale
+        return bool(((smallest > lower) & (largest < upper)).all())
 
     def extra_repr(self) -> str:
         return (

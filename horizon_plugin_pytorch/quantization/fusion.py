@@ -98,28 +98,28 @@ def can_fold(layer: nn.Module, bn: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def fold_bn(layer: nn.Module, bn: nn.Module) -> nn.Module:
+def fold_bn(layer: Any, bn: Any) -> Any:
     """A copy of the layer with the batch normalisation in its weight and bias.
 
     ``W' = W * gamma / sqrt(var + eps)``, ``b' = (b - mean) * gamma / sqrt(var + eps) + beta``.
     """
     out = copy.copy(layer)
     out._parameters = dict(layer._parameters)
-    gain = torch.rsqrt(bn.running_var.double() + bn.eps)  # type: ignore[union-attr, operator]
+    gain = torch.rsqrt(bn.running_var.double() + bn.eps)
     if bn.weight is not None:
         gain = gain * bn.weight.double()
     weight = layer.weight
     if layer_class(layer) is nn.ConvTranspose2d:
-        by_group = weight.double().unflatten(0, (layer.groups, -1)) * gain.reshape(layer.groups, 1, -1, 1, 1)  # type: ignore[operator]
+        by_group = weight.double().unflatten(0, (layer.groups, -1)) * gain.reshape(layer.groups, 1, -1, 1, 1)
         folded = by_group.flatten(0, 1)
     else:
-        folded = weight.double() * gain.reshape(-1, *[1] * (weight.dim() - 1))  # type: ignore[operator]
+        folded = weight.double() * gain.reshape(-1, *[1] * (weight.dim() - 1))
     bias = torch.zeros_like(gain) if layer.bias is None else layer.bias.double()
-    bias = (bias - bn.running_mean.double()) * gain  # type: ignore[union-attr, operator]
+    bias = (bias - bn.running_mean.double()) * gain
     if bn.bias is not None:
         bias = bias + bn.bias.double()
-    out._parameters["weight"] = nn.Parameter(folded.to(weight.dtype), requires_grad=weight.requires_grad)  # type: ignore[union-attr]
-    out._parameters["bias"] = nn.Parameter(bias.to(weight.dtype))  # type: ignore[union-attr]
+    out._parameters["weight"] = nn.Parameter(folded.to(weight.dtype), requires_grad=weight.requires_grad)
+    out._parameters["bias"] = nn.Parameter(bias.to(weight.dtype))
     return out
 
 

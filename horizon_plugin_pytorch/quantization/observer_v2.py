@@ -142,8 +142,7 @@ class ObserverBase(nn.Module):
                 f"`{self.owner or type(self).__name__}`: ch_axis={self.ch_axis} does not exist in a tensor of shape {tuple(x.shape)}."
             )
         by_channel = x.transpose(0, self.ch_axis).flatten(1) if x.dim() > 1 else x.unsqueeze(1)
-        smallest, largest = torch.aminmax(by_channel, dim=1)
-        return smallest, largest
+        return by_channel.amin(1), by_channel.amax(1)  # aminmax over an axis is many times slower
 
     def _update(self, smallest: Tensor, largest: Tensor) -> None:
         if self.min_val.shape != smallest.shape:

@@ -166,7 +166,7 @@ def convert_fx(
             f"convert_fx takes the result of prepare_qat_fx, got {type(graph_module).__name__}; a model prepared in eager "
             "mode is converted with `convert`."
         )
-    model = graph_module if inplace else copy_model(graph_module, "convert_fx")
+    model: Any = graph_module if inplace else copy_model(graph_module, "convert_fx")
     to_quantized(model, _remove_qconfig)
     quantized = QuantizedGraphModule(model, model.graph, graph_module._get_name())
     _preserve(quantized, graph_module, convert_custom_config_dict)

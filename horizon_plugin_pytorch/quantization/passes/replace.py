@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx, nn
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
@@ -39,7 +37,7 @@ def _spell(node: fx.Node) -> str:
 
 
 def _unsupported(what: str, node: fx.Node, march: March, row: Operator | None, advice: str = "") -> UnsupportedOperatorError:
-    where = at(node.target if node.op == "call_module" else scope_of(node), source_line(node.stack_trace))
+    where = at(str(node.target) if node.op == "call_module" else scope_of(node), source_line(node.stack_trace))
     if row is not None and march.family not in row.families:
         advice = f"it is supported on {', '.join(row.families)}"
     elif row is not None:
@@ -52,7 +50,7 @@ def _unsupported(what: str, node: fx.Node, march: March, row: Operator | None, a
 def _row_of(node: fx.Node) -> tuple[Operator, Binder] | None:
     """The row and binder of a function or tensor method."""
     if node.op == "call_function":
-        return row_of_function(node.target)
+        return row_of_function(node.target)  # type: ignore[arg-type]
     return row_of_method(str(node.target)) if node.op == "call_method" else None
 
 

@@ -77,7 +77,7 @@ def to_qat(model: nn.Module, choices: dict[str, Choice], march: March, only: set
             _check_output(row, path, qconfig)
         module.qconfig = qconfig
         module.path = path  # type: ignore[assignment]
-        qat = row.qat.from_float(module)
+        qat: nn.Module = row.qat.from_float(module)  # type: ignore[attr-defined]
         device = next((p.device for p in module.parameters()), None)
         return qat if device is None else qat.to(device)
 

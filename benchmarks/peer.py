@@ -1,0 +1,33 @@
+"""The peer: FX quantization-aware training of `torch.ao`, as its documentation sets it up. Only benchmarks import it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+from torch import Tensor, nn
+
+
+class _Unstubbed(nn.Module):
+    """The benchmark model without our stubs: torch.ao inserts its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        self.model.quant, self.model.dequant = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+def prepare_peer(model: nn.Module, example: Tensor) -> nn.Module | None:
+    """The model prepared by torch.ao, or None where torch no longer has it."""
+    try:
+        from torch.ao.quantization import get_default_qat_qconfig_mapping
+        from torch.ao.quantization.quantize_fx import prepare_qat_fx
+    except ImportError:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mapping = get_default_qat_qconfig_mapping("x86")
+        return prepare_qat_fx(_Unstubbed(model).train(), mapping, (example,))
