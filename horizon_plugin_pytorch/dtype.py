@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+
 
 class QInfo(NamedTuple):
     """The smallest and largest integer of a format."""
@@ -62,7 +64,7 @@ def as_dtype(dtype: "QuantDType | str | torch.dtype") -> QuantDType:
         return _BY_NAME[name]
     if "q" + name in _BY_NAME:
         return _BY_NAME["q" + name]
-    raise ValueError(f"unknown quantized dtype {dtype!r}: expected one of {', '.join(_BY_NAME)}.")
+    raise QuantizationConfigError(f"unknown quantized dtype {dtype!r}: expected one of {', '.join(_BY_NAME)}.")
 
 
 def qinfo(dtype: "QuantDType | str | torch.dtype") -> QInfo:

@@ -109,11 +109,11 @@ class QTensor(Tensor):
         is_whole = low <= self._format.min and high >= self._format.max
         self._range = None if is_whole else (low, high)
 
-    def q_scale(self) -> Tensor:
+    def q_scale(self) -> Tensor:  # type: ignore[override]
         """The scale."""
         return self._scale
 
-    def q_zero_point(self) -> Tensor:
+    def q_zero_point(self) -> Tensor:  # type: ignore[override]
         """The zero point: always zero, quantization is symmetric."""
         return torch.zeros_like(self._scale, dtype=torch.long)
 
@@ -163,7 +163,7 @@ class QTensor(Tensor):
         out._is_deferred = True
         return out
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         kind = "integers" if self._is_integer else "values"
         axis = f", per_channel_axis={self._axis}" if self._axis >= 0 else ""
         return f"QTensor({kind}={self.plain()!r}, scale={self._scale!r}, dtype={self._format}{axis})"
@@ -295,7 +295,7 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
 
         return func(*map(payload, args), **{k: payload(v) for k, v in kwargs.items()})
 
-    grid = None if x._grid is None else run(True)
+    grid: Any = None if x._grid is None else run(True)
     if x._is_deferred:
         if isinstance(grid, Tensor):
             return x.with_grid(grid)
@@ -342,8 +342,8 @@ def _pad(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     value = call.get("value")
     if not value or not x._is_rounded:  # zero is on every grid; while calibrating there is none
         return keep_scale(F.pad, (x,), {k: v for k, v in call.items() if k != "input"})
-    steps = torch.round(torch.as_tensor(float(value), device=x.device) / x._scale.detach())
-    steps = float(steps.clamp(x._format.min, x._format.max))
+    rounded = torch.round(torch.as_tensor(float(value), device=x.device) / x._scale.detach())
+    steps = float(rounded.clamp(x._format.min, x._format.max))
     rest = (call["pad"], call.get("mode", "constant"))
     real = F.pad(x.plain(), *rest, steps if x._is_integer else steps * float(x._scale))
     out = x.like(real, None if x._grid is None else F.pad(x._grid, *rest, steps))
@@ -396,7 +396,7 @@ def _build_handlers() -> dict[Callable, Callable]:
                 table[func] = keep_scale
     for name in _MOVING_PROPERTIES:
         table[getattr(Tensor, name).__get__] = keep_scale
-    table[F._max_pool2d] = keep_scale
+    table[F._max_pool2d] = keep_scale  # type: ignore[attr-defined]
     for name in ("to", "type_as", "cpu", "cuda"):
         table[getattr(Tensor, name)] = _to
     for owner in (torch, Tensor):

@@ -304,7 +304,7 @@ def convolution(
     dilation: list[int], is_transposed: bool, output_padding: list[int], groups: int,
 ) -> str:  # fmt: skip
     inputs = [x, weight] + ([] if bias is None else [bias])
-    common = dict(strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
+    common: dict[str, Any] = dict(strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
     if is_transposed:
         return g.node("ConvTranspose", *inputs, output_padding=list(output_padding), **common)
     return g.node("Conv", *inputs, **common)

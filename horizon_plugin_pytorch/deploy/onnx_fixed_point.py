@@ -7,6 +7,7 @@ integers changes nothing and keeps ONNX Runtime from folding the scale that foll
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -210,7 +211,7 @@ def conv2d(
 ) -> str:
     def product(a: str, w: Tensor, b: Tensor | None) -> str:
         inputs = [a, g.compact(w.float())] + ([] if b is None else [g.constant(b, hint="bias")])
-        common = dict(strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
+        common: dict[str, Any] = dict(strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
         if is_transposed:
             return g.node("ConvTranspose", *inputs, output_padding=list(output_padding), **common)
         return g.node("Conv", *inputs, **common)

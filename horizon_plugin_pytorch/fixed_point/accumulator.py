@@ -370,9 +370,16 @@ def _run(
                 acc.round_()
         else:
             acc = _sum_pieces(_Piece(p.value[rows].double(), p.weight, p.channels) for p in pieces)
-        out = finish.store(out, rows, x.shape[0], finish(acc, None if residual is None else residual[rows]))
+        out = finish.store(out, rows, x.shape[0], finish(acc, _rows_of(residual, rows, acc.dim(), x.shape[0])))
     assert out is not None
     return out
+
+
+def _rows_of(residual: Tensor | None, rows: slice, rank: int, count: int) -> Tensor | None:
+    """The residual's part for a chunk; one that is broadcast along the first axis serves every chunk."""
+    if residual is None or residual.dim() < rank or residual.shape[0] != count:
+        return residual
+    return residual[rows]
 
 
 def _sum_pieces(pieces: Iterable[_Piece]) -> Tensor:

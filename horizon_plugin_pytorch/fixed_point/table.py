@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.dtype import QuantDType, qint8
+from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.fixed_point.library import operator
 
 MOST_SEGMENTS = 64

@@ -94,7 +94,7 @@ def rows() -> Iterator[Operator]:
     return iter(_ROWS.values())
 
 
-def row_of_module(cls: type) -> Operator | None:
+def row_of_module(cls: Any) -> Operator | None:
     """The row whose float form a module class is. Subclasses count only if they do not change `forward`."""
     for base in cls.__mro__:
         row = _BY_MODULE.get(base) or _row_of_torch_class(base)

@@ -18,7 +18,7 @@ class _Pool(QATModule):
     copied: tuple[str, ...]
 
     @classmethod
-    def from_float(cls, mod: nn.Module) -> Any:
+    def from_float(cls, mod: Any) -> Any:
         """The QAT form of a pooling module."""
         self = cls(**{name: getattr(mod, name) for name in cls.copied})
         self.qconfig = mod.qconfig

@@ -19,7 +19,7 @@ class BatchNorm2d(QATModule, nn.BatchNorm2d):
     quantized_class = quantized.BatchNorm2d
 
     @classmethod
-    def from_float(cls, mod: nn.BatchNorm2d) -> BatchNorm2d:
+    def from_float(cls, mod: Any) -> BatchNorm2d:
         """The QAT form; parameters and statistics are shared with `mod`."""
         path = getattr(mod, "path", "")
         if not mod.track_running_stats or mod.running_mean is None:

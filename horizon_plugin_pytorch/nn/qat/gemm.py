@@ -6,7 +6,7 @@ import inspect
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, FakeQuan
 class QATGemm(QATModule):
     """A layer with weights, mixed into the torch layer of the same kind."""
 
-    float_class: ClassVar[type]
+    float_class: ClassVar[Any]
     has_add: ClassVar[bool] = False
     limits: ClassVar[tuple[float, float]] = NO_LIMIT
     weight_axis: ClassVar[int] = 0
@@ -47,7 +47,7 @@ class QATGemm(QATModule):
         self._seen: tuple = ()
 
     @classmethod
-    def from_float(cls, mod: nn.Module) -> Any:
+    def from_float(cls, mod: Any) -> Any:
         """The QAT form of a float layer, or of a fused float module; parameters are shared with it."""
         source = getattr(mod, "conv", None) or getattr(mod, "linear", None) or mod
         names = [n for n in inspect.signature(cls.float_class.__init__).parameters if n not in ("self", "device", "dtype")]

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from horizon_plugin_pytorch.nn.interpolate import Interpolate as _Float
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
@@ -22,9 +21,9 @@ class _Resize(QATModule):
     copied: tuple[str, ...]
 
     @classmethod
-    def from_float(cls, mod: nn.Module) -> Any:
+    def from_float(cls, mod: Any) -> Any:
         """The QAT form of a resizing module."""
-        self = cls.__new__(cls)
+        self: Any = cls.__new__(cls)
         QATModule.__init__(self)
         for name in cls.copied:
             setattr(self, name, getattr(mod, name))

@@ -33,6 +33,10 @@ class VarMean(nn.Module):
 class LayerNorm(nn.Module):
     """``(x - mean) * rsqrt(var + eps) * weight + bias`` from smaller operators; conversion replaces these."""
 
+    mul: Any
+    weight_mul: Any
+    bias_add: Any
+
     def __init__(self, source: nn.LayerNorm, qconfig: Any, path: str = "") -> None:
         super().__init__()
         self.normalized_shape, self.eps = source.normalized_shape, source.eps

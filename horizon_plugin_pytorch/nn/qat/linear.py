@@ -12,7 +12,7 @@ from horizon_plugin_pytorch.nn.qat.module import relu_limits
 from horizon_plugin_pytorch.nn.quantized import linear as quantized
 
 
-class Linear(QATGemm, nn.Linear):
+class Linear(QATGemm, nn.Linear):  # type: ignore[misc] # torch says that `bias` is never None
     """Linear with rounded weights and output."""
 
     float_class = nn.Linear

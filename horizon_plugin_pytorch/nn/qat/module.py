@@ -69,7 +69,7 @@ class QATModule(nn.Module):
     VALIDATION state `forward` runs that class on integers, so training and deployment cannot disagree.
     """
 
-    quantized_class: ClassVar[type]
+    quantized_class: ClassVar[Any]
     activation_post_process: FakeQuantize | None
     path: str = ""
 
@@ -114,12 +114,13 @@ class QATModule(nn.Module):
             integers = [_as_integers(x, self.path) for x in inputs]
             out = twin(*integers) if call is None else call(twin, *integers)
         route = trained() if trained is not None and torch.is_grad_enabled() else None
-        wants_gradient = route is not None and route.requires_grad
+        if route is not None and not route.requires_grad:
+            route = None
         if not isinstance(out, QTensor):
-            return attach_gradient(route, out) if wants_gradient else out
+            return out if route is None else attach_gradient(route, out)
         quantizer = self.activation_post_process
         result = exact_qtensor(out, out.scale if quantizer is None else quantizer.scale)
-        return result.like(attach_gradient(route, result.plain()), out.plain()) if wants_gradient else result
+        return result if route is None else result.like(attach_gradient(route, result.plain()), out.plain())
 
 
 def _as_integers(x: Any, path: str) -> Any:

@@ -23,6 +23,13 @@ def factor_map(ratio: Tensor, counts: Tensor, low: int, high: int, bound: float)
 class AvgPool2d(QuantizedModule):
     """AvgPool2d on integers: the window's sum, requantized with the window's count."""
 
+    kernel_size: list[int]
+    stride: list[int]
+    padding: list[int]
+    ceil_mode: bool
+    count_include_pad: bool
+    divisor_override: int | None
+
     @classmethod
     def from_qat(cls, mod: Any) -> AvgPool2d:
         """The integer form of a QAT AvgPool2d."""

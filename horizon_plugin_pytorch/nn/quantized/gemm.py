@@ -25,6 +25,8 @@ class QuantizedGemm(QuantizedModule):
     weight: Tensor
     weight_scale: Tensor
     bias: Tensor | None
+    weight_dtype: QuantDType
+    limits: tuple[float, float]
     has_add: ClassVar[bool] = False
     output_axis: ClassVar[int] = 0
     groups: int = 1
@@ -42,7 +44,7 @@ class QuantizedGemm(QuantizedModule):
                 f"`{type(mod).__name__}` {at(mod.path)} has a qconfig without weight quantization, so it has no integer "
                 "form. Give it a qconfig with a weight fake-quant, or qconfig=None to keep it float."
             )
-        self.weight_dtype: QuantDType = quantizer.dtype
+        self.weight_dtype = quantizer.dtype
         steps = fp.quantize(
             mod.weight.detach(), quantizer.scale, quantizer.ch_axis, quantizer.quant_min, quantizer.quant_max
         )
@@ -51,7 +53,7 @@ class QuantizedGemm(QuantizedModule):
         self.register_buffer("bias", None if mod.bias is None else mod.bias.detach().clone())
         self.copy_geometry(mod)
         for inputs in mod.inputs_seen():
-            self.plan(*inputs)
+            self.plan(*(v.detach().to(steps.device) if isinstance(v, Tensor) else v for v in inputs))
         return self
 
     def copy_geometry(self, mod: Any) -> None:
@@ -87,6 +89,7 @@ class QuantizedGemm(QuantizedModule):
         low, high = self.low, self.high
         if self.scale is not None:
             low, high = integer_limits(self.scale, low, high, self.limits)
+        residual_bits = 8 if residual_dtype is None else as_dtype(residual_dtype).bits
         weight, accumulator_scale = fp.coarsen(
             self.weight.float(),
             self.bias,
@@ -96,7 +99,7 @@ class QuantizedGemm(QuantizedModule):
             groups=self.groups,
             input_size=float(max(-input_range[0], input_range[1])),
             output_steps=self.high - self.low,
-            residual_size=0.0 if residual_scale is None else residual_scale * -as_dtype(residual_dtype).min,
+            residual_size=0.0 if residual_scale is None else residual_scale * float(1 << (residual_bits - 1)),
         )
         plan = fp.plan_accumulator(
             weight,
@@ -110,7 +113,7 @@ class QuantizedGemm(QuantizedModule):
             low=low,
             high=high,
             residual_scale=residual_scale,
-            residual_bits=8 if residual_dtype is None else as_dtype(residual_dtype).bits,
+            residual_bits=residual_bits,
         )
         if plan.limit:
             warnings.warn(

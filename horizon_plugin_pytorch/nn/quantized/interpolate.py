@@ -17,6 +17,12 @@ from horizon_plugin_pytorch.qtensor import QTensor
 class Interpolate(QuantizedModule):
     """Nearest copies integers; bilinear weighs them with integer weights and rounds once."""
 
+    size: Any
+    scale_factor: Any
+    mode: str
+    align_corners: bool
+    recompute_scale_factor: bool
+
     @classmethod
     def from_qat(cls, mod: Any) -> Any:
         """The integer form of a QAT module."""
@@ -51,7 +57,7 @@ class Interpolate(QuantizedModule):
 
         def build() -> tuple[Tensor, Tensor]:
             bits = fp.weight_bits(x.dtype.bits)
-            rows, columns = self.matrices(*x.shape[-2:], size, bits)
+            rows, columns = self.matrices(x.shape[-2], x.shape[-1], size, bits)
             return rows.mul_(2.0**-bits).to(x.device, torch.float32), columns.mul_(2.0**-bits).to(x.device, torch.float32)
 
         return self._plans.get((), ("real", *x.shape[-2:], str(size), str(x.dtype)), build)
@@ -62,7 +68,7 @@ class Interpolate(QuantizedModule):
         ratio = torch.tensor([4.0**-bits], dtype=torch.float64)
         factor = fp.choose_factor(ratio, x.dtype.min, x.dtype.max, bound)
         dtype = torch.float64 if fp.is_beyond_float32(bound) else torch.float32
-        rows, columns = (m.to(x.device, dtype) for m in self.matrices(*x.shape[-2:], size, bits))
+        rows, columns = (m.to(x.device, dtype) for m in self.matrices(x.shape[-2], x.shape[-1], size, bits))
         return rows, columns, factor.to(x.device)
 
     def forward(self, x: QTensor, size: Any = None) -> QTensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,9 @@ from horizon_plugin_pytorch.qtensor import QTensor
 
 class SegmentLUT(QuantizedModule):
     """A function of one variable: 256 exact entries for int8 inputs, a segment table for int16."""
+
+    function: Callable[[Tensor], Tensor]
+    name: str
 
     @classmethod
     def from_qat(cls, mod: Any) -> SegmentLUT:
