@@ -1,0 +1,73 @@
+"""`is_sync_quantize`: processes that see different data agree on one scale."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+WORKER = textwrap.dedent(
+    """
+    import json, sys, warnings
+    import torch, torch.distributed as dist
+    from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+    from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver
+
+    rank, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    warnings.simplefilter("ignore")
+    own = [[-1.0, 2.0], [-7.0, 0.5]][rank]
+    found = {}
+
+    def run(name, quantizer, *batches):
+        for batch in batches:
+            quantizer(batch)
+        found[name] = quantizer.scale.tolist()
+
+    run("synced", FakeQuantize(is_sync_quantize=True), torch.tensor(own), torch.tensor(own) * 2)
+    run("alone", FakeQuantize(), torch.tensor(own))
+    channels = torch.tensor([own, [0.1 * (rank + 1), 0.0]])
+    run("channels", FakeQuantize(MinMaxObserver, is_sync_quantize=True, qscheme=torch.per_channel_symmetric, ch_axis=0), channels)
+    # One process has nothing to offer: it must not leave the other waiting, and takes over its range.
+    run("empty", FakeQuantize(is_sync_quantize=True), torch.empty(0) if rank else torch.tensor(own))
+    run("nan", FakeQuantize(is_sync_quantize=True), torch.tensor([float("nan")]) if rank else torch.tensor(own))
+    run("nothing", FakeQuantize(is_sync_quantize=True), torch.empty(0))
+    with open(out, "w") as file:
+        json.dump(found, file)
+    dist.destroy_process_group()
+    """
+)
+
+
+def test_two_processes_get_the_same_scale(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    root = Path(__file__).resolve().parents[2]
+    files = [tmp_path / f"{rank}.json" for rank in range(2)]
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(port), str(file)], cwd=root, stderr=subprocess.PIPE,
+            env={"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank, file in enumerate(files)
+    ]  # fmt: skip
+    try:
+        for worker in workers:
+            _, errors = worker.communicate(timeout=60)
+            assert worker.returncode == 0, errors.decode()[-2000:]
+    finally:
+        for worker in workers:
+            worker.kill()
+    first, second = (json.loads(file.read_text()) for file in files)
+    assert first["alone"] != second["alone"]
+    for name in ("synced", "channels", "empty", "nan", "nothing"):
+        assert first[name] == second[name], name
+    expected = {"synced": [7.07 / 127.5], "channels": [7 / 127.5, 0.2 / 127.5], "empty": [2 / 127.5], "nan": [2 / 127.5], "nothing": [1.0]}
+    for name, values in expected.items():
+        assert [round(v, 6) for v in first[name]] == [round(v, 6) for v in values], name
