@@ -55,6 +55,7 @@ def build_table(
 ) -> Tensor:
     """All values of the table, from the lowest input to the highest, as float32 integers.
 
+    >>> from horizon_plugin_pytorch.dtype import qint8
     >>> t = build_table(torch.sigmoid, torch.tensor([0.1]), qint8, torch.tensor([1 / 128]), qint8)
     >>> t.numel(), int(t[128])
     (256, 64)
