@@ -11,6 +11,8 @@ from torch import fx, nn
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import require_march
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode
 from horizon_plugin_pytorch.quantization.fx.graph_module import (
     GraphModuleWithAttr,
@@ -35,6 +37,16 @@ def copy_model(model: nn.Module, what: str) -> nn.Module:
             f"{what} copies `{type(model).__name__}` and could not: {error} A tensor that autograd computed is stored as an "
             "attribute; detach it, or keep it as a buffer."
         ) from error
+
+
+def require_float(model: nn.Module, what: str) -> None:
+    """A model is prepared once."""
+    for path, module in model.named_modules():
+        if isinstance(module, (QATModule, QuantizedModule)):
+            raise TypeError(
+                f"{what} takes a float model, and this one is already prepared or converted: `{path}` is "
+                f"{type(module).__module__}.{type(module).__name__}. Keep the float model, and prepare that."
+            )
 
 
 def _preserve(target: nn.Module, source: nn.Module, config: dict | None) -> None:
@@ -105,6 +117,7 @@ def prepare_qat_fx(
         raise NotImplementedError("prepare_qat_fx: hybrid models are not available in this version; use hybrid=False.")
     if qconfig_setter is not None:
         raise NotImplementedError("prepare_qat_fx: qconfig setters are not available in this version; use qconfig_dict.")
+    require_float(model, "prepare_qat_fx")
     copied = copy_model(model, "prepare_qat_fx")
     choices = resolve_qconfigs(copied, qconfig_dict)
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
@@ -161,7 +174,9 @@ def convert_fx(
     >>> type(convert_fx(qat).module)
     <class 'horizon_plugin_pytorch.nn.quantized.conv2d.Conv2d'>
     """
-    if not isinstance(graph_module, fx.GraphModule):
+    if isinstance(graph_module, QuantizedGraphModule):
+        raise TypeError("convert_fx: the model is already converted.")
+    if not isinstance(graph_module, ObservedGraphModule):
         raise TypeError(
             f"convert_fx takes the result of prepare_qat_fx, got {type(graph_module).__name__}; a model prepared in eager "
             "mode is converted with `convert`."

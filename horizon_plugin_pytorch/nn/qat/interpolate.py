@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nn.interpolate import Interpolate as _Float
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
@@ -27,6 +28,11 @@ class _Resize(QATModule):
         QATModule.__init__(self)
         for name in cls.copied:
             setattr(self, name, getattr(mod, name))
+        if self.mode not in ("nearest", "bilinear") or getattr(mod, "antialias", False):
+            raise UnsupportedOperatorError(
+                f"interpolate {at(getattr(mod, 'path', ''))} with mode={self.mode!r}, antialias={getattr(mod, 'antialias', False)} "
+                "has no quantized form; use mode='nearest' or 'bilinear' without antialias."
+            )
         self.qconfig = None  # it has no quantization parameters of its own
         self.activation_post_process = None
         self.path = getattr(mod, "path", "")

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -32,10 +31,6 @@ class Interpolate(QuantizedModule):
         self.size, self.scale_factor, self.mode = mod.size, mod.scale_factor, mod.mode
         self.align_corners = bool(mod.align_corners)
         self.recompute_scale_factor = bool(getattr(mod, "recompute_scale_factor", False))
-        if self.mode not in ("nearest", "bilinear"):
-            raise UnsupportedOperatorError(
-                f"interpolate {at(self.path)} with mode={self.mode!r} has no integer form; use 'nearest' or 'bilinear'."
-            )
         return self
 
     def _resize(self, x: Tensor, size: Any) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
+from horizon_plugin_pytorch.errors import QuantizationConfigError, UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.fx.tracer import scope_of
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import (
@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.qtensor import keeps_scale
-from horizon_plugin_pytorch.quantization.passes.configure import Choice
+from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
 from horizon_plugin_pytorch.quantization.passes.region import called_path, is_constant, is_fact, module_at
 from horizon_plugin_pytorch.quantization.stubs import QuantStub
 
@@ -161,13 +161,17 @@ def check_modules(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[
 
     Raises:
         UnsupportedOperatorError: names the module that has none.
+        QuantizationConfigError: names the operator that has no high-precision output.
     """
     for node in model.graph.nodes:
-        if node.op != "call_module" or node not in quantized:
+        path = called_path(model, node)
+        if path is None or node not in quantized:
             continue
-        module = module_at(model, node.target)
-        choice = choices.get(node.target)
+        module, choice = module_at(model, path), choices.get(path)
         if choice is not None and choice.qconfig is None:
+            continue
+        if node.op == "call_method":
+            _check_method(node, path, choice)
             continue
         row = row_of_module(type(module))
         if row is not None and march.family in row.families:
@@ -175,3 +179,13 @@ def check_modules(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[
         if row is None and (isinstance(module, PASS_THROUGH_MODULES) or not type(module).__module__.startswith("torch.")):
             continue
         raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
+
+
+def _check_method(node: fx.Node, path: str, choice: Choice | None) -> None:
+    """Of a FloatFunctional's methods, only matmul can give its accumulator."""
+    if choice is None or choice.qconfig.activation is not None or node.target == "matmul":
+        return
+    raise QuantizationConfigError(
+        f"`{node.target}` {at(path, source_line(node.stack_trace))} has a qconfig without activation quantization. "
+        f"{HIGH_PRECISION_OPERATORS}"
+    )

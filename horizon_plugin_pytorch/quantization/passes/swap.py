@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.quantization.passes.configure import Choice
+from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
 
 _NO_QCONFIG = {"dequant", "relu", "relu6", "interpolate", "upsample", "upsampling_bilinear2d", "upsampling_nearest2d"}
 _HIGH_PRECISION = ("conv", "linear", "functional", "matmul")
@@ -49,8 +49,7 @@ def _check_output(row: Operator, path: str, qconfig: Any) -> None:
     is_gemm = row.name.lower().startswith(_HIGH_PRECISION)
     if row.qat is not None and qconfig.activation is None and not is_gemm and row.name not in _NO_QCONFIG:
         raise QuantizationConfigError(
-            f"`{row.name}` {at(path)} has a qconfig without activation quantization. High-precision output exists for "
-            "Conv2d, ConvTranspose2d, Linear and matmul only; give this module a qconfig with an activation format."
+            f"`{row.name}` {at(path)} has a qconfig without activation quantization. {HIGH_PRECISION_OPERATORS}"
         )
 
 
