@@ -11,9 +11,12 @@ from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub
 
 
-def shake_batch_norms(model: nn.Module) -> nn.Module:
-    """Give batch norms statistics and weights of a trained model: the fresh ones are all but the identity."""
+def shake_norms(model: nn.Module) -> nn.Module:
+    """Give norms the statistics and weights of a trained model: fresh ones are all but the identity."""
     for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.3, 0.3)
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
             module.running_mean.uniform_(-0.5, 0.5)
             module.running_var.uniform_(0.5, 1.5)
@@ -242,5 +245,5 @@ def make(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A model of the zoo in eval mode, and inputs for it; the same every time."""
     torch.manual_seed(0)
     cls, shapes = ZOO[name]
-    model = shake_batch_norms(cls()).eval()
+    model = shake_norms(cls()).eval()
     return model, tuple(torch.randn(shape) for shape in shapes)

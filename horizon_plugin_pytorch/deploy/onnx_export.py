@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.deploy.onnx_graph import OPSET, OnnxGraph
 from horizon_plugin_pytorch.deploy.recorder import Step, plain, record, tensor_key, tensors_of
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 
 # Arguments of fixed-point operators that are data flowing through the graph; all other tensors are constants.
@@ -106,6 +107,11 @@ def build_onnx(
     if any(isinstance(m, QATModule) for m in model.modules()):
         raise ExportError(
             f"`{type(model).__name__}` is not converted: it still has QAT modules. Call `convert_fx` (or `convert`) first."
+        )
+    if not any(isinstance(m, QuantizedModule) for m in model.modules()):
+        raise ExportError(
+            f"`{type(model).__name__}` is a float model. Prepare and calibrate it, then call `convert_fx` (or `convert`); a "
+            "float model is exported with `torch.onnx.export`."
         )
     opset = OPSET if opset_version is None else opset_version
     if not 13 <= opset <= 20:

@@ -7,10 +7,11 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.march import require_march
+from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized
-from horizon_plugin_pytorch.quantization.quantize_fx import check_mode, copy_model
+from horizon_plugin_pytorch.quantization.quantize_fx import check_mode, copy_model, require_float
 
 
 def prepare_qat(
@@ -46,6 +47,7 @@ def prepare_qat(
         raise NotImplementedError("prepare_qat: hybrid models are not available in this version; use hybrid=False.")
     if qconfig_setter is not None:
         raise NotImplementedError("prepare_qat: qconfig setters are not available in this version; set qconfig attributes.")
+    require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
     return to_qat(model, resolve_qconfigs(model, None), march)
@@ -76,6 +78,11 @@ def convert(
     >>> type(convert(qat).module)
     <class 'horizon_plugin_pytorch.nn.quantized.conv2d.Conv2d'>
     """
+    if not any(isinstance(m, QATModule) for m in module.modules()):
+        raise TypeError(
+            f"convert takes the result of prepare_qat, and `{type(module).__name__}` has no QAT modules: it is a float model, "
+            "or is already converted."
+        )
     if not inplace:
         module = copy_model(module, "convert")
     return to_quantized(module, remove_qconfig)

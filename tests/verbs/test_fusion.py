@@ -27,7 +27,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat,
     prepare_qat_fx,
 )
-from tests.models import shake_batch_norms
+from tests.models import shake_norms
 from tests.routes import as_numbers, calibrate, mismatches, prepared, qconfig
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -92,7 +92,7 @@ class Chain(nn.Module):
 def _make(layer: str, *args: Any) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
     shape = LAYERS[layer][2]
-    return shake_batch_norms(Chain(layer, *args)).eval(), (torch.randn(shape), torch.randn(shape))
+    return shake_norms(Chain(layer, *args)).eval(), (torch.randn(shape), torch.randn(shape))
 
 
 def _name(layer: str, add: str, relu: str) -> str:
@@ -205,7 +205,7 @@ class Two(nn.Module):
 def test_fx_fuses_only_what_belongs_together(how: str, kept: dict[str, type], tmp_path: Any) -> None:
     from tests.routes import assert_one_arithmetic
 
-    model = shake_batch_norms(Two(how)).eval()
+    model = shake_norms(Two(how)).eval()
     x = torch.randn(2, 4, 5, 5)
     qat = prepare_qat_fx(model, {"": qconfig()})
     assert {path: type(qat.get_submodule(path)) for path in kept} == kept
@@ -224,7 +224,7 @@ def test_batch_norm_that_does_not_fit_is_not_folded() -> None:
 
 @pytest.mark.parametrize("path", ["conv", "bn", "relu"])
 def test_an_explicit_none_is_not_fused(path: str) -> None:
-    model = shake_batch_norms(Two("plain")).eval()
+    model = shake_norms(Two("plain")).eval()
     setattr(model.get_submodule(path), "qconfig", None)
     fused = fuse_fx(model)
     assert type(fused.get_submodule(path)) is type(model.get_submodule(path))
@@ -261,7 +261,7 @@ class Eager(nn.Module):
 
 def test_eager_fusion_places_and_runs() -> None:
     torch.manual_seed(0)
-    model, x = shake_batch_norms(Eager()).eval(), torch.randn(2, 4, 6, 6)
+    model, x = shake_norms(Eager()).eval(), torch.randn(2, 4, 6, 6)
     fused = fuse_modules(model, [["conv", "bn", "add", "relu"], ["tail", "tail_relu"]])
     kinds = [type(getattr(fused, n)) for n in ("conv", "bn", "add", "relu", "tail", "tail_relu")]
     assert kinds == [nn.Identity, nn.Identity, intrinsic.ConvAddReLU2d, nn.Identity, intrinsic.ConvReLU62d, nn.Identity]
@@ -282,7 +282,7 @@ def test_eager_fusion_in_place() -> None:
 
 
 def test_eager_fusion_in_training_mode_folds_the_statistics() -> None:
-    model, x = shake_batch_norms(Eager()).train(), torch.randn(2, 4, 6, 6)
+    model, x = shake_norms(Eager()).train(), torch.randn(2, 4, 6, 6)
     fused = fuse_modules(model, ["conv", "bn"])
     assert fused.conv.training
     assert torch.allclose(fused.eval().conv(x), copy.deepcopy(model).eval().bn(model.conv(x)), atol=1e-5)

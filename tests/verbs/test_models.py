@@ -21,7 +21,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from tests.models import ZOO, make, shake_batch_norms
+from tests.models import ZOO, make, shake_norms
 from tests.routes import assert_one_arithmetic, calibrate, prepared, qconfig
 
 
@@ -126,7 +126,7 @@ def test_conversion_does_not_change_the_prepared_model(name: str) -> None:
 @pytest.mark.parametrize(("cls", "last"), [(ResNet18, "fc"), (MobileNetV2, "classifier.1")], ids=["resnet18", "mobilenetv2"])
 @pytest.mark.filterwarnings("ignore::horizon_plugin_pytorch.errors.AccumulatorWarning")
 def test_benchmark_models_have_one_arithmetic(cls: type, last: str, dtype: str, tmp_path: Any) -> None:
-    model = shake_batch_norms(cls(20)).eval()
+    model = shake_norms(cls(20)).eval()
     inputs = (torch.randn(1, 3, 64, 64),)
     names = [(last, default_qat_out_8bit_fake_quant_qconfig)]
     qat = calibrate(prepare_qat_fx(model, {"": qconfig(dtype), "module_name": names}), inputs)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.nn.operator_table import NotBindable, Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.composite import functional, inner_qconfig
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -56,7 +56,9 @@ def _reciprocal(x: torch.Tensor) -> torch.Tensor:
     return torch.reciprocal(x.clamp(min=0.5))  # a sum that contains exp(0) is at least 1
 
 
-def _make(dim: int | None, **kwargs: Any) -> nn.Softmax:
+def _make(dim: int | None, dtype: Any = None, **kwargs: Any) -> nn.Softmax:
+    if dtype is not None:
+        raise NotBindable("softmax takes its format from the qconfig; leave dtype out")
     return nn.Softmax(dim)
 
 

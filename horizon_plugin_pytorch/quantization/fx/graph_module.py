@@ -3,12 +3,64 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 _INTERNAL = {"training", "_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", "_is_full_backward_hook"}
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """Stands for a node in a pickled graph."""
+
+    name: str
+
+
+def _pack(graph: fx.Graph) -> list[tuple]:
+    """The graph's nodes as plain values."""
+
+    def refer(value: Any) -> Any:
+        return fx.node.map_arg(value, lambda node: _Reference(node.name))
+
+    kept = ("stack_trace", "made_by")
+    return [
+        (n.op, n.name, n.target, refer(n.args), refer(n.kwargs), {k: n.meta[k] for k in kept if k in n.meta})
+        for n in graph.nodes
+    ]
+
+
+def _unpack(nodes: list[tuple]) -> fx.Graph:
+    graph = fx.Graph()
+    found: dict[str, fx.Node] = {}
+
+    def resolve(value: Any) -> Any:
+        return fx.node.map_aggregate(value, lambda leaf: found[leaf.name] if isinstance(leaf, _Reference) else leaf)
+
+    for op, name, target, args, kwargs, meta in nodes:
+        found[name] = graph.create_node(op, target, resolve(args), resolve(kwargs), name)
+        found[name].meta.update(meta)
+    return graph
+
+
+def _rebuild(cls: type, class_name: str, state: dict, nodes: list[tuple]) -> Any:
+    root = nn.Module()
+    root.__dict__.update(state)
+    out = cls(root, _unpack(nodes), class_name)
+    out.__dict__.update(state)  # also what the graph does not mention
+    return out
+
+
+def require_float32(fn: Any, what: str) -> None:
+    """Refuse a change of the float type: integers live in float32, and 16-bit ones would not fit a half."""
+    dtype = fn(torch.zeros(0)).dtype
+    if dtype != torch.float32:
+        raise TypeError(
+            f"{what} computes its integers in float32 and cannot become {dtype}. Convert the float model before "
+            "preparing it, or train with `torch.autocast`."
+        )
 
 
 class GraphModuleWithAttr(torch.fx.GraphModule):
@@ -33,10 +85,24 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
         out.training = self.training
         return out
 
+    def __reduce__(self) -> tuple:
+        # torch would trace the generated code again, through the FloatFunctionals and to a plain GraphModule.
+        cls = next(c for c in type(self).__mro__ if c.__module__ == __name__)
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_graph", "_code")}
+        return _rebuild, (cls, self._get_name(), state, _pack(self.graph))
+
 
 class ObservedGraphModule(GraphModuleWithAttr):
     """A prepared model: observers and fake quantizers are in place."""
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        require_float32(fn, "a prepared model")
+        return super()._apply(fn, recurse)
+
 
 class QuantizedGraphModule(GraphModuleWithAttr):
     """A converted model: integers only between Quantize and DeQuantize."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        require_float32(fn, "a converted model")
+        return super()._apply(fn, recurse)
