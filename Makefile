@@ -6,6 +6,7 @@
 #   make bench           speed next to float and torch.ao
 #   make docs            the documentation as a web site, in site/
 #   make lint            lint, types and layers only
+#   make format          lay out the code and fix what can be fixed
 #   make clean           remove .venv and everything that was made
 
 # The first of these that runs.
@@ -17,7 +18,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo demo-imagenet test bench docs lint clean
+.PHONY: demo demo-imagenet test bench docs lint format clean
 
 demo: .venv/.demo
 	$(BIN)/python -m demo.digits
@@ -29,6 +30,10 @@ lint: .venv/.dev
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+format: .venv/.dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
 
 # Two workers with a thread each: more threads than cores make small tests slower.
 test: lint
