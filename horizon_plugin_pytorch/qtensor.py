@@ -69,7 +69,7 @@ class QTensor(Tensor):
             )
         if data.is_floating_point():
             return real_qtensor(data, scale, as_dtype(dtype), per_channel_axis)
-        return integer_qtensor(data.to(torch.float32), scale, as_dtype(dtype), per_channel_axis)
+        return integer_qtensor(data.to(_carrier(as_dtype(dtype))), scale, as_dtype(dtype), per_channel_axis)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass  # everything is set in __new__
@@ -131,12 +131,12 @@ class QTensor(Tensor):
             return self.as_subclass(Tensor)
 
     def as_grid(self) -> Tensor:
-        """The integers, as an ordinary float32 tensor."""
+        """The integers, as an ordinary float32 tensor (float64 for `qint32`)."""
         if self._is_integer:
             return self.plain()
         if self._grid is not None:
             return self._grid
-        steps = self.plain().detach() / _broadcast(self._scale, self._axis, self.dim())
+        steps = self.plain().detach().to(_carrier(self._format)) / _broadcast(self._scale, self._axis, self.dim())
         return steps.round_().clamp_(self._format.min, self._format.max)
 
     def int_repr(self) -> Tensor:
@@ -169,15 +169,15 @@ class QTensor(Tensor):
         return f"QTensor({kind}={self.plain()!r}, scale={self._scale!r}, dtype={self._format}{axis})"
 
     def __deepcopy__(self, memo: dict) -> QTensor:
-        payload = self.plain().detach().clone().requires_grad_(self.requires_grad)
-        out = self.like(payload, None if self._grid is None else self._grid.clone())
+        out = self.like(self.plain().detach().clone(), None if self._grid is None else self._grid.clone())
         out._scale = self._scale.detach().clone()
+        out.requires_grad_(self.requires_grad)
         memo[id(self)] = out
         return out
 
     def __reduce_ex__(self, proto: Any) -> Any:
-        payload = self.plain().detach().requires_grad_(self.requires_grad)
-        return _rebuild, (payload, self._scale, self._format, self._axis, self._grid, self._is_integer, self._is_rounded)
+        state = {name: getattr(self, name) for name in ("_axis", "_grid", "_is_integer", "_is_rounded", "_range")}
+        return _rebuild, (self.plain().detach(), self._scale, self._format, state, self.requires_grad)
 
     @classmethod
     def __torch_function__(
@@ -215,6 +215,11 @@ def real_qtensor(
     return out
 
 
+def _carrier(dtype: QuantDType) -> torch.dtype:
+    """The floating-point type that represents every integer of the format."""
+    return torch.float32 if dtype.bits <= 24 else torch.float64
+
+
 def _placeholder(grid: Tensor) -> Tensor:
     """A tensor of that shape without memory of its own, until its values are wanted."""
     return grid.new_empty(()).expand(grid.shape)
@@ -236,10 +241,11 @@ def integer_qtensor(grid: Tensor, scale: Tensor, dtype: QuantDType, per_channel_
     return out
 
 
-def _rebuild(data: Tensor, scale: Tensor, dtype: QuantDType, axis: int, grid: Tensor | None, is_int: bool, is_rounded: bool) -> QTensor:
-    out = real_qtensor(data, scale, dtype, axis, grid, is_rounded)
-    out._is_integer = is_int
-    return out
+def _rebuild(data: Tensor, scale: Tensor, dtype: QuantDType, state: dict[str, Any], requires_grad: bool) -> QTensor:
+    out = real_qtensor(data, scale, dtype)
+    for name, value in state.items():
+        setattr(out, name, value)
+    return out.requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
 def _broadcast(scale: Tensor, axis: int, dim: int) -> Tensor:
@@ -315,8 +321,9 @@ def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
         with _PLAIN():
             return func(*args, **kwargs)
     x = args[0]
+    carrier = x.plain().dtype  # this also computes deferred values, while they and the scale are on one device
     wanted = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, (torch.dtype, QuantDType))]
-    if any(v not in (x._format, x.plain().dtype) for v in wanted):
+    if any(v not in (x._format, carrier) for v in wanted):
         raise NotImplementedError(
             f"`{_name(func)}`{_place()} cannot turn a {x._format} QTensor into {wanted[0]}. Call dequantize(), or put a "
             "DeQuantStub before it, to get real values; to change the number format, give its producer another qconfig."
@@ -326,7 +333,7 @@ def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
     if wanted and len(args) == 1 and not kwargs:
         return x
     out = keep_scale(func, args, kwargs)
-    if out.plain().dtype != x.plain().dtype:
+    if out.plain().dtype != carrier:
         raise NotImplementedError(
             f"`{_name(func)}`{_place()} cannot turn a {x._format} QTensor into {out.plain().dtype}; call dequantize() first."
         )
@@ -409,7 +416,7 @@ def _build_handlers() -> dict[Callable, Callable]:
 
 
 def _build_metadata() -> set[Callable]:
-    found: set[Callable] = set()
+    found: set[Callable] = {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_same_size}
     for name in _METADATA_NAMES:
         member = getattr(Tensor, name, None)
         if member is None:
