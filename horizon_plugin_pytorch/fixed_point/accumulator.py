@@ -92,10 +92,13 @@ def _channel_parts(reaches: Tensor, channels: int, bias: Tensor) -> int:
 def _tap_parts(reaches: Tensor) -> Tensor:
     """For each output channel and weight, the part that it belongs to, so that no part's sums pass 2**24.
 
-    Weights are taken in order; a channel whose sums fit is in part 0 as a whole.
+    A channel whose sums fit is in part 0 as a whole. The weights of the others are taken in order, each counted at its
+    larger side, so that positive and negative sums of a part stay within the limit together.
     """
     limit = EXACT_FLOAT32 - 1 - float(reaches.max())
-    return torch.div(reaches.cumsum(2), limit, rounding_mode="floor").amax(0).long()
+    part = torch.div(reaches.amax(0).cumsum(1), limit, rounding_mode="floor").long()
+    fits = reaches.sum(2).amax(0) < EXACT_FLOAT32
+    return part.masked_fill(fits.unsqueeze(1), 0)
 
 
 def choose_residual_factor(ratio: Tensor, bits: int) -> Tensor:
@@ -147,6 +150,8 @@ def plan_accumulator(
     cut = _choose_cut(weight, by_output, reaches, bias_size, input_range, weight_bits, output_axis, groups, channels)
     is_pointwise = groups == 1 and by_output.shape[1] == channels
     is_double = cut.parts == 0 or (is_pointwise and max(cut.input_digits, cut.weight_digits) > 1)
+    # One piece holds the bias too, where that fits.
+    is_overfull = cut.parts == 1 and bool((reach >= EXACT_FLOAT32).any())
 
     residual_factor, residual_reach = None, torch.zeros_like(reach)
     if residual_scale is not None:
@@ -160,6 +165,7 @@ def plan_accumulator(
     is_wide = (
         cut.input_digits * cut.weight_digits > 1
         or is_double
+        or is_overfull
         or terms > 2
         or bool((residual_reach >= _RESIDUAL_LIMIT).any())
         or (residual_scale is not None and residual_bits > 8)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -314,3 +315,18 @@ def test_digits_are_bytes_that_make_up_the_number(values: list[int]) -> None:
     assert (low + 256 * high).tolist() == values
     assert float(low.abs().max()) <= 128
     assert float(high.abs().max()) <= 128
+
+
+def test_one_sided_input_of_a_depthwise_layer_stays_exact_in_every_part() -> None:
+    """Weights of one sign before those of the other: a part must bound positive and negative sums together."""
+    weight = torch.tensor([-127.0] * 4 + [127.0] * 6 + [0.0] * 15).reshape(1, 1, 5, 5).repeat(8, 1, 1, 1)
+    weight[5:] = torch.randint(-20, 20, (3, 1, 5, 5)).float()
+    plan = fp.plan_accumulator(
+        weight, None, torch.full((8,), 1e-6, dtype=torch.float64), None, output_axis=0, groups=8,
+        input_range=(0, 32767), weight_bits=8, low=0, high=0,
+    )  # fmt: skip
+    assert plan.parts > 1 and plan.input_digits == 1
+    x = torch.randint(0, 32768, (4, 8, 12, 12)).float()
+    for piece in plan.weights:
+        exact = F.conv2d(x.double(), piece.double(), groups=8)
+        assert torch.equal(F.conv2d(x, piece, groups=8).double(), exact)
