@@ -319,7 +319,7 @@ def test_digits_are_bytes_that_make_up_the_number(values: list[int]) -> None:
 
 def test_one_sided_input_of_a_depthwise_layer_stays_exact_in_every_part() -> None:
     """Weights of one sign before those of the other: a part must bound positive and negative sums together."""
-    weight = torch.tensor([-127.0] * 4 + [127.0] * 6 + [0.0] * 15).reshape(1, 1, 5, 5).repeat(8, 1, 1, 1)
+    weight = torch.tensor([-127.0] * 4 + [127.0] * 5 + [0.0] * 16).reshape(1, 1, 5, 5).repeat(8, 1, 1, 1)
     weight[5:] = torch.randint(-20, 20, (3, 1, 5, 5)).float()
     plan = fp.plan_accumulator(
         weight, None, torch.full((8,), 1e-6, dtype=torch.float64), None, output_axis=0, groups=8,
