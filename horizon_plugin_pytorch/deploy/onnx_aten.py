@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph
+from horizon_plugin_pytorch.errors import ExportError
 
 
 @dataclass(frozen=True)
 class Site:
-    """What a lowering may need to know of a call: shapes of its first input and of its outputs."""
+    """What a lowering may need to know of a call: its name, and shapes of its first input and of its outputs."""
 
+    name: str
     input_shape: list[int]
     output_shape: list[int]
     outputs: list[Tensor]
@@ -206,19 +209,20 @@ def clamp(g: OnnxGraph, site: Site, x: str, low: float | None = None, high: floa
     return x if high is None else g.node("Min", x, g.scalar(high, torch.float32))
 
 
+def _pair(value: Any) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * 2 if len(values) == 1 else values
+
+
 @lowers("max_pool2d_with_indices", "max_pool2d")
 def max_pool2d(
     g: OnnxGraph, site: Site, x: str, kernel: list[int], stride: list[int] | None = None, padding: list[int] | int = 0,
     dilation: list[int] | int = 1, ceil_mode: bool = False,
 ) -> list[str | None]:  # fmt: skip
-    def pair(v: Any) -> list[int]:
-        values = [v] if isinstance(v, int) else list(v)
-        return values * 2 if len(values) == 1 else values
-
-    kernel = pair(kernel)
+    kernel = _pair(kernel)
     out = g.node(
-        "MaxPool", x, kernel_shape=kernel, strides=pair(stride) if stride else kernel, pads=pair(padding) * 2,
-        dilations=pair(dilation), ceil_mode=int(ceil_mode),
+        "MaxPool", x, kernel_shape=kernel, strides=_pair(stride) if stride else kernel, pads=_pair(padding) * 2,
+        dilations=_pair(dilation), ceil_mode=int(ceil_mode),
     )  # fmt: skip
     return [out, None]
 
@@ -237,21 +241,37 @@ def upsample_nearest2d(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: A
     return x
 
 
-@lowers("amax")
-def amax(g: OnnxGraph, site: Site, x: str, dim: list[int], keepdim: bool = False) -> str:
-    return g.axes("ReduceMax", x, [d % len(site.input_shape) for d in dim], keepdim)
+def _reduction(operator: str) -> AtenLowering:
+    def lower(g: OnnxGraph, site: Site, x: str, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> str:
+        rank = len(site.input_shape)
+        dims = [dim] if isinstance(dim, int) else list(dim or range(rank))
+        return g.axes(operator, x, [d % rank for d in dims], keepdim)
+
+    return lower
 
 
-@lowers("mean")
-def mean(g: OnnxGraph, site: Site, x: str, dim: list[int] | None = None, keepdim: bool = False, **kwargs: Any) -> str:
-    dims = list(range(len(site.input_shape))) if not dim else [d % len(site.input_shape) for d in dim]
-    return g.axes("ReduceMean", x, dims, keepdim)
+for _name, _operator in (("mean", "ReduceMean"), ("sum", "ReduceSum"), ("amax", "ReduceMax"), ("amin", "ReduceMin")):
+    lowers(_name)(_reduction(_operator))
 
 
-@lowers("sum")
-def sum_(g: OnnxGraph, site: Site, x: str, dim: list[int] | None = None, keepdim: bool = False, **kwargs: Any) -> str:
-    dims = list(range(len(site.input_shape))) if not dim else [d % len(site.input_shape) for d in dim]
-    return g.axes("ReduceSum", x, dims, keepdim)
+@lowers("argmax", "argmin")
+def argmax(g: OnnxGraph, site: Site, x: str, dim: int | None = None, keepdim: bool = False) -> str:
+    operator = "ArgMax" if site.name == "aten::argmax" else "ArgMin"
+    if dim is None:
+        return g.reshape(g.node(operator, g.reshape(x, [-1]), axis=0), site.output_shape)
+    return g.node(operator, x, axis=dim % len(site.input_shape), keepdims=int(keepdim))
+
+
+@lowers("max", "min")
+def max_(g: OnnxGraph, site: Site, x: str, dim: Any = None, keepdim: bool = False) -> Any:
+    """Of all values, of two tensors, or along an axis (values and positions)."""
+    word = "Max" if site.name == "aten::max" else "Min"
+    if isinstance(dim, str):
+        return g.node(word, x, dim)
+    if dim is None:
+        return g.axes(f"Reduce{word}", x, list(range(len(site.input_shape))), False)
+    axis = dim % len(site.input_shape)
+    return [g.axes(f"Reduce{word}", x, [axis], keepdim), g.node(f"Arg{word}", x, axis=axis, keepdims=int(keepdim))]
 
 
 def _number(g: OnnxGraph, x: Any) -> str:
@@ -270,6 +290,22 @@ def _binary(operator: str) -> AtenLowering:
 
 for _name, _operator in (("add", "Add"), ("sub", "Sub"), ("mul", "Mul"), ("div", "Div")):
     lowers(_name, f"{_name}_")(_binary(_operator))
+for _name, _operator in (
+    ("pow", "Pow"), ("gt", "Greater"), ("ge", "GreaterOrEqual"), ("lt", "Less"), ("le", "LessOrEqual"), ("eq", "Equal"),
+    ("maximum", "Max"), ("minimum", "Min"), ("logical_and", "And"), ("bitwise_and", "And"), ("logical_or", "Or"),
+    ("bitwise_or", "Or"),
+):  # fmt: skip
+    lowers(_name)(_binary(_operator))
+
+
+@lowers("rsub")
+def rsub(g: OnnxGraph, site: Site, a: Any, b: Any, alpha: float = 1) -> str:
+    return _binary("Sub")(g, site, b, a, alpha=alpha)
+
+
+@lowers("where")
+def where(g: OnnxGraph, site: Site, condition: str, a: Any, b: Any) -> str:
+    return g.node("Where", condition, _number(g, a), _number(g, b))
 
 
 def _unary(operator: str) -> AtenLowering:
@@ -283,9 +319,93 @@ for _name, _operator in (
     lowers(_name, f"{_name}_")(_unary(_operator))
 
 
-@lowers("_softmax")
+@lowers("_softmax", "_log_softmax")
 def softmax(g: OnnxGraph, site: Site, x: str, dim: int, half_to_float: bool = False) -> str:
-    return g.node("Softmax", x, axis=dim)
+    return g.node("LogSoftmax" if site.name == "aten::_log_softmax" else "Softmax", x, axis=dim)
+
+
+@lowers("silu", "silu_")
+def silu(g: OnnxGraph, site: Site, x: str) -> str:
+    return g.node("Mul", x, g.node("Sigmoid", x))
+
+
+@lowers("leaky_relu", "leaky_relu_")
+def leaky_relu(g: OnnxGraph, site: Site, x: str, slope: float = 0.01) -> str:
+    return g.node("LeakyRelu", x, alpha=float(slope))
+
+
+@lowers("gelu")
+def gelu(g: OnnxGraph, site: Site, x: str, approximate: str = "none") -> str:
+    """``x / 2 * (1 + erf(x / sqrt(2)))``, or its tanh form."""
+
+    def times(a: str, number: float) -> str:
+        return g.node("Mul", a, g.scalar(number, torch.float32))
+
+    if approximate == "tanh":
+        cube = g.node("Mul", x, g.node("Mul", x, x))
+        bend = g.node("Tanh", times(g.node("Add", x, times(cube, 0.044715)), math.sqrt(2 / math.pi)))
+    else:
+        bend = g.node("Erf", times(x, math.sqrt(0.5)))
+    return g.node("Mul", times(x, 0.5), g.node("Add", bend, g.scalar(1.0, torch.float32)))
+
+
+@lowers("native_layer_norm")
+def layer_norm(
+    g: OnnxGraph, site: Site, x: str, shape: list[int], weight: str | None, bias: str | None, eps: float
+) -> list[str | None]:
+    rank = len(site.input_shape)
+    dims = list(range(rank - len(shape), rank))
+    deviation = g.node("Sub", x, g.axes("ReduceMean", x, dims, True))
+    variance = g.axes("ReduceMean", g.node("Mul", deviation, deviation), dims, True)
+    out = g.node("Div", deviation, g.node("Sqrt", g.node("Add", variance, g.scalar(eps, torch.float32))))
+    out = out if weight is None else g.node("Mul", out, weight)
+    return [out if bias is None else g.node("Add", out, bias), None, None]
+
+
+def _linear_map(axis_map: Callable[[Tensor], Tensor], size: int, axis: int) -> Tensor:
+    """The matrix of a linear operator along one axis of an image: what it makes of each unit vector."""
+    shape = [size, 1, 1, 1]
+    shape[axis] = size
+    return axis_map(torch.eye(size).reshape(shape)).reshape(size, -1)
+
+
+@lowers("upsample_bilinear2d", "_adaptive_avg_pool2d", "adaptive_avg_pool2d")
+def separable(g: OnnxGraph, site: Site, x: str, wanted: Any, *args: Any, **kwargs: Any) -> str:
+    """Rows and columns one after the other, each by the matrix that torch itself uses."""
+    out = {2: site.output_shape[2], 3: site.output_shape[3]}
+    operator = torch.ops.aten.upsample_bilinear2d if "upsample" in site.name else torch.ops.aten._adaptive_avg_pool2d
+
+    def along(axis: int) -> Callable[[Tensor], Tensor]:
+        size = [1, 1]
+        size[axis - 2] = out[axis]
+        if "adaptive" in site.name:
+            return lambda image: operator(image, size)
+        align, *factors = args if args else (kwargs.get("align_corners", False),)
+        own = factors[axis - 2] if len(factors) == 2 else None
+        scales = (own, None) if axis == 2 else (None, own)
+        return lambda image: operator(image, size, align, *scales)
+
+    rows = _linear_map(along(2), site.input_shape[2], 2)
+    columns = _linear_map(along(3), site.input_shape[3], 3)
+    across = g.node("MatMul", x, g.constant(columns, hint="columns"))
+    return g.node("MatMul", g.constant(rows.T.contiguous(), hint="rows"), across)
+
+
+@lowers("avg_pool2d")
+def avg_pool2d(
+    g: OnnxGraph, site: Site, x: str, kernel: list[int], stride: list[int] | None = None, padding: list[int] | int = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> str:  # fmt: skip
+    if divisor_override is not None or ceil_mode:
+        raise ExportError(
+            "a float avg_pool2d with ceil_mode or divisor_override has no ONNX form that counts as torch does; leave it out of "
+            "the exported model."
+        )
+    size = _pair(kernel)
+    return g.node(
+        "AveragePool", x, kernel_shape=size, strides=_pair(stride) if stride else size, pads=_pair(padding) * 2,
+        count_include_pad=int(count_include_pad),
+    )  # fmt: skip
 
 
 @lowers("addmm")

@@ -25,18 +25,37 @@ _DATA_ARGUMENTS = {"x", "q", "a", "b", "residual"}
 
 
 class _Exporter:
-    def __init__(self, opset: int) -> None:
-        self.graph = OnnxGraph(opset)
-        self.values: dict[Hashable, str] = {}
+    def __init__(self, opset: int, reserved: list[str]) -> None:
+        self.graph = OnnxGraph(opset, reserved)
+        self.values: dict[tuple[Hashable, ...], str] = {}
+        self.stale: set[tuple[Hashable, ...]] = set()
 
     def name_of(self, x: Tensor) -> str:
         key = tensor_key(x)
-        if key not in self.values:
-            self.values[key] = self.graph.constant(plain(x), hint="constant")
-        return self.values[key]
+        if key in self.stale:
+            raise ExportError(
+                f"a tensor of shape {tuple(x.shape)} is read after a view of it was written to in place, which ONNX cannot "
+                "express; write `y = torch.cat(...)` or `y = x * mask` instead of changing a part in place."
+            )
+        return self.values[key] if key in self.values else self.graph.constant(plain(x), hint="constant")
 
     def bind(self, x: Tensor, name: str) -> None:
-        self.values[tensor_key(x)] = name
+        key = tensor_key(x)
+        self.values[key] = name
+        self.stale.discard(key)
+
+    def is_data(self, x: Tensor) -> bool:
+        """Does the tensor depend on the model's inputs?"""
+        key = tensor_key(x)
+        return key in self.values or key in self.stale
+
+    def forget_views(self, x: Tensor) -> None:
+        """After a write to `x` in place, other views of its memory no longer have the values that were recorded."""
+        memory = tensor_key(x)[0]
+        others = [key for key in self.values if key[0] == memory]
+        self.stale.update(others)
+        for key in others:
+            del self.values[key]
 
     def add(self, step: Step) -> None:
         if step.name.startswith("horizon::"):
@@ -64,17 +83,19 @@ class _Exporter:
         sources = [plain(t) for t in tensors_of((step.args, step.kwargs))]
         if not outputs:
             return
-        if not sources or all(tensor_key(s) not in self.values for s in sources):
+        if not any(self.is_data(source) for source in sources):
             return  # made from constants alone: its result is a constant too
         if lower is None:
             raise ExportError(
                 f"`{step.name}` has no ONNX form. It is a float operator outside the quantized part of the model: leave "
                 "pre- and post-processing out of the exported model, or write it with simpler operators."
             )
-        site = Site(list(sources[0].shape), list(outputs[0].shape), outputs)
+        site = Site(step.name, list(sources[0].shape), list(outputs[0].shape), outputs)
         args, kwargs = pytree.tree_map(lambda v: self.name_of(v) if isinstance(v, Tensor) else v, (step.args, step.kwargs))
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}
         result = lower(self.graph, site, *args, **kwargs)
+        if step.operator._schema.is_mutable:
+            self.forget_views(sources[0])
         names = [result] if isinstance(result, str) else result
         for tensor, name in zip(outputs, names, strict=True):
             if name is not None:
@@ -89,6 +110,12 @@ def _storage_output(graph: OnnxGraph, x: Any, name: str, value: str) -> tuple[st
     source = graph.cast(value, tensor.dtype) if isinstance(x, QTensor) else value
     graph.nodes.append(helper.make_node("Identity", [source], [name], name=f"output_{name}"))
     return name, tensor
+
+
+def _check_unique(names: list[str], what: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ExportError(f"{what}: {', '.join(repr(name) for name in twice)} is given twice; names must differ.")
 
 
 def _names(wanted: list[str] | None, count: int, kind: str) -> list[str]:
@@ -116,7 +143,7 @@ def build_onnx(
     opset = OPSET if opset_version is None else opset_version
     if not 13 <= opset <= 20:
         raise ExportError(f"opset_version must lie in [13, 20], got {opset}.")
-    args = args if isinstance(args, tuple) else (args,)
+    args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     args = pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, args)
     was_training = model.training
     model.eval()
@@ -126,17 +153,19 @@ def build_onnx(
         steps, outputs = record(model, args)
     finally:
         model.train(was_training)
-    exporter = _Exporter(opset)
-    inputs = tensors_of(args)
-    input_pairs = list(zip(_names(input_names, len(inputs), "input"), inputs, strict=True))
-    for name, tensor in input_pairs:
+    inputs, results = tensors_of(args), tensors_of(outputs)
+    input_names = _names(input_names, len(inputs), "input")
+    output_names = _names(output_names, len(results), "output")
+    _check_unique(input_names, "input_names")
+    _check_unique(input_names + output_names, "input_names and output_names")
+    exporter = _Exporter(opset, input_names + output_names)
+    for name, tensor in zip(input_names, inputs, strict=True):
         exporter.bind(tensor, name)
     for step in steps:
         exporter.add(step)
-    results = tensors_of(outputs)
+    input_pairs = list(zip(input_names, inputs, strict=True))
     output_pairs = [
-        _storage_output(exporter.graph, x, name, exporter.name_of(x))
-        for name, x in zip(_names(output_names, len(results), "output"), results, strict=True)
+        _storage_output(exporter.graph, x, name, exporter.name_of(x)) for name, x in zip(output_names, results, strict=True)
     ]
     return exporter.graph.model(input_pairs, output_pairs, type(model).__name__)
 

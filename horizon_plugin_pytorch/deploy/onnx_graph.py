@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,21 @@ _TYPES = {
 class OnnxGraph:
     """Nodes and constants of a graph under construction."""
 
-    def __init__(self, opset: int = OPSET) -> None:
+    def __init__(self, opset: int = OPSET, reserved: Iterable[str] = ()) -> None:
         self.opset = opset
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
         self._count = 0
+        self._taken = set(reserved)
         self._constants: dict[tuple, str] = {}
-        self.prefix = ""
 
     def fresh(self, hint: str) -> str:
         """A name that no other value has."""
-        self._count += 1
-        return f"{self.prefix}{hint}_{self._count}"
+        while True:
+            self._count += 1
+            name = f"{hint}_{self._count}"
+            if name not in self._taken:
+                return name
 
     def constant(self, value: Any, dtype: torch.dtype | None = None, hint: str = "constant") -> str:
         """A constant tensor; equal constants share one initializer."""

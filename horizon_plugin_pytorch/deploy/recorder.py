@@ -47,7 +47,7 @@ def plain(x: Any) -> Any:
     return x.plain() if isinstance(x, QTensor) else x
 
 
-def tensor_key(x: Tensor) -> Hashable:
+def tensor_key(x: Tensor) -> tuple[Hashable, ...]:
     """What a tensor shows of memory: two Python objects for the same data have the same key."""
     x = plain(x)
     return (x.untyped_storage()._cdata, x.storage_offset(), tuple(x.shape), x.stride(), x.dtype)

@@ -34,7 +34,7 @@ class QuantizationTracer(torch.fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m) in _LEAF_CLASSES or row_of_module(type(m)) is not None:
             return True
-        if type(m).__module__.startswith("horizon_plugin_pytorch."):
+        if type(m).__module__.startswith("horizon_plugin_pytorch.nn."):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 

@@ -1,0 +1,298 @@
+"""The ONNX file: standard operators, any opset of the range, names, and safe writing."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from typing import Any
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.deploy import onnx_export
+from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
+from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
+from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, QuantWrapper, convert, convert_fx, prepare_qat
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from tests.models import ZOO, make
+from tests.operators.cases import Body
+from tests.routes import OPTIMIZATION, as_numbers, calibrate, mismatches, prepared, qconfig, run_onnx
+
+
+def _converted(name: str, dtype: str = "qint8") -> tuple[nn.Module, tuple[Tensor, ...]]:
+    model, inputs = make(name)
+    return convert_fx(prepared(model, inputs, dtype)), inputs
+
+
+@pytest.mark.parametrize("opset", [13, 14, 15, 16, 17, 18, 19, 20])
+@pytest.mark.parametrize("name", ["unet", "vit", "detector"])
+def test_every_opset_gives_the_same_integers(name: str, opset: int, tmp_path: Any) -> None:
+    model, inputs = _converted(name, "qint16" if opset % 2 else "qint8")
+    file = export_quantized_onnx(model, inputs, tmp_path / "m.onnx", opset_version=opset)
+    onnx.checker.check_model(file, full_check=True)
+    assert [(i.domain, i.version) for i in file.opset_import] == [("", opset)]
+    with torch.no_grad():
+        wanted = as_numbers(model(*inputs))
+    for optimization in OPTIMIZATION:
+        assert mismatches(run_onnx(file, inputs, optimization), wanted) == 0
+
+
+@pytest.mark.parametrize("opset", [12, 21, 0])
+def test_an_opset_outside_the_range_is_refused(opset: int, tmp_path: Any) -> None:
+    model, inputs = _converted("mobilenet")
+    with pytest.raises(ExportError, match=rf"\[13, 20\], got {opset}"):
+        export_quantized_onnx(model, inputs, tmp_path / "m.onnx", opset_version=opset)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_only_standard_operators(name: str, tmp_path: Any) -> None:
+    model, inputs = _converted(name)
+    file = export_quantized_onnx(model, inputs, tmp_path / "m.onnx")
+    assert not file.functions and {node.domain for node in file.graph.node} == {""}
+    for node in file.graph.node:
+        onnx.defs.get_schema(node.op_type, 17, "")  # raises for an unknown one
+    assert not {n.op_type for n in file.graph.node} & {"QLinearConv", "ConvInteger", "MatMulInteger", "QLinearMatMul"}
+
+
+def test_default_names_and_types(tmp_path: Any) -> None:
+    model, inputs = _converted("detector")
+    file = export_quantized_onnx(model, inputs, tmp_path / "m.onnx")
+    assert [i.name for i in file.graph.input] == ["input_0", "input_1"]
+    assert [o.name for o in file.graph.output] == ["output_0", "output_1", "output_2"]
+    types = [o.type.tensor_type.elem_type for o in file.graph.output]
+    assert types == [onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT, onnx.TensorProto.INT8]
+
+
+def test_given_names(tmp_path: Any) -> None:
+    model, inputs = _converted("detector")
+    names = dict(input_names=["image", "prior"], output_names=["boxes", "scores", "features"])
+    file = export_quantized_onnx(model, inputs, tmp_path / "m.onnx", **names)
+    assert [i.name for i in file.graph.input] == names["input_names"]
+    assert [o.name for o in file.graph.output] == names["output_names"]
+    assert mismatches(run_onnx(file, inputs), as_numbers(model(*inputs))) == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (dict(input_names=["image"]), ("input_names", "1", "2")),
+        (dict(output_names=["a", "b"]), ("output_names", "2", "3")),
+        (dict(input_names=["a", "a"]), ("input_names", "'a'")),
+        (dict(input_names=["a", "b"], output_names=["a", "c", "d"]), ("'a'",)),
+    ],
+)
+def test_names_that_do_not_fit(names: dict, words: tuple[str, ...], tmp_path: Any) -> None:
+    model, inputs = _converted("detector")
+    with pytest.raises(ExportError) as error:
+        export_quantized_onnx(model, inputs, tmp_path / "m.onnx", **names)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_name_that_an_inner_value_could_have(tmp_path: Any) -> None:
+    model, inputs = _converted("mobilenet")
+    inner = [n.output[0] for n in export_quantized_onnx(model, inputs, tmp_path / "m.onnx").graph.node]
+    file = export_quantized_onnx(model, inputs, tmp_path / "m.onnx", input_names=[inner[0]], output_names=[inner[3]])
+    assert mismatches(run_onnx(file, inputs), as_numbers(model(*inputs))) == 0
+
+
+def test_writing_is_atomic(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = _converted("mobilenet")
+    path = tmp_path / "deep" / "m.onnx"
+    export_quantized_onnx(model, inputs, path)
+    before = path.read_bytes()
+
+    def fail(*args: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(onnx_export.os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        export_quantized_onnx(model, inputs, path, output_names=["other"])
+    assert path.read_bytes() == before and os.listdir(path.parent) == ["m.onnx"]
+
+
+def test_a_file_object_and_a_string_path(tmp_path: Any) -> None:
+    model, inputs = _converted("mobilenet")
+    buffer = io.BytesIO()
+    export_quantized_onnx(model, inputs, buffer)
+    export_quantized_onnx(model, inputs, str(tmp_path / "m.onnx"))
+    assert buffer.getvalue() == (tmp_path / "m.onnx").read_bytes()
+
+
+def test_export_is_deterministic_and_leaves_the_model_alone(tmp_path: Any) -> None:
+    model, inputs = _converted("vit")
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    model.train()
+    files = [export_quantized_onnx(model, inputs, tmp_path / "m.onnx").SerializeToString() for _ in range(2)]
+    assert files[0] == files[1] and model.training
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+def test_weights_are_stored_as_integers(tmp_path: Any) -> None:
+    model, inputs = _converted("resnet")
+    export_quantized_onnx(model, inputs, tmp_path / "m.onnx")
+    weights = sum(b.numel() for k, b in model.state_dict().items() if k.endswith(".weight"))
+    kinds = {t.data_type for t in onnx.load(tmp_path / "m.onnx").graph.initializer if len(t.dims) == 4}
+    assert kinds == {onnx.TensorProto.INT8}
+    assert os.path.getsize(tmp_path / "m.onnx") < weights + 30_000
+
+
+def test_keyword_and_single_arguments(tmp_path: Any) -> None:
+    model, inputs = _converted("mobilenet")
+    a = export_quantized_onnx(model, inputs[0], tmp_path / "a.onnx")
+    b = export_quantized_onnx(model, list(inputs), tmp_path / "b.onnx")
+    assert a.SerializeToString() == b.SerializeToString()
+
+
+def test_dynamic_axes_are_refused(tmp_path: Any) -> None:
+    model, inputs = _converted("mobilenet")
+    with pytest.raises(ExportError, match="fixed"):
+        export_quantized_onnx(model, inputs, tmp_path / "m.onnx", dynamic_axes={"input": [0]})
+
+
+class Post(nn.Module):
+    """A float operator after the DeQuantStub."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.conv, self.post = QuantStub(), DeQuantStub(), nn.Conv2d(3, 4, 1), Body(function)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.post(self.dequant(self.conv(self.quant(x))))
+
+
+FLOAT_CODE: dict[str, Any] = {
+    "arithmetic": lambda x: (1 - x * 2) / 3 + x.neg(),
+    "in place": lambda x: x.clone().mul_(2).add_(1),
+    "clamp": lambda x: x.clamp(-0.5, 0.5) + x.clamp(min=0.1) + F.relu6(x),
+    "sigmoid tanh exp": lambda x: torch.sigmoid(x) + torch.tanh(x) + torch.exp(-x),
+    "silu gelu": lambda x: F.silu(x) + F.gelu(x) + F.gelu(x, approximate="tanh"),
+    "softmax": lambda x: F.softmax(x, 1),
+    "log softmax": lambda x: F.log_softmax(x, -1),
+    "mean sum": lambda x: x.mean((2, 3)) + x.sum((2, 3)),
+    "mean of all": lambda x: x.mean(),
+    "max": lambda x: x.amax(1),
+    "argmax": lambda x: x.argmax(1),
+    "max of an axis": lambda x: x.max(1)[0],
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "bilinear corners": lambda x: F.interpolate(x, size=(9, 5), mode="bilinear", align_corners=True),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "pools": lambda x: F.avg_pool2d(x, 2) + F.max_pool2d(x, 2) + F.adaptive_avg_pool2d(x, 3),
+    "matmul": lambda x: x @ x.transpose(-1, -2),
+    "leaky relu": lambda x: F.leaky_relu(x, 0.1),
+    "stack": lambda x: torch.stack([x, x * 2], 2),
+    "layer norm": lambda x: F.layer_norm(x, (6,)),
+    "comparison": lambda x: (x > 0.1) & (x <= 0.5),
+    "where": lambda x: torch.where(x > 0, x, x * 0.1),
+    "power": lambda x: x**2 + x.abs().sqrt() + x.square(),
+    "casts": lambda x: x.to(torch.int32).float() + x.double().float(),
+}
+
+
+@pytest.mark.parametrize("name", FLOAT_CODE)
+def test_float_code_around_the_quantized_part(name: str, tmp_path: Any) -> None:
+    x = torch.randn(2, 3, 6, 6)
+    model = convert_fx(prepared(Post(FLOAT_CODE[name]).eval(), (x,)))
+    file = export_quantized_onnx(model, x, tmp_path / "m.onnx")
+    with torch.no_grad():
+        wanted = as_numbers(model(x))
+    for optimization in OPTIMIZATION:
+        for a, b in zip(run_onnx(file, (x,), optimization), wanted, strict=True):
+            assert a.shape == b.shape and a.dtype == b.dtype
+            assert torch.allclose(a, b, atol=1e-5, rtol=1e-5) if a.is_floating_point() else torch.equal(a, b)
+
+
+def test_a_float_operator_without_onnx_form_is_named(tmp_path: Any) -> None:
+    x = torch.randn(2, 3, 6, 6)
+    model = convert_fx(prepared(Post(lambda x: torch.special.bessel_j0(x)).eval(), (x,)))
+    with pytest.raises(ExportError, match="bessel_j0.*post-processing"):
+        export_quantized_onnx(model, x, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_writing_into_a_part_of_a_tensor_is_not_lost(tmp_path: Any) -> None:
+    def box(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[:, :2] = y[:, :2] * 2
+        return y
+
+    x = torch.randn(2, 3, 6, 6)
+    model = convert_fx(prepared(_Boxed(box).eval(), (x,)))
+    with pytest.raises(ExportError):
+        export_quantized_onnx(model, x, tmp_path / "m.onnx")
+
+
+def test_a_view_that_was_written_to_is_not_read_again(tmp_path: Any) -> None:
+    def double(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[:, :2].mul_(2)
+        return y + 1
+
+    x = torch.randn(2, 3, 6, 6)
+    model = convert_fx(prepared(_Boxed(double).eval(), (x,)))
+    with pytest.raises(ExportError, match="in place"):
+        export_quantized_onnx(model, x, tmp_path / "m.onnx")
+
+
+class _Boxed(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.inner, self.function = QuantWrapper(nn.Conv2d(3, 4, 1)), _leaf(function)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.inner(x))
+
+
+def _leaf(function: Any) -> nn.Module:
+    from horizon_plugin_pytorch.utils.fx_helper import wrap
+
+    @wrap()
+    class Leaf(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    return Leaf()
+
+
+def test_eager_models_export(tmp_path: Any) -> None:
+    x = torch.randn(2, 3, 6, 6)
+    model = QuantWrapper(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sigmoid())).eval()
+    model.qconfig = qconfig()
+    quantized = convert(calibrate(prepare_qat(model), (x,)))
+    file = export_quantized_onnx(quantized, x, tmp_path / "m.onnx")
+    assert mismatches(run_onnx(file, (x,)), as_numbers(quantized(x))) == 0
+
+
+def test_an_output_that_is_an_input_or_a_constant(tmp_path: Any) -> None:
+    class Echo(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = QuantWrapper(nn.Conv2d(3, 4, 1))
+            self.register_buffer("anchors", torch.arange(6.0))
+
+        def forward(self, x: Tensor) -> tuple:
+            y = self.inner(x)
+            return x, y, y, self.anchors
+
+    x = torch.randn(2, 3, 6, 6)
+    model = convert_fx(prepared(Echo().eval(), (x,)))
+    file = export_quantized_onnx(model, x, tmp_path / "m.onnx")
+    assert mismatches(run_onnx(file, (x,), "on"), as_numbers(model(x))) == 0
+
+
+def test_every_fixed_point_operator_has_a_lowering() -> None:
+    names = {str(name) for name in torch._C._dispatch_get_all_op_names() if str(name).startswith("horizon::")}
+    assert names == set(FIXED_POINT)
+    for name in ATEN:
+        assert hasattr(torch.ops.aten, name.removeprefix("aten::")), name
+
+
+def test_export_is_quiet(tmp_path: Any) -> None:
+    model, inputs = _converted("unet")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export_quantized_onnx(model, inputs, tmp_path / "m.onnx")
