@@ -132,7 +132,7 @@ def run(folder: Path, float_epochs: int, qat_epochs: int) -> int:
     )
     loss = in_float.accuracy(data.test_labels) - deployed[-1].accuracy(data.test_labels)
     mismatches = mismatches_in(stages)
-    print(f"{mismatches} mismatching integers; from float to integers {-loss:+.2f} points, on {TEST_IMAGES} held-out images.")
+    print(f"{mismatches} mismatching integers; float to integers {-loss:+.2f} points on {TEST_IMAGES} held-out images.")
     if mismatches:
         print("FAILED: the same model must give the same integers everywhere.", file=sys.stderr)
     if loss > ALLOWED_LOSS:
