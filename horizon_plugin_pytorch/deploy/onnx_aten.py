@@ -219,11 +219,20 @@ def max_pool2d(
     g: OnnxGraph, site: Site, x: str, kernel: list[int], stride: list[int] | None = None, padding: list[int] | int = 0,
     dilation: list[int] | int = 1, ceil_mode: bool = False,
 ) -> list[str | None]:  # fmt: skip
-    kernel = _pair(kernel)
-    out = g.node(
-        "MaxPool", x, kernel_shape=kernel, strides=_pair(stride) if stride else kernel, pads=_pair(padding) * 2,
-        dilations=_pair(dilation), ceil_mode=int(ceil_mode),
-    )  # fmt: skip
+    kernel, begins, dilation = _pair(kernel), _pair(padding), _pair(dilation)
+    steps = _pair(stride) if stride else kernel
+    # ONNX counts windows differently in ceil mode, so the end is padded to exactly the windows that torch has.
+    ends = [
+        max((out - 1) * s + d * (k - 1) + 1 - size - begin, 0)
+        for out, s, d, k, size, begin in zip(
+            site.output_shape[-2:], steps, dilation, kernel, site.input_shape[-2:], begins, strict=True
+        )
+    ]
+    if any(pad >= k for pad, k in zip(begins + ends, kernel * 2, strict=True)):  # more than ONNX Runtime's MaxPool takes
+        lead = [0] * (len(site.input_shape) - 2)
+        pads = g.constant([*lead, *begins, *lead, *ends], torch.int64, "pads")
+        x, begins, ends = g.node("Pad", x, pads, g.scalar(-math.inf, torch.float32)), [0, 0], [0, 0]
+    out = g.node("MaxPool", x, kernel_shape=kernel, strides=steps, pads=begins + ends, dilations=dilation)
     return [out, None]
 
 
@@ -423,8 +432,7 @@ def convolution(
     g: OnnxGraph, site: Site, x: str, weight: str, bias: str | None, stride: list[int], padding: list[int],
     dilation: list[int], is_transposed: bool, output_padding: list[int], groups: int,
 ) -> str:  # fmt: skip
-    inputs = [x, weight] + ([] if bias is None else [bias])
-    common: dict[str, Any] = dict(strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
     if is_transposed:
-        return g.node("ConvTranspose", *inputs, output_padding=list(output_padding), **common)
-    return g.node("Conv", *inputs, **common)
+        return g.conv_transpose(x, weight, bias, stride, padding, dilation, output_padding, groups)
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    return g.node("Conv", *inputs, strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)

@@ -7,7 +7,6 @@ integers changes nothing and keeps ONNX Runtime from folding the scale that foll
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -210,11 +209,11 @@ def conv2d(
     rank: int,
 ) -> str:
     def product(a: str, w: Tensor, b: Tensor | None) -> str:
-        inputs = [a, g.compact(w.float())] + ([] if b is None else [g.constant(b, hint="bias")])
-        common: dict[str, Any] = dict(strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
+        weight, offset = g.compact(w.float()), None if b is None else g.constant(b, hint="bias")
         if is_transposed:
-            return g.node("ConvTranspose", *inputs, output_padding=list(output_padding), **common)
-        return g.node("Conv", *inputs, **common)
+            return g.conv_transpose(a, weight, offset, stride, padding, dilation, output_padding, groups)
+        inputs = [a, weight] if offset is None else [a, weight, offset]
+        return g.node("Conv", *inputs, strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
 
     axis = 0 if is_transposed else 1
     acc = _accumulate(
