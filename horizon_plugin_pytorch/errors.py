@@ -76,11 +76,7 @@ def source_line(stack_trace: str | None) -> str:
     """
     if not stack_trace:
         return ""
-    user_frames = [
-        (m["file"], m["line"])
-        for m in _FRAME.finditer(stack_trace)
-        if is_user_code(m["file"])
-    ]
+    user_frames = [(m["file"], m["line"]) for m in _FRAME.finditer(stack_trace) if is_user_code(m["file"])]
     if not user_frames:
         return ""
     file, line = user_frames[-1]

@@ -180,9 +180,7 @@ class QTensor(Tensor):
         return _rebuild, (self.plain().detach(), self._scale, self._format, state, self.requires_grad)
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func in _METADATA:
             if func in _REVEALING:
@@ -315,6 +313,13 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
     return parts if isinstance(out, list) else tuple(parts)
 
 
+def _cast_error(func: Callable, x: QTensor, wanted: Any) -> NotImplementedError:
+    return NotImplementedError(
+        f"`{_name(func)}`{_place()} cannot turn a {x._format} QTensor into {wanted}. Call dequantize(), or put a "
+        "DeQuantStub before it, to get real values; to change the number format, give its producer another qconfig."
+    )
+
+
 def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Another device for values, integers and scale. The number format is not the carrier's to change."""
     if not isinstance(args[0], QTensor):  # an ordinary tensor takes after a QTensor
@@ -323,20 +328,15 @@ def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
     x = args[0]
     carrier = x.plain().dtype  # this also computes deferred values, while they and the scale are on one device
     wanted = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, (torch.dtype, QuantDType))]
-    if any(v not in (x._format, carrier) for v in wanted):
-        raise NotImplementedError(
-            f"`{_name(func)}`{_place()} cannot turn a {x._format} QTensor into {wanted[0]}. Call dequantize(), or put a "
-            "DeQuantStub before it, to get real values; to change the number format, give its producer another qconfig."
-        )
+    if not {x._format, carrier}.issuperset(wanted):
+        raise _cast_error(func, x, wanted[0])
     args = tuple(v for v in args if not isinstance(v, QuantDType))
     kwargs = {k: v for k, v in kwargs.items() if not isinstance(v, QuantDType)}
     if wanted and len(args) == 1 and not kwargs:
         return x
     out = keep_scale(func, args, kwargs)
     if out.plain().dtype != carrier:
-        raise NotImplementedError(
-            f"`{_name(func)}`{_place()} cannot turn a {x._format} QTensor into {out.plain().dtype}; call dequantize() first."
-        )
+        raise _cast_error(func, x, out.plain().dtype)
     out._scale = x._scale.to(out.device)
     return out
 
@@ -376,10 +376,9 @@ def _dropout(func: Callable, args: tuple, kwargs: dict) -> QTensor:
 
 _MOVING = (
     "reshape view flatten unflatten permute transpose swapaxes swapdims movedim moveaxis t squeeze unsqueeze expand "
-    "expand_as broadcast_to "
-    "split split_with_sizes chunk tensor_split narrow select unbind flip roll repeat tile index_select contiguous clone "
-    "detach pixel_shuffle pixel_unshuffle channel_shuffle relu amax max_pool2d max_pool1d adaptive_max_pool2d "
-    "__getitem__ to type_as cpu cuda reshape_as view_as"
+    "expand_as broadcast_to reshape_as view_as split split_with_sizes chunk tensor_split narrow select unbind flip "
+    "roll repeat tile index_select contiguous clone detach pixel_shuffle pixel_unshuffle channel_shuffle relu amax "
+    "max_pool2d max_pool1d adaptive_max_pool2d __getitem__ to type_as cpu cuda"
 ).split()
 _MOVING_PROPERTIES = ("T", "mT", "data")
 _STAYING_NAMES = ("clone", "detach", "contiguous", "relu", "to", "cpu", "cuda")  # every value keeps its channel

@@ -32,7 +32,9 @@ def integers(shape: Sequence[int], bits: int, seed: int, fill: str = "random") -
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     generator = torch.Generator().manual_seed(seed)
     if fill in ("random", "high"):
-        return torch.randint(low if fill == "random" else high - high // 8, high + 1, tuple(shape), generator=generator).float()
+        return torch.randint(
+            low if fill == "random" else high - high // 8, high + 1, tuple(shape), generator=generator
+        ).float()
     choices = {"min": [low], "max": [high], "edges": [low, high, 0, -1]}[fill]
     picked = torch.randint(0, len(choices), tuple(shape), generator=generator)
     return torch.tensor(choices, dtype=torch.float32)[picked]

@@ -63,7 +63,10 @@ def add(a: Tensor, b: Tensor, factor_a: float, factor_b: float, is_narrow: bool,
     if not is_narrow:
         a, b = a.double(), b.double()
     left, right = a * factor_a, b
-    if right.shape == left.shape or right.numel() <= left.numel() == torch.broadcast_shapes(left.shape, right.shape).numel():
+    if (
+        right.shape == left.shape
+        or right.numel() <= left.numel() == torch.broadcast_shapes(left.shape, right.shape).numel()
+    ):
         total = left.add_(right, alpha=factor_b)
     else:
         total = torch.add(left, right, alpha=factor_b)
@@ -80,7 +83,7 @@ def mul(a: Tensor, b: Tensor, factor: Tensor, low: int, high: int) -> Tensor:
 
 @operator("affine(Tensor q, Tensor factor, Tensor offset, int axis, int low, int high) -> Tensor")
 def affine(q: Tensor, factor: Tensor, offset: Tensor, axis: int, low: int, high: int) -> Tensor:
-    """``clamp((q * M + B + 2**(n-1)) >> n)`` per channel, with ``factor = M / 2**n``, ``offset = B / 2**n`` in float64."""
+    """``clamp((q * M + B + 2**(n-1)) >> n)`` per channel; ``factor = M / 2**n``, ``offset = B / 2**n``, float64."""
     dim = q.dim()
     total = q.double().mul_(along(factor, axis, dim)).add_(along(offset, axis, dim))
     return total.add_(0.5).floor_().clamp_(low, high).float()

@@ -44,14 +44,24 @@ def lookup(q: Tensor, table: Tensor, offset: int) -> Tensor:
     return table.take(q.sub(offset).to(torch.int64))
 
 
-def _targets(function: Callable[[Tensor], Tensor], in_scale: Tensor, in_dtype: QuantDType, out_scale: Tensor, out_dtype: QuantDType) -> Tensor:
+def _targets(
+    function: Callable[[Tensor], Tensor],
+    in_scale: Tensor,
+    in_dtype: QuantDType,
+    out_scale: Tensor,
+    out_dtype: QuantDType,
+) -> Tensor:
     q = torch.arange(in_dtype.min, in_dtype.max + 1, dtype=torch.float64)
     exact = function(q * in_scale.detach().double().cpu()) / out_scale.detach().double().cpu()
     return torch.nan_to_num(exact, nan=0.0).clamp(out_dtype.min, out_dtype.max)
 
 
 def build_table(
-    function: Callable[[Tensor], Tensor], in_scale: Tensor, in_dtype: QuantDType, out_scale: Tensor, out_dtype: QuantDType
+    function: Callable[[Tensor], Tensor],
+    in_scale: Tensor,
+    in_dtype: QuantDType,
+    out_scale: Tensor,
+    out_dtype: QuantDType,
 ) -> Tensor:
     """All values of the table, from the lowest input to the highest, as float32 integers.
 

@@ -237,7 +237,9 @@ class FakeQuantize(nn.Module):
             raise QuantizationConfigError(f"quantization is symmetric: zero_point must be 0, got {zero_point}.")
         value = torch.as_tensor(scale, dtype=self.scale.dtype, device=self.scale.device).detach().reshape(-1)
         if value.numel() != 1 and self.ch_axis < 0:
-            raise QuantizationConfigError(f"set_qparams: {value.numel()} scales need qscheme=torch.per_channel_symmetric.")
+            raise QuantizationConfigError(
+                f"set_qparams: {value.numel()} scales need qscheme=torch.per_channel_symmetric."
+            )
         if not bool((value > 0).all() & value.isfinite().all()):
             raise QuantizationConfigError(f"set_qparams: scale must be positive and finite, got {scale}.")
         self._store_scale(value)

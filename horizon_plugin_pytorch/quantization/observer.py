@@ -28,10 +28,10 @@ class MovingAverageMinMaxObserver(ObserverBase):
         factory_kwargs: dict | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs.pop("ch_axis", None)
+        kwargs.pop("ch_axis", None)  # a qconfig for weights names it even where there is one scale
         super().__init__(
-            averaging_constant=averaging_constant, dtype=dtype, qscheme=qscheme, quant_min=quant_min, quant_max=quant_max,
-            is_sync_quantize=is_sync_quantize, factory_kwargs=factory_kwargs, **kwargs,
+            averaging_constant=averaging_constant, dtype=dtype, qscheme=qscheme, quant_min=quant_min,
+            quant_max=quant_max, is_sync_quantize=is_sync_quantize, factory_kwargs=factory_kwargs, **kwargs,
         )  # fmt: skip
 
 

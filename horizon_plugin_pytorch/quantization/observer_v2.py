@@ -56,16 +56,15 @@ class ObserverBase(nn.Module):
         if not 0 <= averaging_constant <= 1:
             raise QuantizationConfigError(f"`{name}`: averaging_constant must lie in [0, 1], got {averaging_constant}.")
         if qscheme not in self._schemes:
-            raise QuantizationConfigError(
-                f"`{name}` supports {' and '.join(str(s) for s in self._schemes)}, got {qscheme}; quantization is symmetric."
-            )
+            supported = " and ".join(str(s) for s in self._schemes)
+            raise QuantizationConfigError(f"`{name}` supports {supported}, got {qscheme}; quantization is symmetric.")
         self.dtype = as_dtype(dtype)
         self.quant_min = self.dtype.min if quant_min is None else int(quant_min)
         self.quant_max = self.dtype.max if quant_max is None else int(quant_max)
         if not self.dtype.min <= self.quant_min < self.quant_max <= self.dtype.max:
             raise QuantizationConfigError(
-                f"`{name}`: quant_min={self.quant_min}, quant_max={self.quant_max} do not fit {self.dtype}, whose range is "
-                f"[{self.dtype.min}, {self.dtype.max}]."
+                f"`{name}`: quant_min={self.quant_min}, quant_max={self.quant_max} do not fit {self.dtype}, whose "
+                f"range is [{self.dtype.min}, {self.dtype.max}]."
             )
         self.averaging_constant = averaging_constant
         self.qscheme = qscheme
@@ -80,6 +79,11 @@ class ObserverBase(nn.Module):
         self.register_buffer("max_val", torch.full((length,), -math.inf, **kwargs))
         self.owner = ""
         self._warned: set[str] = set()
+
+    @property
+    def _name(self) -> str:
+        """What messages call it: the path of the module that it observes for, if that is known."""
+        return self.owner or type(self).__name__
 
     @property
     def half_range(self) -> float:
@@ -102,7 +106,10 @@ class ObserverBase(nn.Module):
         found = self._usable_range(x.detach() if type(x) is Tensor else x.detach().as_subclass(Tensor), low, high)
         if self.is_sync_quantize and dist.is_available() and dist.is_initialized():
             # A process without usable data takes part all the same: the others wait for it.
-            smallest, largest = found or (torch.full_like(self.min_val, math.inf), torch.full_like(self.max_val, -math.inf))
+            smallest, largest = found or (
+                torch.full_like(self.min_val, math.inf),
+                torch.full_like(self.max_val, -math.inf),
+            )
             dist.all_reduce(smallest, dist.ReduceOp.MIN)
             dist.all_reduce(largest, dist.ReduceOp.MAX)
             found = (smallest, largest) if bool((smallest <= largest).all()) else None
@@ -129,7 +136,10 @@ class ObserverBase(nn.Module):
         if low != -math.inf or high != math.inf:
             smallest, largest = smallest.clamp(low, high), largest.clamp(low, high)
         if x.numel() > 1 and not self.is_per_channel and bool(smallest == largest):
-            self._warn("constant", f"saw a tensor whose values are all {float(smallest):g}; its scale says little about other data")
+            self._warn(
+                "constant",
+                f"saw a tensor whose values are all {float(smallest):g}; its scale says little about other data",
+            )
         return smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype)
 
     def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,7 +149,7 @@ class ObserverBase(nn.Module):
             return smallest.reshape(1), largest.reshape(1)
         if self.ch_axis >= x.dim():
             raise QuantizationConfigError(
-                f"`{self.owner or type(self).__name__}`: ch_axis={self.ch_axis} does not exist in a tensor of shape {tuple(x.shape)}."
+                f"`{self._name}`: ch_axis={self.ch_axis} does not exist in a tensor of shape {tuple(x.shape)}."
             )
         by_channel = x.transpose(0, self.ch_axis).flatten(1) if x.dim() > 1 else x.unsqueeze(1)
         return by_channel.amin(1), by_channel.amax(1)  # aminmax over an axis is many times slower
@@ -148,7 +158,7 @@ class ObserverBase(nn.Module):
         if self.min_val.shape != smallest.shape:
             if self.has_statistics and self.min_val.numel() > 1:
                 raise QuantizationConfigError(
-                    f"`{self.owner or type(self).__name__}` has seen {self.min_val.numel()} channels on axis {self.ch_axis}, "
+                    f"`{self._name}` has seen {self.min_val.numel()} channels on axis {self.ch_axis}, "
                     f"now there are {smallest.numel()}; quantize tensors of varying size with per_tensor_symmetric."
                 )
             self.min_val = torch.full_like(smallest, math.inf)
@@ -173,7 +183,7 @@ class ObserverBase(nn.Module):
     def _warn(self, kind: str, what: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(f"`{self.owner or type(self).__name__}` {what}.", CalibrationWarning, stacklevel=3)
+            warnings.warn(f"`{self._name}` {what}.", CalibrationWarning, stacklevel=3)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         for name in ("min_val", "max_val"):  # a checkpoint knows the number of channels, a fresh observer may not
@@ -209,7 +219,9 @@ class PercentileObserver(ObserverBase):
     def __init__(self, percentile: float = 99.99, bins: int = 2048, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not 0 < percentile <= 100 or bins < 2:
-            raise QuantizationConfigError(f"PercentileObserver: need 0 < percentile <= 100 and bins >= 2, got {percentile}, {bins}.")
+            raise QuantizationConfigError(
+                f"PercentileObserver: need 0 < percentile <= 100 and bins >= 2, got {percentile}, {bins}."
+            )
         if self.is_per_channel:
             raise QuantizationConfigError("PercentileObserver is per tensor; use min_max for per-channel weights.")
         self.percentile, self.bins = percentile, bins
@@ -251,7 +263,9 @@ class FixedScaleObserver(ObserverBase):
         **kwargs: Any,
     ) -> None:
         kwargs.pop("averaging_constant", None)
-        super().__init__(dtype=dtype, qscheme=qscheme, ch_axis=ch_axis, quant_min=quant_min, quant_max=quant_max, **kwargs)
+        super().__init__(
+            dtype=dtype, qscheme=qscheme, ch_axis=ch_axis, quant_min=quant_min, quant_max=quant_max, **kwargs
+        )
         value = torch.as_tensor(scale, dtype=torch.float32).detach().clone().reshape(-1)
         if not bool((value > 0).all() & value.isfinite().all()):
             raise QuantizationConfigError(f"FixedScaleObserver: scale must be positive and finite, got {scale}.")

@@ -59,12 +59,15 @@ _WEIGHT_OBSERVERS = {
 _PER_CHANNEL = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0}
 
 
-def _partial(what: str, fake_quant: str | None, observer: str | None, table: dict, qkwargs: dict | None) -> Partial | None:
+def _partial(
+    what: str, fake_quant: str | None, observer: str | None, table: dict, qkwargs: dict | None
+) -> Partial | None:
     if fake_quant is None or (observer is None and not (qkwargs or {}).get("observer")):
         return None
     if fake_quant != "fake_quant":
         raise QuantizationConfigError(
-            f"get_default_qconfig: {what}_fake_quant={fake_quant!r} is not available in this version; use 'fake_quant' or None."
+            f"get_default_qconfig: {what}_fake_quant={fake_quant!r} is not available in this version; use 'fake_quant' "
+            "or None."
         )
     kwargs = dict(qkwargs or {})
     if "observer" not in kwargs:
@@ -76,7 +79,9 @@ def _partial(what: str, fake_quant: str | None, observer: str | None, table: dic
     if kwargs["observer"] is MovingAverageMinMaxObserver and kwargs.get("qscheme") == torch.per_channel_symmetric:
         kwargs["observer"] = MovingAveragePerChannelMinMaxObserver
     if kwargs["observer"] is FixedScaleObserver and "scale" not in kwargs:
-        raise QuantizationConfigError(f"get_default_qconfig: a fixed {what} scale needs {what}_qkwargs={{'scale': ...}}.")
+        raise QuantizationConfigError(
+            f"get_default_qconfig: a fixed {what} scale needs {what}_qkwargs={{'scale': ...}}."
+        )
     kwargs["dtype"] = as_dtype(kwargs.get("dtype", qint8))
     return FakeQuantize.with_args(**kwargs)
 
@@ -102,8 +107,12 @@ def get_default_qconfig(
     'qint16'
     """
     return QConfig(
-        activation=_partial("activation", activation_fake_quant, activation_observer, _ACTIVATION_OBSERVERS, activation_qkwargs),
-        weight=_partial("weight", weight_fake_quant, weight_observer, _WEIGHT_OBSERVERS, _PER_CHANNEL | (weight_qkwargs or {})),
+        activation=_partial(
+            "activation", activation_fake_quant, activation_observer, _ACTIVATION_OBSERVERS, activation_qkwargs
+        ),
+        weight=_partial(
+            "weight", weight_fake_quant, weight_observer, _WEIGHT_OBSERVERS, _PER_CHANNEL | (weight_qkwargs or {})
+        ),
     )
 
 
@@ -130,7 +139,10 @@ def get_default_qat_qconfig(
 
 
 def get_default_qat_out_qconfig(
-    dtype: Any = "qint8", weight_fake_quant: str | None = "fake_quant", weight_qkwargs: dict | None = None, backend: str = ""
+    dtype: Any = "qint8",
+    weight_fake_quant: str | None = "fake_quant",
+    weight_qkwargs: dict | None = None,
+    backend: str = "",
 ) -> QConfig:
     """A qconfig for output layers: the accumulator leaves as float. `dtype` is the weight's format.
 

@@ -26,7 +26,9 @@ class QuantStub(nn.Module):
     def __init__(self, scale: float | None = None, zero_point: Any = None, qconfig: Any = None) -> None:
         super().__init__()
         if zero_point:
-            raise QuantizationConfigError(f"QuantStub: quantization is symmetric, zero_point must be 0, got {zero_point}.")
+            raise QuantizationConfigError(
+                f"QuantStub: quantization is symmetric, zero_point must be 0, got {zero_point}."
+            )
         if scale is not None and not 0 < float(scale) < math.inf:
             raise QuantizationConfigError(f"QuantStub: scale must be positive and finite, got {scale}.")
         self.scale, self.zero_point = scale, 0

@@ -52,4 +52,6 @@ def equal(found: Tensor, expected: np.ndarray) -> None:
     got = whole(found)
     assert got.shape == expected.shape, (got.shape, expected.shape)
     wrong = np.argwhere(got != expected)
-    assert len(wrong) == 0, f"{len(wrong)} differ, first at {wrong[0]}: {got[tuple(wrong[0])]} for {expected[tuple(wrong[0])]}"
+    assert len(wrong) == 0, (
+        f"{len(wrong)} differ, first at {wrong[0]}: {got[tuple(wrong[0])]} for {expected[tuple(wrong[0])]}"
+    )

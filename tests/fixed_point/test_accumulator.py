@@ -115,11 +115,22 @@ def check(layer: Layer) -> fp.AccumulatorPlan:
     output_scale = None if layer.output == "real" else torch.tensor([1e-4 / layer.ratio])
     residual_scale = torch.tensor([1e-4 * layer.residual_ratio]) if layer.residual_bits else None
     plan = fp.plan_accumulator(
-        weight, bias, scale, output_scale, output_axis=layer.axis, groups=layer.groups, input_range=(lowest, highest),
-        weight_bits=layer.weight_bits, low=low, high=high, residual_scale=residual_scale,
+        weight,
+        bias,
+        scale,
+        output_scale,
+        output_axis=layer.axis,
+        groups=layer.groups,
+        input_range=(lowest, highest),
+        weight_bits=layer.weight_bits,
+        low=low,
+        high=high,
+        residual_scale=residual_scale,
         residual_bits=layer.residual_bits or 8,
-    )  # fmt: skip
-    residual = integers(acc.shape, layer.residual_bits, layer.seed + 2, layer.input_fill) if layer.residual_bits else None
+    )
+    residual = (
+        integers(acc.shape, layer.residual_bits, layer.seed + 2, layer.input_fill) if layer.residual_bits else None
+    )
     before = x.clone()
 
     module: Any = (ConvTranspose2d if layer.is_transposed else Conv2d)()
@@ -134,9 +145,16 @@ def check(layer: Layer) -> fp.AccumulatorPlan:
 
 
 def assert_defined(
-    got: Tensor, acc: np.ndarray, axis: int, scale: Tensor, bias: Tensor | None, residual: Tensor | None,
-    plan: fp.AccumulatorPlan, low: int, high: int,
-) -> None:  # fmt: skip
+    got: Tensor,
+    acc: np.ndarray,
+    axis: int,
+    scale: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    plan: fp.AccumulatorPlan,
+    low: int,
+    high: int,
+) -> None:
     """The definition: sum, bias, residual brought to the accumulator's grid, saturation at int32, requantization."""
     total = acc.astype(object)
     spread = [1] * acc.ndim
@@ -162,22 +180,38 @@ def layers(draw: Any) -> Layer:
     two = st.tuples
     small = st.integers(1, 3)
     layer = Layer(
-        inputs=draw(st.integers(1, 5)), outputs=draw(small), groups=draw(st.sampled_from([1, 1, 2, 3])),
-        kernel=draw(two(small, small)), stride=draw(two(st.integers(1, 2), st.integers(1, 2))),
-        padding=draw(two(st.integers(0, 2), st.integers(0, 2))), dilation=draw(two(st.integers(1, 2), st.integers(1, 2))),
-        size=draw(two(st.integers(1, 6), st.integers(1, 6))), is_transposed=draw(st.booleans()),
-        input_bits=draw(st.sampled_from([8, 16])), input_low=draw(st.sampled_from([None, 0])),
-        weight_bits=draw(st.sampled_from([8, 8, 16])), output=draw(st.sampled_from(list(OUTPUTS))),
-        residual_bits=draw(st.sampled_from([0, 8, 16])), weight_fill=draw(fills), input_fill=draw(fills),
-        bias=draw(st.sampled_from(["none", "small", "alike", "huge", "cancelling"])), ratio=draw(ratios(-18, 1)),
-        residual_ratio=draw(ratios(-4, 12)), seed=draw(seeds),
-    )  # fmt: skip
+        inputs=draw(st.integers(1, 5)),
+        outputs=draw(small),
+        groups=draw(st.sampled_from([1, 1, 2, 3])),
+        kernel=draw(two(small, small)),
+        stride=draw(two(st.integers(1, 2), st.integers(1, 2))),
+        padding=draw(two(st.integers(0, 2), st.integers(0, 2))),
+        dilation=draw(two(st.integers(1, 2), st.integers(1, 2))),
+        size=draw(two(st.integers(1, 6), st.integers(1, 6))),
+        is_transposed=draw(st.booleans()),
+        input_bits=draw(st.sampled_from([8, 16])),
+        input_low=draw(st.sampled_from([None, 0])),
+        weight_bits=draw(st.sampled_from([8, 8, 16])),
+        output=draw(st.sampled_from(list(OUTPUTS))),
+        residual_bits=draw(st.sampled_from([0, 8, 16])),
+        weight_fill=draw(fills),
+        input_fill=draw(fills),
+        bias=draw(st.sampled_from(["none", "small", "alike", "huge", "cancelling"])),
+        ratio=draw(ratios(-18, 1)),
+        residual_ratio=draw(ratios(-4, 12)),
+        seed=draw(seeds),
+    )
     if layer.is_transposed and draw(st.booleans()):
         layer = Layer(**{**layer.__dict__, "output_padding": tuple(s - 1 for s in layer.stride)})
     for axis in range(2):
         reach = layer.dilation[axis] * (layer.kernel[axis] - 1) + 1
         if layer.is_transposed:
-            out = (layer.size[axis] - 1) * layer.stride[axis] + reach + layer.output_padding[axis] - 2 * layer.padding[axis]
+            out = (
+                (layer.size[axis] - 1) * layer.stride[axis]
+                + reach
+                + layer.output_padding[axis]
+                - 2 * layer.padding[axis]
+            )
             assume(out >= 1)
         else:
             assume(layer.size[axis] + 2 * layer.padding[axis] >= reach)
@@ -187,7 +221,9 @@ def layers(draw: Any) -> Layer:
 @settings(max_examples=250, deadline=None)
 @given(layers())
 @example(Layer(weight_fill="min", input_fill="min", inputs=5, kernel=(3, 3), size=(5, 5)))
-@example(Layer(weight_fill="min", input_fill="min", inputs=5, kernel=(3, 3), size=(5, 5), input_bits=16, weight_bits=16))
+@example(
+    Layer(weight_fill="min", input_fill="min", inputs=5, kernel=(3, 3), size=(5, 5), input_bits=16, weight_bits=16)
+)
 def test_any_layer_gives_the_defined_integers(layer: Layer) -> None:
     check(layer)
 
@@ -215,7 +251,7 @@ WIDE = {
     "int16 input and weight": (Layer(inputs=40, input_bits=16, weight_bits=16, output="int16", ratio=1e-6), None),
     "int16 weight": (Layer(inputs=400, weight_bits=16, ratio=1e-5, kernel=(3, 3)), None),
     "int16 groups": (Layer(inputs=300, groups=2, input_bits=16, kernel=(2, 2), output="int16", ratio=1e-5), None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fill", ["min", "max", "random", "edges", "high"])
@@ -228,19 +264,48 @@ def test_wide_layers_are_exact_in_the_worst_case(name: str, fill: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1060, 2200), st.sampled_from(["cancelling", "alike", "small"]), ratios(-16, 1), seeds,
-       st.sampled_from(["int8", "relu", "relu6", "real"]), st.sampled_from([0, 0, 8]))  # fmt: skip
+@given(
+    st.integers(1060, 2200),
+    st.sampled_from(["cancelling", "alike", "small"]),
+    ratios(-16, 1),
+    seeds,
+    st.sampled_from(["int8", "relu", "relu6", "real"]),
+    st.sampled_from([0, 0, 8]),
+)
 def test_two_pieces_and_a_bias_never_lose_a_unit(inputs, bias, ratio, seed, output, residual_bits) -> None:
     """Three numbers below 2**24 can pass it on the way to a small sum."""
-    check(Layer(inputs=inputs, outputs=4, size=(1, 3), bias=bias, ratio=ratio, seed=seed, output=output,
-                residual_bits=residual_bits, residual_ratio=500.0, input_fill="high", weight_fill="high"))  # fmt: skip
+    check(
+        Layer(
+            inputs=inputs,
+            outputs=4,
+            size=(1, 3),
+            bias=bias,
+            ratio=ratio,
+            seed=seed,
+            output=output,
+            residual_bits=residual_bits,
+            residual_ratio=500.0,
+            input_fill="high",
+            weight_fill="high",
+        )
+    )
 
 
 @pytest.mark.parametrize("fill", ["min", "max", "edges"])
 @pytest.mark.parametrize("residual_bits", [0, 16])
 def test_sums_saturate_at_int32(fill: str, residual_bits: int) -> None:
-    layer = Layer(inputs=200, kernel=(3, 3), size=(4, 4), input_bits=16, weight_bits=16, output="int16", ratio=2.0**-17,
-                  weight_fill=fill, input_fill=fill, residual_bits=residual_bits)  # fmt: skip
+    layer = Layer(
+        inputs=200,
+        kernel=(3, 3),
+        size=(4, 4),
+        input_bits=16,
+        weight_bits=16,
+        output="int16",
+        ratio=2.0**-17,
+        weight_fill=fill,
+        input_fill=fill,
+        residual_bits=residual_bits,
+    )
     plan = check(layer)
     assert plan.worst_case > INT32[1]
     assert plan.limit == INT32[1]
@@ -250,10 +315,18 @@ def test_sums_saturate_at_int32(fill: str, residual_bits: int) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.lists(st.integers(1, 4), max_size=2), st.integers(1, 40), st.integers(1, 7), st.sampled_from([8, 16]),
-    st.sampled_from(list(OUTPUTS)), st.sampled_from([0, 8, 16]), st.sampled_from(["none", "small", "huge"]),
-    ratios(-16, 0), fills, fills, seeds,
-)  # fmt: skip
+    st.lists(st.integers(1, 4), max_size=2),
+    st.integers(1, 40),
+    st.integers(1, 7),
+    st.sampled_from([8, 16]),
+    st.sampled_from(list(OUTPUTS)),
+    st.sampled_from([0, 8, 16]),
+    st.sampled_from(["none", "small", "huge"]),
+    ratios(-16, 0),
+    fills,
+    fills,
+    seeds,
+)
 def test_any_linear_layer_gives_the_defined_integers(
     batch, inputs, outputs, bits, output, residual_bits, bias_kind, ratio, weight_fill, input_fill, seed
 ) -> None:
@@ -265,10 +338,19 @@ def test_any_linear_layer_gives_the_defined_integers(
     bias = None if bias_kind == "none" else values[bias_kind] * scale * (torch.arange(outputs) % 2 * 2 - 1)
     residual = integers((*batch, outputs), residual_bits, seed + 2, input_fill) if residual_bits else None
     plan = fp.plan_accumulator(
-        weight, bias, scale, None if output == "real" else torch.tensor([1e-4 / ratio]), output_axis=0, groups=1,
-        input_range=(-(1 << (bits - 1)), (1 << (bits - 1)) - 1), weight_bits=8, low=low, high=high,
-        residual_scale=torch.tensor([3e-4]) if residual_bits else None, residual_bits=residual_bits or 8,
-    )  # fmt: skip
+        weight,
+        bias,
+        scale,
+        None if output == "real" else torch.tensor([1e-4 / ratio]),
+        output_axis=0,
+        groups=1,
+        input_range=(-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
+        weight_bits=8,
+        low=low,
+        high=high,
+        residual_scale=torch.tensor([3e-4]) if residual_bits else None,
+        residual_bits=residual_bits or 8,
+    )
     got = Linear().compute(x, residual, plan)
     acc = x.long().numpy() @ weight.long().numpy().T
     assert_defined(got, np.asarray(acc), acc.ndim - 1, scale, bias, residual, plan, low, high)
@@ -280,18 +362,32 @@ def test_wide_linear_layers_are_exact(inputs: int, fill: str) -> None:
     weight, x = integers((3, inputs), 8, 0, fill), integers((4, inputs), 8, 1, fill)
     scale = torch.full((3,), 1e-4, dtype=torch.float64)
     plan = fp.plan_accumulator(
-        weight, None, scale, torch.tensor([25.0]), output_axis=0, groups=1, input_range=(-128, 127), weight_bits=8,
-        low=-128, high=127,
-    )  # fmt: skip
+        weight,
+        None,
+        scale,
+        torch.tensor([25.0]),
+        output_axis=0,
+        groups=1,
+        input_range=(-128, 127),
+        weight_bits=8,
+        low=-128,
+        high=127,
+    )
     acc = x.long().numpy() @ weight.long().numpy().T
     assert_defined(Linear().compute(x, None, plan), acc, 1, scale, None, None, plan, -128, 127)
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.sampled_from([((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 2)), ((4,), (4,)), ((2, 1, 3, 4), (3, 4, 1)), ((1, 1), (1, 1))]),
-    st.sampled_from([(8, 8), (8, 16), (16, 16)]), st.sampled_from(list(OUTPUTS)), ratios(-20, 0), fills, seeds,
-)  # fmt: skip
+    st.sampled_from(
+        [((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 2)), ((4,), (4,)), ((2, 1, 3, 4), (3, 4, 1)), ((1, 1), (1, 1))]
+    ),
+    st.sampled_from([(8, 8), (8, 16), (16, 16)]),
+    st.sampled_from(list(OUTPUTS)),
+    ratios(-20, 0),
+    fills,
+    seeds,
+)
 def test_any_matrix_product_is_exact(shapes, bits, output, ratio, fill, seed) -> None:
     a, b = integers(shapes[0], bits[0], seed, fill), integers(shapes[1], bits[1], seed + 1, fill)
     low, high = OUTPUTS[output]
@@ -301,7 +397,9 @@ def test_any_matrix_product_is_exact(shapes, bits, output, ratio, fill, seed) ->
     if output == "real":
         scale = torch.tensor([ratio], dtype=torch.float64 if is_double else torch.float32)
         got = fp.matmul(a, b, scale, is_double, low, high, True)
-        np.testing.assert_allclose(got.double().numpy().reshape(acc.shape), acc.astype(float) * scale.item(), rtol=2.0**-22)
+        np.testing.assert_allclose(
+            got.double().numpy().reshape(acc.shape), acc.astype(float) * scale.item(), rtol=2.0**-22
+        )
         return
     factor = fp.choose_factor(torch.tensor([ratio]), low, high, bound)
     got = fp.matmul(a, b, factor, is_double, low, high, False)
@@ -322,9 +420,17 @@ def test_one_sided_input_of_a_depthwise_layer_stays_exact_in_every_part() -> Non
     weight = torch.tensor([-127.0] * 4 + [127.0] * 5 + [0.0] * 16).reshape(1, 1, 5, 5).repeat(8, 1, 1, 1)
     weight[5:] = torch.randint(-20, 20, (3, 1, 5, 5)).float()
     plan = fp.plan_accumulator(
-        weight, None, torch.full((8,), 1e-6, dtype=torch.float64), None, output_axis=0, groups=8,
-        input_range=(0, 32767), weight_bits=8, low=0, high=0,
-    )  # fmt: skip
+        weight,
+        None,
+        torch.full((8,), 1e-6, dtype=torch.float64),
+        None,
+        output_axis=0,
+        groups=8,
+        input_range=(0, 32767),
+        weight_bits=8,
+        low=0,
+        high=0,
+    )
     assert plan.parts > 1 and plan.input_digits == 1
     x = torch.randint(0, 32768, (4, 8, 12, 12)).float()
     for piece in plan.weights:

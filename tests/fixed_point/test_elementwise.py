@@ -41,7 +41,16 @@ def sum_reference(a: Tensor, b: Tensor, factor_a: float, factor_b: float, low: i
     return reference.clamp(total // (2 * n), low, high)
 
 
-PAIRS = [(0.5, 0.5), (1.0, 1.0), (0.731, -0.123), (1.9999, 0.0001), (-1.3, 2.7), (2.0**-9, 2.0**-8), (63.9, 0.02), (1 / 3, 2 / 3)]
+PAIRS = [
+    (0.5, 0.5),
+    (1.0, 1.0),
+    (0.731, -0.123),
+    (1.9999, 0.0001),
+    (-1.3, 2.7),
+    (2.0**-9, 2.0**-8),
+    (63.9, 0.02),
+    (1 / 3, 2 / 3),
+]
 
 
 @pytest.mark.parametrize(("ratio_a", "ratio_b"), PAIRS)
@@ -52,9 +61,28 @@ def test_add_is_exact_for_all_pairs_of_int8(ratio_a: float, ratio_b: float, limi
     reference.equal(fp.add(a, b, *factors, True, *limits), sum_reference(a, b, *factors, *limits))
 
 
+@pytest.mark.parametrize(("ratio_a", "ratio_b"), [(127.3, 128.7), (200.1, 55.499), (1.0, -254.9), (90.0001, 90.0002)])
+def test_add_to_int16_is_exact_for_all_pairs_of_int8(ratio_a: float, ratio_b: float) -> None:
+    """Here large sums are not saturated, so every bit of them counts."""
+    a, b = ALL_INT8.reshape(-1, 1), ALL_INT8.reshape(1, -1)
+    factors = fp.choose_sum_factors(ratio_a, ratio_b, True)
+    reference.equal(fp.add(a, b, *factors, True, *INT16), sum_reference(a, b, *factors, *INT16))
+
+
 @settings(max_examples=100, deadline=None)
-@given(ratios(-9, 8), ratios(-9, 8), st.booleans(), outputs, st.sampled_from(SHAPES), seeds, fills, st.sampled_from([8, 16]))
-def test_add_is_exact_for_any_shape_scale_and_format(a_ratio, b_ratio, is_sub, limits, shapes, seed, fill, bits) -> None:
+@given(
+    ratios(-9, 8),
+    ratios(-9, 8),
+    st.booleans(),
+    outputs,
+    st.sampled_from(SHAPES),
+    seeds,
+    fills,
+    st.sampled_from([8, 16]),
+)
+def test_add_is_exact_for_any_shape_scale_and_format(
+    a_ratio, b_ratio, is_sub, limits, shapes, seed, fill, bits
+) -> None:
     a, b = integers(shapes[0], bits, seed, fill), integers(shapes[1], bits, seed + 1, fill)
     before = a.clone(), b.clone()
     factors = fp.choose_sum_factors(a_ratio, -b_ratio if is_sub else b_ratio, bits == 8)
@@ -82,7 +110,14 @@ def test_mul_is_exact_for_all_pairs_of_int8(ratio: float, limits: tuple[int, int
 
 
 @settings(max_examples=80, deadline=None)
-@given(ratios(-24, 2), outputs, st.sampled_from(SHAPES), seeds, fills, st.sampled_from([(8, 8), (8, 16), (16, 8), (16, 16)]))
+@given(
+    ratios(-24, 2),
+    outputs,
+    st.sampled_from(SHAPES),
+    seeds,
+    fills,
+    st.sampled_from([(8, 8), (8, 16), (16, 8), (16, 16)]),
+)
 def test_mul_is_exact_for_any_shape_scale_and_format(ratio, limits, shapes, seed, fill, bits) -> None:
     a, b = integers(shapes[0], bits[0], seed, fill), integers(shapes[1], bits[1], seed + 1, fill)
     factor = fp.choose_factor(torch.tensor([ratio]), *limits, 2.0 ** (sum(bits) - 2))
@@ -135,9 +170,21 @@ def test_affine_is_exact_and_close_to_the_real_map(channels, limits, seed, fill,
 @pytest.mark.parametrize("offset", [0.0, 4.375, 50.25, -70.0, 3e4, 1e12, -1e300])
 def test_affine_keeps_its_offset_where_the_gain_vanishes(gain: float, offset: float) -> None:
     """A batch normalisation can have a channel whose gain is 0: what is left is the offset."""
-    factor, shift = fp.choose_affine(torch.tensor([gain], dtype=torch.float64), torch.tensor([offset], dtype=torch.float64))
+    factor, shift = fp.choose_affine(
+        torch.tensor([gain], dtype=torch.float64), torch.tensor([offset], dtype=torch.float64)
+    )
     got = fp.affine(ALL_INT8, factor, shift, -1, *INT16)
     assert got.unique().tolist() == [min(max(float(np.floor(offset + 0.5)), -32768.0), 32767.0)]
+
+
+@pytest.mark.parametrize("exponent", [-50, -45, -40, -30, -20])
+@pytest.mark.parametrize("offset", [1000.5, -0.5, 20000.5, 3.5 - 2.0**-40])
+def test_affine_decides_ties_by_its_smallest_bit(exponent: int, offset: float) -> None:
+    ratio = torch.tensor([-(2.0**exponent) * 1.2345], dtype=torch.float64)
+    factor, shift = fp.choose_affine(ratio, torch.tensor([offset], dtype=torch.float64))
+    got = fp.affine(ALL_INT8, factor, shift, -1, *INT16)
+    m, b = Fraction(factor.item()), Fraction(shift.item())
+    assert got.tolist() == [(m * q + b + Fraction(1, 2)).__floor__() for q in range(-128, 128)]
 
 
 @pytest.mark.parametrize("limits", [INT8, INT16, (0, 127)])

@@ -19,9 +19,15 @@ outputs = st.sampled_from([INT8, INT16, (0, 127)])
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data(), ratios(-12, 1), outputs, seeds, fills,
-    st.sampled_from([8, 16]), st.booleans(),
-)  # fmt: skip
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.data(),
+    ratios(-12, 1),
+    outputs,
+    seeds,
+    fills,
+    st.sampled_from([8, 16]),
+    st.booleans(),
+)
 def test_sum_is_exact(shape, data, ratio, limits, seed, fill, bits, keepdim) -> None:
     dims = data.draw(st.lists(st.sampled_from(range(len(shape))), min_size=1, unique=True))
     q = integers(shape, bits, seed, fill)
@@ -59,11 +65,20 @@ def windows(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.tuples(st.integers(3, 9), st.integers(3, 9)), st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    st.tuples(st.integers(1, 3), st.integers(1, 3)), st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    st.booleans(), ratios(-6, 1), outputs, seeds, fills, st.sampled_from([8, 16]),
-)  # fmt: skip
-def test_avg_pool_sums_windows_exactly(size, kernel, stride, padding, ceil_mode, ratio, limits, seed, fill, bits) -> None:
+    st.tuples(st.integers(3, 9), st.integers(3, 9)),
+    st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    st.booleans(),
+    ratios(-6, 1),
+    outputs,
+    seeds,
+    fills,
+    st.sampled_from([8, 16]),
+)
+def test_avg_pool_sums_windows_exactly(
+    size, kernel, stride, padding, ceil_mode, ratio, limits, seed, fill, bits
+) -> None:
     assume(all(p <= k // 2 and k <= s for p, k, s in zip(padding, kernel, size, strict=True)))
     q = integers((2, 2, *size), bits, seed, fill)
     bound = kernel[0] * kernel[1] * 2.0 ** (bits - 1)
@@ -89,9 +104,13 @@ def test_avg_pool_takes_one_factor_for_each_position() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.tuples(st.integers(1, 7), st.integers(1, 7)), st.tuples(st.integers(1, 9), st.integers(1, 9)), st.booleans(), seeds,
-    fills, st.sampled_from([8, 16]),
-)  # fmt: skip
+    st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    st.booleans(),
+    seeds,
+    fills,
+    st.sampled_from([8, 16]),
+)
 def test_bilinear_resampling_is_exact_and_close_to_torch(source, target, align_corners, seed, fill, bits) -> None:
     q = integers((1, 2, *source), bits, seed, fill)
     limits, weight_bits = (INT8 if bits == 8 else INT16), fp.weight_bits(bits)

@@ -33,8 +33,10 @@ def assert_equals_definition(factor: Tensor, acc: Tensor, low: int, high: int) -
     got = rescale_(carrier, factor, low, high)
     assert got.dtype == torch.float32
     m, n = as_integers(factor.item())
-    expected = reference.requantize_int64(acc.numpy(), m, n, low, high) if n <= 40 else reference.requantize(
-        acc.numpy().astype(object), factor.item(), low, high
+    expected = (
+        reference.requantize_int64(acc.numpy(), m, n, low, high)
+        if n <= 40
+        else reference.requantize(acc.numpy().astype(object), factor.item(), low, high)
     )
     np.testing.assert_array_equal(got.long().numpy(), expected.astype(np.int64))
 
@@ -44,7 +46,9 @@ def near_steps(factor: float, low: int, high: int, bound: int) -> Tensor:
     m, n = as_integers(factor)
     k = np.arange(low, high + 2, dtype=object)
     steps = -((-(2 * k - 1) * (1 << (n - 1))) // m)
-    points = np.concatenate([steps + d for d in range(-3, 4)] + [np.array([-bound, -bound + 1, bound - 1, bound], dtype=object)])
+    points = np.concatenate(
+        [steps + d for d in range(-3, 4)] + [np.array([-bound, -bound + 1, bound - 1, bound], dtype=object)]
+    )
     points = points[(points >= -bound) & (points <= bound)]
     return torch.tensor(sorted({int(p) for p in points}), dtype=torch.int64)
 

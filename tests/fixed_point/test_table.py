@@ -36,7 +36,10 @@ def scalar(function: Callable[[float], float]) -> Callable[[float], float]:
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[float], float]]] = {
     "sigmoid": (torch.sigmoid, lambda x: 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))),
     "tanh": (torch.tanh, math.tanh),
-    "silu": (torch.nn.functional.silu, lambda x: x / (1 + math.exp(-x)) if x >= 0 else x * math.exp(x) / (1 + math.exp(x))),
+    "silu": (
+        torch.nn.functional.silu,
+        lambda x: x / (1 + math.exp(-x)) if x >= 0 else x * math.exp(x) / (1 + math.exp(x)),
+    ),
     "gelu": (torch.nn.functional.gelu, lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2))),
     "exp": (torch.exp, math.exp),
     "reciprocal": (torch.reciprocal, lambda x: 1 / x),
@@ -48,7 +51,9 @@ SCALES = [(0.05, 1 / 128), (0.0078125, 0.00731), (0.031, 0.11), (0.2, 0.0123)]
 @pytest.mark.parametrize("out_dtype", [qint8, qint16])
 @pytest.mark.parametrize(("in_scale", "out_scale"), SCALES)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_all_256_entries_are_rounded_to_nearest(name: str, in_scale: float, out_scale: float, out_dtype: QuantDType) -> None:
+def test_all_256_entries_are_rounded_to_nearest(
+    name: str, in_scale: float, out_scale: float, out_dtype: QuantDType
+) -> None:
     function, plain = FUNCTIONS[name]
     s, o = torch.tensor([in_scale]), torch.tensor([out_scale]) * (1 if out_dtype == qint8 else 2.0**-8)
     table = fp.build_table(function, s, qint8, o, out_dtype)

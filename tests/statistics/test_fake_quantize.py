@@ -96,10 +96,13 @@ def test_switches_can_be_set_one_by_one() -> None:
 def test_buffers_are_the_documented_ones() -> None:
     found = {name: (tuple(b.shape), b.dtype) for name, b in per_channel(channel_len=3).state_dict().items()}
     assert found == {
-        "fake_quant_enabled": ((1,), torch.uint8), "observer_enabled": ((1,), torch.uint8), "scale": ((3,), torch.float32),
-        "zero_point": ((3,), torch.int64), "activation_post_process.min_val": ((3,), torch.float32),
+        "fake_quant_enabled": ((1,), torch.uint8),
+        "observer_enabled": ((1,), torch.uint8),
+        "scale": ((3,), torch.float32),
+        "zero_point": ((3,), torch.int64),
+        "activation_post_process.min_val": ((3,), torch.float32),
         "activation_post_process.max_val": ((3,), torch.float32),
-    }  # fmt: skip
+    }
 
 
 def test_repr_is_the_one_that_the_guide_prints() -> None:
@@ -111,7 +114,8 @@ def test_repr_is_the_one_that_the_guide_prints() -> None:
         "  fake_quant_enabled=tensor([1], dtype=torch.uint8), observer_enabled=tensor([1], dtype=torch.uint8), "
         "quant_min=-128, quant_max=127, dtype=qint8, qscheme=torch.per_tensor_symmetric, ch_axis=-1, "
         "scale=tensor([0.0078]), zero_point=tensor([0])\n"
-        "  (activation_post_process): MovingAverageMinMaxObserver(min_val=tensor([-0.9995]), max_val=tensor([0.9995]))\n"
+        "  (activation_post_process): MovingAverageMinMaxObserver(min_val=tensor([-0.9995]), "
+        "max_val=tensor([0.9995]))\n"
         ")"
     )
     weight = per_channel(channel_len=3)
@@ -121,8 +125,8 @@ def test_repr_is_the_one_that_the_guide_prints() -> None:
         "  fake_quant_enabled=tensor([1], dtype=torch.uint8), observer_enabled=tensor([1], dtype=torch.uint8), "
         "quant_min=-128, quant_max=127, dtype=qint8, qscheme=torch.per_channel_symmetric, ch_axis=0, "
         "scale=tensor([0.0038, 0.0041, 0.0016]), zero_point=tensor([0, 0, 0])\n"
-        "  (activation_post_process): MovingAveragePerChannelMinMaxObserver(min_val=tensor([-0.4881, -0.4944,  0.0787]), "
-        "max_val=tensor([-0.1213,  0.5284,  0.1981]))\n"
+        "  (activation_post_process): MovingAveragePerChannelMinMaxObserver("
+        "min_val=tensor([-0.4881, -0.4944,  0.0787]), max_val=tensor([-0.1213,  0.5284,  0.1981]))\n"
         ")"
     )
 
@@ -130,7 +134,12 @@ def test_repr_is_the_one_that_the_guide_prints() -> None:
 def test_with_args_gives_a_constructor_that_can_be_extended_copied_and_compared() -> None:
     partial = FakeQuantize.with_args(dtype=qint16, averaging_constant=0)
     fq = partial(channel_len=1)
-    assert (fq.dtype, fq.quant_min, fq.quant_max, fq.activation_post_process.averaging_constant) == (qint16, -32768, 32767, 0)
+    assert (fq.dtype, fq.quant_min, fq.quant_max, fq.activation_post_process.averaging_constant) == (
+        qint16,
+        -32768,
+        32767,
+        0,
+    )
     assert partial.with_args(dtype=qint8)().dtype == qint8
     assert partial().dtype == qint16
     for other in (copy.deepcopy(partial), pickle.loads(pickle.dumps(partial))):
@@ -160,9 +169,16 @@ def test_set_qparams_per_channel_replaces_all_scales() -> None:
 
 @pytest.mark.parametrize(
     ("scale", "zero_point", "text"),
-    [(0.0, None, "positive"), (-1.0, None, "positive"), (math.nan, None, "finite"), (math.inf, None, "finite"),
-     (torch.tensor([1.0, 0.0]), None, "positive"), (0.1, 3, "zero_point must be 0"), (0.1, torch.tensor([1]), "symmetric")],
-)  # fmt: skip
+    [
+        (0.0, None, "positive"),
+        (-1.0, None, "positive"),
+        (math.nan, None, "finite"),
+        (math.inf, None, "finite"),
+        (torch.tensor([1.0, 0.0]), None, "positive"),
+        (0.1, 3, "zero_point must be 0"),
+        (0.1, torch.tensor([1]), "symmetric"),
+    ],
+)
 def test_set_qparams_refuses_what_is_no_scale(scale, zero_point, text: str) -> None:
     fq = per_channel()
     with pytest.raises(QuantizationConfigError, match=text):
@@ -250,7 +266,9 @@ def test_limits_hold_without_quantization_too() -> None:
 
 
 def test_gradients_per_channel() -> None:
-    fq = FakeQuantize(FixedScaleObserver, scale=torch.tensor([0.1, 1.0]), qscheme=torch.per_channel_symmetric, ch_axis=0)
+    fq = FakeQuantize(
+        FixedScaleObserver, scale=torch.tensor([0.1, 1.0]), qscheme=torch.per_channel_symmetric, ch_axis=0
+    )
     assert gradient(fq, torch.tensor([[100.0, 1.0], [100.0, 200.0]])) == [0, 2, 3, 0]
 
 
@@ -265,10 +283,17 @@ def test_weights_come_back_as_ordinary_tensors_that_train() -> None:
     assert w.grad.tolist() == [[1, 1], [1, 1]]
 
 
-@pytest.mark.parametrize(("scale", "limits", "expected"), [
-    (0.1, RELU, (0, 127)), (0.1, RELU6, (0, 60)), (0.01, RELU6, (0, 127)), (100.0, RELU6, (0, 0)),
-    (0.1, (-math.inf, math.inf), (-128, 127)), (torch.tensor([12 / 255]), RELU6, (0, 127)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("scale", "limits", "expected"),
+    [
+        (0.1, RELU, (0, 127)),
+        (0.1, RELU6, (0, 60)),
+        (0.01, RELU6, (0, 127)),
+        (100.0, RELU6, (0, 0)),
+        (0.1, (-math.inf, math.inf), (-128, 127)),
+        (torch.tensor([12 / 255]), RELU6, (0, 127)),
+    ],
+)
 def test_integer_limits_of_an_activation(scale, limits, expected) -> None:
     assert integer_limits(scale, -128, 127, limits) == expected
 
@@ -320,7 +345,9 @@ def test_a_fresh_checkpoint_does_not_count_as_calibrated() -> None:
     assert not target.has_statistics
 
 
-@pytest.mark.parametrize(("source", "target", "ratio"), [(qint8, qint8, 1.0), (qint8, qint16, 127.5 / 32767.5), (qint16, qint8, 257.0)])
+@pytest.mark.parametrize(
+    ("source", "target", "ratio"), [(qint8, qint8, 1.0), (qint8, qint16, 127.5 / 32767.5), (qint16, qint8, 257.0)]
+)
 def test_statistics_can_be_copied_to_another_format(source, target, ratio: float) -> None:
     a, b = FakeQuantize(dtype=source), FakeQuantize(dtype=target)
     b.copy_statistics(a)

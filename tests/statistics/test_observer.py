@@ -17,7 +17,12 @@ from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import observer, observer_v2
-from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, MinMaxObserver, ObserverBase, PercentileObserver
+from horizon_plugin_pytorch.quantization.observer_v2 import (
+    FixedScaleObserver,
+    MinMaxObserver,
+    ObserverBase,
+    PercentileObserver,
+)
 
 PER_TENSOR = [MinMaxObserver, observer.MovingAverageMinMaxObserver]
 PER_CHANNEL = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0}
@@ -36,10 +41,13 @@ def scale_of(ob: ObserverBase) -> Tensor:
 @pytest.mark.parametrize(
     ("dtype", "largest", "scale"),
     [  # printed in the guides' tables, api-facts.md 6.3
-        (qint8, 0.9995295, 0.0078394), (qint8, 2.9943717, 0.0234853), (qint8, 0.9999191, 0.0078425),
-        (qint16, 0.4471186, 0.0000136), (qint16, 5.9043884, 0.0001802),
+        (qint8, 0.9995295, 0.0078394),
+        (qint8, 2.9943717, 0.0234853),
+        (qint8, 0.9999191, 0.0078425),
+        (qint16, 0.4471186, 0.0000136),
+        (qint16, 5.9043884, 0.0001802),
     ],
-)  # fmt: skip
+)
 def test_published_scales_come_out_of_published_ranges(cls, dtype: QuantDType, largest: float, scale: float) -> None:
     ob = cls(dtype=dtype)
     ob(torch.tensor([-largest / 2, largest, 0.0]))
@@ -48,7 +56,9 @@ def test_published_scales_come_out_of_published_ranges(cls, dtype: QuantDType, l
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=2), st.sampled_from([(qint8, 127.5), (qint16, 32767.5)]))
-def test_scale_is_the_largest_magnitude_over_half_the_steps(values: list[float], kind: tuple[QuantDType, float]) -> None:
+def test_scale_is_the_largest_magnitude_over_half_the_steps(
+    values: list[float], kind: tuple[QuantDType, float]
+) -> None:
     ob = MinMaxObserver(dtype=kind[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)
@@ -209,7 +219,9 @@ def test_tiny_and_huge_values_give_finite_positive_scales_without_false_alarm(va
 def test_a_different_number_of_channels_is_an_error_that_says_so() -> None:
     ob = MinMaxObserver(**PER_CHANNEL)
     ob(torch.randn(4, 2))
-    with pytest.raises(QuantizationConfigError, match=r"has seen 4 channels on axis 0, now there are 5.*per_tensor_symmetric"):
+    with pytest.raises(
+        QuantizationConfigError, match=r"has seen 4 channels on axis 0, now there are 5.*per_tensor_symmetric"
+    ):
         ob(torch.randn(5, 2))
 
 
@@ -219,14 +231,23 @@ def test_a_different_number_of_channels_is_an_error_that_says_so() -> None:
         (lambda: MinMaxObserver(averaging_constant=1.5), r"averaging_constant must lie in \[0, 1\], got 1.5"),
         (lambda: MinMaxObserver(averaging_constant=-0.1), "averaging_constant"),
         (lambda: MinMaxObserver(qscheme=torch.per_tensor_affine), "per_tensor_symmetric.*got torch.per_tensor_affine"),
-        (lambda: observer.MovingAverageMinMaxObserver(qscheme=torch.per_channel_symmetric), "supports torch.per_tensor_symmetric"),
-        (lambda: observer.MovingAveragePerChannelMinMaxObserver(qscheme=torch.per_tensor_symmetric), "per_channel_symmetric"),
+        (
+            lambda: observer.MovingAverageMinMaxObserver(qscheme=torch.per_channel_symmetric),
+            "supports torch.per_tensor_symmetric",
+        ),
+        (
+            lambda: observer.MovingAveragePerChannelMinMaxObserver(qscheme=torch.per_tensor_symmetric),
+            "per_channel_symmetric",
+        ),
         (lambda: MinMaxObserver(qscheme=torch.per_channel_symmetric), "needs ch_axis >= 0"),
         (lambda: MinMaxObserver(quant_min=5, quant_max=5), "do not fit"),
         (lambda: MinMaxObserver(quant_max=128), r"quant_max=128 do not fit qint8.*\[-128, 127\]"),
         (lambda: MinMaxObserver(quant_min=-129), "do not fit qint8"),
         (lambda: MinMaxObserver(dtype="qint7"), "unknown quantized dtype 'qint7'"),
-        (lambda: MinMaxObserver(qscheme=torch.per_channel_symmetric, ch_axis=3)(torch.ones(2, 2)), r"ch_axis=3.*\(2, 2\)"),
+        (
+            lambda: MinMaxObserver(qscheme=torch.per_channel_symmetric, ch_axis=3)(torch.ones(2, 2)),
+            r"ch_axis=3.*\(2, 2\)",
+        ),
         (lambda: PercentileObserver(percentile=0), "percentile"),
         (lambda: PercentileObserver(percentile=101), "percentile"),
         (lambda: PercentileObserver(bins=1), "bins"),
@@ -236,10 +257,13 @@ def test_a_different_number_of_channels_is_an_error_that_says_so() -> None:
         (lambda: FixedScaleObserver(scale=NAN), "positive and finite"),
         (lambda: FixedScaleObserver(scale=INF), "positive and finite"),
         (lambda: FixedScaleObserver(scale=torch.tensor([0.1, 0.0]), **PER_CHANNEL), "positive"),
-        (lambda: FixedScaleObserver(scale=torch.tensor([0.1, 0.2])), "2 scales need qscheme=torch.per_channel_symmetric"),
+        (
+            lambda: FixedScaleObserver(scale=torch.tensor([0.1, 0.2])),
+            "2 scales need qscheme=torch.per_channel_symmetric",
+        ),
         (lambda: FixedScaleObserver(scale=0.1, zero_point=3), "zero_point must be 0"),
     ],
-)  # fmt: skip
+)
 def test_arguments_that_make_no_sense_are_refused(make, text: str) -> None:
     with pytest.raises(QuantizationConfigError, match=text):
         make()
@@ -311,7 +335,14 @@ def test_with_args_gives_a_constructor() -> None:
 
 
 def test_documented_parameters_are_accepted() -> None:
-    common = dict(averaging_constant=0.01, dtype="qint8", quant_min=None, quant_max=None, is_sync_quantize=False, factory_kwargs=None)
+    common = dict(
+        averaging_constant=0.01,
+        dtype="qint8",
+        quant_min=None,
+        quant_max=None,
+        is_sync_quantize=False,
+        factory_kwargs=None,
+    )
     MinMaxObserver(ch_axis=-1, qscheme=torch.per_tensor_symmetric, **common)
     PercentileObserver(percentile=99.99, bins=2048, ch_axis=-1, qscheme=torch.per_tensor_symmetric, **common)
     observer.MovingAverageMinMaxObserver(**{**common, "dtype": torch.qint8}, qscheme=torch.per_tensor_symmetric)

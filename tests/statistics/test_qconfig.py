@@ -78,16 +78,28 @@ def test_documented_partial_constructors() -> None:
         (get_default_qconfig(weight_qkwargs={"dtype": qint16}), (qint8, MovingAverageMinMaxObserver), qint16),
         (get_default_qconfig(activation_fake_quant=None), None, qint8),
         (get_default_qconfig(weight_fake_quant=None), (qint8, MovingAverageMinMaxObserver), None),
-        (get_default_qconfig(activation_observer="fixed_scale", activation_qkwargs={"scale": 0.25}), (qint8, FixedScaleObserver), qint8),
-        (get_default_qconfig(activation_qkwargs={"observer": FixedScaleObserver, "scale": 0.25}), (qint8, FixedScaleObserver), qint8),
+        (
+            get_default_qconfig(activation_observer="fixed_scale", activation_qkwargs={"scale": 0.25}),
+            (qint8, FixedScaleObserver),
+            qint8,
+        ),
+        (
+            get_default_qconfig(activation_qkwargs={"observer": FixedScaleObserver, "scale": 0.25}),
+            (qint8, FixedScaleObserver),
+            qint8,
+        ),
         (get_default_qat_qconfig(), (qint8, MovingAverageMinMaxObserver), qint8),
         (get_default_qat_qconfig(dtype="qint16"), (qint16, MovingAverageMinMaxObserver), qint8),
         (get_default_qat_qconfig("qint16", "qint16"), (qint16, MovingAverageMinMaxObserver), qint16),
         (get_default_qat_out_qconfig(), None, qint8),
         (get_default_calib_qconfig(), (qint8, PercentileObserver), qint8),
-        (get_default_calib_qconfig(dtype=qint16, calib_qkwargs={"percentile": 99.9}), (qint16, PercentileObserver), qint8),
+        (
+            get_default_calib_qconfig(dtype=qint16, calib_qkwargs={"percentile": 99.9}),
+            (qint16, PercentileObserver),
+            qint8,
+        ),
     ],
-)  # fmt: skip
+)
 def test_getters_build_what_was_asked_for(made: QConfig, activation, weight) -> None:
     if activation is None:
         assert made.activation is None
@@ -105,7 +117,9 @@ def test_weights_can_have_one_scale_or_a_fixed_one() -> None:
 
 
 def test_keyword_arguments_reach_the_observer() -> None:
-    made = get_default_qconfig(activation_qkwargs={"averaging_constant": 0.2, "is_sync_quantize": True, "quant_min": -127})
+    made = get_default_qconfig(
+        activation_qkwargs={"averaging_constant": 0.2, "is_sync_quantize": True, "quant_min": -127}
+    )
     ob = made.activation().activation_post_process
     assert (ob.averaging_constant, ob.is_sync_quantize, ob.quant_min) == (0.2, True, -127)
 
@@ -115,13 +129,16 @@ def test_keyword_arguments_reach_the_observer() -> None:
     [
         (lambda: get_default_qconfig(activation_fake_quant="lsq"), "activation_fake_quant='lsq' is not available"),
         (lambda: get_default_qconfig(weight_fake_quant="typo"), "weight_fake_quant='typo'"),
-        (lambda: get_default_qconfig(activation_observer="mse"), "activation_observer='mse'.*min_max, percentile, fixed_scale"),
+        (
+            lambda: get_default_qconfig(activation_observer="mse"),
+            "activation_observer='mse'.*min_max, percentile, fixed_scale",
+        ),
         (lambda: get_default_qconfig(weight_observer="kl"), "weight_observer='kl'.*min_max"),
         (lambda: get_default_qconfig(activation_observer="fixed_scale"), "activation_qkwargs={'scale'"),
         (lambda: get_default_qconfig(activation_qkwargs={"dtype": "qint99"}), "unknown quantized dtype 'qint99'"),
         (lambda: QConfig(activation=FakeQuantize.with_args(), output=FakeQuantize.with_args(dtype=qint16)), "`output`"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_there_is_refused_with_what_is(make, text: str) -> None:
     with pytest.raises(QuantizationConfigError, match=text):
         make()
@@ -149,7 +166,9 @@ def test_qconfigs_are_values() -> None:
     assert "qint16" in repr(made)
 
 
-@pytest.mark.parametrize("kwargs", [{"scale": 0}, {"scale": -1.0}, {"scale": float("nan")}, {"scale": float("inf")}, {"zero_point": 3}])
+@pytest.mark.parametrize(
+    "kwargs", [{"scale": 0}, {"scale": -1.0}, {"scale": float("nan")}, {"scale": float("inf")}, {"zero_point": 3}]
+)
 def test_a_quant_stub_refuses_what_is_no_scale(kwargs: dict) -> None:
     with pytest.raises(QuantizationConfigError, match="QuantStub"):
         QuantStub(**kwargs)

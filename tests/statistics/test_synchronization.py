@@ -30,7 +30,8 @@ WORKER = textwrap.dedent(
     run("synced", FakeQuantize(is_sync_quantize=True), torch.tensor(own), torch.tensor(own) * 2)
     run("alone", FakeQuantize(), torch.tensor(own))
     channels = torch.tensor([own, [0.1 * (rank + 1), 0.0]])
-    run("channels", FakeQuantize(MinMaxObserver, is_sync_quantize=True, qscheme=torch.per_channel_symmetric, ch_axis=0), channels)
+    by_channel = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0}
+    run("channels", FakeQuantize(MinMaxObserver, is_sync_quantize=True, **by_channel), channels)
     # One process has nothing to offer: it must not leave the other waiting, and takes over its range.
     run("empty", FakeQuantize(is_sync_quantize=True), torch.empty(0) if rank else torch.tensor(own))
     run("nan", FakeQuantize(is_sync_quantize=True), torch.tensor([float("nan")]) if rank else torch.tensor(own))
@@ -52,11 +53,13 @@ def test_two_processes_get_the_same_scale(tmp_path: Path) -> None:
     files = [tmp_path / f"{rank}.json" for rank in range(2)]
     workers = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(port), str(file)], cwd=root, stderr=subprocess.PIPE,
+            [sys.executable, str(script), str(rank), str(port), str(file)],
+            cwd=root,
+            stderr=subprocess.PIPE,
             env={"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         )
         for rank, file in enumerate(files)
-    ]  # fmt: skip
+    ]
     try:
         for worker in workers:
             _, errors = worker.communicate(timeout=60)
@@ -68,6 +71,12 @@ def test_two_processes_get_the_same_scale(tmp_path: Path) -> None:
     assert first["alone"] != second["alone"]
     for name in ("synced", "channels", "empty", "nan", "nothing"):
         assert first[name] == second[name], name
-    expected = {"synced": [7.07 / 127.5], "channels": [7 / 127.5, 0.2 / 127.5], "empty": [2 / 127.5], "nan": [2 / 127.5], "nothing": [1.0]}
+    expected = {
+        "synced": [7.07 / 127.5],
+        "channels": [7 / 127.5, 0.2 / 127.5],
+        "empty": [2 / 127.5],
+        "nan": [2 / 127.5],
+        "nothing": [1.0],
+    }
     for name, values in expected.items():
         assert [round(v, 6) for v in first[name]] == [round(v, 6) for v in values], name

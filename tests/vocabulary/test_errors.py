@@ -39,7 +39,12 @@ def test_user_code_is_what_is_neither_torch_nor_this_package(file: str, is_user:
 def test_the_innermost_user_line_is_found() -> None:
     trace = "\n".join(
         f'  File "{file}", line {line}, in forward\n    x'
-        for file, line in [("/a/train.py", 3), ("/a/torch/model.py", 41), (f"{TORCH}/nn/functional.py", 9), (f"{PACKAGE}/x.py", 2)]
+        for file, line in [
+            ("/a/train.py", 3),
+            ("/a/torch/model.py", 41),
+            (f"{TORCH}/nn/functional.py", 9),
+            (f"{PACKAGE}/x.py", 2),
+        ]
     )
     assert source_line(trace) == "model.py:41"
     for nothing in (None, "", "no frames", f'File "{TORCH}/x.py", line 1'):

@@ -12,10 +12,18 @@ from horizon_plugin_pytorch.errors import HorizonError, MarchNotSetError
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march, set_march
 
 MEMBERS = {
-    "BERNOULLI": "bernoulli", "BERNOULLI2": "bernoulli2", "BAYES": "bayes", "BAYES_E": "bayes-e", "NASH_B": "nash-b",
-    "NASH_B_LITE": "nash-b-lite", "NASH_B_PLUS": "nash-b-plus", "NASH_E": "nash-e", "NASH_M": "nash-m",
-    "NASH_H": "nash-h", "NASH_P": "nash-p",
-}  # fmt: skip
+    "BERNOULLI": "bernoulli",
+    "BERNOULLI2": "bernoulli2",
+    "BAYES": "bayes",
+    "BAYES_E": "bayes-e",
+    "NASH_B": "nash-b",
+    "NASH_B_LITE": "nash-b-lite",
+    "NASH_B_PLUS": "nash-b-plus",
+    "NASH_E": "nash-e",
+    "NASH_M": "nash-m",
+    "NASH_H": "nash-h",
+    "NASH_P": "nash-p",
+}
 
 
 def test_members_are_the_documented_ones() -> None:
@@ -45,8 +53,17 @@ def test_the_guides_spellings() -> None:
     assert horizon.get_march() is March.BAYES
 
 
-@pytest.mark.parametrize(("name", "family"), [("BERNOULLI", "bernoulli"), ("BERNOULLI2", "bernoulli"), ("BAYES", "bayes"),
-                                              ("BAYES_E", "bayes"), ("NASH_B_LITE", "nash"), ("NASH_P", "nash")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("BERNOULLI", "bernoulli"),
+        ("BERNOULLI2", "bernoulli"),
+        ("BAYES", "bayes"),
+        ("BAYES_E", "bayes"),
+        ("NASH_B_LITE", "nash"),
+        ("NASH_P", "nash"),
+    ],
+)
 def test_families(name: str, family: str) -> None:
     assert March[name].family == family
 

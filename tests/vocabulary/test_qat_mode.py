@@ -18,7 +18,9 @@ def _mode() -> Iterator[None]:
     set_qat_mode(before)
 
 
-@pytest.mark.parametrize(("name", "value"), [("FuseBN", "fuse_bn"), ("WithBN", "with_bn"), ("WithBNReverseFold", "with_bn_reverse_fold")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("FuseBN", "fuse_bn"), ("WithBN", "with_bn"), ("WithBNReverseFold", "with_bn_reverse_fold")]
+)
 def test_modes_can_be_set_by_member_or_value(name: str, value: str) -> None:
     for spelling in (QATMode[name], value):
         set_qat_mode(spelling)
@@ -34,6 +36,8 @@ def test_bn_is_folded_unless_asked_otherwise() -> None:
 
 @pytest.mark.parametrize("wrong", ["fuse", None, 1])
 def test_an_unknown_mode_is_refused_with_the_choices(wrong) -> None:
-    with pytest.raises(ValueError, match=r"unknown QAT mode.*QATMode\.FuseBN, QATMode\.WithBN, QATMode\.WithBNReverseFold"):
+    with pytest.raises(
+        ValueError, match=r"unknown QAT mode.*QATMode\.FuseBN, QATMode\.WithBN, QATMode\.WithBNReverseFold"
+    ):
         set_qat_mode(wrong)
     assert get_qat_mode() is QATMode.FuseBN

@@ -243,7 +243,11 @@ def test_padding_with_a_constant_puts_it_on_the_grid(stage: str) -> None:
         q = make(stage, grid)
         if stage in ("deferred", "converted"):
             q.set_range(0, 100)
-        for out in (F.pad(q, (1, 0), "constant", value), F.pad(q, (1, 0), value=value), nn.ConstantPad2d((1, 0, 0, 0), value)(q)):
+        for out in (
+            F.pad(q, (1, 0), "constant", value),
+            F.pad(q, (1, 0), value=value),
+            nn.ConstantPad2d((1, 0, 0, 0), value)(q),
+        ):
             assert torch.equal(out.int_repr(), F.pad(grid, (1, 0), value=steps).to(torch.int8))
             assert out.range[0] <= steps <= out.range[1]
 
@@ -273,7 +277,15 @@ def test_questions_about_the_tensor_are_answered(stage: str) -> None:
     q = make(stage, grid_of())
     assert torch.is_tensor(q)
     assert isinstance(q, Tensor)
-    assert (q.shape, q.size(), q.size(1), q.dim(), q.ndim, q.numel(), len(q)) == ((2, 4, 6, 6), (2, 4, 6, 6), 4, 4, 4, 288, 2)
+    assert (q.shape, q.size(), q.size(1), q.dim(), q.ndim, q.numel(), len(q)) == (
+        (2, 4, 6, 6),
+        (2, 4, 6, 6),
+        4,
+        4,
+        4,
+        288,
+        2,
+    )
     assert (q.stride(), q.is_contiguous(), q.storage_offset()) == ((144, 36, 6, 1), True, 0)
     assert q.device == torch.device("cpu")
     assert not q.is_cuda
