@@ -231,7 +231,7 @@ class PercentileObserver(ObserverBase):
         top = float(torch.maximum(smallest.abs(), largest.abs()))
         if not math.isfinite(top) or top == 0:
             return smallest, largest
-        histogram = torch.histc(x.float().abs(), self.bins, 0, top)
+        histogram = torch.histc(x.float().abs().div_(top), self.bins, 0, 1)  # bins times the top may overflow
         covered = histogram.cumsum(0) / histogram.sum()
         index = int(torch.searchsorted(covered, self.percentile / 100)) + 1
         cut = top * min(index, self.bins) / self.bins

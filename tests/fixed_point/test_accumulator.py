@@ -43,6 +43,7 @@ class Layer:
     weight_bits: int = 8
     output: str = "int8"
     residual_bits: int = 0
+    residual_shape: str = "full"
     weight_fill: str = "random"
     input_fill: str = "random"
     bias: str = "none"
@@ -128,9 +129,20 @@ def check(layer: Layer) -> fp.AccumulatorPlan:
         residual_scale=residual_scale,
         residual_bits=layer.residual_bits or 8,
     )
-    residual = (
-        integers(acc.shape, layer.residual_bits, layer.seed + 2, layer.input_fill) if layer.residual_bits else None
-    )
+    residual = None
+    if layer.residual_bits:
+        n, c, h, w = acc.shape
+        shapes = {
+            "full": (n, c, h, w),
+            "channel": (1, c, 1, 1),
+            "row": (n, 1, 1, w),
+            "one": (1,),
+            "wider": (2 * n, c, h, w),
+        }
+        shape = shapes[layer.residual_shape]
+        if layer.residual_shape == "wider":  # one image, and a residual for each of several
+            x, acc = x[:1], acc[:1]
+        residual = integers(shape, layer.residual_bits, layer.seed + 2, layer.input_fill)
     before = x.clone()
 
     module: Any = (ConvTranspose2d if layer.is_transposed else Conv2d)()
@@ -165,7 +177,8 @@ def assert_defined(
     if residual is not None:
         assert plan.residual_factor is not None
         wide = (INT32[0] * 2**20, INT32[1] * 2**20)
-        total = total + reference.requantize_channels(reference.whole(residual), plan.residual_factor, axis, *wide)
+        spread_out = residual.expand(np.broadcast_shapes(residual.shape, acc.shape))
+        total = total + reference.requantize_channels(reference.whole(spread_out), plan.residual_factor, axis, *wide)
     assert int(np.abs(total).max()) <= plan.worst_case, "the worst case must be one"
     total = reference.clamp(total, *INT32)
     if plan.is_real:
@@ -194,6 +207,7 @@ def layers(draw: Any) -> Layer:
         weight_bits=draw(st.sampled_from([8, 8, 16])),
         output=draw(st.sampled_from(list(OUTPUTS))),
         residual_bits=draw(st.sampled_from([0, 8, 16])),
+        residual_shape=draw(st.sampled_from(["full", "full", "channel", "row", "one", "wider"])),
         weight_fill=draw(fills),
         input_fill=draw(fills),
         bias=draw(st.sampled_from(["none", "small", "alike", "huge", "cancelling"])),

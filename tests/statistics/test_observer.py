@@ -207,13 +207,19 @@ def test_each_kind_of_warning_is_given_once() -> None:
 
 
 @pytest.mark.parametrize("value", [1e-45, 1e-40, 1e-30, 1e-3, 1e30, 3.4e38])
-@pytest.mark.parametrize("kwargs", [{}, PER_CHANNEL, {"dtype": qint16}])
-def test_tiny_and_huge_values_give_finite_positive_scales_without_false_alarm(value: float, kwargs: dict) -> None:
-    ob = MinMaxObserver(**kwargs)
+@pytest.mark.parametrize(
+    "make",
+    [MinMaxObserver, lambda: MinMaxObserver(**PER_CHANNEL), lambda: MinMaxObserver(dtype=qint16), PercentileObserver],
+)
+def test_tiny_and_huge_values_give_finite_positive_scales_without_false_alarm(value: float, make) -> None:
+    ob = make()
+    x = torch.tensor([[value, value / 2], [value, value]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ob(torch.tensor([[value, value / 2], [value, value]]))
-        scale_of(ob)
+        ob(x)
+    torch.testing.assert_close(ob.max_val.max(), x.max())
+    scale = scale_of(ob).max().item()
+    assert scale == pytest.approx(max(x.max().item() / ob.half_range, 2.0**-60), rel=1e-5)
 
 
 def test_a_different_number_of_channels_is_an_error_that_says_so() -> None:
