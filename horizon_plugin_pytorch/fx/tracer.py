@@ -23,6 +23,20 @@ def add_leaf_class(cls: type) -> None:
     _LEAF_CLASSES.add(cls)
 
 
+class _Parts(torch.fx.Proxy):
+    """What a call such as ``x.chunk(2, 1)`` gives: the number of parts is in the call, so they can be iterated."""
+
+    def __init__(self, node: torch.fx.Node, tracer: torch.fx.Tracer, count: int) -> None:
+        super().__init__(node, tracer)
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[i] for i in range(self._count)])
+
+
 class QuantizationTracer(torch.fx.Tracer):
     """Traces into user modules, not into torch's or ours; a FloatFunctional call is one ``call_method`` node."""
 
@@ -37,6 +51,10 @@ class QuantizationTracer(torch.fx.Tracer):
         if type(m).__module__.startswith("horizon_plugin_pytorch.nn."):
             return True
         return super().is_leaf_module(m, module_qualified_name)
+
+    def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
+        count = _known_length(node)
+        return super().proxy(node) if count is None else _Parts(node, self, count)
 
     @contextlib.contextmanager
     def _functional_calls(self, root: nn.Module) -> Iterator[None]:
@@ -61,6 +79,17 @@ class QuantizationTracer(torch.fx.Tracer):
     def trace(self, root: Any, concrete_args: Any = None) -> torch.fx.Graph:
         with self._functional_calls(root):
             return super().trace(root, concrete_args)
+
+
+def _known_length(node: torch.fx.Node) -> int | None:
+    """How many tensors a call gives, where its arguments say so."""
+    if node.target in ("chunk", torch.chunk):
+        count = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
+        return count if isinstance(count, int) else None
+    if node.target in ("split", "split_with_sizes", torch.split, torch.split_with_sizes):
+        sizes = node.args[1] if len(node.args) > 1 else next(iter(node.kwargs.values()), None)
+        return len(sizes) if isinstance(sizes, (list, tuple)) else None
+    return None
 
 
 def _user_frames() -> str:

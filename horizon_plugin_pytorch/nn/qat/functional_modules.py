@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from numbers import Number
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import (
     FUNCTIONAL_METHODS,
     QFunctional,
     dims_of,
+    is_number,
     transposed,
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
@@ -59,15 +59,15 @@ class FloatFunctional(QATModule):
 
     def add(self, x: Any, y: Any) -> Any:
         """``x + y``."""
-        return self._run("add", lambda: torch.add(real(x), real(y)), x, y)
+        return self._run("add", lambda: real(x) + real(y), x, y)
 
     def sub(self, x: Any, y: Any) -> Any:
         """``x - y``."""
-        return self._run("sub", lambda: torch.sub(real(x), real(y)), x, y)
+        return self._run("sub", lambda: real(x) - real(y), x, y)
 
     def mul(self, x: Any, y: Any) -> Any:
         """``x * y``."""
-        return self._run("mul", lambda: torch.mul(real(x), real(y)), x, y)
+        return self._run("mul", lambda: real(x) * real(y), x, y)
 
     def cat(self, x: Sequence[Any], dim: int = 0) -> Any:
         """Concatenate along `dim`."""
@@ -108,44 +108,23 @@ def _all_exact(args: tuple) -> bool:
     return bool(tensors) and all(t.grid is not None for t in tensors)
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, Number) and not isinstance(x, bool)
-
-
 def _binary(method: str) -> Callable[..., Call | None]:
     def bind(x: Any, y: Any = None, *, other: Any = None, alpha: Any = 1, **kwargs: Any) -> Call | None:
         y = other if y is None else y
         if alpha != 1 or kwargs:
             return None
-        number_left, number_right = _is_number(x), _is_number(y)
-        if number_left and number_right:
+        if is_number(x) and is_number(y):
             return None
-        if not number_left and not number_right:
+        if method == "sub" or not (is_number(x) or is_number(y)):
             return Call(_Float(), (x, y), method=method)
-        if method == "sub":
-            if number_right:
-                return Call(_Float(), (x, -y), method="add_scalar")
-            return Call(_RightSub(x), (y,))
-        tensor, number = (x, y) if number_right else (y, x)
+        tensor, number = (y, x) if is_number(x) else (x, y)
         return Call(_Float(), (tensor, number), method=f"{method}_scalar")
 
     return bind
 
 
-class _RightSub(nn.Module):
-    """``number - x`` as two scalar operators."""
-
-    def __init__(self, number: float) -> None:
-        super().__init__()
-        self.number = number
-        self.neg, self.add = _Float(), _Float()
-
-    def forward(self, x: Any) -> Any:
-        return self.add.add_scalar(self.neg.mul_scalar(x, -1.0), self.number)
-
-
 def _div(x: Any, y: Any, **kwargs: Any) -> Call | None:
-    if _is_number(y) and not kwargs:
+    if is_number(y) and not kwargs:
         return Call(_Float(), (x, 1.0 / y), method="mul_scalar")
     return None
 

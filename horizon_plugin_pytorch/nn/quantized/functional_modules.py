@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class FloatFunctional(nn.Module):
 
     def sub(self, x: Any, y: Any) -> Any:
         """``x - y``."""
-        return self.activation_post_process(torch.sub(x, y))
+        return self.activation_post_process(x - y)
 
     def mul(self, x: Any, y: Any) -> Any:
         """``x * y``."""
@@ -75,6 +76,11 @@ class FloatFunctional(nn.Module):
     def add_relu(self, x: Any, y: Any) -> Any:
         """``relu(x + y)``."""
         return self.activation_post_process(torch.relu(torch.add(x, y)))
+
+
+def is_number(x: Any) -> bool:
+    """Is this a Python number, rather than a tensor?"""
+    return isinstance(x, Number) and not isinstance(x, bool)
 
 
 def dims_of(x: Tensor, dim: Any) -> list[int]:
@@ -119,6 +125,10 @@ class QFunctional(QuantizedModule):
         return self.scale.detach().double().cpu()
 
     def _add(self, x: Any, y: Any, sign: int, low: int) -> QTensor:
+        if is_number(y):
+            return self._affine(x, 1.0, sign * float(y), low)
+        if is_number(x):
+            return self._affine(y, float(sign), float(x), low)
         x, y = self.quantized_input(x), self.quantized_input(y)
         is_narrow = x.dtype.bits <= 8 and y.dtype.bits <= 8
         factors = self._plans.get(
@@ -142,6 +152,9 @@ class QFunctional(QuantizedModule):
 
     def mul(self, x: Any, y: Any) -> QTensor:
         """``x * y``."""
+        if is_number(x) or is_number(y):
+            tensor, number = (y, x) if is_number(x) else (x, y)
+            return self._affine(tensor, float(number), 0.0, self.low)
         x, y = self.quantized_input(x), self.quantized_input(y)
         bound = _size(x.dtype) * _size(y.dtype)
         factor = self._plans.get(
@@ -208,7 +221,7 @@ class QFunctional(QuantizedModule):
         """Mean over axes."""
         return self._sum(x, dim, keepdim, True)
 
-    def _affine(self, x: Any, scale: float, offset: float) -> QTensor:
+    def _affine(self, x: Any, scale: float, offset: float, low: int) -> QTensor:
         x = self.quantized_input(x)
         factor, shift = self._plans.get(
             (x.scale,),
@@ -218,12 +231,12 @@ class QFunctional(QuantizedModule):
                 for t in fp.choose_affine(self._ratio(x.scale) * scale, torch.tensor([offset], dtype=torch.float64) / self._out_scale())
             ),
         )
-        return self.output(fp.affine(x.plain(), factor, shift, -1, self.low, self.high))
+        return self.output(fp.affine(x.plain(), factor, shift, -1, low, self.high))
 
     def add_scalar(self, x: Any, y: float) -> QTensor:
         """``x + y`` for a number y."""
-        return self._affine(x, 1.0, float(y))
+        return self._affine(x, 1.0, float(y), self.low)
 
     def mul_scalar(self, x: Any, y: float) -> QTensor:
         """``x * y`` for a number y."""
-        return self._affine(x, float(y), 0.0)
+        return self._affine(x, float(y), 0.0, self.low)

@@ -32,8 +32,8 @@ def _role(model: fx.GraphModule, node: fx.Node) -> Role | None:
 
 
 class _Matcher:
-    def __init__(self, model: fx.GraphModule, choices: dict[str, Choice]) -> None:
-        self.model, self.choices = model, choices
+    def __init__(self, model: fx.GraphModule, choices: dict[str, Choice], only: set[fx.Node] | None) -> None:
+        self.model, self.choices, self.only = model, choices, only
         self.counts = call_counts(model)
 
     def _is_usable(self, node: fx.Node, role: Role) -> bool:
@@ -62,6 +62,8 @@ class _Matcher:
             if role is Role.ADD:
                 other = node.args[2 if operand == 1 else 1]
                 if node.args[operand] is not last or other is last or not isinstance(other, fx.Node):
+                    return None
+                if self.only is not None and other not in self.only:  # a number that the graph computes, not a tensor
                     return None
             elif node.args[:1] != (last,):
                 return None
@@ -92,7 +94,7 @@ def fuse_graph(model: fx.GraphModule, choices: dict[str, Choice], only: set[fx.N
     Args:
         only: restrict fusion to these nodes; new nodes are added to the set.
     """
-    matcher = _Matcher(model, choices)
+    matcher = _Matcher(model, choices, only)
     with_add = [rule for rule in FUSION_RULES if rule.has_add]
     without = [rule for rule in FUSION_RULES if not rule.has_add]
     for rules, operand in ((with_add, 1), (with_add, 2), (without, 0)):
