@@ -49,9 +49,9 @@ def coarsen(
 ) -> tuple[Tensor, Tensor]:
     """Integer weights and the accumulator's scale, on a coarser grid in channels whose bias or residual needs it.
 
-    A channel's grid becomes coarser by ``2**k``: ``weight -> round(weight / 2**k)``, ``scale -> scale * 2**k``. ``k`` is
-    the smallest that keeps bias and residual within 2**30; or within 2**18, where they pass 2**23 and the change moves
-    no 8-bit output by more than an eighth of a step. It is 0 for ordinary channels.
+    A channel's grid becomes coarser by ``2**k``: ``weight -> round(weight / 2**k)``, ``scale -> scale * 2**k``. ``k``
+    is the smallest that keeps bias and residual within 2**30; or within 2**18, where they pass 2**23 and the change
+    moves no 8-bit output by more than an eighth of a step. It is 0 for ordinary channels.
 
     Args:
         weight: integer weights, float32.

@@ -34,7 +34,7 @@ class _Parts(torch.fx.Proxy):
         return self._count
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self[i] for i in range(self._count)])
+        return iter([self[i] for i in range(self._count)])  # type: ignore[index] # Proxy's operators are made at import
 
 
 class QuantizationTracer(torch.fx.Tracer):

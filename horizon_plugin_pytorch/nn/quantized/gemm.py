@@ -53,7 +53,8 @@ class QuantizedGemm(QuantizedModule):
         self.register_buffer("bias", None if mod.bias is None else mod.bias.detach().clone())
         self.copy_geometry(mod)
         for inputs in mod.inputs_seen():
-            self.plan(*(v.detach().to(steps.device) if isinstance(v, Tensor) else v for v in inputs))
+            here: list[Any] = [v.detach().to(steps.device) if isinstance(v, Tensor) else v for v in inputs]
+            self.plan(*here)
         return self
 
     def copy_geometry(self, mod: Any) -> None:

@@ -23,7 +23,8 @@ def _pack(graph: fx.Graph) -> list[tuple]:
     """The graph's nodes as plain values."""
 
     def refer(value: Any) -> Any:
-        return fx.node.map_arg(value, lambda node: _Reference(node.name))
+        name: Any = lambda node: _Reference(node.name)  # noqa: E731 - torch's type knows no references
+        return fx.node.map_arg(value, name)
 
     kept = ("stack_trace", "made_by")
     return [
