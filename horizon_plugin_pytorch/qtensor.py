@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -341,11 +341,27 @@ def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
     return out
 
 
+def pad_circular(x: Any, padding: Sequence[int]) -> Any:
+    """``F.pad(x, padding, "circular")`` by selecting positions; torch's own writes in place, which no graph shows.
+
+    >>> pad_circular(torch.tensor([[1, 2, 3]]), (1, 2))
+    tensor([[3, 1, 2, 3, 1, 2]])
+    """
+    for index in range(len(padding) // 2):
+        before, after = padding[2 * index : 2 * index + 2]
+        axis = x.dim() - 1 - index
+        size = x.shape[axis]
+        x = torch.index_select(x, axis, torch.arange(-before, size + after, device=x.device) % size)
+    return x
+
+
 def _pad(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     """Padding with a constant puts that constant on the grid first."""
     names = ("input", "pad", "mode", "value")
     call = dict(zip(names, args, strict=False)) | kwargs
     x = _only_qtensor(func, (call["input"],), {})
+    if call.get("mode") == "circular":
+        return pad_circular(x, call["pad"])
     value = call.get("value")
     if not value or not x._is_rounded:  # zero is on every grid; while calibrating there is none
         return keep_scale(F.pad, (x,), {k: v for k, v in call.items() if k != "input"})

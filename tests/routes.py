@@ -94,6 +94,8 @@ def assert_one_arithmetic(
             found = run_onnx(model, pytree.tree_leaves(tuple(batch)), optimization)
             if has_float_code:
                 close = [torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(integers, found, strict=True)]
-                found = [a if a.is_floating_point() and ok else b for a, b, ok in zip(integers, found, close, strict=True)]
+                found = [
+                    a if a.is_floating_point() and ok else b for a, b, ok in zip(integers, found, close, strict=True)
+                ]
             assert mismatches(integers, found) == 0, f"ONNX Runtime differs, optimisation {optimization}"
     return quantized

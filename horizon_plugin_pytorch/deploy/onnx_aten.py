@@ -44,7 +44,17 @@ def reshape(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any) -> str:
     return g.reshape(x, site.output_shape)
 
 
-@lowers("clone", "contiguous", "alias", "detach", "lift_fresh", "lift_fresh_copy", "dropout", "native_dropout", "resolve_conj")
+@lowers(
+    "clone",
+    "contiguous",
+    "alias",
+    "detach",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "dropout",
+    "native_dropout",
+    "resolve_conj",
+)
 def identity(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any) -> str:
     return x
 
@@ -98,7 +108,9 @@ def stack(g: OnnxGraph, site: Site, tensors: list[str], dim: int = 0) -> str:
 
 
 @lowers("slice")
-def slice_(g: OnnxGraph, site: Site, x: str, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> str:
+def slice_(
+    g: OnnxGraph, site: Site, x: str, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> str:
     bounds = [0 if start is None else start, 2**62 if end is None else end]
     starts, ends, axes, steps = (g.constant([v], torch.int64, "slice") for v in (*bounds, dim, step))
     return g.node("Slice", x, starts, ends, axes, steps)
@@ -228,7 +240,9 @@ def max_pool2d(
             site.output_shape[-2:], steps, dilation, kernel, site.input_shape[-2:], begins, strict=True
         )
     ]
-    if any(pad >= k for pad, k in zip(begins + ends, kernel * 2, strict=True)):  # more than ONNX Runtime's MaxPool takes
+    if any(
+        pad >= k for pad, k in zip(begins + ends, kernel * 2, strict=True)
+    ):  # more than ONNX Runtime's MaxPool takes
         lead = [0] * (len(site.input_shape) - 2)
         pads = g.constant([*lead, *begins, *lead, *ends], torch.int64, "pads")
         x, begins, ends = g.node("Pad", x, pads, g.scalar(-math.inf, torch.float32)), [0, 0], [0, 0]
@@ -407,8 +421,8 @@ def avg_pool2d(
 ) -> str:  # fmt: skip
     if divisor_override is not None or ceil_mode:
         raise ExportError(
-            "a float avg_pool2d with ceil_mode or divisor_override has no ONNX form that counts as torch does; leave it out of "
-            "the exported model."
+            "a float avg_pool2d with ceil_mode or divisor_override has no ONNX form that counts as torch does; leave "
+            "it out of the exported model."
         )
     size = _pair(kernel)
     return g.node(

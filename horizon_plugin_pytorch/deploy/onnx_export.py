@@ -34,8 +34,8 @@ class _Exporter:
         key = tensor_key(x)
         if key in self.stale:
             raise ExportError(
-                f"a tensor of shape {tuple(x.shape)} is read after a view of it was written to in place, which ONNX cannot "
-                "express; write `y = torch.cat(...)` or `y = x * mask` instead of changing a part in place."
+                f"a tensor of shape {tuple(x.shape)} is read after a view of it was written to in place, which ONNX "
+                "cannot express; write `y = torch.cat(...)` or `y = x * mask` instead of changing a part in place."
             )
         return self.values[key] if key in self.values else self.graph.constant(plain(x), hint="constant")
 
@@ -87,11 +87,13 @@ class _Exporter:
             return  # made from constants alone: its result is a constant too
         if lower is None:
             raise ExportError(
-                f"`{step.name}` has no ONNX form. It is a float operator outside the quantized part of the model: leave "
-                "pre- and post-processing out of the exported model, or write it with simpler operators."
+                f"`{step.name}` has no ONNX form. It is a float operator outside the quantized part of the model: "
+                "leave pre- and post-processing out of the exported model, or write it with simpler operators."
             )
         site = Site(step.name, list(sources[0].shape), list(outputs[0].shape), outputs)
-        args, kwargs = pytree.tree_map(lambda v: self.name_of(v) if isinstance(v, Tensor) else v, (step.args, step.kwargs))
+        args, kwargs = pytree.tree_map(
+            lambda v: self.name_of(v) if isinstance(v, Tensor) else v, (step.args, step.kwargs)
+        )
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}
         result = lower(self.graph, site, *args, **kwargs)
         if step.operator._schema.is_mutable:
@@ -128,17 +130,22 @@ def _names(wanted: list[str] | None, count: int, kind: str) -> list[str]:
 
 
 def build_onnx(
-    model: nn.Module, args: Any, input_names: list[str] | None = None, output_names: list[str] | None = None, opset_version: int | None = None
+    model: nn.Module,
+    args: Any,
+    input_names: list[str] | None = None,
+    output_names: list[str] | None = None,
+    opset_version: int | None = None,
 ) -> Any:
     """The ONNX model of a converted model, run on example inputs."""
     if any(isinstance(m, QATModule) for m in model.modules()):
         raise ExportError(
-            f"`{type(model).__name__}` is not converted: it still has QAT modules. Call `convert_fx` (or `convert`) first."
+            f"`{type(model).__name__}` is not converted: it still has QAT modules. Call `convert_fx` (or `convert`) "
+            "first."
         )
     if not any(isinstance(m, QuantizedModule) for m in model.modules()):
         raise ExportError(
-            f"`{type(model).__name__}` is a float model. Prepare and calibrate it, then call `convert_fx` (or `convert`); a "
-            "float model is exported with `torch.onnx.export`."
+            f"`{type(model).__name__}` is a float model. Prepare and calibrate it, then call `convert_fx` (or "
+            "`convert`); a float model is exported with `torch.onnx.export`."
         )
     opset = OPSET if opset_version is None else opset_version
     if not 13 <= opset <= 20:
@@ -165,7 +172,8 @@ def build_onnx(
         exporter.add(step)
     input_pairs = list(zip(input_names, inputs, strict=True))
     output_pairs = [
-        _storage_output(exporter.graph, x, name, exporter.name_of(x)) for name, x in zip(output_names, results, strict=True)
+        _storage_output(exporter.graph, x, name, exporter.name_of(x))
+        for name, x in zip(output_names, results, strict=True)
     ]
     return exporter.graph.model(input_pairs, output_pairs, type(model).__name__)
 

@@ -63,7 +63,9 @@ def requantize(g: OnnxGraph, q: str, factor: Tensor, axis: int, low: int, high: 
 
 
 @lowers("add")
-def add(g: OnnxGraph, a: str, b: str, factor_a: float, factor_b: float, is_narrow: bool, low: int, high: int, *, rank: int) -> str:
+def add(
+    g: OnnxGraph, a: str, b: str, factor_a: float, factor_b: float, is_narrow: bool, low: int, high: int, *, rank: int
+) -> str:
     dtype = torch.float32 if is_narrow else torch.float64
     if not is_narrow:
         a, b = g.cast(a, dtype), g.cast(b, dtype)
@@ -93,7 +95,18 @@ def lookup(g: OnnxGraph, q: str, table: Tensor, offset: int, *, rank: int) -> st
 
 
 @lowers("sum")
-def sum(g: OnnxGraph, q: str, dims: list[int], keepdim: bool, factor: Tensor, is_double: bool, low: int, high: int, *, rank: int) -> str:
+def sum(
+    g: OnnxGraph,
+    q: str,
+    dims: list[int],
+    keepdim: bool,
+    factor: Tensor,
+    is_double: bool,
+    low: int,
+    high: int,
+    *,
+    rank: int,
+) -> str:
     dtype = torch.float64 if is_double else torch.float32
     total = g.axes("ReduceSum", g.cast(q, dtype) if is_double else q, list(dims), keepdim)
     return rescale(g, total, dtype, factor, low, high)
@@ -174,8 +187,8 @@ def _cut(weights: list[Tensor], digits: int, parts: int, axis: int, groups: int)
     """The layer's pieces, also where torch runs it whole in float64."""
     if parts == 0:
         raise ExportError(
-            "a layer whose sums over one input channel can pass 2**24 has no float32 form for ONNX Runtime; use a smaller "
-            "kernel, or int8 instead of int16."
+            "a layer whose sums over one input channel can pass 2**24 has no float32 form for ONNX Runtime; use a "
+            "smaller kernel, or int8 instead of int16."
         )
     if weights[0].dtype != torch.float64:
         return Cut(digits, len(weights) // parts, parts, weights)
@@ -213,12 +226,14 @@ def conv2d(
         if is_transposed:
             return g.conv_transpose(a, weight, offset, stride, padding, dilation, output_padding, groups)
         inputs = [a, weight] if offset is None else [a, weight, offset]
-        return g.node("Conv", *inputs, strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
+        return g.node(
+            "Conv", *inputs, strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups
+        )
 
     axis = 0 if is_transposed else 1
     acc = _accumulate(
-        g, product, x, _cut(weights, input_digits, parts, axis, groups), bias, factor.dtype == torch.float64, axis, groups,
-        1, lambda v: v.reshape(-1, 1, 1),
+        g, product, x, _cut(weights, input_digits, parts, axis, groups), bias, factor.dtype == torch.float64, axis,
+        groups, 1, lambda v: v.reshape(-1, 1, 1),
     )  # fmt: skip
     spread = None if residual_factor is None else residual_factor.reshape(-1, 1, 1)
     return _finish(g, acc, residual, spread, factor.reshape(-1, 1, 1), limit, low, high, is_real)
@@ -248,14 +263,24 @@ def linear(
         return out if b is None else g.node("Add", out, g.constant(b, hint="bias"))
 
     acc = _accumulate(
-        g, product, x, _cut(weights, input_digits, parts, 1, 1), bias, factor.dtype == torch.float64, 1, 1, rank - 1,
+        g,
+        product,
+        x,
+        _cut(weights, input_digits, parts, 1, 1),
+        bias,
+        factor.dtype == torch.float64,
+        1,
+        1,
+        rank - 1,
         lambda v: v,
     )
     return _finish(g, acc, residual, residual_factor, factor, limit, low, high, is_real)
 
 
 @lowers("matmul")
-def matmul(g: OnnxGraph, a: str, b: str, factor: Tensor, is_double: bool, low: int, high: int, is_real: bool, *, rank: int) -> str:
+def matmul(
+    g: OnnxGraph, a: str, b: str, factor: Tensor, is_double: bool, low: int, high: int, is_real: bool, *, rank: int
+) -> str:
     if is_double:
         a, b = g.cast(a, torch.float64), g.cast(b, torch.float64)
     acc = g.node("Round", g.node("MatMul", a, b))
@@ -303,11 +328,11 @@ def avg_pool2d(
 
 
 @lowers("resample2d")
-def resample2d(g: OnnxGraph, q: str, rows: Tensor, columns: Tensor, factor: Tensor, low: int, high: int, *, rank: int) -> str:
+def resample2d(
+    g: OnnxGraph, q: str, rows: Tensor, columns: Tensor, factor: Tensor, low: int, high: int, *, rank: int
+) -> str:
     dtype = rows.dtype
     wide = q if dtype == torch.float32 else g.cast(q, dtype)
     across = g.node("MatMul", wide, g.compact(columns, "columns"))
     acc = g.node("Round", g.node("MatMul", g.compact(rows, "rows"), across))
     return rescale(g, acc, dtype, factor, low, high)
-
-

@@ -27,7 +27,11 @@ class Interpolate(nn.Module):
     ) -> None:
         super().__init__()
         self.size, self.scale_factor, self.mode = size, scale_factor, mode
-        self.align_corners, self.recompute_scale_factor, self.antialias = align_corners, recompute_scale_factor, antialias
+        self.align_corners, self.recompute_scale_factor, self.antialias = (
+            align_corners,
+            recompute_scale_factor,
+            antialias,
+        )
 
     def forward(self, x: Tensor, size: Any = None) -> Tensor:
         """Resize `x`, to `size` if it is given (the module then has no size or scale factor of its own)."""

@@ -21,7 +21,12 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def __init__(
-        self, normalized_shape: Any, eps: float = 1e-5, elementwise_affine: bool = True, dim: int | None = None, **kwargs: Any
+        self,
+        normalized_shape: Any,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        dim: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, **kwargs)
         self.dim = dim

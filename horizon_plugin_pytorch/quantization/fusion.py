@@ -133,8 +133,8 @@ def fuse(modules: Sequence[nn.Module]) -> nn.Module:
     rule = rule_for(modules)
     if rule is None:
         raise FusionError(
-            f"cannot fuse {', '.join(type(m).__name__ for m in modules)}: a layer (Conv2d, ConvTranspose2d, Linear) comes "
-            "first, then any of batch norm, FloatFunctional (add) and ReLU or ReLU6, in this order."
+            f"cannot fuse {', '.join(type(m).__name__ for m in modules)}: a layer (Conv2d, ConvTranspose2d, Linear) "
+            "comes first, then any of batch norm, FloatFunctional (add) and ReLU or ReLU6, in this order."
         )
     members = dict(zip(rule.roles, modules, strict=True))
     layer = members[Role.LAYER]
@@ -144,8 +144,8 @@ def fuse(modules: Sequence[nn.Module]) -> nn.Module:
         bn = members[Role.BN]
         if not can_fold(layer, bn):
             raise FusionError(
-                f"cannot fold {bn} into {layer}: expected {' or '.join(c.__name__ for c in _BATCH_NORMS[cls])} with running "
-                "statistics and as many features as the layer has outputs."
+                f"cannot fold {bn} into {layer}: expected {' or '.join(c.__name__ for c in _BATCH_NORMS[cls])} with "
+                "running statistics and as many features as the layer has outputs."
             )
         layer = fold_bn(layer, bn)
     relu = members.get(Role.RELU)

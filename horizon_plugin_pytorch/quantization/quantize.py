@@ -46,7 +46,9 @@ def prepare_qat(
     if hybrid:
         raise NotImplementedError("prepare_qat: hybrid models are not available in this version; use hybrid=False.")
     if qconfig_setter is not None:
-        raise NotImplementedError("prepare_qat: qconfig setters are not available in this version; set qconfig attributes.")
+        raise NotImplementedError(
+            "prepare_qat: qconfig setters are not available in this version; set qconfig attributes."
+        )
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
@@ -80,8 +82,8 @@ def convert(
     """
     if not any(isinstance(m, QATModule) for m in module.modules()):
         raise TypeError(
-            f"convert takes the result of prepare_qat, and `{type(module).__name__}` has no QAT modules: it is a float model, "
-            "or is already converted."
+            f"convert takes the result of prepare_qat, and `{type(module).__name__}` has no QAT modules: it is a float "
+            "model, or is already converted."
         )
     if not inplace:
         module = copy_model(module, "convert")

@@ -34,8 +34,8 @@ def copy_model(model: nn.Module, what: str) -> nn.Module:
         return copy.deepcopy(model)
     except RuntimeError as error:
         raise HorizonError(
-            f"{what} copies `{type(model).__name__}` and could not: {error} A tensor that autograd computed is stored as an "
-            "attribute; detach it, or keep it as a buffer."
+            f"{what} copies `{type(model).__name__}` and could not: {error} A tensor that autograd computed is stored "
+            "as an attribute; detach it, or keep it as a buffer."
         ) from error
 
 
@@ -116,7 +116,9 @@ def prepare_qat_fx(
     if hybrid or hybrid_dict:
         raise NotImplementedError("prepare_qat_fx: hybrid models are not available in this version; use hybrid=False.")
     if qconfig_setter is not None:
-        raise NotImplementedError("prepare_qat_fx: qconfig setters are not available in this version; use qconfig_dict.")
+        raise NotImplementedError(
+            "prepare_qat_fx: qconfig setters are not available in this version; use qconfig_dict."
+        )
     require_float(model, "prepare_qat_fx")
     copied = copy_model(model, "prepare_qat_fx")
     choices = resolve_qconfigs(copied, qconfig_dict)
@@ -178,8 +180,8 @@ def convert_fx(
         raise TypeError("convert_fx: the model is already converted.")
     if not isinstance(graph_module, ObservedGraphModule):
         raise TypeError(
-            f"convert_fx takes the result of prepare_qat_fx, got {type(graph_module).__name__}; a model prepared in eager "
-            "mode is converted with `convert`."
+            f"convert_fx takes the result of prepare_qat_fx, got {type(graph_module).__name__}; a model prepared in "
+            "eager mode is converted with `convert`."
         )
     model: Any = graph_module if inplace else copy_model(graph_module, "convert_fx")
     to_quantized(model, _remove_qconfig)

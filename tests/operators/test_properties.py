@@ -65,7 +65,11 @@ def _layers(draw: Any) -> tuple[nn.Module, tuple[int, ...]]:
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     inputs, outputs = groups * draw(st.integers(1, 5)), groups * draw(st.integers(1, 4))
     pair = st.tuples(st.integers(1, 4), st.integers(1, 4))
-    kernel, stride, dilation = draw(pair), draw(st.tuples(st.integers(1, 3), st.integers(1, 3))), draw(st.sampled_from([1, 2]))
+    kernel, stride, dilation = (
+        draw(pair),
+        draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        draw(st.sampled_from([1, 2])),
+    )
     padding = tuple(draw(st.integers(0, 3)) for _ in range(2))
     bias = draw(st.booleans())
     shape = (draw(st.integers(1, 2)), inputs, draw(st.integers(1, 9)), draw(st.integers(1, 9)))
@@ -162,7 +166,9 @@ def _windows(draw: Any) -> tuple[nn.Module, tuple[int, ...]]:
         ceil = draw(st.booleans())
         if kind == "max":
             return nn.MaxPool2d(kernel, stride, padding, draw(st.integers(1, 2)), ceil_mode=ceil), shape
-        return nn.AvgPool2d(kernel, stride, padding, ceil, draw(st.booleans()), draw(st.sampled_from([None, None, 3]))), shape
+        return nn.AvgPool2d(
+            kernel, stride, padding, ceil, draw(st.booleans()), draw(st.sampled_from([None, None, 3]))
+        ), shape
     size = draw(st.tuples(st.integers(1, 15), st.integers(1, 15)))
     if kind == "adaptive":
         return nn.AdaptiveAvgPool2d(size), shape
@@ -181,7 +187,17 @@ def test_windows(window: tuple, kind: str, dtype: str, seed: int) -> None:
     _check(OneInput(module), (_values(kind, shape, seed),), dtype)
 
 
-TABLES = (nn.Sigmoid, nn.Tanh, nn.SiLU, nn.GELU, horizon_nn.Exp, horizon_nn.Reciprocal, horizon_nn.Sqrt, nn.ReLU, nn.ReLU6)
+TABLES = (
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.SiLU,
+    nn.GELU,
+    horizon_nn.Exp,
+    horizon_nn.Reciprocal,
+    horizon_nn.Sqrt,
+    nn.ReLU,
+    nn.ReLU6,
+)
 
 
 @SETTINGS

@@ -32,7 +32,7 @@ from tests.routes import as_numbers, calibrate, mismatches, prepared, qconfig
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv": (lambda: nn.Conv2d(4, 4, 3, padding=1, bias=False), lambda: nn.BatchNorm2d(4), (2, 4, 6, 6)),
-    "conv-groups": (lambda: nn.Conv2d(4, 4, 3, padding=1, groups=2), lambda: nn.BatchNorm2d(4, affine=True), (2, 4, 6, 6)),
+    "conv-groups": (lambda: nn.Conv2d(4, 4, 3, padding=1, groups=2), lambda: nn.BatchNorm2d(4), (2, 4, 6, 6)),
     "conv-transpose": (lambda: nn.ConvTranspose2d(4, 4, 3, padding=1), lambda: nn.BatchNorm2d(4), (2, 4, 6, 6)),
     "conv-transpose-groups": (
         lambda: nn.ConvTranspose2d(4, 4, 3, padding=1, groups=2, bias=False), lambda: nn.BatchNorm2d(4), (2, 4, 6, 6),
@@ -108,7 +108,9 @@ COMBINATIONS = [
     if has_bn or add or relu
 ]
 COMBINATIONS += [("conv", True, add, operand, "relu") for add in ADDS for operand in (1, 2)]
-COMBINATIONS += [("conv", True, "", 1, relu) for relu in RELUS] + [("linear", False, "functional", 2, relu) for relu in RELUS]
+COMBINATIONS += [("conv", True, "", 1, relu) for relu in RELUS] + [
+    ("linear", False, "functional", 2, relu) for relu in RELUS
+]
 
 
 @pytest.mark.parametrize(("layer", "has_bn", "add", "operand", "relu"), dict.fromkeys(COMBINATIONS))
@@ -136,7 +138,9 @@ def test_fx_fuses_every_documented_combination(layer: str, has_bn: bool, add: st
 
 
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
-@pytest.mark.parametrize(("layer", "add", "relu"), itertools.product(LAYERS, ("", "functional"), ("relu", "relu6")))
+@pytest.mark.parametrize(
+    ("layer", "add", "relu"), list(itertools.product(LAYERS, ("", "functional"), ("relu", "relu6")))
+)
 def test_fused_modules_have_one_arithmetic(layer: str, add: str, relu: str, dtype: str, tmp_path: Any) -> None:
     from tests.routes import assert_one_arithmetic
 
@@ -198,7 +202,10 @@ class Two(nn.Module):
         ("shared relu", {"conv": qat_conv2d.ConvReLU2d, "conv2": qat_conv2d.ConvReLU2d, "relu": nn.Identity}),
         ("both operands", {"plus": qat_conv2d.ConvAddReLU2d, "conv": nn.Identity, "conv2": qat_conv2d.Conv2d}),
         ("add of itself", {"conv": qat_conv2d.Conv2d, "plus": qat_nn.FloatFunctional}),
-        ("add of a number", {"conv": qat_conv2d.Conv2d, "_generated_add_0": qat_nn.FloatFunctional, "relu": qat_nn.ReLU}),
+        (
+            "add of a number",
+            {"conv": qat_conv2d.Conv2d, "_generated_add_0": qat_nn.FloatFunctional, "relu": qat_nn.ReLU},
+        ),
         ("shared functional", {"conv": qat_conv2d.Conv2d, "plus": qat_nn.FloatFunctional}),
     ],
 )
@@ -225,7 +232,7 @@ def test_batch_norm_that_does_not_fit_is_not_folded() -> None:
 @pytest.mark.parametrize("path", ["conv", "bn", "relu"])
 def test_an_explicit_none_is_not_fused(path: str) -> None:
     model = shake_norms(Two("plain")).eval()
-    setattr(model.get_submodule(path), "qconfig", None)
+    model.get_submodule(path).qconfig = None
     fused = fuse_fx(model)
     assert type(fused.get_submodule(path)) is type(model.get_submodule(path))
 
@@ -250,7 +257,12 @@ class Eager(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.quant, self.dequant = QuantStub(), DeQuantStub()
-        self.conv, self.bn, self.add, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), FloatFunctional(), nn.ReLU()
+        self.conv, self.bn, self.add, self.relu = (
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            FloatFunctional(),
+            nn.ReLU(),
+        )
         self.tail, self.tail_relu = nn.Conv2d(4, 2, 1), nn.ReLU6()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -289,9 +301,11 @@ def test_eager_fusion_in_training_mode_folds_the_statistics() -> None:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("roles", ["bn", "relu", "bn relu", "add", "add relu", "bn add", "bn add relu", "relu6", "bn add relu6"])
+@pytest.mark.parametrize(
+    "roles", ["bn", "relu", "bn relu", "add", "add relu", "bn add", "bn add relu", "relu6", "bn add relu6"]
+)
 def test_known_modules(layer: str, roles: str) -> None:
-    make_layer, make_bn, shape = LAYERS[layer]
+    make_layer, make_bn, _ = LAYERS[layer]
     make = {"bn": make_bn, "relu": nn.ReLU, "relu6": nn.ReLU6, "add": FloatFunctional}
     modules = [make_layer(), *(make[r]() for r in roles.split())]
     fused = fuse_known_modules([m.eval() for m in modules])
@@ -299,7 +313,9 @@ def test_known_modules(layer: str, roles: str) -> None:
     assert len(fused) == len(modules)
     assert [type(m) is nn.Identity for m in fused] == [i != place for i in range(len(fused))]
     if roles != "bn":
-        assert type(fused[place]).__name__ == _name(layer, "+" if "add" in roles else "", roles.split()[-1] if "relu" in roles else "")
+        assert type(fused[place]).__name__ == _name(
+            layer, "+" if "add" in roles else "", roles.split()[-1] if "relu" in roles else ""
+        )
 
 
 @pytest.mark.parametrize(

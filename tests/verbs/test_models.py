@@ -123,7 +123,9 @@ def test_conversion_does_not_change_the_prepared_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
-@pytest.mark.parametrize(("cls", "last"), [(ResNet18, "fc"), (MobileNetV2, "classifier.1")], ids=["resnet18", "mobilenetv2"])
+@pytest.mark.parametrize(
+    ("cls", "last"), [(ResNet18, "fc"), (MobileNetV2, "classifier.1")], ids=["resnet18", "mobilenetv2"]
+)
 @pytest.mark.filterwarnings("ignore::horizon_plugin_pytorch.errors.AccumulatorWarning")
 def test_benchmark_models_have_one_arithmetic(cls: type, last: str, dtype: str, tmp_path: Any) -> None:
     model = shake_norms(cls(20)).eval()

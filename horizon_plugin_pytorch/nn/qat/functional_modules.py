@@ -142,7 +142,9 @@ def _matmul(x: Any, other: Any = None, *, tensor2: Any = None, mat2: Any = None)
 
 
 def _reduce(method: str) -> Callable[..., Call | None]:
-    def bind(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, axis: Any = None, **kwargs: Any) -> Call | None:
+    def bind(
+        x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, axis: Any = None, **kwargs: Any
+    ) -> Call | None:
         if rest or kwargs.get("dtype") is not None:
             return None
         if isinstance(keepdim, int) and not isinstance(keepdim, bool):  # x.mean(2, 3)

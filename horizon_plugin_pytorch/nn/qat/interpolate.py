@@ -30,8 +30,9 @@ class _Resize(QATModule):
             setattr(self, name, getattr(mod, name))
         if self.mode not in ("nearest", "bilinear") or getattr(mod, "antialias", False):
             raise UnsupportedOperatorError(
-                f"interpolate {at(getattr(mod, 'path', ''))} with mode={self.mode!r}, antialias={getattr(mod, 'antialias', False)} "
-                "has no quantized form; use mode='nearest' or 'bilinear' without antialias."
+                f"interpolate {at(getattr(mod, 'path', ''))} with mode={self.mode!r}"
+                f"{' and antialias' if getattr(mod, 'antialias', False) else ''} has no quantized form; use "
+                "mode='nearest' or 'bilinear', without antialias."
             )
         self.qconfig = None  # it has no quantization parameters of its own
         self.activation_post_process = None
@@ -69,7 +70,8 @@ register(Operator(
     "interpolate", ScaleRule.INHERIT, Interpolate, quantized.Interpolate, (_Float,),
     {F.interpolate: as_module(
         _Float,
-        "input, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, antialias=False",
+        "input, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, "
+        "antialias=False",
         at_run_time=("size",),
     )},
 ))  # fmt: skip

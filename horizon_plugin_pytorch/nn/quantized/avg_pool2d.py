@@ -68,7 +68,15 @@ class AvgPool2d(QuantizedModule):
         is_double = fp.is_beyond_float32(bound)
         return self.output(
             fp.avg_pool2d(
-                x.plain(), self.kernel_size, self.stride, self.padding, self.ceil_mode, factor, is_double, self.low, self.high
+                x.plain(),
+                self.kernel_size,
+                self.stride,
+                self.padding,
+                self.ceil_mode,
+                factor,
+                is_double,
+                self.low,
+                self.high,
             )
         )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.quantized.gemm import QuantizedGemm
+from horizon_plugin_pytorch.qtensor import pad_circular
 
 
 class Conv2d(QuantizedGemm):
@@ -25,21 +25,15 @@ class Conv2d(QuantizedGemm):
 
     def compute(self, x: Tensor, residual: Tensor | None, plan: fp.AccumulatorPlan) -> Tensor:
         if self.explicit_padding:
-            x = _pad(x, self.explicit_padding, self.padding_mode)
+            if self.padding_mode == "circular":
+                x = pad_circular(x, self.explicit_padding)
+            else:
+                x = F.pad(x, self.explicit_padding, self.padding_mode)
         return fp.conv2d(
             x, plan.weights, plan.bias, residual, plan.residual_factor, plan.factor, self.stride, self.padding,
             self.dilation, self.groups, self.is_transposed, self.output_padding, plan.input_digits, plan.parts,
             plan.is_double, plan.limit, plan.low, plan.high, plan.is_real,
         )  # fmt: skip
-
-
-def _pad(x: Tensor, padding: list[int], mode: str) -> Tensor:
-    if mode != "circular":
-        return F.pad(x, padding, mode)
-    for axis, before, after in ((-1, *padding[:2]), (-2, *padding[2:])):  # torch's own writes in place: no graph form
-        size = x.shape[axis]
-        x = x.index_select(axis, torch.arange(-before, size + after, device=x.device) % size)
-    return x
 
 
 class ConvReLU2d(Conv2d):

@@ -228,7 +228,9 @@ class QFunctional(QuantizedModule):
             ("affine", scale, offset),
             lambda: tuple(
                 t.to(x.device)
-                for t in fp.choose_affine(self._ratio(x.scale) * scale, torch.tensor([offset], dtype=torch.float64) / self._out_scale())
+                for t in fp.choose_affine(
+                    self._ratio(x.scale) * scale, torch.tensor([offset], dtype=torch.float64) / self._out_scale()
+                )
             ),
         )
         return self.output(fp.affine(x.plain(), factor, shift, -1, low, self.high))

@@ -53,7 +53,9 @@ class Interpolate(QuantizedModule):
         def build() -> tuple[Tensor, Tensor]:
             bits = fp.weight_bits(x.dtype.bits)
             rows, columns = self.matrices(x.shape[-2], x.shape[-1], size, bits)
-            return rows.mul_(2.0**-bits).to(x.device, torch.float32), columns.mul_(2.0**-bits).to(x.device, torch.float32)
+            return rows.mul_(2.0**-bits).to(x.device, torch.float32), columns.mul_(2.0**-bits).to(
+                x.device, torch.float32
+            )
 
         return self._plans.get((), ("real", *x.shape[-2:], str(size), str(x.dtype)), build)
 

@@ -10,8 +10,8 @@ from torch import nn
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 
 HIGH_PRECISION_OPERATORS = (
-    "High-precision output exists for Conv2d, ConvTranspose2d, Linear and matmul only; give this module a qconfig with an "
-    "activation format."
+    "High-precision output exists for Conv2d, ConvTranspose2d, Linear and matmul only; give this module a qconfig with "
+    "an activation format."
 )
 _KEYS = ("", "module_type", "module_name")
 

@@ -22,9 +22,9 @@ from horizon_plugin_pytorch.quantization.passes.region import called_path, is_co
 from horizon_plugin_pytorch.quantization.stubs import QuantStub
 
 PASS_THROUGH_MODULES = (
-    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Unflatten, nn.MaxPool2d, nn.MaxPool1d,
-    nn.AdaptiveMaxPool2d, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.ZeroPad2d, nn.ConstantPad2d,
-    nn.ReplicationPad2d, nn.ReflectionPad2d,
+    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Unflatten, nn.MaxPool2d,
+    nn.MaxPool1d, nn.AdaptiveMaxPool2d, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.ZeroPad2d,
+    nn.ConstantPad2d, nn.ReplicationPad2d, nn.ReflectionPad2d, nn.CircularPad2d,
 )  # fmt: skip
 
 
@@ -36,7 +36,9 @@ def _spell(node: fx.Node) -> str:
     return f"{module.removeprefix('_')}.{name}" if module else f"torch.{name}"
 
 
-def _unsupported(what: str, node: fx.Node, march: March, row: Operator | None, advice: str = "") -> UnsupportedOperatorError:
+def _unsupported(
+    what: str, node: fx.Node, march: March, row: Operator | None, advice: str = ""
+) -> UnsupportedOperatorError:
     where = at(str(node.target) if node.op == "call_module" else scope_of(node), source_line(node.stack_trace))
     if row is not None and march.family not in row.families:
         advice = f"it is supported on {', '.join(row.families)}"
@@ -61,7 +63,9 @@ def _free_name(scope: str, operator: str, counters: dict[tuple[str, str], int]) 
     return f"{scope}.{name}" if scope else name
 
 
-def replace_functions(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[str, Choice], march: March) -> fx.GraphModule:
+def replace_functions(
+    model: fx.GraphModule, quantized: set[fx.Node], choices: dict[str, Choice], march: March
+) -> fx.GraphModule:
     """Replace every function and method in the quantized part that needs a scale of its own.
 
     Raises:
@@ -115,7 +119,12 @@ def replace_fusable(model: fx.GraphModule, choices: dict[str, Choice]) -> fx.Gra
 
 
 def _replace(
-    model: fx.GraphModule, node: fx.Node, name: str, call: Call, choices: dict[str, Choice], counters: dict[tuple[str, str], int]
+    model: fx.GraphModule,
+    node: fx.Node,
+    name: str,
+    call: Call,
+    choices: dict[str, Choice],
+    counters: dict[tuple[str, str], int],
 ) -> fx.Node:
     """Put a generated module in place of a function node."""
     scope = scope_of(node)
@@ -137,7 +146,11 @@ def _replace(
 
 
 def _quantize_constants(
-    model: fx.GraphModule, node: fx.Node, quantized: set[fx.Node], choices: dict[str, Choice], counters: dict[tuple[str, str], int]
+    model: fx.GraphModule,
+    node: fx.Node,
+    quantized: set[fx.Node],
+    choices: dict[str, Choice],
+    counters: dict[tuple[str, str], int],
 ) -> None:
     """Parameters and buffers that meet quantized tensors get a QuantStub of their own."""
     for source in list(node.all_input_nodes):
@@ -176,7 +189,9 @@ def check_modules(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[
         row = row_of_module(type(module))
         if row is not None and march.family in row.families:
             continue
-        if row is None and (isinstance(module, PASS_THROUGH_MODULES) or not type(module).__module__.startswith("torch.")):
+        if row is None and (
+            isinstance(module, PASS_THROUGH_MODULES) or not type(module).__module__.startswith("torch.")
+        ):
             continue
         raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
 
