@@ -11,7 +11,7 @@ import torch
 import torch.fx
 from torch import nn
 
-from horizon_plugin_pytorch.errors import TraceError, source_line
+from horizon_plugin_pytorch.errors import TraceError, is_user_code, source_line
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 
@@ -101,7 +101,7 @@ def _user_frames() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if "/torch/" not in file and "/horizon_plugin_pytorch/" not in file:
+        if is_user_code(file):
             lines.append(f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}')
         frame = frame.f_back  # type: ignore[assignment]
     return "\n".join(reversed(lines))
