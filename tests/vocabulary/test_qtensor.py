@@ -105,6 +105,7 @@ MOVES: dict[str, Callable[[Tensor], Any]] = {
     "pad": lambda x: F.pad(x, (1, 2, 0, 1)),
     "pad replicate": lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
     "pad reflect": lambda x: F.pad(x, (1, 2, 1, 2), "reflect"),
+    "pad circular": lambda x: F.pad(x, (1, 2, 1, 0), "circular"),
     "nn.ZeroPad2d": nn.ZeroPad2d(1),
     "getitem": lambda x: x[:, 1:3, ::2],
     "getitem none": lambda x: x[None, ..., 0],
