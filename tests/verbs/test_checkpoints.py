@@ -143,6 +143,9 @@ def test_other_float_types_are_refused_by_name(dtype: torch.dtype) -> None:
     model, inputs = make("mobilenet")
     qat = prepared(model, inputs)
     quantized = convert_fx(qat)
-    for changed in (qat, quantized):
+    for changed in (qat, quantized, qat.features, quantized.features):
+        before = {key: value.dtype for key, value in changed.state_dict().items()}
         with pytest.raises(TypeError, match="float32"):
             changed.to(dtype)
+        assert {key: value.dtype for key, value in changed.state_dict().items()} == before
+    assert torch.equal(qat.to("cpu")(*inputs), quantized.cpu()(*inputs))

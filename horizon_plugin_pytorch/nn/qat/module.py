@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import ConversionError, at
+from horizon_plugin_pytorch.nn.quantized.module import require_float32
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 
@@ -48,7 +49,9 @@ class Cache:
         if (
             self._value is None
             or len(sources) != len(self._sources)
-            or any(a is not b or a._version != v for a, b, v in zip(sources, self._sources, self._versions, strict=True))
+            or any(
+                a is not b or a._version != v for a, b, v in zip(sources, self._sources, self._versions, strict=True)
+            )
         ):
             self._value = build()
             self._sources = sources
@@ -85,6 +88,10 @@ class QATModule(nn.Module):
         self.forget_twin()
         return super().train(mode)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        require_float32(fn, f"`{type(self).__name__}` {at(self.path)}")
+        return super()._apply(fn, recurse)
+
     def fake_quantizers(self) -> list[FakeQuantize]:
         """The module's own fake quantizers: weight and activation."""
         return [m for m in self.children() if isinstance(m, FakeQuantize)]
@@ -97,11 +104,13 @@ class QATModule(nn.Module):
 
     def twin(self) -> nn.Module:
         """The quantized module for the current weights and scales."""
-        sources = [p for p in self.parameters(recurse=False)] + [b for b in self.buffers(recurse=False)]
+        sources = [*self.parameters(recurse=False), *self.buffers(recurse=False)]
         sources += [q.scale for q in self.fake_quantizers()]
         return self._twin.get(tuple(sources), lambda: self.quantized_class.from_qat(self))
 
-    def exact(self, *inputs: Any, call: Callable[..., Any] | None = None, trained: Callable[[], Tensor] | None = None) -> Any:
+    def exact(
+        self, *inputs: Any, call: Callable[..., Any] | None = None, trained: Callable[[], Tensor] | None = None
+    ) -> Any:
         """Run the quantized twin on the integers of the inputs; real values come back, with their integers attached.
 
         Args:
@@ -132,8 +141,8 @@ def _as_integers(x: Any, path: str) -> Any:
         return type(x)(_as_integers(v, path) for v in x)
     if isinstance(x, Tensor) and x.is_floating_point():
         raise ConversionError(
-            f"the quantized operator {at(path)} got a float tensor of shape {tuple(x.shape)}, which has no scale. Put a "
-            "QuantStub where this tensor enters the quantized part of the model, and calibrate again."
+            f"the quantized operator {at(path)} got a float tensor of shape {tuple(x.shape)}, which has no scale. Put "
+            "a QuantStub where this tensor enters the quantized part of the model, and calibrate again."
         )
     return x
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import QuantDType
@@ -40,6 +41,18 @@ def _scale_key(scale: Tensor) -> Hashable:
     return (id(scale), scale._version)
 
 
+def require_float32(fn: Callable[[Tensor], Tensor], what: str) -> None:
+    """Refuse a change of the float type: integers live in float32, and those of 16 bits do not fit a half.
+
+    Args:
+        fn: what `torch.nn.Module._apply` does to each tensor.
+        what: the module, for the message.
+    """
+    dtype = fn(torch.zeros(0)).dtype
+    if dtype != torch.float32:
+        raise TypeError(f"{what} computes its integers in float32 and cannot become {dtype}; leave it in float32.")
+
+
 class QuantizedModule(nn.Module):
     """Base of quantized modules: an output scale and format, and plans for the inputs met so far."""
 
@@ -73,11 +86,12 @@ class QuantizedModule(nn.Module):
             return x
         kind = f"a float tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{type(x).__name__}"
         raise ConversionError(
-            f"`{type(self).__name__}` {at(self.path)} got {kind} instead of integers with a scale. Put a QuantStub where "
-            "this tensor enters the quantized part of the model, then calibrate and convert again."
+            f"`{type(self).__name__}` {at(self.path)} got {kind} instead of integers with a scale. Put a QuantStub "
+            "where this tensor enters the quantized part of the model, then calibrate and convert again."
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        require_float32(fn, f"`{type(self).__name__}` {at(self.path)}")
         self._plans = PlanCache()
         return super()._apply(fn, recurse)
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from horizon_plugin_pytorch.nn.quantized.module import require_float32
+
 _INTERNAL = {"training", "_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", "_is_full_backward_hook"}
 
 
@@ -52,16 +54,6 @@ def _rebuild(cls: type, class_name: str, state: dict, nodes: list[tuple]) -> Any
     out = cls(root, _unpack(nodes), class_name)
     out.__dict__.update(state)  # also what the graph does not mention
     return out
-
-
-def require_float32(fn: Any, what: str) -> None:
-    """Refuse a change of the float type: integers live in float32, and 16-bit ones would not fit a half."""
-    dtype = fn(torch.zeros(0)).dtype
-    if dtype != torch.float32:
-        raise TypeError(
-            f"{what} computes its integers in float32 and cannot become {dtype}. Convert the float model before "
-            "preparing it, or train with `torch.autocast`."
-        )
 
 
 class GraphModuleWithAttr(torch.fx.GraphModule):
