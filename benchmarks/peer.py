@@ -1,4 +1,4 @@
-"""The peer: FX quantization-aware training of `torch.ao`, as its documentation sets it up. Only benchmarks import it."""
+"""The peer: FX quantization-aware training of `torch.ao`, as its documentation sets it up. Only benchmarks use it."""
 
 from __future__ import annotations
 

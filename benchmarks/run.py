@@ -153,7 +153,8 @@ def bench_prepare(rounds: int) -> list[Any]:
         start = time.perf_counter()
         prepare("ResNet18", model)
         took.append(time.perf_counter() - start)
-    return ["ResNet18", "prepare, seconds (first call)", f"{median(took):.2f} ({took[0]:.2f})", f"<= {PREPARE_LIMIT}", "-"]
+    seconds = f"{median(took):.2f} ({took[0]:.2f})"
+    return ["ResNet18", "prepare, seconds (first call)", seconds, f"<= {PREPARE_LIMIT}", "-"]
 
 
 def peak_memory(name: str, kind: str, batch: int) -> float:
@@ -188,7 +189,8 @@ def bench_memory(name: str, batch: int) -> list[Any]:
     added = {}
     for kind in ("float", "ours", "torch.ao"):
         command = [sys.executable, "-m", "benchmarks.run", "--memory", name, kind, str(batch)]
-        out = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        out = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         added[kind] = json.loads(out.stdout.strip().splitlines()[-1])
     return [
         name, "peak memory of a QAT step / float step", f"{added['ours'] / added['float']:.2f}", f"<= {MEMORY_LIMIT}",
@@ -216,7 +218,8 @@ def main() -> None:
             rows += bench_forward(name, fmt, options.batch, options.rounds)
         rows.append(bench_memory(name, 2 * options.batch))
     print(tabulate(rows, headers=["model", "what", "ours", "wanted", "torch.ao"], disable_numparse=True))
-    print(f"\ntorch {torch.__version__}, {options.threads} thread(s), batch {options.batch}, median of {options.rounds} rounds")
+    setting = f"{options.threads} thread(s), batch {options.batch}, median of {options.rounds} rounds"
+    print(f"\ntorch {torch.__version__}, {setting}")
 
 
 if __name__ == "__main__":

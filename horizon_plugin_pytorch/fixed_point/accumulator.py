@@ -84,7 +84,8 @@ def _channel_parts(reaches: Tensor, channels: int, bias: Tensor) -> int:
         if parts > channels:
             break
         extra = bias if parts == 1 else torch.zeros_like(bias)
-        if all(float((piece.sum(2).amax(0) + extra).max()) < EXACT_FLOAT32 for piece in by_channel.tensor_split(parts, 2)):
+        pieces = by_channel.tensor_split(parts, 2)
+        if all(float((piece.sum(2).amax(0) + extra).max()) < EXACT_FLOAT32 for piece in pieces):
             return parts
     return 0
 
@@ -282,7 +283,9 @@ class _Piece:
     channels: Tensor | None = None
 
 
-def _pieces(product: Product, x: Tensor, weights: list[Tensor], digits: int, parts: int, layout: _Layout) -> Iterator[_Piece]:
+def _pieces(
+    product: Product, x: Tensor, weights: list[Tensor], digits: int, parts: int, layout: _Layout
+) -> Iterator[_Piece]:
     per_part = len(weights) // parts
     sizes = [w.shape[layout.weight_axis] for w in weights[::per_part]]
     slices = x.split(sizes, layout.input_axis) if layout.groups == 1 and parts > 1 else [x] * parts
@@ -520,8 +523,8 @@ def linear(
 ) -> Tensor:
     """As `conv2d`, over the last axis."""
     return _run(
-        lambda a, w, b, groups: F.linear(a, w, b), x, weights, bias, residual, residual_factor, factor, input_digits, parts, is_double, limit, low, high,
-        is_real, _Layout(1, -1, 1, (-1,)),
+        lambda a, w, b, groups: F.linear(a, w, b), x, weights, bias, residual, residual_factor, factor,
+        input_digits, parts, is_double, limit, low, high, is_real, _Layout(1, -1, 1, (-1,)),
     )  # fmt: skip
 
 

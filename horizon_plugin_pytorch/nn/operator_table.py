@@ -135,7 +135,7 @@ def as_module(factory: Callable[..., nn.Module], signature: str, at_run_time: tu
         at_run_time: arguments that the module's forward takes as well; one that depends on a tensor's shape, such as
             ``size=skip.shape[2:]``, is given there.
     """
-    parsed = inspect.signature(eval(f"lambda {signature}: None"))  # noqa: S307 - a literal of this package
+    parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this package
 
     def bind(*args: Any, **kwargs: Any) -> Call:
         bound = parsed.bind(*args, **kwargs)

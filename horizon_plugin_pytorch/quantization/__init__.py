@@ -75,8 +75,8 @@ __all__ = [
     "prepare_qat",
     "prepare_qat_fx",
     "qinfo",
-    "qint16",
     "qint8",
+    "qint16",
     "set_fake_quantize",
     "set_qat_mode",
 ]

@@ -30,7 +30,7 @@ def export_quantized_onnx(
     keep_initializers_as_inputs: bool | None = None,
     custom_opsets: Any = None,
 ) -> Any:
-    """Write a converted model as ONNX. The file has standard operators only; stock ONNX Runtime gives the same integers.
+    """Write a converted model as ONNX, in standard operators only: stock ONNX Runtime gives the same integers.
 
     Args:
         model: the result of `convert_fx` or `convert`.
@@ -57,9 +57,13 @@ def export_quantized_onnx(
     'image'
     """
     if dynamic_axes:
-        raise ExportError("export_quantized_onnx: shapes are fixed; export once for each batch size instead of dynamic_axes.")
+        raise ExportError(
+            "export_quantized_onnx: shapes are fixed; export once for each batch size instead of dynamic_axes."
+        )
     if not export_params:
-        warnings.warn("export_quantized_onnx: export_params=False is ignored, weights are always written.", stacklevel=2)
+        warnings.warn(
+            "export_quantized_onnx: export_params=False is ignored, weights are always written.", stacklevel=2
+        )
     onnx_model = build_onnx(model, args, input_names, output_names, opset_version)
     data = onnx_model.SerializeToString()
     if isinstance(f, (str, os.PathLike)):

@@ -22,7 +22,8 @@ from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d",
-    "ConvReLU62d", "ConvTranspose2d", "DeQuantStub", "FloatFunctional", "Interpolate", "LayerNorm", "Linear", "QuantStub",
-    "ReLU", "ReLU6", "SegmentLUT", "Softmax", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
+    "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d",
+    "ConvReLU2d", "ConvReLU62d", "ConvTranspose2d", "DeQuantStub", "FloatFunctional", "Interpolate", "LayerNorm",
+    "Linear", "QuantStub", "ReLU", "ReLU6", "SegmentLUT", "Softmax", "Upsample", "UpsamplingBilinear2d",
+    "UpsamplingNearest2d",
 ]  # fmt: skip

@@ -23,7 +23,9 @@ class BatchNorm2d(QATModule, nn.BatchNorm2d):
         """The QAT form; parameters and statistics are shared with `mod`."""
         path = getattr(mod, "path", "")
         if not mod.track_running_stats or mod.running_mean is None:
-            raise QuantizationConfigError(f"BatchNorm2d {at(path)} has no running statistics, so it has no integer form.")
+            raise QuantizationConfigError(
+                f"BatchNorm2d {at(path)} has no running statistics, so it has no integer form."
+            )
         with torch.device("meta"):
             self = cls(mod.num_features, mod.eps, mod.momentum, mod.affine)
         self.weight, self.bias = mod.weight, mod.bias

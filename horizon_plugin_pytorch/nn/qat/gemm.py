@@ -50,7 +50,8 @@ class QATGemm(QATModule):
     def from_float(cls, mod: Any) -> Any:
         """The QAT form of a float layer, or of a fused float module; parameters are shared with it."""
         source = getattr(mod, "conv", None) or getattr(mod, "linear", None) or mod
-        names = [n for n in inspect.signature(cls.float_class.__init__).parameters if n not in ("self", "device", "dtype")]
+        parameters = inspect.signature(cls.float_class.__init__).parameters
+        names = [n for n in parameters if n not in ("self", "device", "dtype")]
         arguments = {n: getattr(source, n) for n in names if n != "bias"}
         arguments["bias"] = source.bias is not None
         with torch.device("meta"):

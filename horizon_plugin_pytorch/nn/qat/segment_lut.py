@@ -71,7 +71,12 @@ _gelu = as_module(nn.GELU, "input, *, approximate='none'")
 _exp, _sqrt, _rsqrt = as_module(Exp, "input"), as_module(Sqrt, "input"), as_module(Rsqrt, "input")
 _reciprocal = as_module(Reciprocal, "input")
 for _name, _modules, _functions, _methods in (
-    ("sigmoid", (nn.Sigmoid,), {torch.sigmoid: _sigmoid, F.sigmoid: _sigmoid, torch.special.expit: _sigmoid}, {"sigmoid": _sigmoid}),
+    (
+        "sigmoid",
+        (nn.Sigmoid,),
+        {torch.sigmoid: _sigmoid, F.sigmoid: _sigmoid, torch.special.expit: _sigmoid},
+        {"sigmoid": _sigmoid},
+    ),
     ("tanh", (nn.Tanh,), {torch.tanh: _tanh, F.tanh: _tanh}, {"tanh": _tanh}),
     ("silu", (nn.SiLU,), {F.silu: _silu}, {}),
     ("gelu", (nn.GELU,), {F.gelu: _gelu}, {}),

@@ -25,8 +25,8 @@ class QuantStub(QATModule):
         super().__init__()
         if qconfig is None or qconfig.activation is None:
             raise QuantizationConfigError(
-                f"QuantStub {at(self.path)} needs a qconfig with activation quantization; a high-precision output qconfig "
-                "does not fit an input."
+                f"QuantStub {at(self.path)} needs a qconfig with activation quantization; a high-precision output "
+                "qconfig does not fit an input."
             )
         self.qconfig = qconfig
         activation = qconfig.activation

@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.nn.quantized.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d",
-    "ConvReLU62d", "ConvTranspose2d", "DeQuantize", "FloatFunctional", "Interpolate", "Linear", "QFunctional", "Quantize",
-    "ReLU", "ReLU6", "SegmentLUT", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
+    "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d",
+    "ConvReLU2d", "ConvReLU62d", "ConvTranspose2d", "DeQuantize", "FloatFunctional", "Interpolate", "Linear",
+    "QFunctional", "Quantize", "ReLU", "ReLU6", "SegmentLUT", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
 ]  # fmt: skip

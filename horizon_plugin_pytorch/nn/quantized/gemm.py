@@ -41,8 +41,8 @@ class QuantizedGemm(QuantizedModule):
         quantizer = mod.weight_fake_quant
         if quantizer is None:
             raise ConversionError(
-                f"`{type(mod).__name__}` {at(mod.path)} has a qconfig without weight quantization, so it has no integer "
-                "form. Give it a qconfig with a weight fake-quant, or qconfig=None to keep it float."
+                f"`{type(mod).__name__}` {at(mod.path)} has a qconfig without weight quantization, so it has no "
+                "integer form. Give it a qconfig with a weight fake-quant, or qconfig=None to keep it float."
             )
         self.weight_dtype = quantizer.dtype
         steps = fp.quantize(
@@ -118,9 +118,10 @@ class QuantizedGemm(QuantizedModule):
         )
         if plan.limit:
             warnings.warn(
-                f"`{type(self).__name__}` {at(self.path)}: in the worst case its accumulator reaches {plan.worst_case:.3g}, "
-                f"beyond int32 ({fp.INT32_MAX:.3g}); sums are saturated there. Its input is {input_dtype}, its weight "
-                f"{self.weight_dtype}: use a qint8 input, fewer input channels, or more groups.",
+                f"`{type(self).__name__}` {at(self.path)}: in the worst case its accumulator reaches "
+                f"{plan.worst_case:.3g}, beyond int32 ({fp.INT32_MAX:.3g}); sums are saturated there. Its input is "
+                f"{input_dtype}, its weight {self.weight_dtype}: use a qint8 input, fewer input channels, "
+                "or more groups.",
                 AccumulatorWarning,
                 stacklevel=2,
             )
