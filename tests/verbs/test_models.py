@@ -138,6 +138,27 @@ def test_benchmark_models_have_one_arithmetic(cls: type, last: str, dtype: str, 
     assert float(cosine) > 0.98
 
 
+def test_validation_follows_changed_weights() -> None:
+    model, inputs = make("mobilenet")
+    qat = prepared(model, inputs)
+    weight = qat.classifier[1].weight
+    with torch.no_grad():
+        seen = [qat(*inputs)]
+        weight.mul_(0.5)
+        seen.append(qat(*inputs))
+        weight.data = weight.data * 0.5
+        seen.append(qat(*inputs))
+        qat.load_state_dict({**qat.state_dict(), "classifier.1.weight": weight * 0.5})
+        seen.append(qat(*inputs))
+        qat.classifier[1].weight_fake_quant.set_qparams(qat.classifier[1].weight_fake_quant.scale * 3)
+        seen.append(qat(*inputs))
+        weight.data.mul_(0.5)  # torch does not count this one; switching the mode looks again
+        qat.eval()
+        seen.append(qat(*inputs))
+        assert not any(torch.equal(a, b) for a, b in zip(seen, seen[1:], strict=False))
+        assert torch.equal(convert_fx(qat)(*inputs), seen[-1])
+
+
 def test_a_copy_of_a_prepared_model_is_independent() -> None:
     model, inputs = make("mobilenet")
     qat = prepared(model, inputs)

@@ -32,8 +32,15 @@ def attach_gradient(trained: Tensor, exact: Tensor) -> Tensor:
     return _Exact.apply(trained.as_subclass(Tensor), exact)
 
 
+def _version(x: Tensor) -> tuple[int, int]:
+    return x._version, x.data_ptr()  # ``x.data = y`` counts as no write, but moves the data
+
+
 class Cache:
-    """A value derived from tensors; forgets itself when they change, and is not copied or pickled."""
+    """A value derived from tensors; forgets itself when they change, and is not copied or pickled.
+
+    A write through ``tensor.data`` is the one change that torch does not count; `clear` is for that.
+    """
 
     def __init__(self) -> None:
         self.clear()
@@ -41,7 +48,7 @@ class Cache:
     def clear(self) -> None:
         """Forget."""
         self._sources: tuple[Tensor, ...] = ()
-        self._versions: tuple[int, ...] = ()
+        self._versions: tuple[tuple[int, int], ...] = ()
         self._value: Any = None
 
     def get(self, sources: tuple[Tensor, ...], build: Callable[[], Any]) -> Any:
@@ -50,12 +57,12 @@ class Cache:
             self._value is None
             or len(sources) != len(self._sources)
             or any(
-                a is not b or a._version != v for a, b, v in zip(sources, self._sources, self._versions, strict=True)
+                a is not b or _version(a) != v for a, b, v in zip(sources, self._sources, self._versions, strict=True)
             )
         ):
             self._value = build()
             self._sources = sources
-            self._versions = tuple(t._version for t in sources)
+            self._versions = tuple(_version(t) for t in sources)
         return self._value
 
     def __deepcopy__(self, memo: dict) -> Cache:
