@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -141,7 +142,8 @@ def test_benchmark_models_have_one_arithmetic(cls: type, last: str, dtype: str, 
 def test_validation_follows_changed_weights() -> None:
     model, inputs = make("mobilenet")
     qat = prepared(model, inputs)
-    weight = qat.classifier[1].weight
+    last = qat.get_submodule("classifier.1")
+    weight = last.weight
     with torch.no_grad():
         seen = [qat(*inputs)]
         weight.mul_(0.5)
@@ -150,12 +152,12 @@ def test_validation_follows_changed_weights() -> None:
         seen.append(qat(*inputs))
         qat.load_state_dict({**qat.state_dict(), "classifier.1.weight": weight * 0.5})
         seen.append(qat(*inputs))
-        qat.classifier[1].weight_fake_quant.set_qparams(qat.classifier[1].weight_fake_quant.scale * 3)
+        last.weight_fake_quant.set_qparams(last.weight_fake_quant.scale * 3)
         seen.append(qat(*inputs))
         weight.data.mul_(0.5)  # torch does not count this one; switching the mode looks again
         qat.eval()
         seen.append(qat(*inputs))
-        assert not any(torch.equal(a, b) for a, b in zip(seen, seen[1:], strict=False))
+        assert not any(torch.equal(a, b) for a, b in itertools.pairwise(seen))
         assert torch.equal(convert_fx(qat)(*inputs), seen[-1])
 
 
