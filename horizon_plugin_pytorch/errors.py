@@ -43,6 +43,10 @@ class ConversionError(HorizonError, RuntimeError):
     """A QAT module cannot become a quantized module."""
 
 
+class OperatorInputError(HorizonError, RuntimeError):
+    """An operator of a prepared or converted model cannot run on the tensors that reached it."""
+
+
 class ExportError(HorizonError, RuntimeError):
     """A quantized model cannot be written as ONNX."""
 

@@ -164,5 +164,3 @@ def scope_of(node: torch.fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [value[0] if isinstance(value, tuple) else key for key, value in stack.items()]
     return paths[-1] if paths else ""
-
-

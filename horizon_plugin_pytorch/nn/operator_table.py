@@ -56,6 +56,7 @@ class Operator:
         qat, quantized: the operator's classes while training and after conversion.
         scale_rule: where its output's scale comes from.
         families: march families that run it.
+        has_real_output: can its accumulator leave as float (high-precision output)?
     """
 
     name: str
@@ -66,7 +67,12 @@ class Operator:
     functions: dict[Callable, Binder] = field(default_factory=dict)
     methods: dict[str, Binder] = field(default_factory=dict)
     families: tuple[str, ...] = ALL_MARCHES
-    note: str = ""
+    has_real_output: bool = False
+
+    @property
+    def needs_qconfig(self) -> bool:
+        """Does it have quantization parameters of its own?"""
+        return self.scale_rule in (ScaleRule.OWN, ScaleRule.FIXED)
 
 
 _ROWS: dict[str, Operator] = {}

@@ -78,6 +78,7 @@ class ObserverBase(nn.Module):
         self.register_buffer("min_val", torch.full((length,), math.inf, **kwargs))
         self.register_buffer("max_val", torch.full((length,), -math.inf, **kwargs))
         self.owner = ""
+        self.may_be_constant = False  # parameters may, and nothing is wrong with them
         self._warned: set[str] = set()
 
     @property
@@ -135,7 +136,7 @@ class ObserverBase(nn.Module):
             smallest, largest = self._range(torch.where(finite, x, 0) if self.is_per_channel else x[finite])
         if low != -math.inf or high != math.inf:
             smallest, largest = smallest.clamp(low, high), largest.clamp(low, high)
-        if x.numel() > 1 and not self.is_per_channel and bool(smallest == largest):
+        if x.numel() > 1 and not (self.is_per_channel or self.may_be_constant) and bool(smallest == largest):
             self._warn(
                 "constant",
                 f"saw a tensor whose values are all {float(smallest):g}; its scale says little about other data",

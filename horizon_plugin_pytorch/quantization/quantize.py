@@ -41,7 +41,7 @@ def prepare_qat(
     >>> type(prepare_qat(net).module)
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
-    march = require_march("prepare_qat")
+    require_march("prepare_qat")
     check_mode("prepare_qat")
     if hybrid:
         raise NotImplementedError("prepare_qat: hybrid models are not available in this version; use hybrid=False.")
@@ -52,7 +52,7 @@ def prepare_qat(
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
-    return to_qat(model, resolve_qconfigs(model, None), march)
+    return to_qat(model, resolve_qconfigs(model, None))
 
 
 def convert(

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, source_line
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -134,21 +134,20 @@ def prepare_qat_fx(
     replace_functions(observed, region, choices, march)
     fuse_graph(observed, choices, region)
     check_modules(observed, region, choices, march)
-    used = _module_paths(observed, region)
-    to_qat(observed, choices, march, used)
+    to_qat(observed, choices, _called_lines(observed, region))
     observed.recompile()
     _preserve(observed, model, prepare_custom_config_dict)
     return observed
 
 
-def _module_paths(model: fx.GraphModule, region: set[fx.Node]) -> set[str]:
-    """Paths of the modules that the quantized part calls, with the DeQuantStubs that end it."""
-    paths = set()
+def _called_lines(model: fx.GraphModule, region: set[fx.Node]) -> dict[str, str]:
+    """Paths of the modules that the quantized part calls, its DeQuantStubs included, with the calling lines."""
+    lines: dict[str, str] = {}
     for node in model.graph.nodes:
         path = called_path(model, node)
         if path is not None and (node in region or any(source in region for source in node.all_input_nodes)):
-            paths.add(path)
-    return paths
+            lines.setdefault(path, source_line(node.stack_trace))
+    return lines
 
 
 def convert_fx(

@@ -18,11 +18,12 @@ from horizon_plugin_pytorch.errors import (
     ExportError,
     HorizonError,
     MarchNotSetError,
+    OperatorInputError,
     QuantizationWarning,
     TraceError,
     UnsupportedOperatorError,
 )
-from horizon_plugin_pytorch.march import set_march
+from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
@@ -136,12 +137,35 @@ def test_a_wrapped_module_is_not_traced() -> None:
     assert qat(X).shape == X.shape
 
 
-def test_mismatched_shapes_fail_as_in_torch() -> None:
-    qat = prepared(TwoInputs(Body(lambda x, y: x + y)), (X, X))
-    other = torch.randn(2, 4, 6, 5)
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (lambda x, y: x + y, "at `body._generated_add_0` (test_bad_input.py:"),
+        (lambda x, y: torch.matmul(x, y[..., :3]), "at `body._generated_matmul_0` (test_bad_input.py:"),
+        (lambda x, y: torch.cat((x, y), 1), "at `body._generated_cat_0` (test_bad_input.py:"),
+    ],
+)
+def test_mismatched_shapes_name_module_line_and_shapes(body: Any, place: str) -> None:
+    qat = prepared(TwoInputs(Body(body)), (X, X))
+    other = torch.randn(2, 4, 7, 5)
     for model in (qat, convert_fx(qat)):
-        with pytest.raises(RuntimeError, match="size|shape"):
+        with pytest.raises(OperatorInputError) as caught:
             model(X, other)
+        assert place in str(caught.value) and "(2, 4, 6, 6)" in str(caught.value)
+
+
+def test_a_wrong_number_of_channels_names_the_layer() -> None:
+    qat = prepared(QuantWrapper(nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU())), (X,))
+    for model in (qat, convert_fx(qat)):
+        with pytest.raises(OperatorInputError, match=r"`ConvReLU2d` at `module.0`.*shapes \(2, 3, 6, 6\)"):
+            model(torch.randn(2, 3, 6, 6))
+
+
+@pytest.mark.parametrize("module", [nn.Linear(6, 6), nn.Softmax(1), nn.LayerNorm(6), nn.AdaptiveAvgPool2d(1)])
+def test_an_operator_that_the_march_does_not_run_says_which_do(module: nn.Module) -> None:
+    set_march(March.BERNOULLI2)
+    with pytest.raises(UnsupportedOperatorError, match="on bernoulli2: it is supported on bayes, nash"):
+        prepare_qat_fx(QuantWrapper(module), {"": default_qat_8bit_fake_quant_qconfig})
 
 
 def test_a_module_that_never_saw_data_is_named() -> None:

@@ -125,9 +125,7 @@ class LinearAddReLU6(FusedModule):
     layer_class, has_add, relu_class = nn.Linear, True, nn.ReLU6
 
 
-_CLASSES = {
-    (cls.layer_class, cls.has_add, cls.relu_class): cls for cls in FusedModule.__subclasses__()
-}
+_CLASSES = {(cls.layer_class, cls.has_add, cls.relu_class): cls for cls in FusedModule.__subclasses__()}
 
 
 def fused_class(layer_class: type, has_add: bool, relu_class: type | None) -> type[FusedModule] | None:

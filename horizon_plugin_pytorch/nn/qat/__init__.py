@@ -1,6 +1,7 @@
 """Modules that train on the integer grid. Importing this package fills the operator table."""
 
-from horizon_plugin_pytorch.nn.qat.avg_pool2d import AdaptiveAvgPool2d, AvgPool2d
+from horizon_plugin_pytorch.nn.qat.adaptive_avg_pool2d import AdaptiveAvgPool2d
+from horizon_plugin_pytorch.nn.qat.avg_pool2d import AvgPool2d
 from horizon_plugin_pytorch.nn.qat.batchnorm import BatchNorm2d
 from horizon_plugin_pytorch.nn.qat.conv2d import (
     Conv2d,

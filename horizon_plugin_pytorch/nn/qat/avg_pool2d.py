@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
-from horizon_plugin_pytorch.nn.qat.module import QATModule, real
+from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import avg_pool2d as quantized
 
 
-class _Pool(QATModule):
+class Pool(RoundedModule):
     """A pooling module whose output is rounded."""
 
     copied: tuple[str, ...]
@@ -23,32 +23,14 @@ class _Pool(QATModule):
         self = cls(**{name: getattr(mod, name) for name in cls.copied})
         self.qconfig = mod.qconfig
         self.activation_post_process = mod.qconfig.activation(channel_len=1)
-        self.path = getattr(mod, "path", "")
-        self.training = mod.training
         return self
 
-    def forward(self, x: Any) -> Any:
-        if self.is_exact:
-            return self.exact(x, trained=lambda: self._train(x))
-        return self._train(x)
 
-    def _train(self, x: Any) -> Any:
-        assert self.activation_post_process is not None
-        return self.activation_post_process(super().forward(real(x)))
-
-
-class AvgPool2d(_Pool, nn.AvgPool2d):
+class AvgPool2d(Pool, nn.AvgPool2d):
     """AvgPool2d whose output is rounded."""
 
     quantized_class = quantized.AvgPool2d
     copied = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-
-
-class AdaptiveAvgPool2d(_Pool, nn.AdaptiveAvgPool2d):
-    """AdaptiveAvgPool2d whose output is rounded."""
-
-    quantized_class = quantized.AdaptiveAvgPool2d
-    copied = ("output_size",)
 
 
 register(Operator(
@@ -57,8 +39,4 @@ register(Operator(
         nn.AvgPool2d,
         "input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None",
     )},
-))  # fmt: skip
-register(Operator(
-    "adaptive_avg_pool2d", ScaleRule.OWN, AdaptiveAvgPool2d, quantized.AdaptiveAvgPool2d, (nn.AdaptiveAvgPool2d,),
-    {F.adaptive_avg_pool2d: as_module(nn.AdaptiveAvgPool2d, "input, output_size")},
 ))  # fmt: skip

@@ -9,11 +9,11 @@ from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.module import QATModule, real
+from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import batchnorm as quantized
 
 
-class BatchNorm2d(QATModule, nn.BatchNorm2d):
+class BatchNorm2d(RoundedModule, nn.BatchNorm2d):
     """BatchNorm2d whose output is rounded; in the VALIDATION state it uses its running statistics."""
 
     quantized_class = quantized.BatchNorm2d
@@ -33,17 +33,7 @@ class BatchNorm2d(QATModule, nn.BatchNorm2d):
         self.num_batches_tracked = mod.num_batches_tracked
         self.qconfig = mod.qconfig
         self.activation_post_process = mod.qconfig.activation(channel_len=1)
-        self.path, self.training = path, mod.training
         return self
-
-    def forward(self, x: Any) -> Any:
-        if self.is_exact:
-            return self.exact(x, trained=lambda: self._train(x))
-        return self._train(x)
-
-    def _train(self, x: Any) -> Any:
-        assert self.activation_post_process is not None
-        return self.activation_post_process(super().forward(real(x)))
 
 
 register(Operator("batch_norm2d", ScaleRule.OWN, BatchNorm2d, quantized.BatchNorm2d, (nn.BatchNorm2d,)))

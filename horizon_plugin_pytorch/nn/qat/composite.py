@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from horizon_plugin_pytorch.dtype import qint16
-from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAverageMinMaxObserver
 from horizon_plugin_pytorch.quantization.qconfig import QConfig
 
@@ -20,10 +19,3 @@ def inner_qconfig(qconfig: Any, scale: float | None = None) -> QConfig:
     if "scale" in activation.kwargs:  # a fixed scale of the result says nothing about the parts
         kwargs["observer"] = MovingAverageMinMaxObserver
     return QConfig(activation=type(activation)(activation.cls, {**kwargs, "dtype": qint16}), weight=None)
-
-
-def functional(qconfig: Any, path: str) -> FloatFunctional:
-    """A part that is a FloatFunctional."""
-    part = FloatFunctional(qconfig)
-    part.path = path
-    return part

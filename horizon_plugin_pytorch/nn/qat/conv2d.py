@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn import intrinsic
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, register_layers
 from horizon_plugin_pytorch.nn.qat.module import relu_limits
 from horizon_plugin_pytorch.nn.quantized import conv2d as quantized
 
@@ -64,12 +62,14 @@ class ConvAddReLU62d(ConvAdd2d):
     quantized_class = quantized.ConvAddReLU62d
 
 
-register(Operator("conv2d", ScaleRule.OWN, Conv2d, quantized.Conv2d, (nn.Conv2d,)))
-for _fused, _qat in (
-    (intrinsic.ConvReLU2d, ConvReLU2d),
-    (intrinsic.ConvReLU62d, ConvReLU62d),
-    (intrinsic.ConvAdd2d, ConvAdd2d),
-    (intrinsic.ConvAddReLU2d, ConvAddReLU2d),
-    (intrinsic.ConvAddReLU62d, ConvAddReLU62d),
-):
-    register(Operator(_fused.__name__, ScaleRule.OWN, _qat, _qat.quantized_class, (_fused,)))
+register_layers(
+    "conv2d",
+    Conv2d,
+    (
+        ConvReLU2d,
+        ConvReLU62d,
+        ConvAdd2d,
+        ConvAddReLU2d,
+        ConvAddReLU62d,
+    ),
+)

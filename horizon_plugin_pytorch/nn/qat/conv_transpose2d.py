@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn import intrinsic
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, register_layers
 from horizon_plugin_pytorch.nn.qat.module import relu_limits
 from horizon_plugin_pytorch.nn.quantized import conv_transpose2d as quantized
 
@@ -25,7 +23,14 @@ class ConvTranspose2d(QATGemm, nn.ConvTranspose2d):
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.conv_transpose2d(
-            x, weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation  # type: ignore[arg-type]
+            x,
+            weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            self.output_padding,
+            self.groups,
+            self.dilation,  # type: ignore[arg-type]
         )
 
 
@@ -64,12 +69,14 @@ class ConvTransposeAddReLU62d(ConvTransposeAdd2d):
     quantized_class = quantized.ConvTransposeAddReLU62d
 
 
-register(Operator("conv_transpose2d", ScaleRule.OWN, ConvTranspose2d, quantized.ConvTranspose2d, (nn.ConvTranspose2d,)))
-for _fused, _qat in (
-    (intrinsic.ConvTransposeReLU2d, ConvTransposeReLU2d),
-    (intrinsic.ConvTransposeReLU62d, ConvTransposeReLU62d),
-    (intrinsic.ConvTransposeAdd2d, ConvTransposeAdd2d),
-    (intrinsic.ConvTransposeAddReLU2d, ConvTransposeAddReLU2d),
-    (intrinsic.ConvTransposeAddReLU62d, ConvTransposeAddReLU62d),
-):
-    register(Operator(_fused.__name__, ScaleRule.OWN, _qat, _qat.quantized_class, (_fused,)))
+register_layers(
+    "conv_transpose2d",
+    ConvTranspose2d,
+    (
+        ConvTransposeReLU2d,
+        ConvTransposeReLU62d,
+        ConvTransposeAdd2d,
+        ConvTransposeAddReLU2d,
+        ConvTransposeAddReLU62d,
+    ),
+)

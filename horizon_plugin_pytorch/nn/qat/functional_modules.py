@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.operator_table import Call, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.placed import placed
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.quantized.functional_modules import (
     FUNCTIONAL_METHODS,
@@ -38,13 +39,12 @@ class FloatFunctional(QATModule):
     def from_float(cls, mod: nn.Module) -> FloatFunctional:
         """The QAT form of a float FloatFunctional, ours or torch's."""
         self = cls(getattr(mod, "qconfig", None))
-        self.path = getattr(mod, "path", "")
-        self.training = mod.training
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("FloatFunctional has no forward: call one of its methods, such as `self.add.add(x, y)`.")
 
+    @placed
     def _run(self, method: str, train: Callable[[], Tensor], *args: Any, **kwargs: Any) -> Any:
         if self.is_exact or (self.activation_post_process is None and _all_exact(args)):
             return self.exact(
@@ -161,7 +161,8 @@ def _right_sub(x: Any, y: Any) -> Call | None:
     return _sub(y, x)
 
 
-_functional = dict(qat=FloatFunctional, quantized=QFunctional)
+# A FloatFunctional may be called for matmul, whose accumulator can leave as float; other methods check at the call.
+_functional = dict(qat=FloatFunctional, quantized=QFunctional, has_real_output=True)
 register(Operator("functional", ScaleRule.OWN, modules=(_Float,), **_functional))  # type: ignore[arg-type]
 for _name, _functions, _methods in (
     ("add", {torch.add: _add, operator.add: _add, operator.iadd: _add}, {"add": _add, "add_": _add}),

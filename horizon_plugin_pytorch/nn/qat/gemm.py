@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError, at
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.nn import intrinsic
+from horizon_plugin_pytorch.nn.operator_table import ALL_MARCHES, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, FakeQuantize
@@ -32,7 +35,7 @@ class QATGemm(QATModule):
         """Make the fake quantizers that a qconfig asks for."""
         if qconfig is None or qconfig.weight is None:
             raise QuantizationConfigError(
-                f"`{type(self).__name__}` {at(self.path)} needs a qconfig with weight quantization; use one of "
+                f"`{type(self).__name__}` {self.place} needs a qconfig with weight quantization; use one of "
                 "`horizon_plugin_pytorch.quantization.qconfig`, or qconfig=None to leave the layer float."
             )
         self.qconfig = qconfig
@@ -58,7 +61,6 @@ class QATGemm(QATModule):
             self = cls.__new__(cls)
             QATModule.__init__(self, **arguments)
         self.weight, self.bias = source.weight, source.bias
-        self.training = mod.training
         self.path = getattr(mod, "path", "")
         self.attach(getattr(mod, "qconfig", None))
         return self
@@ -92,3 +94,14 @@ class QATGemm(QATModule):
     def add(self, x: Any, residual: Any) -> Any:
         """The fused module stands where the model calls ``add``."""
         return self(x, residual)
+
+
+def register_layers(
+    name: str, layer: type[QATGemm], fused: tuple[type[QATGemm], ...], families: tuple[str, ...] = ALL_MARCHES
+) -> None:
+    """Rows for a layer and its fused forms, whose float classes in `intrinsic` have the same names."""
+    forms = [(name, layer, layer.float_class)]
+    forms += [(cls.__name__, cls, getattr(intrinsic, cls.__name__)) for cls in fused]
+    for row_name, cls, float_class in forms:
+        row = Operator(row_name, ScaleRule.OWN, cls, cls.quantized_class, (float_class,), families=families)
+        register(replace(row, has_real_output=True))

@@ -36,8 +36,6 @@ class _Resize(QATModule):
             )
         self.qconfig = None  # it has no quantization parameters of its own
         self.activation_post_process = None
-        self.path = getattr(mod, "path", "")
-        self.training = mod.training
         return self
 
     def forward(self, x: Any, size: Any = None) -> Any:

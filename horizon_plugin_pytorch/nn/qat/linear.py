@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn import intrinsic
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.operator_table import NOT_BERNOULLI
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, register_layers
 from horizon_plugin_pytorch.nn.qat.module import relu_limits
 from horizon_plugin_pytorch.nn.quantized import linear as quantized
 
@@ -57,12 +56,15 @@ class LinearAddReLU6(LinearAdd):
     quantized_class = quantized.LinearAddReLU6
 
 
-register(Operator("linear", ScaleRule.OWN, Linear, quantized.Linear, (nn.Linear,)))
-for _fused, _qat in (
-    (intrinsic.LinearReLU, LinearReLU),
-    (intrinsic.LinearReLU6, LinearReLU6),
-    (intrinsic.LinearAdd, LinearAdd),
-    (intrinsic.LinearAddReLU, LinearAddReLU),
-    (intrinsic.LinearAddReLU6, LinearAddReLU6),
-):
-    register(Operator(_fused.__name__, ScaleRule.OWN, _qat, _qat.quantized_class, (_fused,)))
+register_layers(
+    "linear",
+    Linear,
+    (
+        LinearReLU,
+        LinearReLU6,
+        LinearAdd,
+        LinearAddReLU,
+        LinearAddReLU6,
+    ),
+    families=NOT_BERNOULLI,
+)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import ConversionError, at
+from horizon_plugin_pytorch.errors import ConversionError
+from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
@@ -72,7 +73,7 @@ class Cache:
         return Cache, ()
 
 
-class QATModule(nn.Module):
+class QATModule(PlacedModule):
     """Base of QAT modules.
 
     A subclass has a training route in `forward`, and a `quantized_class` whose `from_qat` takes this module. In the
@@ -81,7 +82,6 @@ class QATModule(nn.Module):
 
     quantized_class: ClassVar[Any]
     activation_post_process: FakeQuantize | None
-    path: str = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,7 +96,7 @@ class QATModule(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        require_float32(fn, f"`{type(self).__name__}` {at(self.path)}")
+        require_float32(fn, f"`{type(self).__name__}` {self.place}")
         return super()._apply(fn, recurse)
 
     def fake_quantizers(self) -> list[FakeQuantize]:
@@ -127,7 +127,7 @@ class QATModule(nn.Module):
         """
         with torch.no_grad():
             twin = self.twin()
-            integers = [_as_integers(x, self.path) for x in inputs]
+            integers = [_as_integers(x, self.place) for x in inputs]
             out = twin(*integers) if call is None else call(twin, *integers)
         route = trained() if trained is not None and torch.is_grad_enabled() else None
         if route is not None and not route.requires_grad:
@@ -139,16 +139,37 @@ class QATModule(nn.Module):
         return result if route is None else result.like(attach_gradient(route, result.plain()), out.plain())
 
 
-def _as_integers(x: Any, path: str) -> Any:
+class RoundedModule(QATModule):
+    """A module of one input whose output is rounded to a scale of its own.
+
+    Mixed into a float module it takes its `forward` as the function; a subclass may give another in `value`.
+    """
+
+    def value(self, x: Tensor) -> Tensor:
+        """The float function."""
+        return super().forward(x)  # type: ignore[misc]
+
+    def forward(self, x: Any) -> Any:
+        """Training route, or exact integers in the VALIDATION state."""
+        if self.is_exact:
+            return self.exact(x, trained=lambda: self._train(x))
+        return self._train(x)
+
+    def _train(self, x: Any) -> Any:
+        assert self.activation_post_process is not None
+        return self.activation_post_process(self.value(real(x)))
+
+
+def _as_integers(x: Any, place: str) -> Any:
     if isinstance(x, QTensor):
         out = integer_qtensor(x.as_grid(), x.scale, x.dtype, x.q_per_channel_axis())
         out.set_range(*x.range)
         return out
     if isinstance(x, (list, tuple)):
-        return type(x)(_as_integers(v, path) for v in x)
+        return type(x)(_as_integers(v, place) for v in x)
     if isinstance(x, Tensor) and x.is_floating_point():
         raise ConversionError(
-            f"the quantized operator {at(path)} got a float tensor of shape {tuple(x.shape)}, which has no scale. Put "
+            f"the quantized operator {place} got a float tensor of shape {tuple(x.shape)}, which has no scale. Put "
             "a QuantStub where this tensor enters the quantized part of the model, and calibrate again."
         )
     return x

@@ -30,8 +30,6 @@ class ReLU(QATModule):
     def from_float(cls, mod: nn.Module) -> Any:
         """The QAT form of a ReLU module."""
         self = cls()
-        self.path = getattr(mod, "path", "")
-        self.training = mod.training
         return self
 
     def forward(self, x: Any) -> Any:

@@ -11,12 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.elementwise import Exp, Reciprocal, Rsqrt, Sqrt
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
-from horizon_plugin_pytorch.nn.qat.module import QATModule, real
+from horizon_plugin_pytorch.nn.operator_table import (
+    ALL_MARCHES,
+    NOT_BERNOULLI,
+    Operator,
+    ScaleRule,
+    as_module,
+    register,
+)
+from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import segment_lut as quantized
 
 
-class SegmentLUT(QATModule):
+class SegmentLUT(RoundedModule):
     """A function of one variable with its output rounded; deployed as a look-up table.
 
     Args:
@@ -37,18 +44,10 @@ class SegmentLUT(QATModule):
         """The QAT form of an activation module."""
         function, name = _FUNCTIONS[type(mod)](mod)
         self = cls(function, name, mod.qconfig)
-        self.path = getattr(mod, "path", "")
-        self.training = mod.training
         return self
 
-    def forward(self, x: Any) -> Any:
-        if self.is_exact:
-            return self.exact(x, trained=lambda: self._train(x))
-        return self._train(x)
-
-    def _train(self, x: Any) -> Any:
-        assert self.activation_post_process is not None
-        return self.activation_post_process(self.function(real(x)))
+    def value(self, x: Tensor) -> Tensor:
+        return self.function(x)
 
     def extra_repr(self) -> str:
         return self.name
@@ -85,4 +84,8 @@ for _name, _modules, _functions, _methods in (
     ("rsqrt", (Rsqrt,), {torch.rsqrt: _rsqrt}, {"rsqrt": _rsqrt}),
     ("reciprocal", (Reciprocal,), {torch.reciprocal: _reciprocal}, {"reciprocal": _reciprocal}),
 ):
-    register(Operator(_name, ScaleRule.OWN, SegmentLUT, quantized.SegmentLUT, _modules, _functions, _methods))
+    # Published tables: these are looked up on BERNOULLI2 too, the others only from BAYES on.
+    _families = ALL_MARCHES if _name in ("sigmoid", "tanh", "silu", "gelu", "exp") else NOT_BERNOULLI
+    register(
+        Operator(_name, ScaleRule.OWN, SegmentLUT, quantized.SegmentLUT, _modules, _functions, _methods, _families)
+    )

@@ -8,8 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import NotBindable, Operator, ScaleRule, as_module, register
-from horizon_plugin_pytorch.nn.qat.composite import functional, inner_qconfig
+from horizon_plugin_pytorch.nn.operator_table import (
+    NOT_BERNOULLI,
+    NotBindable,
+    Operator,
+    ScaleRule,
+    as_module,
+    register,
+)
+from horizon_plugin_pytorch.nn.qat.composite import inner_qconfig
+from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -19,23 +27,20 @@ _EXP_SCALE = 2 / 65535  # exp(x - max) lies in [0, 1], published as 0.0000305
 class Softmax(nn.Module):
     """``exp(x - max) / sum(exp(x - max))`` from smaller operators; conversion replaces these."""
 
-    def __init__(self, dim: int | None = None, qconfig: Any = None, path: str = "") -> None:
+    def __init__(self, dim: int | None = None, qconfig: Any = None) -> None:
         super().__init__()
-        self.dim, self.qconfig, self.path = dim, qconfig, path
+        self.dim, self.qconfig = dim, qconfig
         inner = inner_qconfig(qconfig)
-        self.sub = functional(inner, f"{path}.sub")
+        self.sub = FloatFunctional(inner)
         self.exp = SegmentLUT(torch.exp, "exp", inner_qconfig(qconfig, _EXP_SCALE))
-        self.sum = functional(inner, f"{path}.sum")
+        self.sum = FloatFunctional(inner)
         self.reciprocal = SegmentLUT(_reciprocal, "reciprocal", inner)
-        self.mul = functional(qconfig, f"{path}.mul")
-        self.exp.path, self.reciprocal.path = f"{path}.exp", f"{path}.reciprocal"
+        self.mul = FloatFunctional(qconfig)
 
     @classmethod
     def from_float(cls, mod: nn.Softmax) -> Softmax:
         """The QAT form of a softmax module."""
-        self = cls(mod.dim, mod.qconfig, getattr(mod, "path", ""))
-        self.train(mod.training)
-        return self
+        return cls(mod.dim, mod.qconfig)
 
     def forward(self, x: Any) -> Any:
         if not isinstance(x, QTensor):
@@ -67,4 +72,5 @@ register(Operator(
     {F.softmax: as_module(_make, "input, dim=None, _stacklevel=3, dtype=None"),
      torch.softmax: as_module(_make, "input, dim, dtype=None")},
     {"softmax": as_module(_make, "input, dim, dtype=None")},
+    NOT_BERNOULLI,
 ))  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError, at
+from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
@@ -25,7 +25,7 @@ class QuantStub(QATModule):
         super().__init__()
         if qconfig is None or qconfig.activation is None:
             raise QuantizationConfigError(
-                f"QuantStub {at(self.path)} needs a qconfig with activation quantization; a high-precision output "
+                f"QuantStub {self.place} needs a qconfig with activation quantization; a high-precision output "
                 "qconfig does not fit an input."
             )
         self.qconfig = qconfig
@@ -38,8 +38,6 @@ class QuantStub(QATModule):
     def from_float(cls, mod: nn.Module) -> QuantStub:
         """The QAT form of a stub, ours or torch's."""
         self = cls(getattr(mod, "scale", None), None, getattr(mod, "qconfig", None))
-        self.path = getattr(mod, "path", "")
-        self.training = mod.training
         return self
 
     def forward(self, x: Any) -> Any:
@@ -72,8 +70,6 @@ class DeQuantStub(QATModule):
     def from_float(cls, mod: nn.Module) -> DeQuantStub:
         """The QAT form of a stub, ours or torch's."""
         self = cls(getattr(mod, "qconfig", None))
-        self.path = getattr(mod, "path", "")
-        self.training = mod.training
         return self
 
     def forward(self, x: Any) -> Any:

@@ -1,6 +1,7 @@
 """Integer modules, and `FloatFunctional`."""
 
-from horizon_plugin_pytorch.nn.quantized.avg_pool2d import AdaptiveAvgPool2d, AvgPool2d
+from horizon_plugin_pytorch.nn.quantized.adaptive_avg_pool2d import AdaptiveAvgPool2d
+from horizon_plugin_pytorch.nn.quantized.avg_pool2d import AvgPool2d
 from horizon_plugin_pytorch.nn.quantized.batchnorm import BatchNorm2d
 from horizon_plugin_pytorch.nn.quantized.conv2d import (
     Conv2d,

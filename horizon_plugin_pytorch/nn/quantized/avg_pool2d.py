@@ -30,16 +30,10 @@ class AvgPool2d(QuantizedModule):
     count_include_pad: bool
     divisor_override: int | None
 
-    @classmethod
-    def from_qat(cls, mod: Any) -> AvgPool2d:
-        """The integer form of a QAT AvgPool2d."""
-        self = cls()
-        self.path = mod.path
-        self.set_output(mod.activation_post_process)
+    def configure(self, mod: Any) -> None:
         self.kernel_size, self.stride, self.padding = _pair(mod.kernel_size), _pair(mod.stride), _pair(mod.padding)
         self.ceil_mode, self.count_include_pad = mod.ceil_mode, mod.count_include_pad
         self.divisor_override = mod.divisor_override
-        return self
 
     def _counts(self, height: int, width: int) -> Tensor:
         """The divisor at each output position, as torch computes it."""
@@ -79,38 +73,6 @@ class AvgPool2d(QuantizedModule):
                 self.high,
             )
         )
-
-
-class AdaptiveAvgPool2d(QuantizedModule):
-    """AdaptiveAvgPool2d on integers: each window's sum, requantized with its count."""
-
-    @classmethod
-    def from_qat(cls, mod: Any) -> AdaptiveAvgPool2d:
-        """The integer form of a QAT AdaptiveAvgPool2d."""
-        self = cls()
-        self.path = mod.path
-        self.set_output(mod.activation_post_process)
-        self.output_size = mod.output_size
-        return self
-
-    def _plan(self, x: QTensor) -> tuple[Tensor, Tensor, Tensor]:
-        assert self.scale is not None
-        size = self.output_size if isinstance(self.output_size, (tuple, list)) else (self.output_size,) * 2
-        rows, columns = (
-            fp.adaptive_matrix(source, source if target is None else target)
-            for source, target in zip(x.shape[-2:], size, strict=True)
-        )
-        counts = rows.sum(1).unsqueeze(1) * columns.sum(1).unsqueeze(0)
-        bound = float(counts.max()) * float(1 << (x.dtype.bits - 1))
-        ratio = x.scale.double().cpu() / self.scale.double().cpu()
-        factor = factor_map(ratio, counts, self.low, self.high, bound)
-        dtype = torch.float64 if fp.is_beyond_float32(bound) else torch.float32
-        return rows.to(x.device, dtype), columns.T.contiguous().to(x.device, dtype), factor.to(x.device)
-
-    def forward(self, x: QTensor) -> QTensor:
-        x = self.quantized_input(x)
-        rows, columns, factor = self._plans.get((x.scale,), (*x.shape[-2:], str(x.dtype)), lambda: self._plan(x))
-        return self.output(fp.resample2d(x.plain(), rows, columns, factor, self.low, self.high))
 
 
 def _pair(value: Any) -> list[int]:

@@ -18,12 +18,7 @@ class BatchNorm2d(QuantizedModule):
     gain: Tensor
     shift: Tensor
 
-    @classmethod
-    def from_qat(cls, mod: Any) -> BatchNorm2d:
-        """The integer form of a QAT BatchNorm2d, with its running statistics."""
-        self = cls()
-        self.path = mod.path
-        self.set_output(mod.activation_post_process)
+    def configure(self, mod: Any) -> None:
         gain = torch.rsqrt(mod.running_var.double() + mod.eps)
         if mod.weight is not None:
             gain = gain * mod.weight.detach().double()
@@ -32,7 +27,6 @@ class BatchNorm2d(QuantizedModule):
             shift = shift + mod.bias.detach().double()
         self.register_buffer("gain", gain)
         self.register_buffer("shift", shift)
-        return self
 
     def forward(self, x: QTensor) -> QTensor:
         x = self.quantized_input(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from numbers import Number
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch.errors import AccumulatorWarning
+from horizon_plugin_pytorch.nn.placed import placed
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -103,14 +106,6 @@ def _size(dtype: QuantDType) -> float:
 class QFunctional(QuantizedModule):
     """FloatFunctional on integers."""
 
-    @classmethod
-    def from_qat(cls, mod: Any) -> QFunctional:
-        """The integer form of a QAT FloatFunctional."""
-        self = cls()
-        self.path = mod.path
-        self.set_output(mod.activation_post_process)
-        return self
-
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         raise RuntimeError("QFunctional has no forward: call one of its methods.")
 
@@ -123,6 +118,16 @@ class QFunctional(QuantizedModule):
     def _out_scale(self) -> Tensor:
         assert self.scale is not None, "this operator has no high-precision output"
         return self.scale.detach().double().cpu()
+
+    def _warn_beyond_int32(self, operator: str, bound: float) -> None:
+        if bound > fp.INT32_MAX:
+            warnings.warn(
+                f"{operator} {self.place}: in the worst case its accumulator reaches {bound:.3g}, beyond int32 "
+                f"({fp.INT32_MAX:.3g}). The sum is exact here, but the chip's may overflow: give one of the inputs "
+                "qint8, or sum over fewer elements.",
+                AccumulatorWarning,
+                stacklevel=2,
+            )
 
     def _add(self, x: Any, y: Any, sign: int, low: int) -> QTensor:
         if is_number(y):
@@ -138,18 +143,22 @@ class QFunctional(QuantizedModule):
         )
         return self.output(fp.add(x.plain(), y.plain(), *factors, is_narrow, low, self.high))
 
+    @placed
     def add(self, x: Any, y: Any) -> QTensor:
         """``x + y``."""
         return self._add(x, y, 1, self.low)
 
+    @placed
     def sub(self, x: Any, y: Any) -> QTensor:
         """``x - y``."""
         return self._add(x, y, -1, self.low)
 
+    @placed
     def add_relu(self, x: Any, y: Any) -> QTensor:
         """``relu(x + y)``."""
         return self._add(x, y, 1, 0)
 
+    @placed
     def mul(self, x: Any, y: Any) -> QTensor:
         """``x * y``."""
         if is_number(x) or is_number(y):
@@ -164,6 +173,7 @@ class QFunctional(QuantizedModule):
         )
         return self.output(fp.mul(x.plain(), y.plain(), factor, self.low, self.high))
 
+    @placed
     def cat(self, x: Sequence[Any], dim: int = 0) -> QTensor:
         """Concatenate along `dim`, each input first brought to the output's scale."""
         return self.output(torch.cat([self._rescaled(self.quantized_input(v)) for v in x], dim))
@@ -178,6 +188,7 @@ class QFunctional(QuantizedModule):
         )
         return fp.requantize(x.plain(), factor, -1, self.low, self.high)
 
+    @placed
     def matmul(self, x: Any, y: Any, x_trans: bool = False, y_trans: bool = False) -> Any:
         """Matrix product; real numbers if the output has high precision."""
         x, y = self.quantized_input(x), self.quantized_input(y)
@@ -185,6 +196,7 @@ class QFunctional(QuantizedModule):
         bound = left.shape[-1] * _size(x.dtype) * _size(y.dtype)
 
         def plan() -> tuple[Tensor, bool]:
+            self._warn_beyond_int32("matmul", bound)
             if self.scale is None:
                 product = x.scale.double() * y.scale.double()
                 is_double = fp.is_beyond_float32(bound)
@@ -203,20 +215,23 @@ class QFunctional(QuantizedModule):
         for d in dims:
             count *= x.shape[d]
         bound = count * _size(x.dtype)
-        factor = self._plans.get(
-            (x.scale,),
-            ("sum", bound, is_mean),
-            lambda: fp.choose_factor(
-                self._ratio(x.scale) / (count if is_mean else 1), self.low, self.high, bound
-            ).reshape(()).to(x.device),  # no axes, so that it fits a sum over all of them
-        )  # fmt: skip
+
+        def plan() -> Tensor:
+            self._warn_beyond_int32("sum", bound)
+            ratio = self._ratio(x.scale) / (count if is_mean else 1)
+            factor = fp.choose_factor(ratio, self.low, self.high, bound)
+            return factor.reshape(()).to(x.device)  # no axes, so that it fits a sum over all of them
+
+        factor = self._plans.get((x.scale,), ("sum", bound, is_mean), plan)
         is_double = fp.is_beyond_float32(bound)
         return self.output(fp.sum(x.plain(), dims, keepdim, factor, is_double, self.low, self.high))
 
+    @placed
     def sum(self, x: Any, dim: Any = None, keepdim: bool = False) -> QTensor:
         """Sum over axes."""
         return self._sum(x, dim, keepdim, False)
 
+    @placed
     def mean(self, x: Any, dim: Any = None, keepdim: bool = False) -> QTensor:
         """Mean over axes."""
         return self._sum(x, dim, keepdim, True)
@@ -235,10 +250,12 @@ class QFunctional(QuantizedModule):
         )
         return self.output(fp.affine(x.plain(), factor, shift, -1, low, self.high))
 
+    @placed
     def add_scalar(self, x: Any, y: float) -> QTensor:
         """``x + y`` for a number y."""
         return self._affine(x, 1.0, float(y), self.low)
 
+    @placed
     def mul_scalar(self, x: Any, y: float) -> QTensor:
         """``x * y`` for a number y."""
         return self._affine(x, float(y), 0.0, self.low)

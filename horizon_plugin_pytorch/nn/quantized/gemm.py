@@ -10,7 +10,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype
-from horizon_plugin_pytorch.errors import AccumulatorWarning, ConversionError, at
+from horizon_plugin_pytorch.errors import AccumulatorWarning, ConversionError
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_quantize import integer_limits
@@ -31,17 +31,12 @@ class QuantizedGemm(QuantizedModule):
     output_axis: ClassVar[int] = 0
     groups: int = 1
 
-    @classmethod
-    def from_qat(cls, mod: Any) -> Any:
-        """The integer form of a QAT module."""
-        self = cls()
-        self.path = mod.path
-        self.set_output(mod.activation_post_process)
+    def configure(self, mod: Any) -> None:
         self.limits = mod.limits
         quantizer = mod.weight_fake_quant
         if quantizer is None:
             raise ConversionError(
-                f"`{type(mod).__name__}` {at(mod.path)} has a qconfig without weight quantization, so it has no "
+                f"`{type(mod).__name__}` {mod.place} has a qconfig without weight quantization, so it has no "
                 "integer form. Give it a qconfig with a weight fake-quant, or qconfig=None to keep it float."
             )
         self.weight_dtype = quantizer.dtype
@@ -55,7 +50,6 @@ class QuantizedGemm(QuantizedModule):
         for inputs in mod.inputs_seen():
             here: list[Any] = [v.detach().to(steps.device) if isinstance(v, Tensor) else v for v in inputs]
             self.plan(*here)
-        return self
 
     def copy_geometry(self, mod: Any) -> None:
         """Take over strides and the like."""
@@ -118,7 +112,7 @@ class QuantizedGemm(QuantizedModule):
         )
         if plan.limit:
             warnings.warn(
-                f"`{type(self).__name__}` {at(self.path)}: in the worst case its accumulator reaches "
+                f"`{type(self).__name__}` {self.place}: in the worst case its accumulator reaches "
                 f"{plan.worst_case:.3g}, beyond int32 ({fp.INT32_MAX:.3g}); sums are saturated there. Its input is "
                 f"{input_dtype}, its weight {self.weight_dtype}: use a qint8 input, fewer input channels, "
                 "or more groups.",

@@ -22,16 +22,10 @@ class Interpolate(QuantizedModule):
     align_corners: bool
     recompute_scale_factor: bool
 
-    @classmethod
-    def from_qat(cls, mod: Any) -> Any:
-        """The integer form of a QAT module."""
-        self = cls()
-        self.path = mod.path
-        self.set_output(None)
+    def configure(self, mod: Any) -> None:
         self.size, self.scale_factor, self.mode = mod.size, mod.scale_factor, mod.mode
         self.align_corners = bool(mod.align_corners)
         self.recompute_scale_factor = bool(getattr(mod, "recompute_scale_factor", False))
-        return self
 
     def _resize(self, x: Tensor, size: Any) -> Tensor:
         recompute = self.recompute_scale_factor or None

@@ -6,10 +6,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import QuantDType
-from horizon_plugin_pytorch.errors import ConversionError, at
+from horizon_plugin_pytorch.errors import ConversionError
+from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 
@@ -53,15 +54,26 @@ def require_float32(fn: Callable[[Tensor], Tensor], what: str) -> None:
         raise TypeError(f"{what} computes its integers in float32 and cannot become {dtype}; leave it in float32.")
 
 
-class QuantizedModule(nn.Module):
+class QuantizedModule(PlacedModule):
     """Base of quantized modules: an output scale and format, and plans for the inputs met so far."""
 
     scale: Tensor | None
-    path: str = ""
 
     def __init__(self) -> None:
         super().__init__()
         self._plans = PlanCache()
+
+    @classmethod
+    def from_qat(cls, mod: Any) -> Any:
+        """The integer form of a QAT module, for its current weights and scales."""
+        self = cls()
+        self.path, self.line = mod.path, mod.line
+        self.set_output(mod.activation_post_process)
+        self.configure(mod)
+        return self
+
+    def configure(self, mod: Any) -> None:
+        """Take over what the operator needs besides its output's scale."""
 
     def set_output(self, quantizer: FakeQuantize | None) -> None:
         """Take scale, format and range from a fake quantizer; None means that the accumulator leaves as float."""
@@ -86,12 +98,12 @@ class QuantizedModule(nn.Module):
             return x
         kind = f"a float tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{type(x).__name__}"
         raise ConversionError(
-            f"`{type(self).__name__}` {at(self.path)} got {kind} instead of integers with a scale. Put a QuantStub "
+            f"`{type(self).__name__}` {self.place} got {kind} instead of integers with a scale. Put a QuantStub "
             "where this tensor enters the quantized part of the model, then calibrate and convert again."
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        require_float32(fn, f"`{type(self).__name__}` {at(self.path)}")
+        require_float32(fn, f"`{type(self).__name__}` {self.place}")
         self._plans = PlanCache()
         return super()._apply(fn, recurse)
 

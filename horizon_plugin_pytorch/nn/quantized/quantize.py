@@ -14,14 +14,8 @@ from horizon_plugin_pytorch.qtensor import QTensor
 class Quantize(QuantizedModule):
     """Real numbers to integers."""
 
-    @classmethod
-    def from_qat(cls, mod: Any) -> Quantize:
-        """The integer form of a QAT QuantStub."""
-        self = cls()
-        self.path = mod.path
-        self.set_output(mod.activation_post_process)
+    def configure(self, mod: Any) -> None:
         self.axis = mod.activation_post_process.ch_axis
-        return self
 
     def forward(self, x: Tensor) -> QTensor:
         if isinstance(x, QTensor):
@@ -32,14 +26,6 @@ class Quantize(QuantizedModule):
 
 class DeQuantize(QuantizedModule):
     """Integers to real numbers; real numbers pass."""
-
-    @classmethod
-    def from_qat(cls, mod: Any) -> DeQuantize:
-        """The integer form of a QAT DeQuantStub."""
-        self = cls()
-        self.path = mod.path
-        self.set_output(None)
-        return self
 
     def forward(self, x: Any) -> Any:
         if not isinstance(x, QTensor):

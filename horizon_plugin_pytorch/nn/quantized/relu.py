@@ -14,14 +14,6 @@ class ReLU(QuantizedModule):
 
     limits = (0.0, float("inf"))
 
-    @classmethod
-    def from_qat(cls, mod: Any) -> Any:
-        """The integer form of a QAT module."""
-        self = cls()
-        self.path = mod.path
-        self.set_output(None)
-        return self
-
     def forward(self, x: Any) -> Any:
         if not isinstance(x, QTensor):
             return x.clamp(*self.limits)

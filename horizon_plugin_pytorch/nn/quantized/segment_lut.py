@@ -18,14 +18,8 @@ class SegmentLUT(QuantizedModule):
     function: Callable[[Tensor], Tensor]
     name: str
 
-    @classmethod
-    def from_qat(cls, mod: Any) -> SegmentLUT:
-        """The integer form of a QAT SegmentLUT."""
-        self = cls()
-        self.path = mod.path
-        self.set_output(mod.activation_post_process)
+    def configure(self, mod: Any) -> None:
         self.function, self.name = mod.function, mod.name
-        return self
 
     def table(self, x: QTensor) -> Tensor:
         """The table for inputs of this scale and format, from the lowest input up."""

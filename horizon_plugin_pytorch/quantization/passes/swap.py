@@ -10,15 +10,12 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, at
-from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
+from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
-
-_NO_QCONFIG = {"dequant", "relu", "relu6", "interpolate", "upsample", "upsampling_bilinear2d", "upsampling_nearest2d"}
-_HIGH_PRECISION = ("conv", "linear", "functional", "matmul")
 
 
 def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
@@ -46,18 +43,18 @@ def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module 
 
 
 def _check_output(row: Operator, path: str, qconfig: Any) -> None:
-    is_gemm = row.name.lower().startswith(_HIGH_PRECISION)
-    if row.qat is not None and qconfig.activation is None and not is_gemm and row.name not in _NO_QCONFIG:
+    if qconfig.activation is None and row.needs_qconfig and not row.has_real_output:
         raise QuantizationConfigError(
             f"`{row.name}` {at(path)} has a qconfig without activation quantization. {HIGH_PRECISION_OPERATORS}"
         )
 
 
-def to_qat(model: nn.Module, choices: dict[str, Choice], march: March, only: set[str] | None = None) -> nn.Module:
+def to_qat(model: nn.Module, choices: dict[str, Choice], lines: dict[str, str] | None = None) -> nn.Module:
     """Replace float modules that have a qconfig by their QAT forms.
 
     Args:
-        only: paths of the modules in the quantized part; None means all.
+        lines: paths of the modules in the quantized part, with the line of the user's model that calls each; None means
+            all modules.
     """
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
@@ -66,11 +63,11 @@ def to_qat(model: nn.Module, choices: dict[str, Choice], march: March, only: set
         row = row_of_module(type(module))
         if row is None or row.qat is None:
             return None
-        if only is not None and not any(path == p or path.startswith(p + ".") for p in only):
+        if lines is not None and not any(path == p or path.startswith(p + ".") for p in lines):
             return None
         choice = choices.get(path)
         qconfig = _inherited(choices, path) if choice is None else choice.qconfig
-        if qconfig is None and row.name not in _NO_QCONFIG:
+        if qconfig is None and row.needs_qconfig:
             return None
         if qconfig is not None:
             _check_output(row, path, qconfig)
@@ -78,10 +75,10 @@ def to_qat(model: nn.Module, choices: dict[str, Choice], march: March, only: set
         module.path = path  # type: ignore[assignment]
         qat: nn.Module = row.qat.from_float(module)  # type: ignore[attr-defined]
         device = next((p.device for p in module.parameters()), None)
-        return qat if device is None else qat.to(device)
+        return (qat if device is None else qat.to(device)).train(module.training)
 
     model = _map_modules(model, change)
-    name_quantizers(model)
+    _name_modules(model, lines or {})
     return model
 
 
@@ -93,10 +90,13 @@ def _inherited(choices: dict[str, Choice], path: str) -> Any:
     return None
 
 
-def name_quantizers(model: nn.Module) -> None:
-    """Tell every observer where it is, for its messages."""
+def _name_modules(model: nn.Module, lines: dict[str, str]) -> None:
+    """Tell modules and observers where they are, for their messages."""
     for path, module in model.named_modules():
-        if isinstance(module, FakeQuantize):
+        if isinstance(module, PlacedModule):
+            module.path = path
+            module.line = next((line for owner, line in lines.items() if f"{path}.".startswith(f"{owner}.")), "")
+        elif isinstance(module, FakeQuantize):
             owner = path.removesuffix(".activation_post_process").removesuffix(".weight_fake_quant")
             module.set_owner(f"{owner} (weight)" if path.endswith("weight_fake_quant") else owner)
 

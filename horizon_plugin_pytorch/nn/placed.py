@@ -1,0 +1,66 @@
+"""Modules that know where they are in the user's model, and say so when they fail."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.errors import HorizonError, OperatorInputError, at
+
+
+class PlacedModule(nn.Module):
+    """A module with its path and, where it is known, the line of the user's model that calls it.
+
+    >>> import torch
+    >>> class Add(PlacedModule):
+    ...     def forward(self, x, y):
+    ...         return x + y
+    >>> add = Add()
+    >>> add.path = "head.add"
+    >>> try:
+    ...     add(torch.ones(2), torch.ones(3))
+    ... except OperatorInputError as error:
+    ...     print(str(error)[:64])
+    `Add` at `head.add` cannot run on inputs of shapes (2,), (3,): T
+    """
+
+    path: str = ""
+    line: str = ""
+
+    @property
+    def place(self) -> str:
+        """``at `path` (file:line)``, for messages."""
+        return at(self.path, self.line)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except (RuntimeError, IndexError) as error:
+            raise self.explained(error, (args, kwargs)) from error
+
+    def explained(self, error: Exception, inputs: Any) -> Exception:
+        """The error with this module's place and the shapes of its inputs; errors that say enough are left alone."""
+        if isinstance(error, (HorizonError, NotImplementedError)):
+            return error
+        shapes = ", ".join(str(tuple(x.shape)) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
+        return OperatorInputError(
+            f"`{type(self).__name__}` {self.place} cannot run on inputs of shapes {shapes}: {error} Check what reaches "
+            "this place of the model; the float model fails here too."
+        )
+
+
+def placed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a method of a `PlacedModule` that is not `forward` explain its errors."""
+
+    @functools.wraps(method)
+    def call(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except (RuntimeError, IndexError) as error:
+            raise self.explained(error, (args, kwargs)) from error
+
+    return call

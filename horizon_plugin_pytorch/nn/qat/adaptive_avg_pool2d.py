@@ -1,0 +1,24 @@
+"""Adaptive average pooling while training: it has a scale of its own."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import nn
+
+from horizon_plugin_pytorch.nn.operator_table import NOT_BERNOULLI, Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.nn.qat.avg_pool2d import Pool
+from horizon_plugin_pytorch.nn.quantized import adaptive_avg_pool2d as quantized
+
+
+class AdaptiveAvgPool2d(Pool, nn.AdaptiveAvgPool2d):
+    """AdaptiveAvgPool2d whose output is rounded."""
+
+    quantized_class = quantized.AdaptiveAvgPool2d
+    copied = ("output_size",)
+
+
+register(Operator(
+    "adaptive_avg_pool2d", ScaleRule.OWN, AdaptiveAvgPool2d, quantized.AdaptiveAvgPool2d, (nn.AdaptiveAvgPool2d,),
+    {F.adaptive_avg_pool2d: as_module(nn.AdaptiveAvgPool2d, "input, output_size")},
+    families=NOT_BERNOULLI,
+))  # fmt: skip
