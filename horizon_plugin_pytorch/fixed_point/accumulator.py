@@ -37,7 +37,8 @@ class AccumulatorPlan:
     """Everything that a layer's integer arithmetic needs, for one input scale and range.
 
     Args:
-        weights: integer weights, as one tensor or as byte digits (lowest first).
+        weights: integer weights of each part, as byte digits (lowest first); for `is_double` the float64 weights, plain
+            and times the factor.
         factor: requantization factor, or the accumulator's scale for real outputs; its dtype is the sum's dtype.
         input_digits, parts: how inputs are cut; `parts` 0 means that no cut of the channels is enough.
         is_double: on the CPU, one float64 convolution is faster than the cut ones.
@@ -57,6 +58,21 @@ class AccumulatorPlan:
     low: int
     high: int
     is_real: bool
+
+
+def _double_weights(weight: Tensor, factor: Tensor, output_axis: int, groups: int) -> list[Tensor]:
+    """The weights in float64, and multiplied by the factor of their output channel.
+
+    With 20-bit multipliers and sums within int32 every product and partial sum has at most 53 bits, so a layer with
+    the second tensor gives the scaled accumulator exactly.
+    """
+    whole = weight.double()
+    shape = [1] * weight.dim()
+    shape[output_axis] = -1
+    if output_axis == 1 and groups > 1:
+        by_group = whole.unflatten(0, (groups, -1)) * factor.double().reshape(groups, 1, *shape[1:])
+        return [whole, by_group.flatten(0, 1)]
+    return [whole, whole * factor.double().reshape(shape)]
 
 
 def split_digits(x: Tensor, count: int) -> list[Tensor]:
@@ -182,7 +198,7 @@ def plan_accumulator(
     is_wide = factor.dtype == torch.float64
     worst = float(reach.max())
     return AccumulatorPlan(
-        weights=[weight.double()] if is_double else cut.weights,
+        weights=_double_weights(weight, factor, output_axis, groups) if is_double else cut.weights,
         bias=None if integer_bias is None else integer_bias.to(factor.dtype),
         factor=factor,
         residual_factor=None if residual_factor is None else residual_factor.to(factor.dtype),
@@ -369,10 +385,15 @@ def _run(
     finish = _WideFinish(factor.double(), spread(bias), residual_factor, limit, low, high, is_real)
     # Other devices may pick transforms (Winograd, TF32) that are not exact on integers; float64 and a round are.
     is_double = is_double or x.device.type != "cpu"
+    is_scaled = is_double and x.device.type == "cpu" and finish.is_plain and residual is None
     pieces = [] if is_double else list(_pieces(product, x, weights, digits, parts, layout))
-    kernel = _whole(weights, parts, layout) if is_double else None
-    out = None
+    kernel = (weights[1] if is_scaled else _whole(weights, parts, layout)) if is_double else None
+    out = None if is_double else pieces[0].value
     for rows in _chunks(x if is_double else pieces[0].value):
+        if kernel is not None and is_scaled:
+            scaled = product(x[rows].double(), kernel, finish.offset.flatten(), layout.groups)
+            out = finish.store(out, rows, x.shape[0], finish.rounded(scaled))
+            continue
         if kernel is not None:
             acc = product(x[rows].double(), kernel, None, layout.groups)
             if x.device.type != "cpu":
@@ -408,7 +429,7 @@ def _sum_pieces(pieces: Iterable[_Piece]) -> Tensor:
 def _whole(weights: list[Tensor], parts: int, layout: _Layout) -> Tensor:
     """The layer's weights in float64, put together from parts and digits."""
     if weights[0].dtype == torch.float64:
-        return weights[0]
+        return weights[0]  # the second are scaled
     per_part = len(weights) // parts
     joined = []
     for start in range(0, len(weights), per_part):
@@ -433,14 +454,14 @@ class _WideFinish:
         self.factor, self.residual_factor = factor, residual_factor
         self.bias = None if bias is None else bias.double()
         self.limit, self.low, self.high, self.is_real = limit, low, high, is_real
+        self.is_plain = not limit and not is_real
         half = torch.full_like(factor, 0.5)
         # Exact: 32-bit bias times 20-bit multiplier, and a half, on one grid of at most 53 bits.
         self.offset = half if self.bias is None else self.bias * factor + half
 
     def __call__(self, acc: Tensor, residual: Tensor | None) -> Tensor:
-        is_plain = residual is None and not self.limit and not self.is_real
-        if is_plain:  # bias and half in one pass: every step of it is exact
-            return acc.mul_(self.factor).add_(self.offset).floor_().clamp_(self.low, self.high)
+        if self.is_plain and residual is None:  # bias and half in one pass: every step of it is exact
+            return self.rounded(acc.mul_(self.factor).add_(self.offset))
         if self.bias is not None:
             acc.add_(self.bias)
         if residual is not None and self.residual_factor is not None:
@@ -449,12 +470,16 @@ class _WideFinish:
             acc.clamp_(-self.limit - 1, self.limit)
         if self.is_real:
             return acc.mul_(self.factor)
-        return acc.mul_(self.factor).add_(0.5).floor_().clamp_(self.low, self.high)
+        return self.rounded(acc.mul_(self.factor).add_(0.5))
+
+    def rounded(self, scaled: Tensor) -> Tensor:
+        """The last step: what is left of a half is cut off."""
+        return scaled.floor_().clamp_(self.low, self.high)
 
     @staticmethod
     def store(out: Tensor | None, rows: slice, count: int, value: Tensor) -> Tensor:
         """Write a chunk into the float32 result, which is made when its shape is known."""
-        if out is None:
+        if out is None or out[rows].shape != value.shape:  # a residual may be larger than the sum
             if value.shape[0] >= count:
                 return value.float()
             out = torch.empty((count, *value.shape[1:]), dtype=torch.float32, device=value.device)

@@ -27,10 +27,10 @@ class ConvTranspose2d(QATGemm, nn.ConvTranspose2d):
             weight,
             self.bias,
             self.stride,
-            self.padding,
+            self.padding,  # type: ignore[arg-type]
             self.output_padding,
             self.groups,
-            self.dilation,  # type: ignore[arg-type]
+            self.dilation,
         )
 
 
