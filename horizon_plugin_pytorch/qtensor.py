@@ -85,6 +85,16 @@ class QTensor(Tensor):
         return self._scale
 
     @property
+    def zero_point(self) -> Tensor:
+        """Zeros: quantization is symmetric."""
+        return self.q_zero_point()
+
+    @property
+    def per_channel_axis(self) -> int:
+        """The axis of a per-channel scale, -1 if there is one scale."""
+        return self._axis
+
+    @property
     def is_integer(self) -> bool:
         """Does it hold integers (converted model) rather than real values (training)?"""
         return self._is_integer

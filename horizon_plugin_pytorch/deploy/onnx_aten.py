@@ -22,6 +22,7 @@ class Site:
     input_shape: list[int]
     output_shape: list[int]
     outputs: list[Tensor]
+    input_dtype: torch.dtype = torch.float32
 
 
 AtenLowering = Callable[..., Any]
@@ -233,6 +234,9 @@ def max_pool2d(
 ) -> list[str | None]:  # fmt: skip
     kernel, begins, dilation = _pair(kernel), _pair(padding), _pair(dilation)
     steps = _pair(stride) if stride else kernel
+    is_single = len(site.input_shape) == 3  # one image without a batch axis
+    if is_single:
+        x = g.reshape(x, [1, *site.input_shape])
     # ONNX counts windows differently in ceil mode, so the end is padded to exactly the windows that torch has.
     ends = [
         max((out - 1) * s + d * (k - 1) + 1 - size - begin, 0)
@@ -243,11 +247,11 @@ def max_pool2d(
     if any(
         pad >= k for pad, k in zip(begins + ends, kernel * 2, strict=True)
     ):  # more than ONNX Runtime's MaxPool takes
-        lead = [0] * (len(site.input_shape) - 2)
+        lead = [0, 0]
         pads = g.constant([*lead, *begins, *lead, *ends], torch.int64, "pads")
         x, begins, ends = g.node("Pad", x, pads, g.scalar(-math.inf, torch.float32)), [0, 0], [0, 0]
     out = g.node("MaxPool", x, kernel_shape=kernel, strides=steps, pads=begins + ends, dilations=dilation)
-    return [out, None]
+    return [g.reshape(out, site.output_shape) if is_single else out, None]
 
 
 @lowers("upsample_nearest2d")
@@ -297,16 +301,20 @@ def max_(g: OnnxGraph, site: Site, x: str, dim: Any = None, keepdim: bool = Fals
     return [g.axes(f"Reduce{word}", x, [axis], keepdim), g.node(f"Arg{word}", x, axis=axis, keepdims=int(keepdim))]
 
 
-def _number(g: OnnxGraph, x: Any) -> str:
-    return x if isinstance(x, str) else g.scalar(float(x), torch.float32)
+def _number(g: OnnxGraph, site: Site, x: Any) -> str:
+    """A number in the type of the tensor that it meets; comparisons of integers are with integers."""
+    if isinstance(x, str):
+        return x
+    dtype = site.outputs[0].dtype if site.outputs[0].dtype != torch.bool else site.input_dtype
+    return g.constant(x, dtype)
 
 
 def _binary(operator: str) -> AtenLowering:
     def lower(g: OnnxGraph, site: Site, a: Any, b: Any, *, alpha: float = 1) -> str:
-        b = _number(g, b)
+        b = _number(g, site, b)
         if alpha != 1:
-            b = g.node("Mul", b, g.scalar(alpha, torch.float32))
-        return g.node(operator, _number(g, a), b)
+            b = g.node("Mul", b, _number(g, site, alpha))
+        return g.node(operator, _number(g, site, a), b)
 
     return lower
 
@@ -328,7 +336,7 @@ def rsub(g: OnnxGraph, site: Site, a: Any, b: Any, alpha: float = 1) -> str:
 
 @lowers("where")
 def where(g: OnnxGraph, site: Site, condition: str, a: Any, b: Any) -> str:
-    return g.node("Where", condition, _number(g, a), _number(g, b))
+    return g.node("Where", condition, _number(g, site, a), _number(g, site, b))
 
 
 def _unary(operator: str) -> AtenLowering:

@@ -20,7 +20,8 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 
-# Arguments of fixed-point operators that are data flowing through the graph; all other tensors are constants.
+# Arguments of fixed-point operators that are values of the graph even where a constant is given; other tensors are
+# constants unless the model computed them.
 _DATA_ARGUMENTS = {"x", "q", "a", "b", "residual"}
 
 
@@ -29,6 +30,7 @@ class _Exporter:
         self.graph = OnnxGraph(opset, reserved)
         self.values: dict[tuple[Hashable, ...], str] = {}
         self.stale: set[tuple[Hashable, ...]] = set()
+        self.missing: dict[tuple[Hashable, ...], str] = {}
 
     def name_of(self, x: Tensor) -> str:
         key = tensor_key(x)
@@ -36,6 +38,11 @@ class _Exporter:
             raise ExportError(
                 f"a tensor of shape {tuple(x.shape)} is read after a view of it was written to in place, which ONNX "
                 "cannot express; write `y = torch.cat(...)` or `y = x * mask` instead of changing a part in place."
+            )
+        if key in self.missing:
+            raise ExportError(
+                f"the model reads a result of `{self.missing[key]}` that has no ONNX form, such as the indices of max "
+                "pooling; leave what needs it out of the exported model."
             )
         return self.values[key] if key in self.values else self.graph.constant(plain(x), hint="constant")
 
@@ -47,7 +54,7 @@ class _Exporter:
     def is_data(self, x: Tensor) -> bool:
         """Does the tensor depend on the model's inputs?"""
         key = tensor_key(x)
-        return key in self.values or key in self.stale
+        return key in self.values or key in self.stale or key in self.missing
 
     def forget_views(self, x: Tensor) -> None:
         """After a write to `x` in place, other views of its memory no longer have the values that were recorded."""
@@ -69,13 +76,14 @@ class _Exporter:
             raise ExportError(f"`{step.name}` has no ONNX form.")
         args = []
         for argument, value in zip(step.operator._schema.arguments, step.args, strict=False):
-            is_data = argument.name in _DATA_ARGUMENTS and isinstance(value, Tensor)
+            is_data = isinstance(value, Tensor) and (argument.name in _DATA_ARGUMENTS or self.is_data(plain(value)))
             args.append(self.name_of(value) if is_data else value)
         source = tensors_of(step.args)[0]
         extra: dict[str, Any] = {"rank": plain(source).dim()}
         if step.name == "horizon::avg_pool2d":
             extra |= {"input_shape": list(plain(source).shape), "output_shape": list(step.outputs.shape)}
-        self.bind(step.outputs, lower(self.graph, *args, **extra))
+        name = lower(self.graph, *args, **extra)
+        self.bind(step.outputs, self.graph.reshape(name, []) if step.outputs.dim() == 0 else name)
 
     def _add_aten(self, step: Step) -> None:
         lower = ATEN.get(step.name)
@@ -90,7 +98,7 @@ class _Exporter:
                 f"`{step.name}` has no ONNX form. It is a float operator outside the quantized part of the model: "
                 "leave pre- and post-processing out of the exported model, or write it with simpler operators."
             )
-        site = Site(step.name, list(sources[0].shape), list(outputs[0].shape), outputs)
+        site = Site(step.name, list(sources[0].shape), list(outputs[0].shape), outputs, sources[0].dtype)
         args, kwargs = pytree.tree_map(
             lambda v: self.name_of(v) if isinstance(v, Tensor) else v, (step.args, step.kwargs)
         )
@@ -100,7 +108,9 @@ class _Exporter:
             self.forget_views(sources[0])
         names = [result] if isinstance(result, str) else result
         for tensor, name in zip(outputs, names, strict=True):
-            if name is not None:
+            if name is None:
+                self.missing[tensor_key(tensor)] = step.name
+            else:
                 self.bind(tensor, name)
 
 
@@ -137,6 +147,10 @@ def build_onnx(
     opset_version: int | None = None,
 ) -> Any:
     """The ONNX model of a converted model, run on example inputs."""
+    try:
+        import onnx  # noqa: F401 - an extra; asked for before any work is done
+    except ImportError as error:
+        raise ExportError("export needs the `onnx` package: pip install 'horizon-plugin-pytorch[onnx]'.") from error
     if any(isinstance(m, QATModule) for m in model.modules()):
         raise ExportError(
             f"`{type(model).__name__}` is not converted: it still has QAT modules. Call `convert_fx` (or `convert`) "

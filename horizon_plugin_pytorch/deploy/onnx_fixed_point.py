@@ -134,8 +134,11 @@ def _accumulate(
 ) -> str:
     """As `fixed_point.accumulator`: the exact sum of the layer's pieces."""
     if len(cut.weights) == 1 and cut.input_digits == 1:
-        acc = g.node("Round", product(x, cut.weights[0], None if bias is None else bias.float()))
-        return g.cast(acc, torch.float64) if is_wide else acc
+        acc = g.node("Round", product(x, cut.weights[0], None if is_wide else bias))
+        if not is_wide:
+            return acc
+        acc = g.cast(acc, torch.float64)  # the bias may not fit beside the products in float32
+        return acc if bias is None else g.node("Add", acc, g.constant(spread(bias), torch.float64, "bias"))
     dtype = torch.float64 if is_wide else torch.float32
     sizes = [w.shape[weight_axis] for w in cut.weights[:: cut.weight_digits]]
     slices = [x] * cut.parts

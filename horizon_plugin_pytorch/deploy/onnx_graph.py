@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.errors import ExportError
+
 OPSET = 17
 IR_VERSION = 8
 _TYPES = {
@@ -138,5 +140,11 @@ class OnnxGraph:
             producer_version=__version__,
         )
         model.ir_version = IR_VERSION
-        onnx.checker.check_model(model)
+        try:
+            onnx.checker.check_model(model, full_check=True)
+        except Exception as error:  # the checker's own exceptions differ between versions of onnx
+            raise ExportError(
+                "the model mixes types or shapes in a way that its ONNX form does not allow, most likely in float code "
+                f"after the DeQuantStub; leave that out of the exported model. The checker says: {error}"
+            ) from error
         return model

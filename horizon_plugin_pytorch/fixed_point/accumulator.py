@@ -335,12 +335,12 @@ def _added(acc: Tensor, term: Tensor) -> Tensor:
     return acc.add_(term) if is_inside else acc + term
 
 
-def _chunks(x: Tensor) -> Iterator[slice]:
+def _chunks(x: Tensor, residual: Tensor | None) -> Iterator[slice]:
     """Slices of the first axis small enough that float64 temporaries stay in cache and are not mapped anew."""
-    rows = x.shape[0] if x.dim() else 1
-    per_row = max(x.numel() // max(rows, 1), 1)
-    step = max(_CHUNK // per_row, 1)
-    for start in range(0, rows, step):
+    rows = x.shape[0]
+    is_whole = residual is not None and residual.dim() > x.dim()  # its first axis is not the batch
+    step = max(rows, 1) if is_whole else max(_CHUNK // max(x.numel() // max(rows, 1), 1), 1)
+    for start in range(0, max(rows, 1), step):
         yield slice(start, start + step)
 
 
@@ -389,7 +389,7 @@ def _run(
     pieces = [] if is_double else list(_pieces(product, x, weights, digits, parts, layout))
     kernel = (weights[1] if is_scaled else _whole(weights, parts, layout)) if is_double else None
     out = None if is_double else pieces[0].value
-    for rows in _chunks(x if is_double else pieces[0].value):
+    for rows in _chunks(x if is_double else pieces[0].value, residual):
         if kernel is not None and is_scaled:
             scaled = product(x[rows].double(), kernel, finish.offset.flatten(), layout.groups)
             out = finish.store(out, rows, x.shape[0], finish.rounded(scaled))
@@ -518,7 +518,8 @@ def conv2d(
     def product(a: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
         if is_transposed:
             return F.conv_transpose2d(a, w, b, stride, padding, output_padding, groups, dilation)
-        return F.conv2d(a, w, b, stride, padding, dilation, groups)
+        with torch.backends.nnpack.flags(enabled=False):  # its transforms are not exact on integers
+            return F.conv2d(a, w, b, stride, padding, dilation, groups)
 
     layout = _Layout(0 if is_transposed else 1, 1, groups, (-1, 1, 1))
     return _run(

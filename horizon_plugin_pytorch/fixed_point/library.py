@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,24 @@ def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         _LIBRARY.define(schema)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        _LIBRARY.impl(name, _in_full_precision(function), "CompositeExplicitAutograd")
         call = getattr(torch.ops.horizon, name)
         call.__doc__ = function.__doc__
         call.kernel = function
         return call
 
     return register
+
+
+def _in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Autocast would run the sums in bfloat16, which does not hold the integers."""
+
+    @functools.wraps(function)
+    def kernel(*args: Any) -> Any:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                with torch.autocast(device, enabled=False):
+                    return function(*args)
+        return function(*args)
+
+    return kernel

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import HorizonError, OperatorInputError, at
+from horizon_plugin_pytorch.errors import OperatorInputError, at
 
 
 class PlacedModule(nn.Module):
@@ -44,12 +44,12 @@ class PlacedModule(nn.Module):
 
     def explained(self, error: Exception, inputs: Any) -> Exception:
         """The error with this module's place and the shapes of its inputs; errors that say enough are left alone."""
-        if isinstance(error, (HorizonError, NotImplementedError)):
+        if type(error) not in (RuntimeError, IndexError):  # our own errors, out of memory, unsupported operators
             return error
         shapes = ", ".join(str(tuple(x.shape)) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
         return OperatorInputError(
             f"`{type(self).__name__}` {self.place} cannot run on inputs of shapes {shapes}: {error} Check what reaches "
-            "this place of the model; the float model fails here too."
+            "this place of the model."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from enum import Enum
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import QuantDType
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
 from horizon_plugin_pytorch.quantization.observer import MovingAverageMinMaxObserver
 from horizon_plugin_pytorch.quantization.partial import Partial
@@ -134,7 +135,13 @@ class FakeQuantize(nn.Module):
         **observer_kwargs: Any,
     ) -> None:
         super().__init__()
-        self.activation_post_process = observer(channel_len=channel_len, **observer_kwargs)
+        try:
+            self.activation_post_process = observer(channel_len=channel_len, **observer_kwargs)
+        except TypeError as error:
+            raise QuantizationConfigError(
+                f"FakeQuantize cannot make its observer `{getattr(observer, '__name__', observer)}` from the arguments "
+                f"{', '.join(observer_kwargs)}: {error}."
+            ) from error
         self.saturate = True if saturate is None else bool(saturate)
         self.in_place, self.compat_mask, self.channel_len = in_place, compat_mask, channel_len
         length = channel_len if self.activation_post_process.is_per_channel else 1
@@ -143,7 +150,7 @@ class FakeQuantize(nn.Module):
         self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8, device=device))
         self.register_buffer("scale", torch.ones(length, device=device))
         self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
-        self.is_observing, self.is_quantizing = True, True
+        self._flags: dict[str, tuple[Tensor, int, bool]] = {}
         self._was_set = False
         if self.is_fixed:
             self._update_scale()
@@ -192,6 +199,28 @@ class FakeQuantize(nn.Module):
         """Does the scale come from data, a checkpoint or the user, rather than being the initial 1?"""
         return self._was_set or self.activation_post_process.has_statistics
 
+    def _flag(self, name: str) -> bool:
+        """A switch buffer as a bool, read again only after it was written to: on a GPU reading waits for the device."""
+        buffer = self._buffers[name]
+        assert buffer is not None
+        known = self._flags.get(name)
+        if known is None or known[0] is not buffer or known[1] != buffer._version:
+            known = self._flags[name] = (buffer, buffer._version, bool(buffer.item()))
+        return known[2]
+
+    @property
+    def is_observing(self) -> bool:
+        """Does it observe?"""
+        return self._flag("observer_enabled")
+
+    @property
+    def is_quantizing(self) -> bool:
+        """Does it round?"""
+        return self._flag("fake_quant_enabled")
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in self.__dict__.items() if k != "_kept_scale"} | {"_flags": {}}
+
     @property
     def is_exact(self) -> bool:
         """In the VALIDATION state the integers of deployment are computed, not an approximation of them."""
@@ -203,8 +232,7 @@ class FakeQuantize(nn.Module):
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
         """Round to the grid, or not."""
-        self.is_quantizing = bool(enabled)
-        self.fake_quant_enabled.fill_(int(self.is_quantizing))
+        self.fake_quant_enabled.fill_(int(bool(enabled)))
 
     def disable_fake_quant(self) -> None:
         """Do not round."""
@@ -212,8 +240,7 @@ class FakeQuantize(nn.Module):
 
     def enable_observer(self, enabled: bool = True) -> None:
         """Observe, or not."""
-        self.is_observing = bool(enabled)
-        self.observer_enabled.fill_(int(self.is_observing))
+        self.observer_enabled.fill_(int(bool(enabled)))
 
     def disable_observer(self) -> None:
         """Do not observe."""
@@ -265,6 +292,13 @@ class FakeQuantize(nn.Module):
         """Scale and zero point from the observer."""
         return self.activation_post_process.calculate_qparams()
 
+    def current_scale(self) -> Tensor:
+        """The scale as it is now. The buffer goes on changing while training; a tensor's scale must not."""
+        kept = self.__dict__.get("_kept_scale")
+        if kept is None or kept[0] is not self.scale or kept[1] != self.scale._version:
+            kept = self.__dict__["_kept_scale"] = (self.scale, self.scale._version, self.scale.detach().clone())
+        return kept[2]
+
     def _store_scale(self, value: Tensor) -> None:
         if value.shape != self.scale.shape and value.numel() != 1:
             self.scale = torch.empty_like(value)
@@ -277,8 +311,8 @@ class FakeQuantize(nn.Module):
     def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
         """Update statistics and scale from a tensor, clamped to the limits of a fused activation."""
         observer = self.activation_post_process
-        if self.is_fixed:
-            return
+        if self.is_fixed or (self._was_set and not observer.averaging_constant):
+            return  # given, or given once and frozen
         observer.observe(x, *limits)
         if observer.has_statistics:
             with torch.no_grad():
@@ -303,7 +337,7 @@ class FakeQuantize(nn.Module):
             out = self.round(x, limits)
         else:
             out = x if limits == NO_LIMIT else x.clamp(*limits)
-        result = real_qtensor(out, self.scale, self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
+        result = real_qtensor(out, self.current_scale(), self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
         if limits != NO_LIMIT:
             result.set_range(*integer_limits(self.scale, self.quant_min, self.quant_max, limits))
         return result
@@ -346,8 +380,28 @@ class FakeQuantize(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.is_fixed:
             self._update_scale()
-        self.is_quantizing = bool(self.fake_quant_enabled.item())
-        self.is_observing = bool(self.observer_enabled.item())
+        elif isinstance(scale, Tensor):
+            self._check_format(scale, state_dict, prefix)
+
+    def _check_format(self, scale: Tensor, state_dict: dict, prefix: str) -> None:
+        """A checkpoint of another number format brings a scale that does not fit: its range gives the right one."""
+        ranges = [state_dict.get(f"{prefix}activation_post_process.{name}") for name in ("min_val", "max_val")]
+        if any(not isinstance(r, Tensor) or r.shape != scale.shape or not bool(r.isfinite().all()) for r in ranges):
+            return
+        largest = torch.maximum(ranges[0].abs(), ranges[1].abs())  # type: ignore[union-attr, arg-type]
+        expected = largest / self.activation_post_process.half_range
+        factor = 32767.5 / 127.5
+        ratio = scale[expected > 0] / expected[expected > 0]
+        if ratio.numel() and any(bool(((ratio * f - 1).abs() < 1e-3).all()) for f in (factor, 1 / factor)):
+            with torch.no_grad():
+                self._store_scale(expected.to(self.scale.device))
+            warnings.warn(
+                f"`{self.activation_post_process.owner or prefix}` is {self.dtype}, but the checkpoint's scale is that "
+                "of another format; it was computed anew from the checkpoint's range. `load_observer_params` does "
+                "the same without this warning.",
+                CalibrationWarning,
+                stacklevel=2,
+            )
 
 
 def _tighter(edge: Any, limit: float, choose: Any) -> Any:

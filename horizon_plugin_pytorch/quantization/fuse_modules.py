@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.errors import FusionError
+from horizon_plugin_pytorch.nn.intrinsic import Entry, FusedModule
 from horizon_plugin_pytorch.quantization.fusion import fuse, rule_for
 
 
@@ -36,6 +37,10 @@ def fuse_known_modules(
     rule = rule_for(mod_list)
     fused = fuse(mod_list)
     assert rule is not None  # `fuse` raised otherwise
+    if rule.has_add and isinstance(fused, FusedModule):
+        entry = Entry()
+        fused.enter_through(entry)
+        out[0].register_forward_hook(entry)
     explicit = [m.__dict__["qconfig"] for m in mod_list if "qconfig" in m.__dict__]
     if explicit:
         fused.qconfig = explicit[-1]

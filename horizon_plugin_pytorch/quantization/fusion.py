@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import FusionError
-from horizon_plugin_pytorch.nn.intrinsic import fused_class
+from horizon_plugin_pytorch.nn.intrinsic import check_rank_hook, fused_class
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 
 
@@ -121,6 +121,10 @@ def fold_bn(layer: Any, bn: Any) -> Any:
         bias = bias + bn.bias.double()
     out._parameters["weight"] = nn.Parameter(folded.to(weight.dtype), requires_grad=weight.requires_grad)
     out._parameters["bias"] = nn.Parameter(bias.to(weight.dtype))
+    if isinstance(bn, nn.BatchNorm1d):
+        out.input_rank = 2
+        out._forward_pre_hooks = layer._forward_pre_hooks.copy()
+        out.register_forward_pre_hook(check_rank_hook)
     return out
 
 

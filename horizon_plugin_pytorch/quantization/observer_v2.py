@@ -38,6 +38,7 @@ class ObserverBase(nn.Module):
     min_val: Tensor
     max_val: Tensor
     _schemes: tuple[torch.qscheme, ...] = _PER_TENSOR + _PER_CHANNEL
+    _ranks_values = False  # does the range depend on more than the smallest and largest value?
 
     def __init__(
         self,
@@ -122,6 +123,8 @@ class ObserverBase(nn.Module):
         if x.numel() == 0:
             self._warn("empty", "saw an empty tensor and ignored it")
             return None
+        if self._ranks_values and (low != -math.inf or high != math.inf):
+            x = x.clamp(low, high)  # of the extremes alone, clamping the result is the same and costs nothing
         smallest, largest = self._range(x)
         # A sum that is not finite costs one look at every value; it may come from large finite ones.
         if not math.isfinite(float(smallest.sum() + largest.sum())) and not bool((finite := x.isfinite()).all()):
@@ -212,13 +215,47 @@ class MinMaxObserver(ObserverBase):
 class PercentileObserver(ObserverBase):
     """The given percentile of the magnitudes in each batch, from a histogram, as a moving average.
 
+    The range is symmetric, and ends at the lower edge of the bin in which the percentile falls, as the guides print it.
+
     Args:
-        percentile: share of magnitudes, in percent, that the scale must cover.
+        percentile: share of magnitudes, in percent, that the scale must cover; 100 takes the largest magnitude.
         bins: number of bins of the histogram.
+
+    Other arguments are those of `MinMaxObserver`.
+
+    >>> ob = PercentileObserver(50.0, bins=100)
+    >>> _ = ob(torch.linspace(0, 1, 1001))
+    >>> round(float(ob.max_val), 2), round(float(ob.min_val), 2)
+    (0.49, -0.49)
     """
 
-    def __init__(self, percentile: float = 99.99, bins: int = 2048, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    _ranks_values = True
+
+    def __init__(
+        self,
+        percentile: float = 99.99,
+        bins: int = 2048,
+        averaging_constant: float = 0.01,
+        ch_axis: int = -1,
+        dtype: QuantDType | str | torch.dtype = qint8,
+        qscheme: torch.qscheme = torch.per_tensor_symmetric,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        is_sync_quantize: bool = False,
+        factory_kwargs: dict | None = None,
+        channel_len: int = 1,
+    ) -> None:
+        super().__init__(
+            averaging_constant,
+            ch_axis,
+            dtype,
+            qscheme,
+            quant_min,
+            quant_max,
+            is_sync_quantize,
+            factory_kwargs,
+            channel_len,
+        )
         if not 0 < percentile <= 100 or bins < 2:
             raise QuantizationConfigError(
                 f"PercentileObserver: need 0 < percentile <= 100 and bins >= 2, got {percentile}, {bins}."
@@ -229,14 +266,15 @@ class PercentileObserver(ObserverBase):
 
     def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
         smallest, largest = super()._range(x)
-        top = float(torch.maximum(smallest.abs(), largest.abs()))
-        if not math.isfinite(top) or top == 0:
+        top = torch.maximum(smallest.abs(), largest.abs()).float()
+        if not math.isfinite(float(smallest + largest)) or float(top) == 0:
             return smallest, largest
-        histogram = torch.histc(x.float().abs().div_(top), self.bins, 0, 1)  # bins times the top may overflow
+        # Divided by the largest, so that the histogram of huge or tiny values does not overflow.
+        histogram = torch.histc(x.float().abs() / top, self.bins, 0, 1)
         covered = histogram.cumsum(0) / histogram.sum()
-        index = int(torch.searchsorted(covered, self.percentile / 100)) + 1
-        cut = top * min(index, self.bins) / self.bins
-        return smallest.clamp(-cut, cut), largest.clamp(-cut, cut)
+        index = int(torch.searchsorted(covered, self.percentile / 100))
+        share = 1.0 if self.percentile == 100 else max(index, 1) / self.bins
+        return -top * share, top * share
 
 
 class FixedScaleObserver(ObserverBase):

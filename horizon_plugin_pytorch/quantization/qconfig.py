@@ -83,6 +83,11 @@ def _partial(
             f"get_default_qconfig: a fixed {what} scale needs {what}_qkwargs={{'scale': ...}}."
         )
     kwargs["dtype"] = as_dtype(kwargs.get("dtype", qint8))
+    if kwargs["dtype"] not in (qint8, qint16):
+        raise QuantizationConfigError(
+            f"get_default_qconfig: {what} dtype {kwargs['dtype']} is not for tensors; choose qint8 or qint16. For an "
+            "output in high precision use `get_default_qat_out_qconfig()`."
+        )
     return FakeQuantize.with_args(**kwargs)
 
 

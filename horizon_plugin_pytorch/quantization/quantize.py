@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import nn
 
+from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
-from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized
+from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
 from horizon_plugin_pytorch.quantization.quantize_fx import check_mode, copy_model, require_float
 
 
@@ -41,7 +43,7 @@ def prepare_qat(
     >>> type(prepare_qat(net).module)
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
-    require_march("prepare_qat")
+    march = require_march("prepare_qat")
     check_mode("prepare_qat")
     if hybrid:
         raise NotImplementedError("prepare_qat: hybrid models are not available in this version; use hybrid=False.")
@@ -52,7 +54,16 @@ def prepare_qat(
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
-    return to_qat(model, resolve_qconfigs(model, None))
+    prepared = to_qat(model, resolve_qconfigs(model, None))
+    if not any(isinstance(m, QATModule) and m.fake_quantizers() for m in prepared.modules()):
+        warnings.warn(
+            f"`{type(model).__name__}`: no module has a qconfig, so nothing is quantized. Set one before: "
+            "`model.qconfig = default_qat_8bit_fake_quant_qconfig`.",
+            QuantizationWarning,
+            stacklevel=2,
+        )
+    warn_int16(prepared, march)
+    return prepared
 
 
 def convert(

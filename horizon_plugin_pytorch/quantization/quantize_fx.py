@@ -21,9 +21,15 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
 )
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
-from horizon_plugin_pytorch.quantization.passes.region import called_path, quantized_nodes
-from horizon_plugin_pytorch.quantization.passes.replace import check_modules, replace_functions, replace_fusable
-from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized
+from horizon_plugin_pytorch.quantization.passes.inplace import follow_writes
+from horizon_plugin_pytorch.quantization.passes.region import called_path, has_stub, quantized_nodes
+from horizon_plugin_pytorch.quantization.passes.replace import (
+    check_modules,
+    replace_functions,
+    replace_fusable,
+    warn_unquantized,
+)
+from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
 
 __all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
 
@@ -123,18 +129,23 @@ def prepare_qat_fx(
     copied = copy_model(model, "prepare_qat_fx")
     choices = resolve_qconfigs(copied, qconfig_dict)
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
+    follow_writes(observed)
     region = quantized_nodes(observed)
-    if not region:
+    if not has_stub(observed):
         warnings.warn(
-            f"`{type(model).__name__}` has no QuantStub on the way from its inputs, so nothing will be quantized. Add "
-            "`self.quant = QuantStub()` and call it on each float input.",
+            f"`{type(model).__name__}` has no QuantStub. Its modules are prepared as their qconfigs say and can be "
+            "trained, but its inputs have no scale: VALIDATION and the converted model need one. Add a QuantStub and "
+            "call it on each float input, and a DeQuantStub on each output.",
             QuantizationWarning,
             stacklevel=2,
         )
     replace_functions(observed, region, choices, march)
     fuse_graph(observed, choices, region)
     check_modules(observed, region, choices, march)
+    warn_unquantized(observed, region, choices)
     to_qat(observed, choices, _called_lines(observed, region))
+    warn_int16(observed, march)
+    observed.__dict__["march"] = march
     observed.recompile()
     _preserve(observed, model, prepare_custom_config_dict)
     return observed

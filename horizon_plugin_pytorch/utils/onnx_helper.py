@@ -29,6 +29,9 @@ def export_quantized_onnx(
     dynamic_axes: Any = None,
     keep_initializers_as_inputs: bool | None = None,
     custom_opsets: Any = None,
+    example_outputs: Any = None,
+    strip_doc_string: bool = True,
+    enable_onnx_checker: bool = True,
 ) -> Any:
     """Write a converted model as ONNX, in standard operators only: stock ONNX Runtime gives the same integers.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.nn.qat import conv2d as qat_conv2d
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
@@ -125,7 +125,8 @@ def test_none_keeps_a_module_float() -> None:
 
 
 def test_a_float_module_that_gets_integers_says_what_to_do() -> None:
-    qat = prepare_qat_fx(Net(), {"": INT8, "module_name": [("second.conv", None)]})
+    with pytest.warns(QuantizationWarning, match=r"`second.conv` \(test_configuration.py:\d+\) has qconfig None"):
+        qat = prepare_qat_fx(Net(), {"": INT8, "module_name": [("second.conv", None)]})
     with pytest.raises(NotImplementedError, match="DeQuantStub"):
         qat(X)
 

@@ -2,12 +2,63 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import weakref
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 
-class FusedModule(nn.Module):
+class Entry:
+    """A hook on what stands where a layer was that is now fused into an add: remembers which tensor went through."""
+
+    def __init__(self) -> None:
+        self._passed: weakref.ref | None = None
+
+    def __call__(self, module: nn.Module, args: tuple, output: Any) -> None:
+        self._passed = weakref.ref(output)
+
+    def has_passed(self, x: Any) -> bool:
+        """Was this the last tensor that went through?"""
+        return self._passed is not None and self._passed() is x
+
+    def __reduce__(self) -> tuple:
+        return Entry, ()
+
+
+def check_rank(x: Any, rank: int | None) -> None:
+    """A BatchNorm1d that was folded into a Linear normalised axis 1, which is the last in 2-d inputs only."""
+    if rank is not None and x.dim() != rank:
+        raise RuntimeError(
+            f"a BatchNorm1d is folded into this Linear, which is right for [batch, features] inputs only, not for "
+            f"{x.dim()}-d ones. Transpose around the batch norm in the model, or keep it apart with qconfig=None."
+        )
+
+
+def check_rank_hook(module: Any, args: tuple) -> None:
+    """The same for a float layer, as a forward pre-hook."""
+    check_rank(args[0], module.input_rank)
+
+
+class CalledByAdd:
+    """A fused module that stands where the model calls ``add``, with the layer's input as one of the operands."""
+
+    def enter_through(self, entry: Entry | None) -> None:
+        """Say which hook sees the layer's input."""
+        self.__dict__["_entry"] = entry
+
+    @property
+    def entry(self) -> Entry | None:
+        """The hook that sees the layer's input, if the user fused the modules by name."""
+        return self.__dict__.get("_entry")
+
+    def add(self, x: Any, residual: Any) -> Any:
+        """The layer of one operand plus the other; the one that came through the entry is the layer's."""
+        if self.entry is not None and self.entry.has_passed(residual) and not self.entry.has_passed(x):
+            x, residual = residual, x
+        return self(x, residual)  # type: ignore[operator]
+
+
+class FusedModule(CalledByAdd, nn.Module):
     """A layer with an optional add and activation after it."""
 
     layer_class: ClassVar[type]
@@ -29,10 +80,6 @@ class FusedModule(nn.Module):
             assert residual is not None, f"{type(self).__name__} needs a second tensor to add"
             out = out + residual
         return self.relu(out) if self.relu_class is not None and self.relu is not None else out
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The fused module stands where the model calls ``add``."""
-        return self(x, residual)
 
 
 class ConvReLU2d(FusedModule):

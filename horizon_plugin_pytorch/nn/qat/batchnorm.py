@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
@@ -34,6 +35,12 @@ class BatchNorm2d(RoundedModule, nn.BatchNorm2d):
         self.qconfig = mod.qconfig
         self.activation_post_process = mod.qconfig.activation(channel_len=1)
         return self
+
+    def value(self, x: Tensor) -> Tensor:
+        if not self.is_exact:
+            return super().value(x)
+        # The gradient of what VALIDATION computes, without moving the statistics.
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 register(Operator("batch_norm2d", ScaleRule.OWN, BatchNorm2d, quantized.BatchNorm2d, (nn.BatchNorm2d,)))

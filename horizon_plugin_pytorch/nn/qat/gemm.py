@@ -11,19 +11,21 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn import intrinsic
+from horizon_plugin_pytorch.nn.intrinsic import check_rank
 from horizon_plugin_pytorch.nn.operator_table import ALL_MARCHES, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, FakeQuantize
 
 
-class QATGemm(QATModule):
+class QATGemm(intrinsic.CalledByAdd, QATModule):
     """A layer with weights, mixed into the torch layer of the same kind."""
 
     float_class: ClassVar[Any]
     has_add: ClassVar[bool] = False
     limits: ClassVar[tuple[float, float]] = NO_LIMIT
     weight_axis: ClassVar[int] = 0
+    input_rank: int | None = None
     weight: Tensor
     bias: Tensor | None
 
@@ -43,10 +45,14 @@ class QATGemm(QATModule):
         quantizer = qconfig.weight(channel_len=channels)
         if self.weight_axis and quantizer.ch_axis == 0:  # transposed: output channels are axis 1
             quantizer = qconfig.weight.with_args(ch_axis=self.weight_axis)(channel_len=channels)
+        if quantizer.ch_axis not in (-1, self.weight_axis):
+            raise QuantizationConfigError(
+                f"`{type(self).__name__}` {self.place}: weights have one scale for each output channel, ch_axis="
+                f"{self.weight_axis}; the qconfig says ch_axis={quantizer.ch_axis}."
+            )
         self.weight_fake_quant: FakeQuantize = quantizer.to(self.weight.device)
-        self.activation_post_process = None
-        if qconfig.activation is not None:
-            self.activation_post_process = qconfig.activation(channel_len=1).to(self.weight.device)
+        activation = None if qconfig.activation is None else qconfig.activation(channel_len=1).to(self.weight.device)
+        self.register_module("activation_post_process", activation)  # printed also where it is None, as in the guides
         self._seen: tuple = ()
 
     @classmethod
@@ -61,7 +67,9 @@ class QATGemm(QATModule):
             self = cls.__new__(cls)
             QATModule.__init__(self, **arguments)
         self.weight, self.bias = source.weight, source.bias
+        self.input_rank = getattr(source, "input_rank", None)
         self.path = getattr(mod, "path", "")
+        self.enter_through(getattr(mod, "entry", None))
         self.attach(getattr(mod, "qconfig", None))
         return self
 
@@ -75,6 +83,7 @@ class QATGemm(QATModule):
 
     def forward(self, x: Any, residual: Any = None) -> Any:
         """Training route, or exact integers in the VALIDATION state."""
+        check_rank(x, self.input_rank)
         if isinstance(x, QTensor) and (residual is None or isinstance(residual, QTensor)):
             added = () if residual is None else (residual.scale, residual.dtype)
             self._seen = (x.scale, x.dtype, x.range, *added)
@@ -90,10 +99,6 @@ class QATGemm(QATModule):
         if self.activation_post_process is not None:
             return self.activation_post_process(out, self.limits)
         return out if self.limits == NO_LIMIT else out.clamp(*self.limits)
-
-    def add(self, x: Any, residual: Any) -> Any:
-        """The fused module stands where the model calls ``add``."""
-        return self(x, residual)
 
 
 def register_layers(

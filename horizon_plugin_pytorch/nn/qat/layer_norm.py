@@ -56,7 +56,7 @@ class LayerNorm(PlacedModule):
         self.qconfig = qconfig
         inner = inner_qconfig(qconfig)
         self.var_mean = VarMean(inner)
-        self.rsqrt = SegmentLUT(Rsqrt.forward_static(self.eps), "rsqrt", inner)
+        self.rsqrt = SegmentLUT(Rsqrt(self.eps).quantized_function(), "rsqrt", inner)
         steps = ["mul"] + ["weight_mul"] * (self.weight is not None) + ["bias_add"] * (self.bias is not None)
         for step in steps:
             setattr(self, step, FloatFunctional(qconfig if step == steps[-1] else inner))

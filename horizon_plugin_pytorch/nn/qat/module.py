@@ -135,7 +135,7 @@ class QATModule(PlacedModule):
         if not isinstance(out, QTensor):
             return out if route is None else attach_gradient(route, out)
         quantizer = self.activation_post_process
-        result = exact_qtensor(out, out.scale if quantizer is None else quantizer.scale)
+        result = exact_qtensor(out, out.scale if quantizer is None else quantizer.current_scale())
         return result if route is None else result.like(attach_gradient(route, result.plain()), out.plain())
 
 

@@ -59,9 +59,9 @@ _FUNCTIONS: dict[type, Callable[[Any], tuple[Callable[[Tensor], Tensor], str]]] 
     nn.SiLU: lambda m: (F.silu, "silu"),
     nn.GELU: lambda m: (partial(F.gelu, approximate=m.approximate), "gelu"),
     Exp: lambda m: (torch.exp, "exp"),
-    Sqrt: lambda m: (torch.sqrt, "sqrt"),
-    Rsqrt: lambda m: (m.forward_static(m.epsilon), "rsqrt"),
-    Reciprocal: lambda m: (m.forward_static(m.max_value), "reciprocal"),
+    Sqrt: lambda m: (m.quantized_function(), "sqrt"),
+    Rsqrt: lambda m: (m.quantized_function(), "rsqrt"),
+    Reciprocal: lambda m: (m.quantized_function(), "reciprocal"),
 }
 
 _sigmoid, _tanh = as_module(nn.Sigmoid, "input"), as_module(nn.Tanh, "input")

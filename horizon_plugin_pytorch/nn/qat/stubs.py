@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
+from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient, real
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
 from horizon_plugin_pytorch.quantization import stubs
@@ -50,7 +51,7 @@ class QuantStub(QATModule):
             return quantizer(x)
         with torch.no_grad():
             integers = self.twin()(x)
-        out = exact_qtensor(integers, quantizer.scale)
+        out = exact_qtensor(integers, quantizer.current_scale())
         if torch.is_grad_enabled() and x.requires_grad:
             return out.like(attach_gradient(quantizer(x), out.plain()), integers.plain())
         return out
@@ -69,11 +70,10 @@ class DeQuantStub(QATModule):
     @classmethod
     def from_float(cls, mod: nn.Module) -> DeQuantStub:
         """The QAT form of a stub, ours or torch's."""
-        self = cls(getattr(mod, "qconfig", None))
-        return self
+        return cls()  # whatever qconfig surrounds it, it has no quantization parameters
 
     def forward(self, x: Any) -> Any:
-        return x.dequantize() if isinstance(x, QTensor) else x
+        return pytree.tree_map(real, x)  # also tuples, lists and dictionaries of tensors
 
 
 register(Operator("quant", ScaleRule.OWN, QuantStub, Quantize, (stubs.QuantStub,)))

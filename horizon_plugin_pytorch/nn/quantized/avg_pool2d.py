@@ -60,19 +60,11 @@ class AvgPool2d(QuantizedModule):
             ).to(x.device),
         )
         is_double = fp.is_beyond_float32(bound)
-        return self.output(
-            fp.avg_pool2d(
-                x.plain(),
-                self.kernel_size,
-                self.stride,
-                self.padding,
-                self.ceil_mode,
-                factor,
-                is_double,
-                self.low,
-                self.high,
-            )
-        )
+        values = x.plain()
+        batch = values.unsqueeze(0) if values.dim() == 3 else values  # one image may come without a batch axis
+        window = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
+        out = fp.avg_pool2d(batch, *window, factor, is_double, self.low, self.high)
+        return self.output(out.squeeze(0) if values.dim() == 3 else out)
 
 
 def _pair(value: Any) -> list[int]:

@@ -24,6 +24,8 @@ class Conv2d(QuantizedGemm):
         self.padding_mode = mod.padding_mode if mod.padding_mode != "zeros" else "constant"
 
     def compute(self, x: Tensor, residual: Tensor | None, plan: fp.AccumulatorPlan) -> Tensor:
+        if x.dim() == 3:  # one image without a batch axis
+            return self.compute(x.unsqueeze(0), None if residual is None else residual.unsqueeze(0), plan).squeeze(0)
         if self.explicit_padding:
             if self.padding_mode == "circular":
                 x = pad_circular(x, self.explicit_padding)

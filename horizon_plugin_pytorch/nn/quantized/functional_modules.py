@@ -91,6 +91,9 @@ def dims_of(x: Tensor, dim: Any) -> list[int]:
     if dim is None:
         return list(range(x.dim()))
     dims = [dim] if isinstance(dim, int) else list(dim)
+    for d in dims:
+        if not -max(x.dim(), 1) <= d < max(x.dim(), 1):
+            raise IndexError(f"axis {d} does not exist in a tensor with {x.dim()} axes.")
     return sorted(d % max(x.dim(), 1) for d in dims)
 
 

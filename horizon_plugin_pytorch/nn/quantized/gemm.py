@@ -11,12 +11,13 @@ from torch import Tensor
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype
 from horizon_plugin_pytorch.errors import AccumulatorWarning, ConversionError
+from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd, check_rank
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_quantize import integer_limits
 
 
-class QuantizedGemm(QuantizedModule):
+class QuantizedGemm(CalledByAdd, QuantizedModule):
     """A layer that sums products of integers.
 
     `weight` holds integers in their storage type, `bias` real numbers: the integer bias depends on the input's scale.
@@ -33,6 +34,8 @@ class QuantizedGemm(QuantizedModule):
 
     def configure(self, mod: Any) -> None:
         self.limits = mod.limits
+        self.enter_through(mod.entry)
+        self.input_rank: int | None = mod.input_rank
         quantizer = mod.weight_fake_quant
         if quantizer is None:
             raise ConversionError(
@@ -124,6 +127,7 @@ class QuantizedGemm(QuantizedModule):
     def forward(self, x: QTensor, residual: QTensor | None = None) -> QTensor | Tensor:
         """Integers to integers, or to real numbers where the output has high precision."""
         x = self.quantized_input(x)
+        check_rank(x, self.input_rank)
         if residual is None:
             plan, added = self.plan(x.scale, x.dtype, x.range), None
         else:
@@ -134,10 +138,6 @@ class QuantizedGemm(QuantizedModule):
             return self.output(out, plan.low, plan.high)
         low, high = self.limits
         return out if self.limits == (-torch.inf, torch.inf) else out.clamp_(low, high)
-
-    def add(self, x: QTensor, residual: QTensor) -> QTensor | Tensor:
-        """The fused module stands where the model calls ``add``."""
-        return self.forward(x, residual)
 
     def compute(self, x: Tensor, residual: Tensor | None, plan: fp.AccumulatorPlan) -> Tensor:
         """Run the plan."""

@@ -14,6 +14,8 @@ from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 
+_MOST_PLANS = 64
+
 
 class PlanCache:
     """Arithmetic plans, one for each set of input scales that the module has met; not copied or pickled."""
@@ -26,6 +28,8 @@ class PlanCache:
         full_key = (key, *(_scale_key(s) for s in scales))
         found = self._plans.get(full_key)
         if found is None:
+            if len(self._plans) >= _MOST_PLANS:  # shapes that vary from call to call must not fill memory
+                self._plans.pop(next(iter(self._plans)))
             found = self._plans[full_key] = (build(), scales)  # the scales are kept alive: ids may be in the key
         return found[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -24,13 +25,15 @@ class Quantize(QuantizedModule):
         return self.output(fp.quantize(x.float(), self.scale, self.axis, self.low, self.high))
 
 
+def _dequantized(x: Any) -> Any:
+    return fp.dequantize(x.plain(), x.scale, x.q_per_channel_axis()) if isinstance(x, QTensor) else x
+
+
 class DeQuantize(QuantizedModule):
     """Integers to real numbers; real numbers pass."""
 
     def forward(self, x: Any) -> Any:
-        if not isinstance(x, QTensor):
-            return x
-        return fp.dequantize(x.plain(), x.scale, x.q_per_channel_axis())
+        return pytree.tree_map(_dequantized, x)  # also tuples, lists and dictionaries of tensors
 
     def extra_repr(self) -> str:
         return ""

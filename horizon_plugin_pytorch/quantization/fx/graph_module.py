@@ -49,15 +49,21 @@ def _unpack(nodes: list[tuple]) -> fx.Graph:
 
 
 def _rebuild(cls: type, class_name: str, state: dict, nodes: list[tuple]) -> Any:
+    return _assemble(cls, class_name, state, _unpack(nodes))
+
+
+def _assemble(cls: type, class_name: str, state: dict, graph: fx.Graph) -> Any:
     root = nn.Module()
     root.__dict__.update(state)
-    out = cls(root, _unpack(nodes), class_name)
+    out = cls(root, graph, class_name)
     out.__dict__.update(state)  # also what the graph does not mention
     return out
 
 
 class GraphModuleWithAttr(torch.fx.GraphModule):
-    """A `torch.fx.GraphModule` with the plain attributes of the original model."""
+    """A `torch.fx.GraphModule` with the module tree, the attributes and the methods of the original model."""
+
+    _source_class: type | None = None
 
     def __init__(self, root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule") -> None:
         super().__init__(root, graph, class_name)
@@ -66,16 +72,37 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
             self.train(root.training)
 
     def _take_attributes(self, source: nn.Module) -> None:
+        # torch rebuilds the tree from bare modules and only where the graph goes; users' containers stay as they are.
+        for own, theirs in (
+            (self._modules, source._modules),
+            (self._parameters, source._parameters),
+            (self._buffers, source._buffers),
+        ):
+            own.clear()
+            own.update(theirs)  # type: ignore[arg-type]
         for name, value in source.__dict__.items():
             if name not in self.__dict__ and name not in _INTERNAL and not name.startswith("_"):
                 self.__dict__[name] = value
+        source_class = type(source)
+        if isinstance(source, GraphModuleWithAttr):
+            self.__dict__["_source_class"] = source._source_class
+        elif source_class is not nn.Module and not isinstance(source, torch.fx.GraphModule):
+            self.__dict__["_source_class"] = source_class
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            member = getattr(self.__dict__.get("_source_class"), name, None)
+            if callable(member) and not name.startswith("__"):
+                return member.__get__(self) if hasattr(member, "__get__") else member
+            raise
 
     def __deepcopy__(self, memo: dict) -> Any:
-        out = super().__deepcopy__(memo)
-        for name, value in self.__dict__.items():
-            if name not in out.__dict__:
-                out.__dict__[name] = copy.deepcopy(value, memo)
-        out.training = self.training
+        cls = next(c for c in type(self).__mro__ if c.__module__ == __name__)
+        state = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k not in ("_graph", "_code")}
+        out = _assemble(cls, self._get_name(), state, copy.deepcopy(self.graph, {}))
+        memo[id(self)] = out
         return out
 
     def __reduce__(self) -> tuple:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.quantization.partial import Partial
 
 HIGH_PRECISION_OPERATORS = (
     "High-precision output exists for Conv2d, ConvTranspose2d, Linear and matmul only; give this module a qconfig with "
     "an activation format."
 )
 _KEYS = ("", "module_type", "module_name")
+_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,26 @@ def _pairs(value: Any, key: str) -> dict:
         ) from None
 
 
+def _checked(qconfig: Any, reason: str) -> Any:
+    """Insist on our own fake quantizers: others cannot be trained on the grid that conversion uses."""
+    if qconfig is None:
+        return None
+    parts = [getattr(qconfig, name, _MISSING) for name in ("activation", "weight")]
+    if any(part is not None and not isinstance(part, Partial) for part in parts):
+        raise QuantizationConfigError(
+            f"the qconfig of {reason} is {type(qconfig).__module__}.{type(qconfig).__name__} without fake quantizers "
+            "of this package. Take one of `horizon_plugin_pytorch.quantization.qconfig`, or build it with "
+            "`get_default_qconfig` or `FakeQuantize.with_args`."
+        )
+    activation = qconfig.activation
+    if activation is not None and activation.kwargs.get("qscheme") == torch.per_channel_symmetric:
+        raise QuantizationConfigError(
+            f"the qconfig of {reason} quantizes activations per channel; activations have one scale "
+            "(torch.per_tensor_symmetric), weights one per output channel."
+        )
+    return qconfig
+
+
 def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, Choice]:
     """The choice for every module path; functions take the choice of the module that calls them."""
     qconfig_dict = qconfig_dict or {}
@@ -56,12 +79,14 @@ def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, C
             choice = Choice(by_name[path], True, f"module_name {path}")
         if "qconfig" in module.__dict__:
             choice = Choice(module.__dict__["qconfig"], True, f"attribute of {path or 'the model'}")
+        if choice is not inherited:
+            _checked(choice.qconfig, choice.reason)
         choices[path] = choice
         below = Choice(choice.qconfig, False, choice.reason)
         for name, child in module.named_children():
             visit(child, f"{path}.{name}" if path else name, below)
 
-    visit(model, "", Choice(qconfig_dict.get(""), False, "global"))
+    visit(model, "", Choice(_checked(qconfig_dict.get(""), "the whole model"), False, "global"))
     missing = [name for name in by_name if name not in choices and "_generated_" not in name]
     if missing:
         raise QuantizationConfigError(

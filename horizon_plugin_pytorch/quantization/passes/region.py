@@ -59,18 +59,25 @@ def is_constant(model: nn.Module, node: fx.Node) -> bool:
 
 
 def quantized_nodes(model: fx.GraphModule) -> set[fx.Node]:
-    """Nodes whose results carry a scale."""
+    """Nodes whose results carry a scale: what comes after a QuantStub. Without any stub, all nodes that compute."""
     found: set[fx.Node] = set()
+    sources = set() if has_stub(model) else {node for node in model.graph.nodes if node.op == "placeholder"}
     for node in model.graph.nodes:
-        if node.op == "call_module":
-            row = row_of_module(type(module_at(model, node.target)))
-            if row is not None and row.name == "quant":
-                found.add(node)
-                continue
-            if row is not None and row.name == "dequant":
-                continue
-        if node.op in ("placeholder", "get_attr", "output") or is_fact(node):
+        name = _row_name(model, node)
+        if name == "quant":
+            found.add(node)
+        if name in ("quant", "dequant") or node.op in ("placeholder", "get_attr", "output") or is_fact(node):
             continue
-        if any(source in found for source in node.all_input_nodes):
+        if any(source in found or source in sources for source in node.all_input_nodes):
             found.add(node)
     return found
+
+
+def has_stub(model: fx.GraphModule) -> bool:
+    """Does the model say where it is quantized?"""
+    return any(_row_name(model, node) == "quant" for node in model.graph.nodes)
+
+
+def _row_name(model: fx.GraphModule, node: fx.Node) -> str:
+    row = row_of_module(type(module_at(model, str(node.target)))) if node.op == "call_module" else None
+    return "" if row is None else row.name

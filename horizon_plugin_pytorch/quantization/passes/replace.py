@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch import fx, nn
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError, UnsupportedOperatorError, at, source_line
+from horizon_plugin_pytorch.errors import (
+    QuantizationConfigError,
+    QuantizationWarning,
+    UnsupportedOperatorError,
+    at,
+    source_line,
+)
 from horizon_plugin_pytorch.fx.tracer import scope_of
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import (
@@ -45,7 +53,10 @@ def _unsupported(
     elif row is not None:
         advice = advice or "these arguments have no quantized form; write it with simpler operators"
     else:
-        advice = "move it after the DeQuantStub, replace it by a supported operator, or hide it with `fx_helper.wrap()`"
+        advice = (
+            "move it after the DeQuantStub, replace it by a supported operator, or put a DeQuantStub before and a "
+            "QuantStub after it"
+        )
     return UnsupportedOperatorError(f"`{what}` {where} has no quantized form on {march}: {advice}.")
 
 
@@ -194,6 +205,34 @@ def check_modules(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[
         ):
             continue
         raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
+
+
+def warn_unquantized(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[str, Choice]) -> None:
+    """Name the modules of the quantized part that stay float because they have no qconfig: they cannot run there."""
+    float_modules, total = [], 0
+    for node in model.graph.nodes:
+        path = called_path(model, node)
+        row = None if path is None or node not in quantized else row_of_module(type(module_at(model, path)))
+        if path is None or row is None or not row.needs_qconfig:
+            continue
+        total += 1
+        choice = choices.get(path)
+        if choice is None or choice.qconfig is None:
+            float_modules.append(at(path, source_line(node.stack_trace)).removeprefix("at "))
+    if not float_modules:
+        return
+    if len(float_modules) == total:
+        text = (
+            "no module has a qconfig, so nothing is quantized. Give one for the whole model: "
+            "`prepare_qat_fx(model, {'': default_qat_8bit_fake_quant_qconfig})`, or `model.qconfig = ...`."
+        )
+    else:
+        shown = ", ".join(float_modules[:6]) + (f" and {len(float_modules) - 6} more" if len(float_modules) > 6 else "")
+        text = (
+            f"{shown} has qconfig None but gets quantized tensors, on which a float module cannot run. Give it a "
+            "qconfig, or put a DeQuantStub before and a QuantStub after it."
+        )
+    warnings.warn(f"`{model._get_name()}`: {text}", QuantizationWarning, stacklevel=3)
 
 
 def _check_method(node: fx.Node, path: str, choice: Choice | None) -> None:

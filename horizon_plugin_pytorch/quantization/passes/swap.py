@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, at
+from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, QuantizationWarning, at
+from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
@@ -80,6 +81,21 @@ def to_qat(model: nn.Module, choices: dict[str, Choice], lines: dict[str, str] |
     model = _map_modules(model, change)
     _name_modules(model, lines or {})
     return model
+
+
+def warn_int16(model: nn.Module, march: March) -> None:
+    """Say which modules are int16 on a chip that the guides give int8 only."""
+    if march.family != "bernoulli":
+        return
+    found = [path for path, m in model.named_modules() if isinstance(m, FakeQuantize) and m.dtype.bits > 8]
+    if found:
+        shown = ", ".join(p.removesuffix(".activation_post_process") for p in found[:6])
+        warnings.warn(
+            f"int16 on {march}: {shown}{' and more' if len(found) > 6 else ''}. The guides give int16 to BAYES and "
+            "later chips only; expect the compiler to refuse most of these operators.",
+            QuantizationWarning,
+            stacklevel=3,
+        )
 
 
 def _inherited(choices: dict[str, Choice], path: str) -> Any:

@@ -1,0 +1,331 @@
+"""Cases that users met first: each was once a silent wrong result or a message that did not help."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.errors import (
+    CalibrationWarning,
+    ExportError,
+    OperatorInputError,
+    QuantizationConfigError,
+    QuantizationWarning,
+    UnsupportedOperatorError,
+)
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantize,
+    FakeQuantState,
+    QuantStub,
+    QuantWrapper,
+    convert,
+    convert_fx,
+    default_qat_8bit_fake_quant_qconfig,
+    default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
+    fuse_fx,
+    fuse_modules,
+    get_default_qat_qconfig,
+    get_default_qconfig,
+    prepare_qat,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from tests.operators.cases import Body
+from tests.routes import prepared
+
+INT8, INT16 = default_qat_8bit_fake_quant_qconfig, default_qat_8bit_weight_16bit_act_fake_quant_qconfig
+X = torch.randn(2, 4, 6, 6)
+
+
+def _onnx(model: nn.Module, x: Tensor, path: Any) -> Tensor:
+    export_quantized_onnx(model, x, path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+def test_autocast_does_not_change_integers(dtype: str) -> None:
+    qat = prepared(QuantWrapper(nn.Sequential(nn.Conv2d(4, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3))), (X,), dtype)
+    quantized = convert_fx(qat)
+    with torch.no_grad():
+        expected = quantized(X)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(quantized(X), expected) and torch.equal(qat(X), expected)
+
+
+def test_a_kept_result_does_not_change_when_training_goes_on() -> None:
+    qat = prepared(nn.Sequential(QuantStub(), nn.Conv2d(4, 4, 1)), (X,))
+    with torch.no_grad():
+        kept = qat(X)
+        values = convert_fx(qat)(X).dequantize()
+        set_fake_quantize(qat, FakeQuantState.QAT)
+        qat(100 * X)
+    assert torch.equal(kept.dequantize(), values)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_a_bias_that_does_not_fit_beside_its_products_is_exact_in_onnx(is_wide: bool, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(1, 16, 3)
+    with torch.no_grad():
+        conv.weight *= 1e-3
+        conv.bias.normal_()
+    x = torch.randn(4, 1, 20, 20)
+    model = QuantWrapper(conv)
+    model.module.qconfig = INT16 if is_wide else INT8
+    quantized = convert_fx(prepared(model, (x,)))
+    assert torch.equal(_onnx(quantized, x, tmp_path / "m.onnx"), quantized(x))
+
+
+def _relu_in_place(x: Tensor) -> Tensor:
+    F.relu(x, inplace=True)
+    return x * 2
+
+
+def _add_in_place(x: Tensor) -> Tensor:
+    x.add_(1.0)
+    return x * 2
+
+
+def _both_read(x: Tensor) -> Tensor:
+    y = x + 0.5
+    z = F.relu(y, inplace=True)
+    return y + z
+
+
+@pytest.mark.parametrize("body", [_relu_in_place, _add_in_place, _both_read])
+def test_readers_after_an_in_place_operator_see_what_it_wrote(body: Any) -> None:
+    model = QuantWrapper(Body(body))
+    qat = prepared(model, (X.clone(),), "qint16")
+    assert (qat(X.clone()) - model(X.clone())).abs().max() < 1e-3
+
+
+def test_writing_to_memory_that_a_view_shows_is_refused() -> None:
+    def body(x: Tensor) -> Tensor:
+        v = x.view(2, -1)
+        x.mul_(2)
+        return v * 1.0 + x.view(2, -1)
+
+    with pytest.raises(UnsupportedOperatorError, match=r"in place .*without in-place operators"):
+        prepare_qat_fx(QuantWrapper(Body(body)), {"": INT8})
+
+
+class _EagerAdd(nn.Module):
+    def __init__(self, is_first: bool) -> None:
+        super().__init__()
+        self.quant, self.conv, self.add, self.dequant = (
+            QuantStub(),
+            nn.Conv2d(4, 4, 1),
+            FloatFunctional(),
+            DeQuantStub(),
+        )
+        self.scale, self.is_first = FloatFunctional(), is_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        y = self.conv(self.scale.mul_scalar(x, 2.0))
+        return self.dequant(self.add.add(y, x) if self.is_first else self.add.add(x, y))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_eager_fusion_finds_the_layers_operand(is_first: bool) -> None:
+    set_march(March.BAYES)
+    model = _EagerAdd(is_first)
+    fused = fuse_modules(model, ["conv", "add"])
+    torch.testing.assert_close(fused(X), model(X))
+    fused.qconfig = INT16
+    qat = prepare_qat(copy.deepcopy(fused))
+    qat(X)
+    set_fake_quantize(qat.eval(), FakeQuantState.VALIDATION)
+    quantized = convert(qat)
+    assert torch.equal(quantized(X), qat(X))
+    assert (qat(X) - model(X)).abs().max() < 0.05
+
+
+def test_folding_a_batch_norm_of_features_insists_on_two_axes() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(fuse_fx(model)(x), model(x))
+    with pytest.raises(RuntimeError, match=r"BatchNorm1d is folded.*not for 3-d ones"):
+        fuse_fx(model)(torch.randn(2, 4, 4))
+    qat = prepared(QuantWrapper(model), (x,))
+    for stage in (qat, convert_fx(qat)):
+        with pytest.raises(OperatorInputError, match=r"`Linear` at `module.0`.*not for 3-d ones"):
+            stage(torch.randn(2, 4, 4))
+
+
+@pytest.mark.parametrize("function", [torch.reciprocal, torch.sqrt, torch.rsqrt])
+def test_gradients_are_finite_where_the_function_is_steep(function: Any) -> None:
+    model = prepare_qat_fx(QuantWrapper(Body(function)), {"": INT8})
+    x = torch.tensor([[0.0, 1e-4, 0.5, 1.0, 2.0]], requires_grad=True)
+    out = model(x)
+    out.sum().backward()
+    assert out.isfinite().all() and x.grad is not None and x.grad.isfinite().all() and bool((x.grad != 0).any())
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.name = nn.Conv2d(4, 4, 1), "block"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+class _Container(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.seq, self.blocks = nn.Sequential(_Block(), nn.ReLU()), nn.ModuleList([_Block()])
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.blocks[0](self.seq(self.quant(x))))
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self(x).square().mean()
+
+
+def test_containers_unused_modules_attributes_and_methods_survive() -> None:
+    qat = prepared(_Container(), (X,))
+    for stage in (qat, copy.deepcopy(qat), convert_fx(qat)):
+        assert isinstance(stage.seq, nn.Sequential) and isinstance(stage.blocks, nn.ModuleList)
+        assert stage.seq[0].name == "block" and type(stage.unused) is nn.Linear
+        assert "unused.weight" in stage.state_dict()
+        torch.testing.assert_close(stage.loss(X), stage(X).square().mean())
+
+
+def test_without_stubs_modules_are_prepared_by_their_qconfig() -> None:
+    set_march(March.BAYES)
+    with pytest.warns(QuantizationWarning, match="has no QuantStub"):
+        qat = prepare_qat_fx(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()), {"": INT8})
+    assert type(qat.get_submodule("0")).__name__ == "ConvReLU2d"
+    qat(X).dequantize().sum().backward()
+    set_fake_quantize(qat.eval(), FakeQuantState.VALIDATION)
+    with pytest.raises(RuntimeError, match="QuantStub"):
+        qat(X)
+
+
+def test_no_qconfig_at_all_is_worth_a_warning() -> None:
+    set_march(March.BAYES)
+    with pytest.warns(QuantizationWarning, match="no module has a qconfig"):
+        prepare_qat_fx(QuantWrapper(nn.Conv2d(4, 4, 1)))
+    with pytest.warns(QuantizationWarning, match="no module has a qconfig"):
+        prepare_qat(QuantWrapper(nn.Conv2d(4, 4, 1)))
+
+
+def test_int16_on_bernoulli2_is_worth_a_warning() -> None:
+    set_march(March.BERNOULLI2)
+    with pytest.warns(QuantizationWarning, match="int16 on bernoulli2"):
+        prepare_qat_fx(QuantWrapper(nn.Conv2d(4, 4, 1)), {"": INT16})
+
+
+def test_a_checkpoint_of_another_format_gives_scales_that_fit() -> None:
+    model = QuantWrapper(nn.Conv2d(4, 4, 1))
+    calibrated = prepared(model, (X,))
+    wide = prepare_qat_fx(model, {"": INT16})
+    with pytest.warns(CalibrationWarning, match="another format"):
+        wide.load_state_dict(calibrated.state_dict())
+    narrow_scale = calibrated.module.activation_post_process.scale
+    torch.testing.assert_close(wide.module.activation_post_process.scale, narrow_scale * 127.5 / 32767.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: torch.ao.quantization.get_default_qat_qconfig(), "fake quantizers of this package"),
+        (lambda: get_default_qconfig(activation_qkwargs={"avg_const": 0.1}), "avg_const"),
+        (
+            lambda: get_default_qconfig(weight_qkwargs={"qscheme": torch.per_channel_symmetric, "ch_axis": 1}),
+            "output channel, ch_axis=0",
+        ),
+        (
+            lambda: get_default_qconfig(activation_qkwargs={"qscheme": torch.per_channel_symmetric, "ch_axis": 1}),
+            "activations have one scale",
+        ),
+        (lambda: get_default_qat_qconfig(dtype="qint32"), "choose qint8 or qint16"),
+    ],
+)
+def test_a_qconfig_that_makes_no_sense_says_why(make: Any, words: str) -> None:
+    set_march(March.BAYES)
+    with pytest.raises(QuantizationConfigError, match=words):
+        prepare_qat_fx(QuantWrapper(nn.Conv2d(4, 4, 1)), {"": make()})
+
+
+def test_the_switch_buffers_switch() -> None:
+    quantizer = FakeQuantize()
+    quantizer(torch.tensor([1.0]))
+    quantizer.observer_enabled[0] = 0
+    scale = quantizer.scale.clone()
+    quantizer(torch.tensor([100.0]))
+    assert torch.equal(quantizer.scale, scale)
+    quantizer.fake_quant_enabled[0] = 0
+    assert float(quantizer(torch.tensor([0.333])).dequantize()) == pytest.approx(0.333)
+
+
+def test_a_frozen_range_keeps_a_scale_that_was_given() -> None:
+    quantizer = FakeQuantize(averaging_constant=0)
+    quantizer.set_qparams(0.5)
+    quantizer(torch.tensor([1.0]))
+    assert float(quantizer.scale) == 0.5
+
+
+def test_dequantizing_several_tensors_at_once() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.dequant(self.quant(x).chunk(2, 1))
+
+    qat = prepared(Two(), (X,))
+    for stage in (qat, convert_fx(qat)):
+        assert [type(t) for t in stage(X)] == [Tensor, Tensor]
+
+
+def test_indices_that_onnx_cannot_give_are_refused(tmp_path: Any) -> None:
+    class Pool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+        def forward(self, x: Tensor) -> Any:
+            return F.max_pool2d(self.dequant(self.quant(x)), 2, return_indices=True)
+
+    quantized = convert_fx(prepared(Pool(), (X,)))
+    with pytest.raises(ExportError, match="indices of max pooling"):
+        export_quantized_onnx(quantized, X, tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+def test_one_image_without_a_batch_axis(dtype: str, tmp_path: Any) -> None:
+    body = nn.Sequential(nn.Conv2d(4, 4, 3), nn.MaxPool2d(2), nn.ConvTranspose2d(4, 4, 2), nn.AvgPool2d(2))
+    x = torch.randn(4, 12, 12)
+    qat = prepared(QuantWrapper(body), (x,), dtype)
+    quantized = convert_fx(qat)
+    assert torch.equal(qat(x), quantized(x))
+    assert torch.equal(_onnx(quantized, x, tmp_path / "m.onnx"), quantized(x))
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+def test_an_empty_batch_gives_an_empty_result(dtype: str) -> None:
+    qat = prepared(QuantWrapper(nn.Conv2d(4, 8, 3)), (X,), dtype)
+    assert convert_fx(qat)(X[:0]).shape == qat(X[:0]).shape == (0, 8, 4, 4)
+
+
+def test_statistics_do_not_move_in_validation() -> None:
+    qat = prepared(QuantWrapper(nn.BatchNorm2d(4)), (X,))
+    qat.train()
+    x = X.clone().requires_grad_()
+    assert torch.equal(qat(x), qat(x))
