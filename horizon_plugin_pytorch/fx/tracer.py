@@ -143,10 +143,10 @@ def trace(model: nn.Module) -> torch.fx.Graph:
     except Exception as error:
         where = _innermost_user_line(error)
         raise TraceError(
-            f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: {error} "
-            "The graph must not depend on the values of tensors: move that code out of the model's forward, or hide it "
-            "in a function or module marked with `horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then "
-            "called as it is."
+            f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: "
+            f"{str(error).rstrip('.')}. The graph must not depend on the values of tensors: move that code out of the "
+            "model's forward. Before the QuantStub or after the DeQuantStub it can also be hidden in a function or "
+            "module marked with `horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then called as it is."
         ) from error
 
 

@@ -48,8 +48,8 @@ class PlacedModule(nn.Module):
             return error
         shapes = ", ".join(str(tuple(x.shape)) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
         return OperatorInputError(
-            f"`{type(self).__name__}` {self.place} cannot run on inputs of shapes {shapes}: {error} Check what reaches "
-            "this place of the model."
+            f"`{type(self).__name__}` {self.place} cannot run on inputs of shapes {shapes}: "
+            f"{str(error).rstrip('.')}. Check what reaches this place of the model."
         )
 
 

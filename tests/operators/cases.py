@@ -318,6 +318,8 @@ TABLES = _cases(
     ("sqrt", _module(horizon_nn.Sqrt), POSITIVE),
     ("torch-sqrt", lambda x: torch.sqrt(x), POSITIVE),
     ("method-sqrt", lambda x: x.sqrt(), POSITIVE),
+    ("rsqrt", _module(horizon_nn.Rsqrt), POSITIVE),
+    ("torch-rsqrt", lambda x: torch.rsqrt(x), POSITIVE),
     steps16=1.51,  # a segment table is within one step of the function, then rounds
     train_steps16=2,
 )
