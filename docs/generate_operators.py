@@ -5,7 +5,6 @@ Run ``python -m docs.generate_operators`` after a row of the table changed; a te
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 
 import horizon_plugin_pytorch  # noqa: F401 - fills the operator table
 from horizon_plugin_pytorch.nn.operator_table import Operator, rows
-from horizon_plugin_pytorch.qtensor import keeps_scale
 
 PAGE = Path(__file__).parent / "operators.md"
 
@@ -25,10 +23,9 @@ operator is in [Numerics](numerics.md).
 
 *Float forms* are what you write in your model. In fx mode functions and methods are replaced by modules named
 `_generated_<operator>_<n>`; in eager mode write the module or `FloatFunctional`. *Scale* says where the scale of the
-output comes from: an observer of its own, or the input. Every operator takes qint8 and qint16 activations.
+output comes from: an observer of its own, or the input. Operators without classes only move or select values, and
+run as they are. Every operator takes qint8 and qint16 activations.
 *Marches* are families: `bernoulli` (BERNOULLI, BERNOULLI2), `bayes` (BAYES, BAYES_E), `nash` (all NASH members).
-
-## Operators with a row of their own
 
 | operator | float forms | QAT class | quantized class | scale | marches |
 |---|---|---|---|---|---|
@@ -38,13 +35,6 @@ _TAIL = """
 `FloatFunctional` has the methods `add`, `sub`, `mul`, `cat`, `matmul`, `sum`, `mean`, `add_scalar`, `mul_scalar`
 and `add_relu`. The classes `Conv...`, `ConvTranspose...` and `Linear...` with `Add` or `ReLU` in their name are
 made by fusion.
-
-## Operators that keep the scale
-
-These move or select values. They need no qconfig and work in every format; the result has the scale of the input.
-
-| where | names |
-|---|---|
 """
 
 
@@ -79,23 +69,9 @@ def _table(row: Operator) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _keeping(owner: Any, names: Iterable[str]) -> str:
-    kept = [n for n in names if callable(getattr(owner, n, None)) and keeps_scale(getattr(owner, n))]
-    return ", ".join(f"`{n}`" for n in sorted(set(kept)))
-
-
 def page() -> str:
     """The page's text."""
-    lines = [_table(row) for row in rows()]
-    torch_names = [n for n in dir(torch) if not n.startswith("_")]
-    method_names = [n for n in dir(torch.Tensor) if not n.startswith("_") or n == "__getitem__"]
-    functional_names = [n for n in dir(F) if not n.startswith("_") and getattr(F, n) is not getattr(torch, n, None)]
-    kept = [
-        f"| `torch` functions | {_keeping(torch, torch_names)} |",
-        f"| tensor methods | {_keeping(torch.Tensor, method_names)} |",
-        f"| `torch.nn.functional` | {_keeping(F, functional_names)} |",
-    ]
-    return _HEAD + "\n".join(lines) + "\n" + _TAIL + "\n".join(kept) + "\n"
+    return _HEAD + "\n".join(_table(row) for row in rows()) + "\n" + _TAIL
 
 
 if __name__ == "__main__":

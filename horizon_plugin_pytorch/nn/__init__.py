@@ -5,5 +5,6 @@ from horizon_plugin_pytorch.nn.elementwise import Exp, Reciprocal, Rsqrt, Sqrt
 from horizon_plugin_pytorch.nn.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.layer_norm import LayerNorm
 from horizon_plugin_pytorch.nn import qat
+from horizon_plugin_pytorch.nn import pass_through  # noqa: F401 - fills the operator table
 
 __all__ = ["Exp", "Interpolate", "LayerNorm", "Reciprocal", "Rsqrt", "Sqrt", "intrinsic", "qat", "quantized"]

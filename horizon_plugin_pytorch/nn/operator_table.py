@@ -53,7 +53,7 @@ class Operator:
         modules: float module classes that `qat` replaces.
         functions: torch functions, each with a binder that turns its arguments into a `Call` (None: leave alone).
         methods: tensor methods, likewise.
-        qat, quantized: the operator's classes while training and after conversion.
+        qat, quantized: the operator's classes while training and after conversion; None where it runs as it is.
         scale_rule: where its output's scale comes from.
         families: march families that run it.
         has_real_output: can its accumulator leave as float (high-precision output)?

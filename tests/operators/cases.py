@@ -446,6 +446,8 @@ SHAPES = _cases(
     ("channel-shuffle", _module(nn.ChannelShuffle, 3)),
     ("contiguous", lambda x: x.permute(0, 2, 3, 1).contiguous().view(2, -1)),
     ("flip", lambda x: x.flip(-1)),
+    ("amax", lambda x: x.amax(1, keepdim=True)),
+    ("torch-amax", lambda x: torch.amax(x, 1)),
     ("roll", lambda x: torch.roll(x, (1, -2), (2, 3))),
     ("dropout", _module(nn.Dropout, 0.5)),
     ("functional-dropout", lambda x: F.dropout(x, 0.5, training=False)),

@@ -5,17 +5,20 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.intrinsic import FusedModule
 from horizon_plugin_pytorch.nn.operator_table import Operator, rows
+from horizon_plugin_pytorch.qtensor import keeps_scale
 from horizon_plugin_pytorch.quantization import default_qat_8bit_fake_quant_qconfig, prepare_qat_fx
 from tests.operators.cases import CASES, wrap
 
 
 @pytest.fixture(scope="module")
 def met() -> tuple[set[str], set[type]]:
-    """Names of generated modules and classes of QAT modules over all cases."""
+    """What the cases' prepared graphs call: names of generated modules and of functions, and classes of modules."""
     names: set[str] = set()
     classes: set[type] = set()
     set_march(March.BAYES)
@@ -23,6 +26,7 @@ def met() -> tuple[set[str], set[type]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             qat = prepare_qat_fx(wrap(case.make(), len(case.shapes)), {"": default_qat_8bit_fake_quant_qconfig})
+        names |= {getattr(n.target, "__name__", str(n.target)) for n in qat.graph.nodes if n.op.startswith("call_")}
         for path, module in qat.named_modules():
             classes.add(type(module))
             name = path.rpartition(".")[2]
@@ -36,8 +40,31 @@ def test_every_row_of_the_operator_table_has_a_case(row: Operator, met: tuple[se
     if any(issubclass(cls, FusedModule) for cls in row.modules):
         return  # tests/verbs/test_fusion.py walks every combination
     names, classes = met
+    if row.qat is None:
+        spelled = {function.__name__ for function in row.functions} | set(row.methods)
+        assert spelled & names or classes & set(row.modules), f"no case has `{row.name}`"
+        return
     if row.functions or row.methods:
         assert row.name in names, f"no case calls the function `{row.name}`"
     if row.modules:
         assert row.qat in classes, f"no case has the module `{row.name}`"
     assert row.functions or row.methods or row.modules
+
+
+def test_every_operator_that_keeps_the_scale_has_a_row_and_a_handler() -> None:
+    kept = [row for row in rows() if row.qat is None]
+    functions = {function for row in kept for function in row.functions}
+    methods = {getattr(torch.Tensor, name) for row in kept for name in row.methods}
+    assert all(keeps_scale(target) for target in functions | methods)
+    in_table = {function for row in rows() for function in row.functions} | {
+        getattr(torch.Tensor, name) for row in rows() for name in row.methods
+    }
+    handled = {f for owner in (torch, torch.Tensor, F) for f in vars(owner).values() if callable(f) and _is_kept(f)}
+    assert not {f.__name__ for f in handled - in_table} - {"relu_", "_max_pool2d"}
+
+
+def _is_kept(function: object) -> bool:
+    try:
+        return keeps_scale(function)
+    except TypeError:  # not hashable
+        return False

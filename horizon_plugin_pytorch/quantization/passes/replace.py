@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from torch import fx, nn
+from torch import fx
 
 from horizon_plugin_pytorch.errors import (
     QuantizationConfigError,
@@ -24,16 +24,9 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_method,
     row_of_module,
 )
-from horizon_plugin_pytorch.qtensor import keeps_scale
 from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
 from horizon_plugin_pytorch.quantization.passes.region import called_path, is_constant, is_fact, module_at
 from horizon_plugin_pytorch.quantization.stubs import QuantStub
-
-PASS_THROUGH_MODULES = (
-    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Unflatten, nn.MaxPool2d,
-    nn.MaxPool1d, nn.AdaptiveMaxPool2d, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.ZeroPad2d,
-    nn.ConstantPad2d, nn.ReplicationPad2d, nn.ReflectionPad2d, nn.CircularPad2d,
-)  # fmt: skip
 
 
 def _spell(node: fx.Node) -> str:
@@ -91,10 +84,14 @@ def replace_functions(
             continue
         found = _row_of(node)
         if found is None:
-            if not (keeps_scale(node.target) or is_fact(node) or getattr(node.target, "__horizon_leaf__", False)):
+            if not (is_fact(node) or getattr(node.target, "__horizon_leaf__", False)):
                 raise _unsupported(_spell(node), node, march, None)
             continue
         row, bind = found
+        if row.qat is None:  # it keeps the scale, and runs as it is
+            if march.family not in row.families:
+                raise _unsupported(_spell(node), node, march, row)
+            continue
         scope = scope_of(node)
         choice = choices.get(scope)
         if choice is None or choice.qconfig is None:
@@ -200,10 +197,8 @@ def check_modules(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[
         row = row_of_module(type(module))
         if row is not None and march.family in row.families:
             continue
-        if row is None and (
-            isinstance(module, PASS_THROUGH_MODULES) or not type(module).__module__.startswith("torch.")
-        ):
-            continue
+        if row is None and not type(module).__module__.startswith("torch."):
+            continue  # a module of the user's that symbolic trace was told not to look into
         raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
 
 
