@@ -42,7 +42,8 @@ class OnnxGraph:
         """A constant tensor; equal constants share one initializer."""
         from onnx import numpy_helper
 
-        tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value)
+        # A Python number goes straight to its type: by way of float32 it would be rounded.
+        tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype)
         tensor = tensor.to(dtype) if dtype is not None else tensor
         array = np.ascontiguousarray(tensor.contiguous().numpy()).reshape(tuple(tensor.shape))
         key = (array.dtype.str, array.shape, array.tobytes())

@@ -400,7 +400,10 @@ def _run(
                 acc.round_()
         else:
             acc = _sum_pieces(_Piece(p.value[rows].double(), p.weight, p.channels) for p in pieces)
-        out = finish.store(out, rows, x.shape[0], finish(acc, _rows_of(residual, rows, acc.dim(), x.shape[0])))
+        value = finish(acc, _rows_of(residual, rows, acc.dim(), x.shape[0]))
+        if value.dim() > acc.dim():  # the residual has more axes; there is one chunk then
+            return value.float()
+        out = finish.store(out, rows, x.shape[0], value)
     assert out is not None
     return out
 

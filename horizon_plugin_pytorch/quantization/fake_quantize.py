@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
+from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.observer import MovingAverageMinMaxObserver
 from horizon_plugin_pytorch.quantization.partial import Partial
 
@@ -150,7 +151,7 @@ class FakeQuantize(nn.Module):
         self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8, device=device))
         self.register_buffer("scale", torch.ones(length, device=device))
         self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
-        self._flags: dict[str, tuple[Tensor, int, bool]] = {}
+        self._known = {name: Cache() for name in ("fake_quant_enabled", "observer_enabled", "scale")}
         self._was_set = False
         if self.is_fixed:
             self._update_scale()
@@ -203,10 +204,7 @@ class FakeQuantize(nn.Module):
         """A switch buffer as a bool, read again only after it was written to: on a GPU reading waits for the device."""
         buffer = self._buffers[name]
         assert buffer is not None
-        known = self._flags.get(name)
-        if known is None or known[0] is not buffer or known[1] != buffer._version:
-            known = self._flags[name] = (buffer, buffer._version, bool(buffer.item()))
-        return known[2]
+        return self._known[name].get((buffer,), lambda: bool(buffer.item()))
 
     @property
     def is_observing(self) -> bool:
@@ -217,9 +215,6 @@ class FakeQuantize(nn.Module):
     def is_quantizing(self) -> bool:
         """Does it round?"""
         return self._flag("fake_quant_enabled")
-
-    def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if k != "_kept_scale"} | {"_flags": {}}
 
     @property
     def is_exact(self) -> bool:
@@ -294,10 +289,7 @@ class FakeQuantize(nn.Module):
 
     def current_scale(self) -> Tensor:
         """The scale as it is now. The buffer goes on changing while training; a tensor's scale must not."""
-        kept = self.__dict__.get("_kept_scale")
-        if kept is None or kept[0] is not self.scale or kept[1] != self.scale._version:
-            kept = self.__dict__["_kept_scale"] = (self.scale, self.scale._version, self.scale.detach().clone())
-        return kept[2]
+        return self._known["scale"].get((self.scale,), lambda: self.scale.detach().clone())
 
     def _store_scale(self, value: Tensor) -> None:
         if value.shape != self.scale.shape and value.numel() != 1:

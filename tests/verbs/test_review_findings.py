@@ -329,3 +329,79 @@ def test_statistics_do_not_move_in_validation() -> None:
     qat.train()
     x = X.clone().requires_grad_()
     assert torch.equal(qat(x), qat(x))
+
+
+def test_constants_and_private_attributes_of_the_model_are_kept() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.conv, self.dequant = QuantStub(), nn.Conv2d(4, 4, 1), DeQuantStub()
+            self._k, self._n = torch.full((1,), 3.0), 7
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dequant(self.conv(self.quant(x))) * torch.tensor(2.0) + self._k
+
+        @staticmethod
+        def halved(x: Tensor) -> Tensor:
+            return x / 2
+
+        @property
+        def number(self) -> int:
+            return self._n
+
+    model = Net()
+    qat = prepared(model, (X,), "qint16")
+    for stage in (qat, copy.deepcopy(qat), convert_fx(qat)):
+        assert (stage(X) - model(X)).abs().max() < 0.05
+        assert stage.number == 7 and float(stage.halved(torch.tensor(4.0))) == 2
+
+
+def test_saturating_sums_are_the_same_in_onnx(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    both = get_default_qconfig(activation_qkwargs={"dtype": "qint16"}, weight_qkwargs={"dtype": "qint16"})
+    model = prepare_qat_fx(QuantWrapper(nn.Linear(64, 64)), {"": both})
+    x = torch.randn(512, 64)
+    model(x)
+    set_fake_quantize(model.eval(), FakeQuantState.VALIDATION)
+    quantized = convert_fx(model)
+    assert torch.equal(_onnx(quantized, x, tmp_path / "m.onnx"), quantized(x))
+
+
+@pytest.mark.parametrize(
+    "alias", [nn.Identity(), nn.Flatten(), lambda y: y.contiguous(), lambda y: y.view(2, -1).view(2, 4, 6, 6)]
+)
+def test_writing_through_another_name_is_refused(alias: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.alias = QuantStub(), alias
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.quant(x) * 2.0
+            v = self.alias(y)
+            v.relu_()
+            return y * 1.0
+
+    with pytest.raises(UnsupportedOperatorError, match="in place"):
+        prepare_qat_fx(Net(), {"": INT8})
+
+
+def test_a_residual_with_more_axes_than_the_layer() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.other, self.linear = QuantStub(), QuantStub(), nn.Linear(6, 7)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.linear(self.quant(x)) + self.other(y)
+
+    inputs = (torch.randn(5, 6), torch.randn(3, 5, 7))
+    for dtype in ("qint8", "qint16"):
+        qat = prepared(Net(), inputs, dtype)
+        assert torch.equal(qat(*inputs).int_repr(), convert_fx(qat)(*inputs).int_repr())
+
+
+def test_preparing_in_inference_mode() -> None:
+    with torch.inference_mode():
+        qat = prepared(QuantWrapper(nn.Conv2d(4, 4, 1)), (X,))
+        assert torch.equal(qat(X), convert_fx(qat)(X))

@@ -51,11 +51,11 @@ class CalledByAdd:
         """The hook that sees the layer's input, if the user fused the modules by name."""
         return self.__dict__.get("_entry")
 
-    def add(self, x: Any, residual: Any) -> Any:
+    def add(self, x: Any, y: Any) -> Any:
         """The layer of one operand plus the other; the one that came through the entry is the layer's."""
-        if self.entry is not None and self.entry.has_passed(residual) and not self.entry.has_passed(x):
-            x, residual = residual, x
-        return self(x, residual)  # type: ignore[operator]
+        if self.entry is not None and self.entry.has_passed(y) and not self.entry.has_passed(x):
+            x, y = y, x
+        return self(x, y)  # type: ignore[operator]
 
 
 class FusedModule(CalledByAdd, nn.Module):

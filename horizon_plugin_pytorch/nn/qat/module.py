@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.errors import ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor
+from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 
 
@@ -31,46 +32,6 @@ class _Exact(torch.autograd.Function):
 def attach_gradient(trained: Tensor, exact: Tensor) -> Tensor:
     """The value of `exact` with the gradient of `trained`."""
     return _Exact.apply(trained.as_subclass(Tensor), exact)
-
-
-def _version(x: Tensor) -> tuple[int, int]:
-    return x._version, x.data_ptr()  # ``x.data = y`` counts as no write, but moves the data
-
-
-class Cache:
-    """A value derived from tensors; forgets itself when they change, and is not copied or pickled.
-
-    A write through ``tensor.data`` is the one change that torch does not count; `clear` is for that.
-    """
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget."""
-        self._sources: tuple[Tensor, ...] = ()
-        self._versions: tuple[tuple[int, int], ...] = ()
-        self._value: Any = None
-
-    def get(self, sources: tuple[Tensor, ...], build: Callable[[], Any]) -> Any:
-        """The value for these tensors, built anew if any of them was replaced or written to."""
-        if (
-            self._value is None
-            or len(sources) != len(self._sources)
-            or any(
-                a is not b or _version(a) != v for a, b, v in zip(sources, self._sources, self._versions, strict=True)
-            )
-        ):
-            self._value = build()
-            self._sources = sources
-            self._versions = tuple(_version(t) for t in sources)
-        return self._value
-
-    def __deepcopy__(self, memo: dict) -> Cache:
-        return Cache()
-
-    def __reduce__(self) -> tuple:
-        return Cache, ()
 
 
 class QATModule(PlacedModule):

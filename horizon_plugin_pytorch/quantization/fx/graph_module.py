@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 
-_INTERNAL = {"training", "_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", "_is_full_backward_hook"}
+_INTERNAL = {"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", *nn.Module().__dict__}
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,13 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
             (self._parameters, source._parameters),
             (self._buffers, source._buffers),
         ):
+            traced: dict[str, Any] = dict(own)  # also constants, which torch stores as buffers
             own.clear()
             own.update(theirs)  # type: ignore[arg-type]
+            for name, value in traced.items():
+                own.setdefault(name, value)
         for name, value in source.__dict__.items():
-            if name not in self.__dict__ and name not in _INTERNAL and not name.startswith("_"):
+            if name not in self.__dict__ and name not in _INTERNAL and name not in self._buffers:
                 self.__dict__[name] = value
         source_class = type(source)
         if isinstance(source, GraphModuleWithAttr):
@@ -93,10 +97,13 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            member = getattr(self.__dict__.get("_source_class"), name, None)
-            if callable(member) and not name.startswith("__"):
-                return member.__get__(self) if hasattr(member, "__get__") else member
-            raise
+            source_class = self.__dict__.get("_source_class")
+            if source_class is None or name.startswith("__"):
+                raise
+            member = inspect.getattr_static(source_class, name, None)
+            if not hasattr(member, "__get__"):
+                raise
+            return member.__get__(self, source_class)  # functions, static and class methods, properties
 
     def __deepcopy__(self, memo: dict) -> Any:
         cls = next(c for c in type(self).__mro__ if c.__module__ == __name__)
