@@ -331,7 +331,7 @@ def _residual_term(residual: Tensor, factor: Tensor) -> Tensor:
 
 
 def _added(acc: Tensor, term: Tensor) -> Tensor:
-    is_inside = torch.broadcast_shapes(acc.shape, term.shape) == acc.shape
+    is_inside = acc.shape == term.shape or torch.broadcast_shapes(acc.shape, term.shape) == acc.shape
     return acc.add_(term) if is_inside else acc + term
 
 
@@ -521,7 +521,9 @@ def conv2d(
     def product(a: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
         if is_transposed:
             return F.conv_transpose2d(a, w, b, stride, padding, output_padding, groups, dilation)
-        with torch.backends.nnpack.flags(enabled=False):  # its transforms are not exact on integers
+        if torch._C._get_mkldnn_enabled():  # then torch does not take NNPACK, whose transforms are not exact
+            return F.conv2d(a, w, b, stride, padding, dilation, groups)
+        with torch.backends.nnpack.flags(enabled=False):
             return F.conv2d(a, w, b, stride, padding, dilation, groups)
 
     layout = _Layout(0 if is_transposed else 1, 1, groups, (-1, 1, 1))

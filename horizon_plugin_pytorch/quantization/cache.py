@@ -31,17 +31,19 @@ class Cache:
 
     def get(self, sources: tuple[Tensor, ...], build: Callable[[], Any]) -> Any:
         """The value for these tensors, built anew if any of them was replaced or written to."""
-        if (
-            self._value is None
-            or len(sources) != len(self._sources)
-            or any(
-                a is not b or _version(a) != v for a, b, v in zip(sources, self._sources, self._versions, strict=True)
-            )
-        ):
+        if self._value is None or not self._is_current(sources):
             self._value = build()
             self._sources = sources
-            self._versions = tuple(_version(t) for t in sources)
+            self._versions = tuple([_version(t) for t in sources])
         return self._value
+
+    def _is_current(self, sources: tuple[Tensor, ...]) -> bool:
+        if len(sources) != len(self._sources):
+            return False
+        for new, old, version in zip(sources, self._sources, self._versions, strict=True):  # a loop: called often
+            if new is not old or _version(new) != version:
+                return False
+        return True
 
     def __deepcopy__(self, memo: dict) -> Cache:
         return Cache()

@@ -62,7 +62,7 @@ class QATModule(PlacedModule):
 
     def fake_quantizers(self) -> list[FakeQuantize]:
         """The module's own fake quantizers: weight and activation."""
-        return [m for m in self.children() if isinstance(m, FakeQuantize)]
+        return [m for m in self._modules.values() if isinstance(m, FakeQuantize)]
 
     @property
     def is_exact(self) -> bool:
@@ -72,8 +72,8 @@ class QATModule(PlacedModule):
 
     def twin(self) -> nn.Module:
         """The quantized module for the current weights and scales."""
-        sources = [*self.parameters(recurse=False), *self.buffers(recurse=False)]
-        sources += [q.scale for q in self.fake_quantizers()]
+        own = (*self._parameters.values(), *self._buffers.values())
+        sources = [t for t in own if t is not None] + [q.scale for q in self.fake_quantizers()]
         return self._twin.get(tuple(sources), lambda: self.quantized_class.from_qat(self))
 
     def exact(
