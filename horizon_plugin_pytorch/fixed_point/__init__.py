@@ -39,7 +39,6 @@ from horizon_plugin_pytorch.fixed_point.rescaling import (
     choose_factor,
     multiplier_and_shift,
     rescale_,
-    wide_factor,
 )
 from horizon_plugin_pytorch.fixed_point.table import SegmentTable, build_segments, build_table, lookup
 
@@ -48,5 +47,5 @@ __all__ = [
     "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
     "choose_sum_factors", "coarsen", "conv2d", "dequantize", "is_beyond_float32", "linear", "lookup", "matmul", "mul",
     "multiplier_and_shift", "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "split_digits",
-    "sum", "weight_bits", "wide_factor",
+    "sum", "weight_bits",
 ]  # fmt: skip

@@ -57,11 +57,6 @@ def _is_proved(multiplier: Tensor, shift: Tensor, low: int, high: int, bound: Te
     return (rounded == exact).all(-1)
 
 
-def wide_factor(ratio: Tensor) -> Tensor:
-    """The factor for a ratio of scales, on the float64 route."""
-    return _value(*multiplier_and_shift(ratio.detach().double().reshape(-1)))
-
-
 def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT32 - 1) -> Tensor:
     """The factor for a ratio of scales: float32 where that is proved exact for every ``|acc| <= bound``.
 

@@ -267,7 +267,7 @@ class PercentileObserver(ObserverBase):
     def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
         smallest, largest = super()._range(x)
         top = torch.maximum(smallest.abs(), largest.abs()).float()
-        if not math.isfinite(float(smallest + largest)) or float(top) == 0:
+        if not math.isfinite(float(smallest)) or not math.isfinite(float(largest)) or float(top) == 0:
             return smallest, largest
         # Divided by the largest, so that the histogram of huge or tiny values does not overflow.
         histogram = torch.histc(x.float().abs() / top, self.bins, 0, 1)

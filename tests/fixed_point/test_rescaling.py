@@ -11,12 +11,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from horizon_plugin_pytorch.fixed_point import EXACT_FLOAT32, choose_factor, multiplier_and_shift, rescale_, wide_factor
+from horizon_plugin_pytorch.fixed_point import EXACT_FLOAT32, choose_factor, multiplier_and_shift, rescale_
 from tests.fixed_point import reference
 from tests.strategies import ratios
 
 RANGES = {"int8": (-128, 127), "relu": (0, 127), "relu6": (0, 96), "empty": (0, 0), "int8 symmetric": (-127, 127)}
 ranges = st.sampled_from(list(RANGES.values()))
+
+
+def wide_factor(ratio: torch.Tensor) -> torch.Tensor:
+    """The nearest ``M / 2**n``, without the search for a float32 form."""
+    multiplier, shift = multiplier_and_shift(ratio)
+    return torch.ldexp(multiplier.double(), -shift.double())
 
 
 def as_integers(factor: float) -> tuple[int, int]:
