@@ -25,7 +25,8 @@ operator is in [Numerics](numerics.md).
 `_generated_<operator>_<n>`; in eager mode write the module or `FloatFunctional`. *Scale* says where the scale of the
 output comes from: an observer of its own, or the input. Operators without classes only move or select values, and
 run as they are. Every operator takes qint8 and qint16 activations.
-*Marches* are families: `bernoulli` (BERNOULLI, BERNOULLI2), `bayes` (BAYES, BAYES_E), `nash` (all NASH members).
+*Marches* are groups: `bernoulli2` (BERNOULLI, BERNOULLI2), `bayes` (BAYES, BAYES_E), `nash-e` (NASH_B, NASH_E,
+NASH_M), `nash-h` (NASH_H, NASH_P).
 
 | operator | float forms | QAT class | quantized class | scale | marches |
 |---|---|---|---|---|---|
@@ -65,7 +66,7 @@ def _forms(row: Operator) -> str:
 
 
 def _table(row: Operator) -> str:
-    cells = [row.name, _forms(row), _path(row.qat), _path(row.quantized), row.scale_rule.value, ", ".join(row.families)]
+    cells = [row.name, _forms(row), _path(row.qat), _path(row.quantized), row.scale_rule.value, ", ".join(row.marches)]
     return "| " + " | ".join(cells) + " |"
 
 

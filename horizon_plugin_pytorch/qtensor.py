@@ -469,6 +469,27 @@ _STAYING = frozenset(getattr(Tensor, name) for name in _STAYING_NAMES) | {torch.
 _MOVING_NAMES = frozenset(_MOVING)
 
 
+def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Callable]:
+    """Register what a QTensor does when a torch function is called on it: ``handler(function, args, kwargs)``.
+
+    Args:
+        functions: torch functions and tensor methods, such as ``torch.argmax`` and ``Tensor.argmax``.
+        keeps: the result keeps the scale of the input, so `keeps_scale` counts it.
+    """
+
+    def register(handler: Callable) -> Callable:
+        for function in functions:
+            _HANDLERS[function] = handler
+            if not keeps:
+                _NOT_KEEPING.add(function)
+        return handler
+
+    return register
+
+
+_NOT_KEEPING: set[Callable] = set()
+
+
 def keeps_scale(target: Any) -> bool:
     """Is this function, or tensor method given by name, one that keeps the scale of its input?
 
@@ -477,4 +498,4 @@ def keeps_scale(target: Any) -> bool:
     """
     if isinstance(target, str):
         return target in _MOVING_NAMES or target in _METADATA_NAMES
-    return target is operator.getitem or target in _HANDLERS
+    return target is operator.getitem or (target in _HANDLERS and target not in _NOT_KEEPING)

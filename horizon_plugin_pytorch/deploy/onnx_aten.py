@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph
+from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.errors import ExportError
-
-
-@dataclass(frozen=True)
-class Site:
-    """What a lowering may need to know of a call: its name, and shapes of its first input and of its outputs."""
-
-    name: str
-    input_shape: list[int]
-    output_shape: list[int]
-    outputs: list[Tensor]
-    input_dtype: torch.dtype = torch.float32
-
 
 AtenLowering = Callable[..., Any]
 ATEN: dict[str, AtenLowering] = {}

@@ -11,18 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.deploy.onnx_aten import ATEN, Site
+from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
-from horizon_plugin_pytorch.deploy.onnx_graph import OPSET, OnnxGraph
+from horizon_plugin_pytorch.deploy.onnx_graph import OPSET, OnnxGraph, Site
 from horizon_plugin_pytorch.deploy.recorder import Step, plain, record, tensor_key, tensors_of
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
-
-# Arguments of fixed-point operators that are values of the graph even where a constant is given; other tensors are
-# constants unless the model computed them.
-_DATA_ARGUMENTS = {"x", "q", "a", "b", "residual"}
 
 
 class _Exporter:
@@ -71,19 +67,31 @@ class _Exporter:
             self._add_aten(step)
 
     def _add_fixed_point(self, step: Step) -> None:
-        lower = FIXED_POINT.get(step.name)
-        if lower is None:
+        known = FIXED_POINT.get(step.name)
+        if known is None:
             raise ExportError(f"`{step.name}` has no ONNX form.")
         args = []
         for argument, value in zip(step.operator._schema.arguments, step.args, strict=False):
-            is_data = isinstance(value, Tensor) and (argument.name in _DATA_ARGUMENTS or self.is_data(plain(value)))
-            args.append(self.name_of(value) if is_data else value)
-        source = tensors_of(step.args)[0]
-        extra: dict[str, Any] = {"rank": plain(source).dim()}
-        if step.name == "horizon::avg_pool2d":
-            extra |= {"input_shape": list(plain(source).shape), "output_shape": list(step.outputs.shape)}
-        name = lower(self.graph, *args, **extra)
-        self.bind(step.outputs, self.graph.reshape(name, []) if step.outputs.dim() == 0 else name)
+            args.append(self._argument(value, argument.name in known.data))
+        result = known.lower(self.graph, self._site(step), *args)
+        outputs = tensors_of(step.outputs)
+        names = [result] if isinstance(result, str) else result
+        for tensor, name in zip(outputs, names, strict=True):
+            self.bind(tensor, self.graph.reshape(name, []) if tensor.dim() == 0 else name)
+
+    def _argument(self, value: Any, is_data: bool) -> Any:
+        """The name of a value of the graph; constants and plain arguments as they are."""
+        if isinstance(value, (list, tuple)) and is_data:
+            return [self._argument(v, is_data) for v in value]
+        if isinstance(value, Tensor) and (is_data or self.is_data(plain(value))):
+            return self.name_of(value)
+        return value
+
+    @staticmethod
+    def _site(step: Step) -> Site:
+        source = plain(tensors_of((step.args, step.kwargs))[0])
+        outputs = tensors_of(step.outputs)
+        return Site(step.name, list(source.shape), list(outputs[0].shape), outputs, source.dtype)
 
     def _add_aten(self, step: Step) -> None:
         lower = ATEN.get(step.name)
@@ -98,12 +106,11 @@ class _Exporter:
                 f"`{step.name}` has no ONNX form. It is a float operator outside the quantized part of the model: "
                 "leave pre- and post-processing out of the exported model, or write it with simpler operators."
             )
-        site = Site(step.name, list(sources[0].shape), list(outputs[0].shape), outputs, sources[0].dtype)
         args, kwargs = pytree.tree_map(
             lambda v: self.name_of(v) if isinstance(v, Tensor) else v, (step.args, step.kwargs)
         )
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}
-        result = lower(self.graph, site, *args, **kwargs)
+        result = lower(self.graph, self._site(step), *args, **kwargs)
         if step.operator._schema.is_mutable:
             self.forget_views(sources[0])
         names = [result] if isinstance(result, str) else result

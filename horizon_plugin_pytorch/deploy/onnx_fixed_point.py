@@ -7,24 +7,44 @@ integers changes nothing and keeps ONNX Runtime from folding the scale that foll
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph
+from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.fixed_point.accumulator import Cut, cut_layer
 from horizon_plugin_pytorch.fixed_point.elementwise import along
 
-Lowering = Callable[..., str]
-FIXED_POINT: dict[str, Lowering] = {}
+Lowering = Callable[..., Any]
 
 
-def lowers(name: str) -> Callable[[Lowering], Lowering]:
-    """Register the lowering of ``horizon::<name>``; it gets the graph, value names for tensors, and plain arguments."""
+@dataclass(frozen=True)
+class FixedPoint:
+    """How a ``horizon::*`` operator is written, and which of its arguments are values of the graph."""
+
+    lower: Lowering
+    data: frozenset[str]
+
+
+FIXED_POINT: dict[str, FixedPoint] = {}
+
+
+def lowers(name: str, data: str = "q") -> Callable[[Lowering], Lowering]:
+    """Register the lowering of ``horizon::<name>``.
+
+    It gets the graph, the site, value names for tensors of the graph, and its other arguments as they are; it gives
+    the name of its result, or a list of names where the operator gives several.
+
+    Args:
+        data: the arguments that are values of the graph, also where a constant is given for them. Other tensors are
+            constants (factors, weights), unless the model computed them.
+    """
 
     def register(function: Lowering) -> Lowering:
-        FIXED_POINT[f"horizon::{name}"] = function
+        FIXED_POINT[f"horizon::{name}"] = FixedPoint(function, frozenset(data.split()))
         return function
 
     return register
@@ -46,25 +66,25 @@ def round_half_up(g: OnnxGraph, x: str, low: float, high: float, dtype: torch.dt
     return out if dtype == torch.float32 else g.cast(out, torch.float32)
 
 
-@lowers("quantize")
-def quantize(g: OnnxGraph, x: str, scale: Tensor, axis: int, low: int, high: int, *, rank: int) -> str:
-    steps = g.node("Div", x, g.constant(along(scale, axis, rank), hint="scale"))
+@lowers("quantize", data="x")
+def quantize(g: OnnxGraph, site: Site, x: str, scale: Tensor, axis: int, low: int, high: int) -> str:
+    steps = g.node("Div", x, g.constant(along(scale, axis, site.rank), hint="scale"))
     return g.clip(g.node("Round", steps), low, high)
 
 
 @lowers("dequantize")
-def dequantize(g: OnnxGraph, q: str, scale: Tensor, axis: int, *, rank: int) -> str:
-    return g.node("Mul", q, g.constant(along(scale, axis, rank), hint="scale"))
+def dequantize(g: OnnxGraph, site: Site, q: str, scale: Tensor, axis: int) -> str:
+    return g.node("Mul", q, g.constant(along(scale, axis, site.rank), hint="scale"))
 
 
 @lowers("requantize")
-def requantize(g: OnnxGraph, q: str, factor: Tensor, axis: int, low: int, high: int, *, rank: int) -> str:
-    return rescale(g, q, torch.float32, along(factor, axis, rank), low, high)
+def requantize(g: OnnxGraph, site: Site, q: str, factor: Tensor, axis: int, low: int, high: int) -> str:
+    return rescale(g, q, torch.float32, along(factor, axis, site.rank), low, high)
 
 
-@lowers("add")
+@lowers("add", data="a b")
 def add(
-    g: OnnxGraph, a: str, b: str, factor_a: float, factor_b: float, is_narrow: bool, low: int, high: int, *, rank: int
+    g: OnnxGraph, site: Site, a: str, b: str, factor_a: float, factor_b: float, is_narrow: bool, low: int, high: int
 ) -> str:
     dtype = torch.float32 if is_narrow else torch.float64
     if not is_narrow:
@@ -73,23 +93,23 @@ def add(
     return round_half_up(g, g.node("Add", left, right), low, high, dtype)
 
 
-@lowers("mul")
-def mul(g: OnnxGraph, a: str, b: str, factor: Tensor, low: int, high: int, *, rank: int) -> str:
+@lowers("mul", data="a b")
+def mul(g: OnnxGraph, site: Site, a: str, b: str, factor: Tensor, low: int, high: int) -> str:
     if factor.dtype == torch.float64:
         a, b = g.cast(a, torch.float64), g.cast(b, torch.float64)
     return rescale(g, g.node("Mul", a, b), factor.dtype, factor, low, high)
 
 
 @lowers("affine")
-def affine(g: OnnxGraph, q: str, factor: Tensor, offset: Tensor, axis: int, low: int, high: int, *, rank: int) -> str:
+def affine(g: OnnxGraph, site: Site, q: str, factor: Tensor, offset: Tensor, axis: int, low: int, high: int) -> str:
     wide = g.cast(q, torch.float64)
-    scaled = g.node("Mul", wide, g.constant(along(factor, axis, rank), torch.float64, "factor"))
-    shifted = g.node("Add", scaled, g.constant(along(offset, axis, rank), torch.float64, "offset"))
+    scaled = g.node("Mul", wide, g.constant(along(factor, axis, site.rank), torch.float64, "factor"))
+    shifted = g.node("Add", scaled, g.constant(along(offset, axis, site.rank), torch.float64, "offset"))
     return round_half_up(g, shifted, low, high, torch.float64)
 
 
 @lowers("lookup")
-def lookup(g: OnnxGraph, q: str, table: Tensor, offset: int, *, rank: int) -> str:
+def lookup(g: OnnxGraph, site: Site, q: str, table: Tensor, offset: int) -> str:
     index = g.node("Sub", g.cast(q, torch.int32), g.constant(offset, torch.int32))
     return g.node("Gather", g.compact(table, "table"), index, axis=0)
 
@@ -97,6 +117,7 @@ def lookup(g: OnnxGraph, q: str, table: Tensor, offset: int, *, rank: int) -> st
 @lowers("sum")
 def sum(
     g: OnnxGraph,
+    site: Site,
     q: str,
     dims: list[int],
     keepdim: bool,
@@ -104,8 +125,6 @@ def sum(
     is_double: bool,
     low: int,
     high: int,
-    *,
-    rank: int,
 ) -> str:
     dtype = torch.float64 if is_double else torch.float32
     total = g.axes("ReduceSum", g.cast(q, dtype) if is_double else q, list(dims), keepdim)
@@ -199,9 +218,10 @@ def _cut(weights: list[Tensor], digits: int, parts: int, axis: int, groups: int)
     return cut_layer(weight, digits, 2 if float(weight.abs().max()) > 128 else 1, parts, axis, groups)
 
 
-@lowers("conv2d")
+@lowers("conv2d", data="x residual")
 def conv2d(
     g: OnnxGraph,
+    site: Site,
     x: str,
     weights: list[Tensor],
     bias: Tensor | None,
@@ -221,8 +241,6 @@ def conv2d(
     low: int,
     high: int,
     is_real: bool,
-    *,
-    rank: int,
 ) -> str:
     def product(a: str, w: Tensor, b: Tensor | None) -> str:
         weight, offset = g.compact(w.float()), None if b is None else g.constant(b, hint="bias")
@@ -242,9 +260,10 @@ def conv2d(
     return _finish(g, acc, residual, spread, factor.reshape(-1, 1, 1), limit, low, high, is_real)
 
 
-@lowers("linear")
+@lowers("linear", data="x residual")
 def linear(
     g: OnnxGraph,
+    site: Site,
     x: str,
     weights: list[Tensor],
     bias: Tensor | None,
@@ -258,8 +277,6 @@ def linear(
     low: int,
     high: int,
     is_real: bool,
-    *,
-    rank: int,
 ) -> str:
     def product(a: str, w: Tensor, b: Tensor | None) -> str:
         out = g.node("MatMul", a, g.compact(w.float().T.contiguous()))
@@ -274,15 +291,15 @@ def linear(
         factor.dtype == torch.float64,
         1,
         1,
-        rank - 1,
+        site.rank - 1,
         lambda v: v,
     )
     return _finish(g, acc, residual, residual_factor, factor, limit, low, high, is_real)
 
 
-@lowers("matmul")
+@lowers("matmul", data="a b")
 def matmul(
-    g: OnnxGraph, a: str, b: str, factor: Tensor, is_double: bool, low: int, high: int, is_real: bool, *, rank: int
+    g: OnnxGraph, site: Site, a: str, b: str, factor: Tensor, is_double: bool, low: int, high: int, is_real: bool
 ) -> str:
     if is_double:
         a, b = g.cast(a, torch.float64), g.cast(b, torch.float64)
@@ -297,6 +314,7 @@ def matmul(
 @lowers("avg_pool2d")
 def avg_pool2d(
     g: OnnxGraph,
+    site: Site,
     q: str,
     kernel: list[int],
     stride: list[int],
@@ -306,17 +324,15 @@ def avg_pool2d(
     is_double: bool,
     low: int,
     high: int,
-    *,
-    rank: int,
-    input_shape: list[int],
-    output_shape: list[int],
 ) -> str:
     """The window's sum as a convolution with ones: ONNX's AveragePool divides, and so rounds."""
-    channels = input_shape[-3]
+    channels = site.input_shape[-3]
     stride = list(stride) or list(kernel)
     ends = [
         max((out - 1) * s + k - size - begin, 0)
-        for out, s, k, size, begin in zip(output_shape[-2:], stride, kernel, input_shape[-2:], padding, strict=True)
+        for out, s, k, size, begin in zip(
+            site.output_shape[-2:], stride, kernel, site.input_shape[-2:], padding, strict=True
+        )
     ]
     ones = g.compact(torch.ones(channels, 1, *kernel), "ones")
 
@@ -332,7 +348,7 @@ def avg_pool2d(
 
 @lowers("resample2d")
 def resample2d(
-    g: OnnxGraph, q: str, rows: Tensor, columns: Tensor, factor: Tensor, low: int, high: int, *, rank: int
+    g: OnnxGraph, site: Site, q: str, rows: Tensor, columns: Tensor, factor: Tensor, low: int, high: int
 ) -> str:
     dtype = rows.dtype
     wide = q if dtype == torch.float32 else g.cast(q, dtype)

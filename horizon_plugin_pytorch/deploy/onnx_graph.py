@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,22 @@ _TYPES = {
     torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.bool: 9,
     torch.float16: 10, torch.float64: 11,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a lowering may need to know of a call: its name, and shapes of its first input and of its outputs."""
+
+    name: str
+    input_shape: list[int]
+    output_shape: list[int]
+    outputs: list[Tensor]
+    input_dtype: torch.dtype = torch.float32
+
+    @property
+    def rank(self) -> int:
+        """Axes of the first input."""
+        return len(self.input_shape)
 
 
 class OnnxGraph:

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import fx, nn
 
-ALL_MARCHES = ("bernoulli", "bayes", "nash")
-NOT_BERNOULLI = ("bayes", "nash")
+from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.nn.support import EVERYWHERE, GROUPS, Marches, Support, group_of
 
 
 class ScaleRule(Enum):
@@ -25,6 +25,15 @@ class ScaleRule(Enum):
     INHERIT = "same as input"
     FIXED = "fixed"
     NONE = "not quantized"
+
+
+class Kind(Enum):
+    """What a result is: it decides how the operators after it are treated."""
+
+    QUANTIZED = "integers with a scale"
+    BOOL = "qbool"
+    INDEX = "plain integers, such as positions; operators on them are left alone"
+    FLOAT = "real numbers"
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,9 @@ class Operator:
         methods: tensor methods, likewise.
         qat, quantized: the operator's classes while training and after conversion; None where it runs as it is.
         scale_rule: where its output's scale comes from.
-        families: march families that run it.
+        marches: what each group of chips takes; a group that is not there does not have the operator.
         has_real_output: can its accumulator leave as float (high-precision output)?
+        results: what it gives; several for an operator that gives a tuple, such as values and positions.
     """
 
     name: str
@@ -66,13 +76,23 @@ class Operator:
     modules: tuple[type, ...] = ()
     functions: dict[Callable, Binder] = field(default_factory=dict)
     methods: dict[str, Binder] = field(default_factory=dict)
-    families: tuple[str, ...] = ALL_MARCHES
+    marches: Marches = field(default_factory=lambda: EVERYWHERE)
     has_real_output: bool = False
+    results: tuple[Kind, ...] = (Kind.QUANTIZED,)
 
     @property
     def needs_qconfig(self) -> bool:
         """Does it have quantization parameters of its own?"""
         return self.scale_rule in (ScaleRule.OWN, ScaleRule.FIXED)
+
+    def support(self, march: March) -> Support | None:
+        """What a chip takes; None if it does not have the operator."""
+        return self.marches.get(group_of(march))
+
+    @property
+    def march_names(self) -> list[str]:
+        """All chips that have the operator."""
+        return [str(member) for group in self.marches for member in GROUPS[group]]
 
 
 _ROWS: dict[str, Operator] = {}

@@ -22,7 +22,7 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
 from horizon_plugin_pytorch.quantization.passes.inplace import follow_writes
-from horizon_plugin_pytorch.quantization.passes.region import called_path, has_stub, quantized_nodes
+from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.replace import (
     check_modules,
     replace_functions,
@@ -151,7 +151,7 @@ def prepare_qat_fx(
     return observed
 
 
-def _called_lines(model: fx.GraphModule, region: set[fx.Node]) -> dict[str, str]:
+def _called_lines(model: fx.GraphModule, region: Region) -> dict[str, str]:
     """Paths of the modules that the quantized part calls, its DeQuantStubs included, with the calling lines."""
     lines: dict[str, str] = {}
     for node in model.graph.nodes:

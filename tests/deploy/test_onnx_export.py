@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, QuantWrapper, convert, convert_fx, prepare_qat
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.models import ZOO, make
-from tests.operators.cases import Body
+from tests.operators.cases.base import Body
 from tests.routes import OPTIMIZATION, as_numbers, calibrate, mismatches, prepared, qconfig, run_onnx
 
 

@@ -10,27 +10,16 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, set_fake_quantize
-from tests.operators.cases import CASES, Case, wrap
+from tests.operators.cases import CASES, Case
 from tests.routes import assert_one_arithmetic, prepared
 
 BY_NAME = {case.name: case for case in CASES}
-FORMATS = ("qint8", "qint16")
+RUNS = [(case.name, dtype) for case in CASES for dtype in case.formats]
 
 
-def _inputs(case: Case, seed: int = 1) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.rand(s, generator=generator) * (case.high - case.low) + case.low for s in case.shapes)
-
-
-def _model(case: Case) -> nn.Module:
-    torch.manual_seed(0)
-    return wrap(case.make(), len(case.shapes)).eval()
-
-
-def _on_grid(qat: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+def _on_grid(qat: nn.Module, inputs: tuple[Tensor, ...], count: int) -> list[Tensor]:
     """The inputs as the QuantStubs round them."""
-    stubs = [qat.quant, qat.other][: len(inputs)] if len(inputs) > 1 else [qat.quant]
-    return [stub(x).dequantize() for stub, x in zip(stubs, inputs, strict=True)]
+    return [getattr(qat, f"quant_{i}")(x).dequantize() if i < count else x for i, x in enumerate(inputs)]
 
 
 def _with_room(qat: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
@@ -50,49 +39,64 @@ def test_names_are_unique() -> None:
     assert len(BY_NAME) == len(CASES)
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize(("name", "dtype"), RUNS)
 def test_all_routes_give_the_same_integers(name: str, dtype: str, tmp_path: Any) -> None:
     case = BY_NAME[name]
-    inputs = _inputs(case)
-    qat = prepared(_model(case), inputs, dtype)
-    beyond = tuple(3 * x for x in _inputs(case, seed=2))  # saturates
-    out = qat(*inputs)[0]
-    assert isinstance(out, QTensor) and out.dtype == dtype
+    inputs = case.inputs()
+    qat = prepared(case.model(), inputs, dtype)
+    other = case.inputs(seed=2)
+    beyond = tuple(3 * x if i < len(case.shapes) else x for i, x in enumerate(other))  # saturates
+    for value in _values(case, qat(*inputs)[0]):
+        assert isinstance(value, QTensor) and value.dtype == (case.out_format or dtype)
     assert_one_arithmetic(qat, inputs, tmp_path, [beyond])
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("name", BY_NAME)
+def _values(case: Case, result: Any) -> list[Any]:
+    return [result] if case.picks is None else [result[i] for i in case.picks]
+
+
+def _rest(case: Case, result: Any) -> list[Tensor]:
+    """Positions, booleans and real numbers among the results."""
+    if case.picks is None:
+        return []
+    results = [result] if isinstance(result, Tensor) else list(result)
+    return [x.int_repr() if isinstance(x, QTensor) else x for i, x in enumerate(results) if i not in case.picks]
+
+
+@pytest.mark.parametrize(("name", "dtype"), RUNS)
 def test_integers_are_close_to_float_and_to_training(name: str, dtype: str) -> None:
     case = BY_NAME[name]
-    inputs = _inputs(case)
-    model = _model(case)
+    inputs, model = case.inputs(), case.model()
     qat = _with_room(prepared(model, inputs, dtype), inputs)
     with torch.no_grad():
         exact = qat(*inputs)[0]
-        on_grid = _on_grid(qat, inputs)
+        on_grid = _on_grid(qat, inputs, len(case.shapes))
         if case.has_weight:  # what is left is the error of the arithmetic, not of the rounded weights
             model.body.weight.copy_(qat.body.weight_fake_quant.round(qat.body.weight))
-        wanted = model.body.double()(*[x.double() for x in on_grid])
+        wanted = model.body.double()(*[x.double() if x.is_floating_point() else x for x in on_grid])
         set_fake_quantize(qat, FakeQuantState.QAT)
         trained = qat(*inputs)[0]
-    scale = float(exact.scale)
-    reachable = wanted.clamp(exact.dtype.min * scale, exact.dtype.max * scale)
-    from_float = float((exact.dequantize() - reachable).abs().max()) / scale
-    from_training = int((trained.int_repr().int() - exact.int_repr().int()).abs().max())
-    assert from_float <= (case.steps8 if dtype == "qint8" else case.steps16)
-    assert torch.equal(trained.scale, exact.scale)
-    assert from_training <= (case.train_steps if dtype == "qint8" else case.train_steps16)
+    for found, real, route in zip(*(_values(case, r) for r in (exact, wanted, trained)), strict=True):
+        scale = float(found.scale)
+        reachable = real.clamp(found.dtype.min * scale, found.dtype.max * scale)
+        from_float = float((found.dequantize() - reachable).abs().max()) / scale
+        from_training = int((route.int_repr().int() - found.int_repr().int()).abs().max())
+        assert from_float <= (case.steps8 if dtype == "qint8" else case.steps16)
+        assert torch.equal(route.scale, found.scale)
+        assert from_training <= (case.train_steps if dtype == "qint8" else case.train_steps16)
+    for found, real in zip(_rest(case, exact), _rest(case, wanted), strict=True):
+        if found.is_floating_point():
+            assert float((found - real).abs().max()) <= case.differing
+        else:
+            assert found.dtype == real.dtype
+            assert float((found != real).double().mean()) <= case.differing
 
 
 @pytest.mark.parametrize("state", [FakeQuantState.QAT, FakeQuantState.VALIDATION], ids=lambda s: s.name)
-@pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize(("name", "dtype"), [run for run in RUNS if BY_NAME[run[0]].picks != ()])
 def test_gradients_follow_float(name: str, dtype: str, state: FakeQuantState) -> None:
     case = BY_NAME[name]
-    inputs = _inputs(case)
-    model = _model(case)
+    inputs, model = case.inputs(), case.model()
     qat = _with_room(prepared(model, inputs, dtype), inputs)
     set_fake_quantize(qat, state)
     found = _gradients(qat, inputs)
@@ -107,10 +111,10 @@ def test_gradients_follow_float(name: str, dtype: str, state: FakeQuantState) ->
 
 
 def _gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    leaves = [x.clone().requires_grad_() for x in inputs]
-    out = model(*[x * 1.0 for x in leaves])[1]  # an operator in place must not write to a leaf
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
-    (out * weights).sum().backward()
+    leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    outputs = model(*[x * 1.0 if x.is_floating_point() else x for x in leaves])[1:]  # in place must not write to a leaf
+    generator = torch.Generator().manual_seed(5)
+    sum((out * torch.randn(out.shape, generator=generator)).sum() for out in outputs).backward()
     found = {f"input {i}": x.grad for i, x in enumerate(leaves)}
     found |= {name: p.grad for name, p in model.named_parameters()}
     return {key: value for key, value in found.items() if value is not None}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch import nn as horizon_nn
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub
-from tests.operators.cases import OneInput, TwoInputs
+from tests.operators.cases import bench
 from tests.routes import assert_one_arithmetic, prepared
 
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -91,7 +91,7 @@ def test_layers(layer: tuple, weights: str, biases: str, kind: str, dtype: str, 
         module.weight.copy_(_values(weights, tuple(module.weight.shape), seed + 1))
         if module.bias is not None:
             module.bias.copy_(_values(biases, tuple(module.bias.shape), seed + 2))
-    _check(OneInput(module), (_values(kind, shape, seed),), dtype)
+    _check(bench(module), (_values(kind, shape, seed),), dtype)
 
 
 class Sum(nn.Module):
@@ -132,7 +132,7 @@ class Two(nn.Module):
 @SETTINGS
 @given(st.sampled_from(["add", "sub", "mul", "cat", "add_relu", "matmul"]), KINDS, KINDS, FORMATS, st.integers(0, 99))
 def test_pairs(method: str, kind: str, other: str, dtype: str, seed: int) -> None:
-    _check(TwoInputs(Two(method)), (_values(kind, (2, 3, 6, 6), seed), _values(other, (2, 3, 6, 6), seed + 1)), dtype)
+    _check(bench(Two(method), 2), (_values(kind, (2, 3, 6, 6), seed), _values(other, (2, 3, 6, 6), seed + 1)), dtype)
 
 
 class One(nn.Module):
@@ -152,7 +152,7 @@ NUMBERS = st.one_of(st.sampled_from([0.0, 1.0, -1.0, 1e-6, 1e6]), st.floats(-100
 @SETTINGS
 @given(st.sampled_from(["add_scalar", "mul_scalar"]), NUMBERS, KINDS, FORMATS, st.integers(0, 99))
 def test_numbers(method: str, number: float, kind: str, dtype: str, seed: int) -> None:
-    _check(OneInput(One(method, number)), (_values(kind, (2, 3, 4, 5), seed),), dtype)
+    _check(bench(One(method, number)), (_values(kind, (2, 3, 4, 5), seed),), dtype)
 
 
 @st.composite
@@ -184,7 +184,7 @@ def _windows(draw: Any) -> tuple[nn.Module, tuple[int, ...]]:
 @given(_windows(), KINDS, FORMATS, st.integers(0, 99))
 def test_windows(window: tuple, kind: str, dtype: str, seed: int) -> None:
     module, shape = window
-    _check(OneInput(module), (_values(kind, shape, seed),), dtype)
+    _check(bench(module), (_values(kind, shape, seed),), dtype)
 
 
 TABLES = (
@@ -203,11 +203,11 @@ TABLES = (
 @SETTINGS
 @given(st.sampled_from(TABLES), KINDS, FORMATS, st.integers(0, 99))
 def test_functions_of_one_variable(cls: type, kind: str, dtype: str, seed: int) -> None:
-    _check(OneInput(cls()), (_values(kind, (2, 3, 4, 5), seed),), dtype)
+    _check(bench(cls()), (_values(kind, (2, 3, 4, 5), seed),), dtype)
 
 
 @SETTINGS
 @given(st.sampled_from(["softmax", "layer_norm", "batch_norm"]), KINDS, FORMATS, st.integers(0, 99))
 def test_normalisations(which: str, kind: str, dtype: str, seed: int) -> None:
     module = {"softmax": nn.Softmax(1), "layer_norm": nn.LayerNorm(5), "batch_norm": nn.BatchNorm2d(3)}[which]
-    _check(OneInput(module), (_values(kind, (2, 3, 4, 5), seed),), dtype)
+    _check(bench(module), (_values(kind, (2, 3, 4, 5), seed),), dtype)

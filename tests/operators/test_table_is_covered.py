@@ -13,7 +13,7 @@ from horizon_plugin_pytorch.nn.intrinsic import FusedModule
 from horizon_plugin_pytorch.nn.operator_table import Operator, rows
 from horizon_plugin_pytorch.qtensor import keeps_scale
 from horizon_plugin_pytorch.quantization import default_qat_8bit_fake_quant_qconfig, prepare_qat_fx
-from tests.operators.cases import CASES, wrap
+from tests.operators.cases import CASES
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def met() -> tuple[set[str], set[type]]:
     for case in CASES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            qat = prepare_qat_fx(wrap(case.make(), len(case.shapes)), {"": default_qat_8bit_fake_quant_qconfig})
+            qat = prepare_qat_fx(case.model(), {"": default_qat_8bit_fake_quant_qconfig})
         names |= {getattr(n.target, "__name__", str(n.target)) for n in qat.graph.nodes if n.op.startswith("call_")}
         for path, module in qat.named_modules():
             classes.add(type(module))

@@ -43,7 +43,7 @@ from horizon_plugin_pytorch.quantization import (
 from horizon_plugin_pytorch.utils.fx_helper import wrap
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.models import make
-from tests.operators.cases import Body, TwoInputs
+from tests.operators.cases.base import Body, bench
 from tests.routes import calibrate, prepared
 
 QCONFIG = {"": default_qat_8bit_fake_quant_qconfig}
@@ -146,7 +146,7 @@ def test_a_wrapped_module_is_not_traced() -> None:
     ],
 )
 def test_mismatched_shapes_name_module_line_and_shapes(body: Any, place: str) -> None:
-    qat = prepared(TwoInputs(Body(body)), (X, X))
+    qat = prepared(bench(Body(body), 2), (X, X))
     other = torch.randn(2, 4, 7, 5)
     for model in (qat, convert_fx(qat)):
         with pytest.raises(OperatorInputError) as caught:
@@ -164,7 +164,7 @@ def test_a_wrong_number_of_channels_names_the_layer() -> None:
 @pytest.mark.parametrize("module", [nn.Linear(6, 6), nn.Softmax(1), nn.LayerNorm(6), nn.AdaptiveAvgPool2d(1)])
 def test_an_operator_that_the_march_does_not_run_says_which_do(module: nn.Module) -> None:
     set_march(March.BERNOULLI2)
-    with pytest.raises(UnsupportedOperatorError, match="on bernoulli2: it is supported on bayes, nash"):
+    with pytest.raises(UnsupportedOperatorError, match="on bernoulli2: it is supported on bayes, bayes-e, nash-e"):
         prepare_qat_fx(QuantWrapper(module), {"": default_qat_8bit_fake_quant_qconfig})
 
 

@@ -40,7 +40,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
-from tests.operators.cases import Body
+from tests.operators.cases.base import Body
 from tests.routes import prepared
 
 INT8, INT16 = default_qat_8bit_fake_quant_qconfig, default_qat_8bit_weight_16bit_act_fake_quant_qconfig

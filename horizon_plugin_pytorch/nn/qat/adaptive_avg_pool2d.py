@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import NOT_BERNOULLI, Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.avg_pool2d import Pool
 from horizon_plugin_pytorch.nn.quantized import adaptive_avg_pool2d as quantized
+from horizon_plugin_pytorch.nn.support import FROM_BAYES
 
 
 class AdaptiveAvgPool2d(Pool, nn.AdaptiveAvgPool2d):
@@ -20,5 +21,5 @@ class AdaptiveAvgPool2d(Pool, nn.AdaptiveAvgPool2d):
 register(Operator(
     "adaptive_avg_pool2d", ScaleRule.OWN, AdaptiveAvgPool2d, quantized.AdaptiveAvgPool2d, (nn.AdaptiveAvgPool2d,),
     {F.adaptive_avg_pool2d: as_module(nn.AdaptiveAvgPool2d, "input, output_size")},
-    families=NOT_BERNOULLI,
+    marches=FROM_BAYES,
 ))  # fmt: skip

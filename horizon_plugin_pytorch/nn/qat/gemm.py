@@ -12,8 +12,9 @@ from torch import Tensor
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn import intrinsic
 from horizon_plugin_pytorch.nn.intrinsic import check_rank
-from horizon_plugin_pytorch.nn.operator_table import ALL_MARCHES, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
+from horizon_plugin_pytorch.nn.support import EVERYWHERE, Marches
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, FakeQuantize
 
@@ -102,11 +103,11 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
 
 
 def register_layers(
-    name: str, layer: type[QATGemm], fused: tuple[type[QATGemm], ...], families: tuple[str, ...] = ALL_MARCHES
+    name: str, layer: type[QATGemm], fused: tuple[type[QATGemm], ...], marches: Marches = EVERYWHERE
 ) -> None:
     """Rows for a layer and its fused forms, whose float classes in `intrinsic` have the same names."""
     forms = [(name, layer, layer.float_class)]
     forms += [(cls.__name__, cls, getattr(intrinsic, cls.__name__)) for cls in fused]
     for row_name, cls, float_class in forms:
-        row = Operator(row_name, ScaleRule.OWN, cls, cls.quantized_class, (float_class,), families=families)
+        row = Operator(row_name, ScaleRule.OWN, cls, cls.quantized_class, (float_class,), marches=marches)
         register(replace(row, has_real_output=True))

@@ -9,12 +9,13 @@ from torch import nn
 from horizon_plugin_pytorch.errors import ConversionError
 from horizon_plugin_pytorch.nn.elementwise import Rsqrt
 from horizon_plugin_pytorch.nn.layer_norm import LayerNorm as _Float
-from horizon_plugin_pytorch.nn.operator_table import NOT_BERNOULLI, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.qat.composite import inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.qat.stubs import QuantStub
+from horizon_plugin_pytorch.nn.support import FROM_BAYES
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -81,4 +82,4 @@ class LayerNorm(PlacedModule):
         return out if self.bias is None else self.bias_add.add(out, self.bias_quant(self.bias))
 
 
-register(Operator("layer_norm", ScaleRule.OWN, LayerNorm, LayerNorm, (nn.LayerNorm, _Float), families=NOT_BERNOULLI))
+register(Operator("layer_norm", ScaleRule.OWN, LayerNorm, LayerNorm, (nn.LayerNorm, _Float), marches=FROM_BAYES))

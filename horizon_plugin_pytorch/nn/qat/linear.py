@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn.operator_table import NOT_BERNOULLI
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, register_layers
 from horizon_plugin_pytorch.nn.qat.module import relu_limits
 from horizon_plugin_pytorch.nn.quantized import linear as quantized
+from horizon_plugin_pytorch.nn.support import FROM_BAYES
 
 
 class Linear(QATGemm, nn.Linear):  # type: ignore[misc] # torch says that `bias` is never None
@@ -66,5 +66,5 @@ register_layers(
         LinearAddReLU,
         LinearAddReLU6,
     ),
-    families=NOT_BERNOULLI,
+    marches=FROM_BAYES,
 )

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor
 from horizon_plugin_pytorch.quantization.cache import Cache
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, round_to_grid
 
 
 class _Exact(torch.autograd.Function):
@@ -90,35 +91,85 @@ class QATModule(PlacedModule):
             twin = self.twin()
             integers = [_as_integers(x, self.place) for x in inputs]
             out = twin(*integers) if call is None else call(twin, *integers)
-        route = trained() if trained is not None and torch.is_grad_enabled() else None
-        if route is not None and not route.requires_grad:
+        routes = trained() if trained is not None and torch.is_grad_enabled() else None
+        if not isinstance(out, tuple):
+            return self._with_gradient(out, routes)
+        return tuple(self._with_gradient(o, None if routes is None else routes[i]) for i, o in enumerate(out))
+
+    def _with_gradient(self, out: Any, route: Any) -> Any:
+        """A result of the twin as the training stage sees it: real values, their integers, and a gradient."""
+        if not isinstance(route, Tensor) or not route.requires_grad:
             route = None
         if not isinstance(out, QTensor):
-            return out if route is None else attach_gradient(route, out)
+            is_real = isinstance(out, Tensor) and out.is_floating_point()
+            return attach_gradient(route, out) if is_real and route is not None else out
+        if out.dtype == qbool:
+            return out
         quantizer = self.activation_post_process
         result = exact_qtensor(out, out.scale if quantizer is None else quantizer.current_scale())
         return result if route is None else result.like(attach_gradient(route, result.plain()), out.plain())
 
 
 class RoundedModule(QATModule):
-    """A module of one input whose output is rounded to a scale of its own.
+    """A module whose output is rounded to a scale of its own.
 
-    Mixed into a float module it takes its `forward` as the function; a subclass may give another in `value`.
+    Mixed into a float module it takes its `forward` as the function; a subclass may give another in `value`. Inputs
+    are tensors (QTensors, or plain ones such as positions) and plain arguments.
     """
 
-    def value(self, x: Tensor) -> Tensor:
-        """The float function."""
-        return super().forward(x)  # type: ignore[misc]
+    def value(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The float function, on real values."""
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Training route, or exact integers in the VALIDATION state."""
         if self.is_exact:
-            return self.exact(x, trained=lambda: self._train(x))
-        return self._train(x)
+            return self.exact(
+                *args,
+                call=lambda twin, *integers: twin(*integers, **kwargs),
+                trained=lambda: self._train(*args, **kwargs),
+            )
+        return self._train(*args, **kwargs)
 
-    def _train(self, x: Any) -> Any:
+    def _train(self, *args: Any, **kwargs: Any) -> Any:
         assert self.activation_post_process is not None
-        return self.activation_post_process(self.value(real(x)))
+        return self.activation_post_process(self.value(*map(real, args), **kwargs))
+
+
+class GridModule(QATModule):
+    """A module whose output is rounded to the grid of its first input: it has no quantization parameters of its own.
+
+    Mixed into a float module it takes its `forward` as the function; a subclass may give another in `value`. Its
+    quantized class computes on integers and keeps the scale. Other inputs may be QTensors or plain arguments.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.qconfig = None
+        self.activation_post_process = None
+
+    def value(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The float function, on real values."""
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Training route, or exact integers where the input's are known."""
+        if not isinstance(x, QTensor):
+            return self.value(x, *map(real, args), **kwargs)
+        if x.grid is None:
+            return x.like(self._train(x, *args, **kwargs))
+        return self.exact(
+            x,
+            *args,
+            call=lambda twin, *integers: twin(*integers, **kwargs),
+            trained=lambda: self._train(x, *args, **kwargs),
+        )
+
+    def _train(self, x: QTensor, *args: Any, **kwargs: Any) -> Tensor:
+        out = self.value(x.plain(), *map(real, args), **kwargs)
+        if not x.is_rounded:
+            return out
+        return round_to_grid(out, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False)
 
 
 def _as_integers(x: Any, place: str) -> Any:
@@ -137,7 +188,9 @@ def _as_integers(x: Any, place: str) -> Any:
 
 
 def real(x: Any) -> Any:
-    """Real values of a QTensor; anything else as it is."""
+    """Real values of a QTensor, also inside a list or tuple; anything else as it is."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(real, x))
     return x.dequantize() if isinstance(x, QTensor) else x
 
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.elementwise import Exp, Reciprocal, Rsqrt, Sqrt
 from horizon_plugin_pytorch.nn.operator_table import (
-    ALL_MARCHES,
-    NOT_BERNOULLI,
     Operator,
     ScaleRule,
     as_module,
@@ -21,6 +19,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
 )
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import segment_lut as quantized
+from horizon_plugin_pytorch.nn.support import EVERYWHERE, FROM_BAYES
 
 
 class SegmentLUT(RoundedModule):
@@ -85,7 +84,5 @@ for _name, _modules, _functions, _methods in (
     ("reciprocal", (Reciprocal,), {torch.reciprocal: _reciprocal}, {"reciprocal": _reciprocal}),
 ):
     # Published tables: these are looked up on BERNOULLI2 too, the others only from BAYES on.
-    _families = ALL_MARCHES if _name in ("sigmoid", "tanh", "silu", "gelu", "exp") else NOT_BERNOULLI
-    register(
-        Operator(_name, ScaleRule.OWN, SegmentLUT, quantized.SegmentLUT, _modules, _functions, _methods, _families)
-    )
+    _marches = EVERYWHERE if _name in ("sigmoid", "tanh", "silu", "gelu", "exp") else FROM_BAYES
+    register(Operator(_name, ScaleRule.OWN, SegmentLUT, quantized.SegmentLUT, _modules, _functions, _methods, _marches))

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from horizon_plugin_pytorch.nn.operator_table import (
-    NOT_BERNOULLI,
     NotBindable,
     Operator,
     ScaleRule,
@@ -19,6 +18,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
 from horizon_plugin_pytorch.nn.qat.composite import inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
+from horizon_plugin_pytorch.nn.support import FROM_BAYES
 from horizon_plugin_pytorch.qtensor import QTensor
 
 _EXP_SCALE = 2 / 65535  # exp(x - max) lies in [0, 1], published as 0.0000305
@@ -72,5 +72,5 @@ register(Operator(
     {F.softmax: as_module(_make, "input, dim=None, _stacklevel=3, dtype=None"),
      torch.softmax: as_module(_make, "input, dim, dtype=None")},
     {"softmax": as_module(_make, "input, dim, dtype=None")},
-    NOT_BERNOULLI,
+    FROM_BAYES,
 ))  # fmt: skip

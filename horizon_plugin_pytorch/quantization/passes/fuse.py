@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.quantization.passes.configure import Choice
-from horizon_plugin_pytorch.quantization.passes.region import called_path, module_at
+from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, module_at
 
 
 def call_counts(model: fx.GraphModule) -> Counter[int]:
@@ -32,7 +32,7 @@ def _role(model: fx.GraphModule, node: fx.Node) -> Role | None:
 
 
 class _Matcher:
-    def __init__(self, model: fx.GraphModule, choices: dict[str, Choice], only: set[fx.Node] | None) -> None:
+    def __init__(self, model: fx.GraphModule, choices: dict[str, Choice], only: Region | None) -> None:
         self.model, self.choices, self.only = model, choices, only
         self.counts = call_counts(model)
 
@@ -88,7 +88,7 @@ def _merged_choice(choices: dict[str, Choice], paths: list[str], anchor: int) ->
     return explicit[-1] if explicit else own[anchor]
 
 
-def fuse_graph(model: fx.GraphModule, choices: dict[str, Choice], only: set[fx.Node] | None = None) -> fx.GraphModule:
+def fuse_graph(model: fx.GraphModule, choices: dict[str, Choice], only: Region | None = None) -> fx.GraphModule:
     """Fuse every pattern of `FUSION_RULES`; the longest wins, and the add's first operand before its second.
 
     Args:
@@ -117,7 +117,7 @@ def _apply(
     rule: FusionRule,
     chain: list[fx.Node],
     operand: int,
-    only: set[fx.Node] | None,
+    only: Region | None,
 ) -> None:
     paths = [called_path(model, node) or "" for node in chain]
     fused = fuse([module_at(model, path) for path in paths])

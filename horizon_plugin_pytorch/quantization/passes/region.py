@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from horizon_plugin_pytorch.nn.operator_table import row_of_module
+from horizon_plugin_pytorch.nn.operator_table import (
+    Kind,
+    Operator,
+    ScaleRule,
+    row_of_function,
+    row_of_method,
+    row_of_module,
+)
 
 _FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
 
@@ -58,19 +66,81 @@ def is_constant(model: nn.Module, node: fx.Node) -> bool:
     return bool(tensors) and all(is_constant(model, source) for source in tensors)
 
 
-def quantized_nodes(model: fx.GraphModule) -> set[fx.Node]:
-    """Nodes whose results carry a scale: what comes after a QuantStub. Without any stub, all nodes that compute."""
-    found: set[fx.Node] = set()
+class Region:
+    """The quantized part of a graph: its nodes, and what each gives.
+
+    ``node in region`` asks whether a node gives (or takes) integers with a scale; nodes that give positions (the
+    results of argmax and what is computed from them) are not in it, and are left alone.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[fx.Node, tuple[Kind, ...]] = {}
+
+    def __contains__(self, node: fx.Node) -> bool:
+        kinds = self._kinds.get(node)
+        return kinds is not None and any(kind is not Kind.INDEX for kind in kinds)
+
+    def add(self, node: fx.Node, *kinds: Kind) -> None:
+        """Put a node into the quantized part."""
+        self._kinds[node] = kinds or (Kind.QUANTIZED,)
+
+    def replace(self, node: fx.Node, new: fx.Node) -> None:
+        """`new` gives what `node` gave."""
+        self._kinds[new] = self._kinds.pop(node, (Kind.QUANTIZED,))
+
+    def kinds(self, node: fx.Node) -> tuple[Kind, ...]:
+        """What a node gives; empty for nodes outside of the quantized part."""
+        return self._kinds.get(node, ())
+
+    def has_scale(self, node: fx.Node) -> bool:
+        """Can this node's result be a QTensor?"""
+        return any(kind in (Kind.QUANTIZED, Kind.BOOL) for kind in self.kinds(node))
+
+
+def _given(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[Kind, ...]:
+    """What a node gives whose inputs are in the quantized part."""
+    sources = [source for source in node.all_input_nodes if region.kinds(source)]
+    if node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[1], int):
+        kinds = region.kinds(sources[0])
+        if len(kinds) > 1:
+            return (kinds[node.args[1]],)
+    if sources and all(region.kinds(source) == (Kind.INDEX,) for source in sources):
+        return (Kind.INDEX,)
+    row = row_of_node(model, node)
+    if row is None:
+        return (Kind.QUANTIZED,)
+    moves = row.scale_rule is ScaleRule.INHERIT and row.results == (Kind.QUANTIZED,)
+    source = node.args[0] if node.args else None
+    if moves and isinstance(source, fx.Node) and region.kinds(source) == (Kind.BOOL,):
+        return (Kind.BOOL,)  # it moves booleans as well
+    return row.results
+
+
+def row_of_node(model: fx.GraphModule, node: fx.Node) -> Operator | None:
+    """The row of the operator that a node calls, however it is written."""
+    if node.op == "call_module":
+        return row_of_module(type(module_at(model, str(node.target))))
+    found = None
+    if node.op == "call_function":
+        found = row_of_function(node.target)  # type: ignore[arg-type]
+    elif node.op == "call_method":  # of a tensor, or of a FloatFunctional
+        found = row_of_method(str(node.target))
+    return None if found is None else found[0]
+
+
+def quantized_nodes(model: fx.GraphModule) -> Region:
+    """What comes after a QuantStub. Without any stub, all nodes that compute."""
+    region = Region()
     sources = set() if has_stub(model) else {node for node in model.graph.nodes if node.op == "placeholder"}
     for node in model.graph.nodes:
         name = _row_name(model, node)
         if name == "quant":
-            found.add(node)
+            region.add(node)
         if name in ("quant", "dequant") or node.op in ("placeholder", "get_attr", "output") or is_fact(node):
             continue
-        if any(source in found or source in sources for source in node.all_input_nodes):
-            found.add(node)
-    return found
+        if any(region.kinds(source) not in ((), (Kind.FLOAT,)) or source in sources for source in node.all_input_nodes):
+            region.add(node, *_given(model, node, region))
+    return region
 
 
 def has_stub(model: fx.GraphModule) -> bool:

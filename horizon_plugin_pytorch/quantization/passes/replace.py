@@ -25,7 +25,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
-from horizon_plugin_pytorch.quantization.passes.region import called_path, is_constant, is_fact, module_at
+from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, is_constant, is_fact, module_at
 from horizon_plugin_pytorch.quantization.stubs import QuantStub
 
 
@@ -41,8 +41,11 @@ def _unsupported(
     what: str, node: fx.Node, march: March, row: Operator | None, advice: str = ""
 ) -> UnsupportedOperatorError:
     where = at(str(node.target) if node.op == "call_module" else scope_of(node), source_line(node.stack_trace))
-    if row is not None and march.family not in row.families:
-        advice = f"it is supported on {', '.join(row.families)}"
+    if row is not None and row.support(march) is None:
+        advice = (
+            f"it is supported on {', '.join(row.march_names)}. Choose one of these with set_march, replace it by a "
+            "supported operator, or move it after the DeQuantStub"
+        )
     elif row is not None:
         advice = advice or "these arguments have no quantized form; write it with simpler operators"
     else:
@@ -68,7 +71,7 @@ def _free_name(scope: str, operator: str, counters: dict[tuple[str, str], int]) 
 
 
 def replace_functions(
-    model: fx.GraphModule, quantized: set[fx.Node], choices: dict[str, Choice], march: March
+    model: fx.GraphModule, quantized: Region, choices: dict[str, Choice], march: March
 ) -> fx.GraphModule:
     """Replace every function and method in the quantized part that needs a scale of its own.
 
@@ -89,7 +92,7 @@ def replace_functions(
             continue
         row, bind = found
         if row.qat is None:  # it keeps the scale, and runs as it is
-            if march.family not in row.families:
+            if row.support(march) is None:
                 raise _unsupported(_spell(node), node, march, row)
             continue
         scope = scope_of(node)
@@ -103,10 +106,10 @@ def replace_functions(
             advice = str(error)
         except TypeError:  # arguments that the function's signature does not have
             pass
-        if call is None or march.family not in row.families:
+        if call is None or row.support(march) is None:
             raise _unsupported(_spell(node), node, march, row, advice)
         new = _replace(model, node, row.name, call, choices, counters)
-        quantized.add(new)
+        quantized.replace(node, new)
         _quantize_constants(model, new, quantized, choices, counters)
     model.recompile()
     return model
@@ -156,7 +159,7 @@ def _replace(
 def _quantize_constants(
     model: fx.GraphModule,
     node: fx.Node,
-    quantized: set[fx.Node],
+    quantized: Region,
     choices: dict[str, Choice],
     counters: dict[tuple[str, str], int],
 ) -> None:
@@ -177,7 +180,7 @@ def _quantize_constants(
         node.replace_input_with(source, stub)
 
 
-def check_modules(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[str, Choice], march: March) -> None:
+def check_modules(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice], march: March) -> None:
     """Insist that every module of the quantized part has a quantized form; fusion has run, so a folded one is gone.
 
     Raises:
@@ -195,14 +198,14 @@ def check_modules(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[
             _check_method(node, path, choice)
             continue
         row = row_of_module(type(module))
-        if row is not None and march.family in row.families:
+        if row is not None and row.support(march) is not None:
             continue
         if row is None and not type(module).__module__.startswith("torch."):
             continue  # a module of the user's that symbolic trace was told not to look into
         raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
 
 
-def warn_unquantized(model: fx.GraphModule, quantized: set[fx.Node], choices: dict[str, Choice]) -> None:
+def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice]) -> None:
     """Name the modules of the quantized part that stay float because they have no qconfig: they cannot run there."""
     float_modules, total = [], 0
     for node in model.graph.nodes:

@@ -1,0 +1,165 @@
+"""What each chip takes: number formats and limits of an operator, as data.
+
+`Operator` rows carry one `Support` for each group of chips. `prepare` refuses what a chip does not have,
+`check_model` compares a converted model with formats and limits, and `docs/operators.md` prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from horizon_plugin_pytorch.march import March
+
+# Chips that share one column of the published tables.
+GROUPS: dict[str, tuple[March, ...]] = {
+    "bernoulli2": (March.BERNOULLI, March.BERNOULLI2),
+    "bayes": (March.BAYES, March.BAYES_E),
+    "nash-e": (March.NASH_E, March.NASH_M, March.NASH_B, March.NASH_B_LITE, March.NASH_B_PLUS),
+    "nash-h": (March.NASH_H, March.NASH_P),
+}
+INT8, INTS, WIDE = ("qint8",), ("qint8", "qint16"), ("qint8", "qint16", "qint32")
+
+
+def group_of(march: March) -> str:
+    """The column of the tables that a chip belongs to.
+
+    >>> group_of(March.BAYES_E)
+    'bayes'
+    """
+    return next(name for name, members in GROUPS.items() if march in members)
+
+
+@dataclass(frozen=True)
+class TensorFact:
+    """Shape and number format of a tensor that an operator met."""
+
+    shape: tuple[int, ...]
+    format: str
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call of an operator in a converted model: what limits are checked against.
+
+    Args:
+        operator: the row's name.
+        place: where it is called, for messages.
+        inputs, outputs: the tensors it met.
+        attributes: its geometry by name: ``kernel_size``, ``stride``, ``padding``, ...
+    """
+
+    operator: str
+    place: str
+    inputs: tuple[TensorFact, ...]
+    outputs: tuple[TensorFact, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """All numbers of that name: of the geometry, or of an input's shape; empty if this use has none.
+
+        ``rank``, ``N``, ``C``, ``H``, ``W`` (of images), ``HW``, ``HWC`` and ``inputs`` are known of every use.
+
+        >>> use = Use("conv2d", "", (TensorFact((1, 8, 4, 5), "qint8"),), attributes={"kernel_size": (3, 1)})
+        >>> use.numbers("kernel_size"), use.numbers("C"), use.numbers("HWC"), use.numbers("groups")
+        ((3, 1), (8,), (160,), ())
+        """
+        if name in self.attributes:
+            value = self.attributes[name]
+            values = value if isinstance(value, (tuple, list)) else (value,)
+            return tuple(v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool))
+        if name == "inputs":
+            return (len(self.inputs),)
+        if name == "rank":
+            return tuple(len(x.shape) for x in self.inputs)
+        found = []
+        for x in self.inputs:
+            if len(x.shape) == 4:
+                n, c, h, w = x.shape
+                sizes = {"N": n, "C": c, "H": h, "W": w, "HW": h * w, "HWC": h * w * c}
+                if name in sizes:
+                    found.append(sizes[name])
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One published limit.
+
+    Args:
+        text: as the documents show it, such as ``1 <= kernel_size <= 7``.
+        holds: does a use keep it?
+        found: what the use has instead, for the message.
+        advice: what to do.
+    """
+
+    text: str
+    holds: Callable[[Use], bool]
+    found: Callable[[Use], str] = lambda use: ", ".join(str(x.shape) for x in use.inputs)
+    advice: str = ""
+
+
+def between(name: str, low: float, high: float, advice: str = "") -> Limit:
+    """``low <= name <= high`` for every number of that name that `Use.numbers` finds."""
+    text = f"{name} <= {high}" if low == float("-inf") else f"{low} <= {name} <= {high}"
+    return Limit(
+        text,
+        lambda use: all(low <= v <= high for v in use.numbers(name)),
+        lambda use: f"{name} {', '.join(map(str, use.numbers(name)))}",
+        advice,
+    )
+
+
+def at_most(name: str, high: float, advice: str = "") -> Limit:
+    """``name <= high``."""
+    return between(name, float("-inf"), high, advice)
+
+
+@dataclass(frozen=True)
+class Support:
+    """What one group of chips takes.
+
+    Args:
+        inputs, outputs, weights: formats of the published tables.
+        limits: published limits.
+        note: anything else that the tables say, for the page.
+    """
+
+    inputs: tuple[str, ...] = INTS
+    outputs: tuple[str, ...] = INTS
+    weights: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    note: str = ""
+
+
+Marches = Mapping[str, Support]
+_SAME: Any = object()
+
+
+def on(
+    *,
+    bernoulli2: Support | None = None,
+    bayes: Support | None = None,
+    nash: Support | None = _SAME,
+    nash_h: Support | None = _SAME,
+) -> Marches:
+    """Support by group; None means that the chips do not have it.
+
+    The published list of the NASH chips breaks off early. Where it is silent they take what BAYES takes, without
+    BAYES's limits; `nash_h` (NASH_H and NASH_P) also takes float16.
+    """
+    if nash is _SAME:
+        nash = None if bayes is None else Support(bayes.inputs, bayes.outputs, bayes.weights)
+    if nash_h is _SAME:
+        nash_h = None if nash is None else Support(*_with_float16(nash), nash.weights, nash.limits, nash.note)
+    found = {"bernoulli2": bernoulli2, "bayes": bayes, "nash-e": nash, "nash-h": nash_h}
+    return {group: support for group, support in found.items() if support is not None}
+
+
+def _with_float16(support: Support) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return (*support.inputs, "float16"), (*support.outputs, "float16")
+
+
+EVERYWHERE = on(bernoulli2=Support(), bayes=Support())
+FROM_BAYES = on(bayes=Support())

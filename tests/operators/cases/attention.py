@@ -1,0 +1,7 @@
+"""Attention, recurrent cells, embedding."""
+
+from __future__ import annotations
+
+from tests.operators.cases.base import Case
+
+CASES: list[Case] = []
