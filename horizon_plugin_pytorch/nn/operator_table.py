@@ -120,6 +120,11 @@ def rows() -> Iterator[Operator]:
     return iter(_ROWS.values())
 
 
+def row_named(name: str) -> Operator | None:
+    """The row of that name."""
+    return _ROWS.get(name)
+
+
 def row_of_module(cls: Any) -> Operator | None:
     """The row whose float form a module class is. Subclasses count only if they do not change `forward`."""
     for base in cls.__mro__:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class PlacedModule(nn.Module):
 
     path: str = ""
     line: str = ""
+    operator: str = ""  # its row in the operator table
 
     @property
     def place(self) -> str:
@@ -59,8 +61,25 @@ def placed(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
         try:
-            return method(self, *args, **kwargs)
+            out = method(self, *args, **kwargs)
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
+        for listener in _LISTENERS:
+            listener(self, method.__name__, args, kwargs, out)
+        return out
 
     return call
+
+
+Listener = Callable[[PlacedModule, str, tuple, dict[str, Any], Any], None]
+_LISTENERS: list[Listener] = []
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Tell `listener` of every call of a `placed` method: the module, the method, its arguments and its result."""
+    _LISTENERS.append(listener)
+    try:
+        yield
+    finally:
+        _LISTENERS.remove(listener)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,3 +164,25 @@ def _with_float16(support: Support) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 EVERYWHERE = on(bernoulli2=Support(), bayes=Support())
 FROM_BAYES = on(bayes=Support())
+
+# What the documents say of a chip's operators in general.
+GENERAL: dict[str, tuple[Limit, ...]] = {
+    "bernoulli2": (
+        Limit("4 axes", lambda use: all(len(x.shape) == 4 for x in use.inputs if x.format in WIDE),
+              advice="keep tensors in NCHW until the DeQuantStub"),
+        at_most("N", 128, "use a smaller batch"),
+    ),
+    "bayes": (
+        at_most("N", 4096, "use a smaller batch"),
+        at_most("C", 65536), at_most("H", 65536), at_most("W", 65536),
+        Limit("a tensor below 1 GB", lambda use: all(_bytes(x) < 1 << 30 for x in use.inputs),
+              advice="use a smaller batch or image"),
+    ),
+    "nash-e": (),
+    "nash-h": (),
+}  # fmt: skip
+
+
+def _bytes(x: TensorFact) -> int:
+    width = {"qint8": 1, "qint16": 2}.get(x.format, 4)
+    return width * math.prod(x.shape)

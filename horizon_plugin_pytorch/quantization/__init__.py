@@ -34,6 +34,7 @@ from horizon_plugin_pytorch import nn  # operators, on top of statistics
 from horizon_plugin_pytorch.quantization.fuse_modules import fuse_known_modules, fuse_modules
 from horizon_plugin_pytorch.quantization.quantize import convert, load_observer_params, prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import convert_fx, fuse_fx, prepare_qat_fx
+from horizon_plugin_pytorch.deploy.check_model import check_model
 
 __all__ = [
     "DeQuantStub",
@@ -47,6 +48,7 @@ __all__ = [
     "QConfig",
     "QuantStub",
     "QuantWrapper",
+    "check_model",
     "convert",
     "convert_fx",
     "default_8bit_fake_quant",

@@ -63,6 +63,7 @@ def prepare_qat(
             stacklevel=2,
         )
     warn_int16(prepared, march)
+    prepared.__dict__["march"] = march
     return prepared
 
 

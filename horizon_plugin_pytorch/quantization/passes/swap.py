@@ -75,6 +75,7 @@ def to_qat(model: nn.Module, choices: dict[str, Choice], lines: dict[str, str] |
         module.qconfig = qconfig
         module.path = path  # type: ignore[assignment]
         qat: nn.Module = row.qat.from_float(module)  # type: ignore[attr-defined]
+        qat.operator = row.name  # type: ignore[assignment]
         device = next((p.device for p in module.parameters()), None)
         return (qat if device is None else qat.to(device)).train(module.training)
 

@@ -1,0 +1,237 @@
+"""Does a converted model keep the limits of a chip? Every operator that runs is compared with the operator table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.errors import HorizonError, at
+from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
+from horizon_plugin_pytorch.nn.operator_table import (
+    Operator,
+    row_named,
+    row_of_function,
+    row_of_method,
+    row_of_module,
+)
+from horizon_plugin_pytorch.nn.placed import PlacedModule, listening
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.support import GENERAL, TensorFact, Use, group_of
+from horizon_plugin_pytorch.qtensor import QTensor
+
+_OWN_FORMAT = "give its qconfig an activation of one of these formats"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One limit that an operator of the model breaks."""
+
+    place: str
+    operator: str
+    limit: str
+    found: str
+    advice: str
+
+
+def _facts(tree: Any) -> tuple[TensorFact, ...]:
+    tensors = [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+    return tuple(TensorFact(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in tensors)
+
+
+def _is_geometry(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(v, (int, float)) for v in value)
+    return isinstance(value, (int, float, str))
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The geometry of a module: its plain attributes, and what its weight's shape says."""
+    found = {k: v for k, v in vars(module).items() if not k.startswith("_")}
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor) and weight.dim() > 2:
+        found.setdefault("kernel_size", tuple(weight.shape[2:]))
+    if isinstance(weight, Tensor):
+        found["weight_format"] = str(getattr(module, "weight_dtype", weight.dtype))
+    return found
+
+
+class _Watch(TorchFunctionMode):
+    """Collects the uses of operators while a model runs; what runs inside an operator is not counted."""
+
+    def __init__(self, paths: dict[nn.Module, str]) -> None:
+        super().__init__()
+        self.uses: list[tuple[Operator, Use]] = []
+        self.paths = paths
+        self._depth = 0
+
+    def enter(self, module: nn.Module, inputs: Any) -> None:
+        self._depth += _row_of(module) is not None
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        row = _row_of(module)
+        if row is None:
+            return
+        self._depth -= 1
+        self._add(row, self._place(module), (args, kwargs), out, _attributes(module))
+
+    def method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        row = row_named(name) or row_named(name.split("_")[0])  # add_scalar, mul_scalar and add_relu are in these rows
+        if row is not None:
+            self._add(
+                row, self._place(module), (args, kwargs), out, {k: v for k, v in kwargs.items() if _is_geometry(v)}
+            )
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        found = row_of_function(func) or row_of_method(getattr(func, "__name__", ""))
+        self._depth += 1
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        has_scale = any(isinstance(x, QTensor) for x in pytree.tree_leaves((args, kwargs)))
+        if found is not None and has_scale:
+            self._add(found[0], "", (args, kwargs), out, kwargs)
+        return out
+
+    def _place(self, module: nn.Module) -> str:
+        return at(self.paths.get(module, ""), getattr(module, "line", "")).removeprefix("at ")
+
+    def _add(self, row: Operator, place: str, inputs: Any, outputs: Any, attributes: dict[str, Any]) -> None:
+        if self._depth == 0:
+            attributes = {k: v for k, v in attributes.items() if _is_geometry(v)}
+            self.uses.append((row, Use(row.name, place, _facts(inputs), _facts(outputs), attributes)))
+
+
+def _row_of(module: nn.Module) -> Operator | None:
+    name = getattr(module, "operator", "")
+    if isinstance(name, str) and name:
+        return row_named(name)
+    return row_of_module(type(module)) if type(module).__module__.startswith("torch.nn.") else None
+
+
+@contextmanager
+def _watching(model: nn.Module) -> Iterator[_Watch]:
+    watch = _Watch({module: path for path, module in model.named_modules()})
+    before = register_module_forward_pre_hook(watch.enter)
+    after = register_module_forward_hook(watch.leave, with_kwargs=True)  # type: ignore[call-arg]
+    try:
+        with watch, listening(watch.method):
+            yield watch
+    finally:
+        before.remove()
+        after.remove()
+
+
+def operator_uses(model: nn.Module, args: tuple) -> list[tuple[Operator, Use]]:
+    """Every operator that a converted model runs on these inputs, with the tensors that it met."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), _watching(model) as watch:
+            model(*args)
+    finally:
+        model.train(was_training)
+    return watch.uses
+
+
+def _format_findings(row: Operator, use: Use, march: March) -> Iterator[Finding]:
+    support = row.support(march)
+    if support is None:
+        yield Finding(
+            use.place, row.name, f"not on {march}", "-", f"it runs on {', '.join(row.march_names)}; choose one of these"
+        )
+        return
+    integers = [x.format for x in use.inputs if x.format.startswith("qint")]
+    for format in dict.fromkeys(f for f in integers if f not in support.inputs):
+        allowed = ", ".join(support.inputs)
+        yield Finding(use.place, row.name, f"input {allowed}", format, "give the producer of this tensor such a format")
+    for x in use.outputs[:1]:
+        if x.format.startswith("qint") and x.format not in (*support.outputs, *support.inputs):
+            yield Finding(use.place, row.name, f"output {', '.join(support.outputs)}", x.format, _OWN_FORMAT)
+    weight = use.attributes.get("weight_format", "")
+    if support.weights and weight.startswith("qint") and weight not in support.weights:
+        yield Finding(
+            use.place, row.name, f"weight {', '.join(support.weights)}", weight, "give its qconfig a weight of qint8"
+        )
+    for limit in (*support.limits, *GENERAL[group_of(march)]):
+        if not limit.holds(use):
+            shapes = ", ".join(str(x.shape) for x in use.inputs)
+            yield Finding(use.place, row.name, limit.text, f"{limit.found(use)} (inputs {shapes})", limit.advice)
+
+
+def find_limits(model: nn.Module, args: tuple, march: March) -> list[Finding]:
+    """Every limit of the chip that the converted model breaks."""
+    found = [f for row, use in operator_uses(model, args) for f in _format_findings(row, use, march)]
+    return list(dict.fromkeys(found))
+
+
+def _require_converted(model: nn.Module) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise HorizonError(
+            "check_model takes the converted model itself (the result of `convert_fx` or `convert`): number formats "
+            "and module names are no longer known in a traced one. Check first, then trace."
+        )
+    if any(isinstance(m, QATModule) for m in model.modules()) or not any(
+        isinstance(m, QuantizedModule) for m in model.modules()
+    ):
+        raise HorizonError(f"check_model: `{type(model).__name__}` is not converted; call `convert_fx` first.")
+
+
+def check_model(
+    module: nn.Module,
+    example_inputs: Any,
+    march: March | str | None = None,
+    input_source: str = "ddr",
+    advice: int | None = None,
+    check_quanti_param: bool = True,
+) -> int:
+    """Compare a converted model with the published limits of a chip; print what breaks which limit, and what to do.
+
+    Args:
+        module: the result of `convert_fx` or `convert`.
+        example_inputs: inputs of the model, in the sizes of the deployment; a tensor, or a tuple or list of inputs.
+        march: the chip; None takes the one the model was prepared for, or that of `set_march`.
+        input_source, advice, check_quanti_param: accepted for compatibility.
+
+    Returns:
+        0 if every operator fits, 1 otherwise.
+
+    >>> from horizon_plugin_pytorch.march import set_march
+    >>> from horizon_plugin_pytorch.quantization import QuantWrapper, convert_fx, prepare_qat_fx
+    >>> from horizon_plugin_pytorch.quantization import default_qat_8bit_fake_quant_qconfig
+    >>> set_march(March.BAYES)
+    >>> qat = prepare_qat_fx(QuantWrapper(nn.Conv2d(1, 2, 3)), {"": default_qat_8bit_fake_quant_qconfig})
+    >>> x = torch.randn(1, 1, 8, 8)
+    >>> _ = qat(x)
+    >>> check_model(convert_fx(qat), (x,))
+    This model is supported!
+    HBDK model check PASS
+    0
+    """
+    _require_converted(module)
+    if march is None:
+        march = getattr(module, "march", None) or get_march() or require_march("check_model")
+    chip = as_march(march)
+    args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    findings = find_limits(module, args, chip)
+    if not findings:
+        print("This model is supported!\nHBDK model check PASS")
+        return 0
+    print(f"This model breaks {len(findings)} limits of {chip}:")
+    headers = ["where", "operator", "limit", "found", "what to do"]
+    rows = [[f.place, f.operator, f.limit, f.found, f.advice or "change the layer, or move it after the DeQuantStub"]
+            for f in findings]  # fmt: skip
+    print(tabulate(rows, headers=headers, tablefmt="psql", maxcolwidths=[40, None, 36, 40, 40]))
+    print("HBDK model check FAIL")
+    return 1
