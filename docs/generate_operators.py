@@ -13,6 +13,8 @@ import torch.nn.functional as F
 
 import horizon_plugin_pytorch  # noqa: F401 - fills the operator table
 from horizon_plugin_pytorch.nn.operator_table import Operator, rows
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.nn.support import GROUPS, Support
 
 PAGE = Path(__file__).parent / "operators.md"
 
@@ -24,19 +26,30 @@ operator is in [Numerics](numerics.md).
 *Float forms* are what you write in your model. In fx mode functions and methods are replaced by modules named
 `_generated_<operator>_<n>`; in eager mode write the module or `FloatFunctional`. *Scale* says where the scale of the
 output comes from: an observer of its own, or the input. Operators without classes only move or select values, and
-run as they are. Every operator takes qint8 and qint16 activations.
-*Marches* are groups: `bernoulli2` (BERNOULLI, BERNOULLI2), `bayes` (BAYES, BAYES_E), `nash-e` (NASH_B, NASH_E,
-NASH_M), `nash-h` (NASH_H, NASH_P).
+run as they are.
 
-| operator | float forms | QAT class | quantized class | scale | marches |
-|---|---|---|---|---|---|
+The second table has the published formats and limits: `i8`, `i16`, `i32`, `f16` are number formats, input → output.
+`prepare` refuses an operator that a chip does not have (–). `check_model` compares a converted model with formats and
+limits; our arithmetic itself has no such limits, and runs int16 everywhere. Columns are groups of chips:
+`bernoulli2` (BERNOULLI, BERNOULLI2), `bayes` (BAYES, BAYES_E), `nash-e` (NASH_B, NASH_E, NASH_M), `nash-h` (NASH_H,
+NASH_P).
+
+## Forms
+
+| operator | float forms | QAT class | quantized class | scale |
+|---|---|---|---|---|
 """
 
-_TAIL = """
-`FloatFunctional` has the methods `add`, `sub`, `mul`, `cat`, `matmul`, `sum`, `mean`, `add_scalar`, `mul_scalar`
-and `add_relu`. The classes `Conv...`, `ConvTranspose...` and `Linear...` with `Add` or `ReLU` in their name are
-made by fusion.
+_LIMITS = """
+`FloatFunctional` has the methods {methods}. Classes with `Add`, `ReLU` or `BN` in their name are made by fusion.
+
+## Formats and limits
+
+| operator | {groups} |
+|---|{rule}|
 """
+
+_SHORT = {"qint8": "i8", "qint16": "i16", "qint32": "i32", "float16": "f16", "qbool": "bool"}
 
 
 def _path(cls: type | None) -> str:
@@ -65,14 +78,30 @@ def _forms(row: Operator) -> str:
     return ", ".join([_module(c) for c in row.modules] + functions + methods)
 
 
-def _table(row: Operator) -> str:
-    cells = [row.name, _forms(row), _path(row.qat), _path(row.quantized), row.scale_rule.value, ", ".join(row.marches)]
-    return "| " + " | ".join(cells) + " |"
+def _formats(names: tuple[str, ...]) -> str:
+    return ",".join(_SHORT.get(name, name) for name in names)
+
+
+def _support(support: Support | None) -> str:
+    if support is None:
+        return "–"
+    weights = f", weight {_formats(support.weights)}" if support.weights else ""
+    arrow = f"{_formats(support.inputs)}{weights} → {_formats(support.outputs)}"
+    return "; ".join([arrow, *(limit.text for limit in support.limits), *([support.note] if support.note else [])])
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def page() -> str:
     """The page's text."""
-    return _HEAD + "\n".join(_table(row) for row in rows()) + "\n" + _TAIL
+    ordered = sorted(rows(), key=lambda row: row.name.lower())
+    forms = [_line([r.name, _forms(r), _path(r.qat), _path(r.quantized), r.scale_rule.value]) for r in ordered]
+    limits = [_line([r.name, *(_support(r.marches.get(group)) for group in GROUPS)]) for r in ordered]
+    methods = ", ".join(f"`{name}`" for name in FUNCTIONAL_METHODS)
+    middle = _LIMITS.format(methods=methods, groups=" | ".join(GROUPS), rule="|".join(["---"] * len(GROUPS)))
+    return _HEAD + "\n".join(forms) + "\n" + middle + "\n".join(limits) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -23,3 +24,16 @@ def march() -> Iterator[March]:
     torch.manual_seed(0)
     yield March.BAYES
     set_march(before)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What the walk over the operator table saw."""
+    reports = [
+        r for r in terminalreporter.getreports("passed") + terminalreporter.getreports("failed") if r.when == "call"
+    ]
+    facts = [dict(report.user_properties) for report in reports]
+    walked = [f for f in facts if "mismatches" in f]
+    if walked:
+        met = {row for f in facts for row in f.get("rows", ())}
+        different = sum(f["mismatches"] for f in walked)
+        terminalreporter.write_line(f"operators: {len(met)} rows, {len(walked)} cases, {different} mismatches")

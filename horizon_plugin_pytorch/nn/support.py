@@ -93,12 +93,14 @@ class Limit:
         holds: does a use keep it?
         found: what the use has instead, for the message.
         advice: what to do.
+        bounds: for a limit of one number, its name, lowest and highest value.
     """
 
     text: str
     holds: Callable[[Use], bool]
     found: Callable[[Use], str] = lambda use: ", ".join(str(x.shape) for x in use.inputs)
     advice: str = ""
+    bounds: tuple[str, float, float] | None = None
 
 
 def between(name: str, low: float, high: float, advice: str = "") -> Limit:
@@ -109,6 +111,7 @@ def between(name: str, low: float, high: float, advice: str = "") -> Limit:
         lambda use: all(low <= v <= high for v in use.numbers(name)),
         lambda use: f"{name} {', '.join(map(str, use.numbers(name)))}",
         advice,
+        (name, low, high),
     )
 
 

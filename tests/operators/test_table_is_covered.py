@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.march import set_march
 from horizon_plugin_pytorch.nn.intrinsic import FusedModule
 from horizon_plugin_pytorch.nn.operator_table import Operator, rows
 from horizon_plugin_pytorch.qtensor import keeps_scale
@@ -21,8 +21,8 @@ def met() -> tuple[set[str], set[type]]:
     """What the cases' prepared graphs call: names of generated modules and of functions, and classes of modules."""
     names: set[str] = set()
     classes: set[type] = set()
-    set_march(March.BAYES)
     for case in CASES:
+        set_march(case.march)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             qat = prepare_qat_fx(case.model(), {"": default_qat_8bit_fake_quant_qconfig})

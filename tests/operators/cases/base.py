@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub
 
@@ -33,6 +34,7 @@ class Case:
         is_smooth: the gradient exists everywhere, so its direction is compared with float's.
         has_weight: compare with float on rounded weights: what is left is the error of the arithmetic.
         differing: largest share of positions or booleans that may differ from float's (ties on the grid).
+        march: the chip on which all routes are compared.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Case:
     is_smooth: bool = True
     has_weight: bool = False
     differing: float = 0.0
+    march: March = March.BAYES
 
     def inputs(self, seed: int = 1) -> tuple[Tensor, ...]:
         """Inputs of the model, the same for the same seed."""
