@@ -173,6 +173,18 @@ class QTensor(Tensor):
         out._is_deferred = True
         return out
 
+    def with_scale(self, scale: Tensor, factor: float) -> QTensor:
+        """The tensor times a positive number: the same integers with the scale ``scale = self.scale * factor``."""
+        if self._is_integer:
+            out = self.like(self.plain())
+        elif self._is_deferred:
+            assert self._grid is not None
+            out = self.with_grid(self._grid)
+        else:
+            out = self.like(self.plain() * factor, self._grid)
+        out._scale = scale
+        return out
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         kind = "integers" if self._is_integer else "values"
         axis = f", per_channel_axis={self._axis}" if self._axis >= 0 else ""

@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.qat.layer_norm import LayerNorm
 from horizon_plugin_pytorch.nn.qat.linear import Linear
+from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
 from horizon_plugin_pytorch.nn.qat.relu import ReLU, ReLU6
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.qat.softmax import Softmax
@@ -23,8 +24,8 @@ from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d",
-    "ConvReLU2d", "ConvReLU62d", "ConvTranspose2d", "DeQuantStub", "FloatFunctional", "Interpolate", "LayerNorm",
-    "Linear", "QuantStub", "ReLU", "ReLU6", "SegmentLUT", "Softmax", "Upsample", "UpsamplingBilinear2d",
-    "UpsamplingNearest2d",
+    "AdaptiveAvgPool2d", "AddMatmul", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d",
+    "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose2d", "DeQuantStub", "Einsum", "FloatFunctional",
+    "Interpolate", "LayerNorm", "Linear", "QuantStub", "ReLU", "ReLU6", "SegmentLUT", "Softmax", "Upsample",
+    "UpsamplingBilinear2d", "UpsamplingNearest2d",
 ]  # fmt: skip

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from horizon_plugin_pytorch.dtype import qint16
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAverageMinMaxObserver
 from horizon_plugin_pytorch.quantization.qconfig import QConfig
 
@@ -19,3 +25,33 @@ def inner_qconfig(qconfig: Any, scale: float | None = None) -> QConfig:
     if "scale" in activation.kwargs:  # a fixed scale of the result says nothing about the parts
         kwargs["observer"] = MovingAverageMinMaxObserver
     return QConfig(activation=type(activation)(activation.cls, {**kwargs, "dtype": qint16}), weight=None)
+
+
+class Times(nn.Module):
+    """A tensor times a positive number: the same integers with another scale, so nothing is computed or rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._factor = 1.0
+        self._scale = Cache()  # one object while the input's scale is one: plans are found by it
+
+    def forward(self, x: QTensor, factor: float) -> QTensor:
+        if factor == 1:
+            return x
+        if factor != self._factor:
+            self._factor = factor
+            self._scale.clear()
+        scale = x.scale
+        return x.with_scale(self._scale.get((scale,), lambda: scale.detach() * factor), factor)
+
+
+def on_both(function: Callable[..., Tensor], *tensors: QTensor) -> QTensor:
+    """A function that selects among values, on values and integers alike; the tensors have one scale."""
+    first = tensors[0]
+    if first.is_integer:
+        return first.like(function(*[x.plain() for x in tensors]))
+    grids = [x.grid for x in tensors]
+    is_exact = all(grid is not None for grid in grids)
+    if is_exact and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+        return first.with_grid(function(*grids))
+    return first.like(function(*[x.plain() for x in tensors]), function(*grids) if is_exact else None)

@@ -137,10 +137,6 @@ def _cat(tensors: Any, dim: int = 0, *, axis: int | None = None) -> Call:
     return Call(_Float(), (tensors,), {"dim": dim if axis is None else axis}, "cat")
 
 
-def _matmul(x: Any, other: Any = None, *, tensor2: Any = None, mat2: Any = None) -> Call:
-    return Call(_Float(), (x, next(v for v in (other, tensor2, mat2) if v is not None)), method="matmul")
-
-
 def _reduce(method: str) -> Callable[..., Call | None]:
     def bind(
         x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, axis: Any = None, **kwargs: Any
@@ -174,8 +170,6 @@ for _name, _functions, _methods in (
      {"div": _div, "div_": _div}),
     ("neg", {torch.neg: _neg, operator.neg: _neg}, {"neg": _neg}),
     ("cat", {torch.cat: _cat, torch.concat: _cat, torch.concatenate: _cat}, {}),
-    ("matmul", {torch.matmul: _matmul, torch.bmm: _matmul, operator.matmul: _matmul},
-     {"matmul": _matmul, "bmm": _matmul}),
     ("sum", {torch.sum: _sum}, {"sum": _sum}),
     ("mean", {torch.mean: _mean}, {"mean": _mean}),
 ):  # fmt: skip

@@ -1,0 +1,123 @@
+"""Products of tensors while training: matrix products, sums with them, and einsum."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.nn import matmul as floats
+from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.qat.composite import Times, inner_qconfig
+from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
+from horizon_plugin_pytorch.nn.quantized.functional_modules import QFunctional, is_number
+from horizon_plugin_pytorch.nn.support import INT8, WIDE, Support, at_most, on
+
+
+class AddMatmul(nn.Module):
+    """``beta * x + alpha * (a @ b)``: the product in int16, the sum in the qconfig's format.
+
+    The numbers are part of the scales: they cost no operator and no rounding.
+    """
+
+    def __init__(self, beta: float, alpha: float, qconfig: Any) -> None:
+        super().__init__()
+        self.beta, self.alpha, self.qconfig = beta, alpha, qconfig
+        self.alpha_times = Times()
+        self.matmul = FloatFunctional(qconfig if beta == 0 else inner_qconfig(qconfig))
+        if beta != 0:
+            self.beta_times = Times()
+            self.add = FloatFunctional(qconfig)
+
+    @classmethod
+    def from_float(cls, mod: floats.AddMatmul) -> AddMatmul:
+        """The QAT form."""
+        return cls(mod.beta, mod.alpha, mod.qconfig)
+
+    def forward(self, x: Any, a: Any, b: Any) -> Any:
+        product = self.matmul.matmul(self.alpha_times(a, self.alpha), b)
+        return product if self.beta == 0 else self.add.add(self.beta_times(x, self.beta), product)
+
+
+class Einsum(nn.Module):
+    """An einsum of two operands as permutations around one matrix product, or around one elementwise product."""
+
+    def __init__(self, equation: str, qconfig: Any) -> None:
+        super().__init__()
+        self.equation, self.qconfig = equation, qconfig
+        self.product = FloatFunctional(qconfig)
+
+    @classmethod
+    def from_float(cls, mod: floats.Einsum) -> Einsum:
+        """The QAT form."""
+        return cls(mod.equation, mod.qconfig)
+
+    def forward(self, a: Any, b: Any) -> Any:
+        return floats.multiply(self.equation, a, b, self.product.matmul, self.product.mul)
+
+    def extra_repr(self) -> str:
+        return self.equation
+
+
+def _matmul(x: Any, other: Any = None, *, tensor: Any = None, tensor2: Any = None, mat2: Any = None, vec: Any = None,
+            out: Any = None) -> Call:  # fmt: skip
+    if out is not None:
+        raise NotBindable("leave `out` out and use the result")
+    return Call(_Float(), (x, next(v for v in (other, tensor, tensor2, mat2, vec) if v is not None)), method="matmul")
+
+
+def _add_matmul(first: str, second: str) -> Callable[..., Call]:
+    def bind(x: Any, a: Any = None, b: Any = None, *, beta: Any = 1, alpha: Any = 1, **named: Any) -> Call:
+        x = named.pop("input", x)
+        a, b = named.pop(first, a), named.pop(second, b)
+        if named:
+            raise NotBindable(f"leave {', '.join(named)} out")
+        if not is_number(beta) or not is_number(alpha) or beta < 0 or alpha <= 0:
+            raise NotBindable("beta must be a number from 0 on and alpha a positive one; write it as x + a @ b")
+        return Call(floats.AddMatmul(float(beta), float(alpha)), (x, a, b))
+
+    return bind
+
+
+def _einsum(equation: Any, *operands: Any) -> Call:
+    if not isinstance(equation, str):
+        raise NotBindable("write the equation as a string, such as 'bij,bjk->bik'")
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    try:
+        floats.split_equation(equation)
+    except ValueError as error:
+        raise NotBindable(str(error)) from error
+    return Call(floats.Einsum(equation), operands)
+
+
+# Published for [N, C, H, W]; a product of two int16 tensors is beyond the tables, though its integers are defined here.
+_MARCHES = on(
+    bernoulli2=Support(INT8, ("qint8", "qint32")),
+    bayes=Support(INT8, WIDE, limits=(at_most("N", 4096), at_most("C", 8192), at_most("H", 8192), at_most("W", 8192))),
+)
+_addmm, _addmv, _baddbmm = (
+    _add_matmul("mat1", "mat2"), _add_matmul("mat", "vec"), _add_matmul("batch1", "batch2")
+)  # fmt: skip
+
+register(Operator(
+    "matmul", ScaleRule.OWN, FloatFunctional, QFunctional,
+    functions=dict.fromkeys(
+        (torch.matmul, torch.bmm, torch.mm, torch.mv, torch.dot, torch.linalg.matmul, operator.matmul), _matmul
+    ),
+    methods=dict.fromkeys(("matmul", "bmm", "mm", "mv", "dot", "__matmul__"), _matmul),
+    marches=_MARCHES, has_real_output=True,
+))  # fmt: skip
+register(Operator(
+    "addmm", ScaleRule.OWN, AddMatmul, AddMatmul, (floats.AddMatmul,),
+    {torch.addmm: _addmm, torch.addmv: _addmv, torch.baddbmm: _baddbmm},
+    {"addmm": _addmm, "addmv": _addmv, "baddbmm": _baddbmm}, _MARCHES,
+))  # fmt: skip
+register(Operator(
+    "einsum", ScaleRule.OWN, Einsum, Einsum, (floats.Einsum,), {torch.einsum: _einsum}, {}, _MARCHES,
+    has_real_output=True,
+))  # fmt: skip
