@@ -29,7 +29,7 @@ output comes from: an observer of its own, or the input. Operators without class
 run as they are.
 
 The second table has the published formats and limits: `i8`, `i16`, `i32`, `f16` are number formats, input → output.
-`prepare` refuses an operator that a chip does not have (–). `check_model` compares a converted model with formats and
+`prepare` refuses an operator that a chip does not have (`-`). `check_model` compares a converted model with formats and
 limits; our arithmetic itself has no such limits, and runs int16 everywhere. Columns are groups of chips:
 `bernoulli2` (BERNOULLI, BERNOULLI2), `bayes` (BAYES, BAYES_E), `nash-e` (NASH_B, NASH_E, NASH_M), `nash-h` (NASH_H,
 NASH_P).
@@ -84,7 +84,7 @@ def _formats(names: tuple[str, ...]) -> str:
 
 def _support(support: Support | None) -> str:
     if support is None:
-        return "–"
+        return "-"
     weights = f", weight {_formats(support.weights)}" if support.weights else ""
     arrow = f"{_formats(support.inputs)}{weights} → {_formats(support.outputs)}"
     return "; ".join([arrow, *(limit.text for limit in support.limits), *([support.note] if support.note else [])])

@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
 )
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
+from horizon_plugin_pytorch.quantization.passes.half import quantize_half
 from horizon_plugin_pytorch.quantization.passes.inplace import follow_writes
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.replace import (
@@ -143,6 +144,7 @@ def prepare_qat_fx(
     fuse_graph(observed, choices, region)
     check_modules(observed, region, choices, march)
     warn_unquantized(observed, region, choices)
+    quantize_half(observed, region, choices, march)
     to_qat(observed, choices, _called_lines(observed, region))
     warn_int16(observed, march)
     observed.__dict__["march"] = march

@@ -137,7 +137,8 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
         if self.scale is not None:
             return self.output(out, plan.low, plan.high)
         low, high = self.limits
-        return out if self.limits == (-torch.inf, torch.inf) else out.clamp_(low, high)
+        out = out if self.limits == (-torch.inf, torch.inf) else out.clamp_(low, high)
+        return out if self.cast is None else self.cast(out)
 
     def compute(self, x: Tensor, residual: Tensor | None, plan: fp.AccumulatorPlan) -> Tensor:
         """Run the plan."""

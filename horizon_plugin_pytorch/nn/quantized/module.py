@@ -12,6 +12,7 @@ from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 
 _MOST_PLANS = 64
@@ -79,11 +80,12 @@ class QuantizedModule(PlacedModule):
     def configure(self, mod: Any) -> None:
         """Take over what the operator needs besides its output's scale."""
 
-    def set_output(self, quantizer: FakeQuantize | None) -> None:
+    def set_output(self, quantizer: FakeQuantize | FakeCast | None) -> None:
         """Take scale, format and range from a fake quantizer; None means that the accumulator leaves as float."""
         self.out_dtype: QuantDType | None = None
         self.low, self.high = 0, 0
-        if quantizer is None:
+        self.cast = quantizer if isinstance(quantizer, FakeCast) else None
+        if quantizer is None or isinstance(quantizer, FakeCast):
             self.register_buffer("scale", None)
             return
         self.register_buffer("scale", quantizer.scale.detach().clone())
@@ -117,7 +119,7 @@ class QuantizedModule(PlacedModule):
 
     def extra_repr(self) -> str:
         if self.out_dtype is None:
-            return "out_dtype=torch.float32"
+            return f"out_dtype={torch.float32 if self.cast is None else self.cast.dtype}"
         assert self.scale is not None
         scale = f"{float(self.scale):.7g}" if self.scale.numel() == 1 else f"{self.scale.numel()} channels"
         return f"out_scale={scale}, out_dtype={self.out_dtype}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from torch import fx
 
@@ -167,17 +168,37 @@ def _quantize_constants(
     for source in list(node.all_input_nodes):
         if source in quantized or not is_constant(model, source):
             continue
-        scope = scope_of(node)
+        outer = choices.get(scope_of(node), Choice(None, False, ""))
+        insert_stub(model, node, source, quantized, choices, counters, outer.qconfig, outer.reason)
+
+
+def insert_stub(
+    model: fx.GraphModule,
+    node: fx.Node,
+    source: fx.Node,
+    region: Region,
+    choices: dict[str, Choice],
+    counters: dict[tuple[str, str], int],
+    qconfig: Any,
+    reason: str = "",
+) -> None:
+    """Put a QuantStub of that qconfig between a node and one of its inputs."""
+    scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else scope_of(node)
+    path = _free_name(scope, "quant", counters)
+    while _has_module(model, path):  # a stub of an earlier pass
         path = _free_name(scope, "quant", counters)
-        model.add_submodule(path, QuantStub().train(model.training))
-        outer = choices.get(scope, Choice(None, False, ""))
-        choices[path] = Choice(outer.qconfig, False, outer.reason)
-        with model.graph.inserting_before(node):
-            stub = model.graph.call_module(path, (source,))
-        stub.meta = {**node.meta, "made_by": "quantize constant"}
-        stub.stack_trace = node.stack_trace
-        quantized.add(stub)
-        node.replace_input_with(source, stub)
+    model.add_submodule(path, QuantStub().train(model.training))
+    choices.setdefault(path, Choice(qconfig, False, reason))
+    with model.graph.inserting_before(node):
+        stub = model.graph.call_module(path, (source,))
+    stub.meta = {**node.meta, "made_by": "insert QuantStub"}
+    stub.stack_trace = node.stack_trace
+    region.add(stub)
+    node.replace_input_with(source, stub)
+
+
+def _has_module(model: fx.GraphModule, path: str) -> bool:
+    return any(name == path for name, _ in model.named_modules())
 
 
 def check_modules(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice], march: March) -> None:

@@ -14,7 +14,9 @@ from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
 
@@ -59,7 +61,7 @@ def to_qat(model: nn.Module, choices: dict[str, Choice], lines: dict[str, str] |
     """
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
-        if isinstance(module, (QATModule, FakeQuantize)):
+        if isinstance(module, (QATModule, FakeQuantize, Float16)):
             return module
         row = row_of_module(type(module))
         if row is None or row.qat is None:
@@ -74,7 +76,10 @@ def to_qat(model: nn.Module, choices: dict[str, Choice], lines: dict[str, str] |
             _check_output(row, path, qconfig)
         module.qconfig = qconfig
         module.path = path  # type: ignore[assignment]
-        qat: nn.Module = row.qat.from_float(module)  # type: ignore[attr-defined]
+        if qconfig is not None and row.needs_qconfig and _is_half(row, qconfig):
+            qat: nn.Module = Float16(module, qconfig)
+        else:
+            qat = row.qat.from_float(module)  # type: ignore[attr-defined]
         qat.operator = row.name  # type: ignore[assignment]
         device = next((p.device for p in module.parameters()), None)
         return (qat if device is None else qat.to(device)).train(module.training)
@@ -82,6 +87,14 @@ def to_qat(model: nn.Module, choices: dict[str, Choice], lines: dict[str, str] |
     model = _map_modules(model, change)
     _name_modules(model, lines or {})
     return model
+
+
+def _is_half(row: Operator, qconfig: Any) -> bool:
+    """Is the operator computed in float16? A layer with integer weights sums integers, and only its result is cast."""
+    if not is_cast(qconfig.activation):
+        return False
+    has_weight = row.qat is not None and issubclass(row.qat, QATGemm)
+    return not has_weight or qconfig.weight is None or is_cast(qconfig.weight)
 
 
 def warn_int16(model: nn.Module, march: March) -> None:

@@ -1,0 +1,68 @@
+"""Operators that the chip computes in float16: the float operator, with its result rounded to float16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.qat.module import real
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
+
+
+def _real(tree: Any) -> Any:
+    return pytree.tree_map(real, tree)
+
+
+class Float16(PlacedModule):
+    """A float module in float16. Integers that reach it become real numbers; its results are ordinary tensors.
+
+    It is the same before and after conversion, and has the parameters and children of the module at its place, under
+    the same names: checkpoints fit whether an operator is int8 or float16.
+    """
+
+    def __init__(self, operator: nn.Module, qconfig: Any) -> None:
+        super().__init__()
+        self.qconfig = qconfig
+        object.__setattr__(self, "_float", operator)
+        # One set of parameters and children for both: what is loaded, moved or trained here is what `operator` runs on.
+        self.__dict__["_parameters"] = operator._parameters
+        self.__dict__["_buffers"] = operator._buffers
+        self.__dict__["_modules"] = operator._modules
+        self.activation_post_process = qconfig.activation(channel_len=1)
+        self._casts_weight = is_cast(qconfig.weight)
+
+    def train(self, mode: bool = True) -> Any:
+        self._float.training = mode
+        return super().train(mode)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _real(args), _real(kwargs)
+        if self._casts_weight and FakeCast.enabled:
+            weights = {name: self._cast(value) for name, value in self._float.named_parameters()}
+            return self._cast(functional_call(self._float, weights, args, kwargs))
+        return self._cast(self._float(*args, **kwargs))
+
+    def _cast(self, tree: Any) -> Any:
+        cast = self.activation_post_process
+        return pytree.tree_map(lambda x: cast(x) if isinstance(x, Tensor) and x.is_floating_point() else x, tree)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            found = getattr(self.__dict__.get("_float"), name, None)
+            if found is None or name.startswith("__"):
+                raise
+            return self._method(found) if callable(found) else found
+
+    def _method(self, method: Callable) -> Callable:
+        """A method of a FloatFunctional."""
+        return lambda *args, **kwargs: self._cast(method(*_real(args), **_real(kwargs)))
+
+    def extra_repr(self) -> str:
+        return type(self._float).__name__

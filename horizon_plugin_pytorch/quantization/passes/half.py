@@ -1,0 +1,75 @@
+"""float16 beside integers: what is computed in float16 gets a scale before it meets an integer operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from horizon_plugin_pytorch.errors import QuantizationConfigError, at
+from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.nn.operator_table import ScaleRule
+from horizon_plugin_pytorch.quantization.fake_cast import is_cast
+from horizon_plugin_pytorch.quantization.passes.configure import Choice
+from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, row_of_node
+from horizon_plugin_pytorch.quantization.passes.replace import insert_stub
+
+
+def quantize_half(model: fx.GraphModule, region: Region, choices: dict[str, Choice], march: March) -> fx.GraphModule:
+    """Put a QuantStub between a float16 result and an integer operator that takes it.
+
+    The stub's format is that of the operator's qconfig: of its `input`, or else of its `activation`.
+
+    Raises:
+        QuantizationConfigError: on a chip without float16.
+    """
+    half: set[fx.Node] = set()
+    counters: dict[tuple[str, str], int] = {}
+    for node in list(model.graph.nodes):
+        path = called_path(model, node)
+        if node not in region:
+            continue
+        qconfig = _qconfig(choices, path)
+        if qconfig is not None and is_cast(qconfig.activation) and _has_own_scale(model, node):
+            if march.family != "nash":
+                raise QuantizationConfigError(
+                    f"the qconfig of `{path}` asks for float16, which {march} does not compute; NASH chips do. Use "
+                    "qint16 here."
+                )
+            half.add(node)
+            is_integer = qconfig.weight is not None and not is_cast(qconfig.weight) and _has_weight(model, path)
+        elif qconfig is not None and _has_own_scale(model, node):
+            is_integer = True
+        else:  # it moves values, and keeps their format
+            if any(source in half for source in node.all_input_nodes):
+                half.add(node)
+            continue
+        if not is_integer:
+            continue
+        for source in [s for s in node.all_input_nodes if s in half]:
+            wanted = qconfig.input if qconfig.input is not None and not is_cast(qconfig.input) else qconfig.activation
+            if wanted is None or is_cast(wanted):
+                raise QuantizationConfigError(
+                    f"the integer operator {at(path or '')} takes a float16 result, and its qconfig says no integer "
+                    "format for it: give the qconfig an `input`."
+                )
+            insert_stub(model, node, source, region, choices, counters, qconfig._replace(activation=wanted))
+    return model
+
+
+def _qconfig(choices: dict[str, Choice], path: str | None) -> Any:
+    choice = None if path is None else choices.get(path)
+    return None if choice is None else choice.qconfig
+
+
+def _has_own_scale(model: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_method":  # of a FloatFunctional
+        return True
+    row = row_of_node(model, node)
+    return row is not None and row.scale_rule in (ScaleRule.OWN, ScaleRule.FIXED)
+
+
+def _has_weight(model: fx.GraphModule, path: str | None) -> bool:
+    module = model.get_submodule(path) if path is not None else None
+    inner = getattr(module, "conv", None) or getattr(module, "linear", None) or module
+    return getattr(inner, "weight", None) is not None

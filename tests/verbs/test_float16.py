@@ -1,0 +1,171 @@
+"""float16 beside integers, through FakeCast."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.qat.half import Float16
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantize,
+    FakeQuantState,
+    QConfig,
+    QuantStub,
+    convert_fx,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, default_fp16_fake_cast
+from tests.routes import as_numbers, calibrate, qconfig, run_onnx
+
+HALF = QConfig(activation=default_fp16_fake_cast, weight=default_fp16_fake_cast)
+X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def nash() -> Any:
+    set_march(March.NASH_P)
+    yield
+    FakeCast.enable()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.first, self.second, self.act = nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 1), nn.SiLU()
+        self.softmax, self.norm, self.op = nn.Softmax(1), nn.LayerNorm(4), FloatFunctional()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.first(self.quant(x)))
+        y = self.second(y.flatten(2).reshape(2, 8, 4, 4))
+        y = self.op.add(y, y * 0.5)
+        return self.dequant(self.norm(self.softmax(y)))
+
+
+def _prepared(**by_name: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return calibrate(prepare_qat_fx(Net(), {"": qconfig(), "module_name": list(by_name.items())}), (X,))
+
+
+def _is_half(x: Tensor) -> bool:
+    return torch.equal(x, x.half().float())
+
+
+def test_cast_clips_and_passes_gradients_inside() -> None:
+    x = torch.tensor([1.0001, -7e4, 7e4, 1e-9], requires_grad=True)
+    out = FakeCast()(x)
+    out.sum().backward()
+    assert torch.equal(out.detach(), torch.tensor([1.0, -65504.0, 65504.0, 0.0]))
+    assert torch.equal(x.grad, torch.tensor([1.0, 0.0, 0.0, 1.0]))
+    assert repr(FakeCast()) == "FakeCast(dtype=torch.float16, min_val=-65504.0, max_val=65504.0)"
+
+
+def test_cast_can_be_switched_off_everywhere() -> None:
+    x = torch.tensor([0.1])
+    FakeCast.disable()
+    assert torch.equal(FakeCast()(x), x)
+    FakeCast.enable()
+    assert not torch.equal(FakeCast()(x), x)
+
+
+@pytest.mark.parametrize("name", ["act", "first", "second", "softmax", "norm", "op", "quant"])
+def test_one_operator_in_float16(name: str) -> None:
+    qat = _prepared(**{name: HALF})
+    module = qat.get_submodule(name)
+    assert isinstance(module, Float16)
+    assert module.state_dict().keys() >= Net().get_submodule(name).state_dict().keys() - {"activation_post_process"}
+    quantized = convert_fx(qat)
+    with torch.no_grad():
+        out, exact = qat(X), quantized(X)
+    assert torch.equal(out, exact)
+    with torch.no_grad():
+        assert float((out - Net_float()(X)).abs().max()) < 0.2
+
+
+def Net_float() -> nn.Module:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def test_everything_in_float16_is_float_rounded() -> None:
+    torch.manual_seed(0)
+    qat = calibrate(prepare_qat_fx(Net(), {"": HALF}), (X,))
+    with torch.no_grad():
+        out, wanted = qat(X), Net_float()(X)
+    assert _is_half(out) and torch.allclose(out, wanted, atol=2e-2)
+    assert not any(isinstance(m, FakeQuantize) for m in qat.modules())
+
+
+def test_integer_layer_with_a_float16_result() -> None:
+    """The usual choice on NASH_P: products in int8, all else in float16."""
+    mixed = QConfig(activation=default_fp16_fake_cast, weight=qconfig().weight, input=qconfig().activation)
+    torch.manual_seed(0)
+    names = [("first", mixed), ("second", mixed)]
+    qat = calibrate(prepare_qat_fx(Net(), {"": HALF, "module_name": names}), (X,))
+    assert isinstance(qat.first.weight_fake_quant, FakeQuantize)
+    stubs = [name for name, m in qat.named_modules() if "_generated_quant" in name and name.count(".") == 0]
+    assert len(stubs) == 2  # what the two layers take is put on a grid
+    seen: list[Any] = []
+    qat.first.register_forward_hook(lambda m, args, out: seen.append((args[0], out)))
+    with torch.no_grad():
+        out = qat(X)
+    assert isinstance(seen[0][0], QTensor) and not isinstance(seen[0][1], QTensor) and _is_half(seen[0][1])
+    quantized = convert_fx(qat)
+    with torch.no_grad():
+        assert torch.equal(quantized(X), out)
+
+
+def test_gradients_reach_the_weights() -> None:
+    qat = _prepared(act=HALF, second=HALF)
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    qat.train()(X).square().sum().backward()
+    for name, parameter in qat.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
+
+
+def test_exported_float16_is_within_its_precision(tmp_path: Any) -> None:
+    from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+
+    quantized = convert_fx(_prepared(act=HALF, second=HALF))
+    model = export_quantized_onnx(quantized, (X,), tmp_path / "half.onnx")
+    with torch.no_grad():
+        wanted = as_numbers(quantized(X))
+    found = run_onnx(model, (X,))
+    assert torch.allclose(wanted[0], found[0], atol=2e-2)
+
+
+def test_checkpoints_fit_with_and_without_float16() -> None:
+    plain, half = _prepared(), _prepared(norm=HALF, second=HALF)
+    weights = {k: v for k, v in plain.state_dict().items() if "fake_quant" not in k and "post_process" not in k}
+    report = half.load_state_dict(weights, strict=False)
+    assert [k for k in report.unexpected_keys if k.endswith((".weight", ".bias"))] == []
+
+
+def test_copies_and_pickles() -> None:
+    qat = _prepared(act=HALF, norm=HALF)
+    with torch.no_grad():
+        wanted = qat(X)
+        assert torch.equal(copy.deepcopy(qat)(X), wanted)
+    moved = copy.deepcopy(qat.norm)
+    moved.load_state_dict({k: v * 2 for k, v in qat.norm.state_dict().items()})
+    assert not torch.equal(moved(torch.randn(2, 4)), qat.norm(torch.randn(2, 4)))
+    assert isinstance(pickle.loads(pickle.dumps(qat.act)), Float16)
+
+
+@pytest.mark.parametrize("march", [March.BAYES, March.BERNOULLI2])
+def test_chips_without_float16_say_so(march: March) -> None:
+    set_march(march)
+    net = nn.Sequential(QuantStub(), nn.Conv2d(4, 4, 1), DeQuantStub())
+    with pytest.raises(QuantizationConfigError, match="float16.*NASH"):
+        prepare_qat_fx(net, {"": qconfig(), "module_name": [("1", HALF)]})
