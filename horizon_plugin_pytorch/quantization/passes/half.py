@@ -53,7 +53,8 @@ def quantize_half(model: fx.GraphModule, region: Region, choices: dict[str, Choi
                     f"the integer operator {at(path or '')} takes a float16 result, and its qconfig says no integer "
                     "format for it: give the qconfig an `input`."
                 )
-            insert_stub(model, node, source, region, choices, counters, qconfig._replace(activation=wanted))
+            stub = qconfig._replace(activation=wanted)
+            insert_stub(model, node, source, region, choices, counters, stub, f"input of {path}", "quantize float16")
     return model
 
 

@@ -169,7 +169,7 @@ def _quantize_constants(
         if source in quantized or not is_constant(model, source):
             continue
         outer = choices.get(scope_of(node), Choice(None, False, ""))
-        insert_stub(model, node, source, quantized, choices, counters, outer.qconfig, outer.reason)
+        insert_stub(model, node, source, quantized, choices, counters, outer.qconfig, outer.reason, "quantize constant")
 
 
 def insert_stub(
@@ -180,7 +180,8 @@ def insert_stub(
     choices: dict[str, Choice],
     counters: dict[tuple[str, str], int],
     qconfig: Any,
-    reason: str = "",
+    reason: str,
+    made_by: str,
 ) -> None:
     """Put a QuantStub of that qconfig between a node and one of its inputs."""
     scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else scope_of(node)
@@ -191,7 +192,7 @@ def insert_stub(
     choices.setdefault(path, Choice(qconfig, False, reason))
     with model.graph.inserting_before(node):
         stub = model.graph.call_module(path, (source,))
-    stub.meta = {**node.meta, "made_by": "insert QuantStub"}
+    stub.meta = {**node.meta, "made_by": made_by}
     stub.stack_trace = node.stack_trace
     region.add(stub)
     node.replace_input_with(source, stub)
