@@ -8,8 +8,25 @@ from horizon_plugin_pytorch.march import March, get_march, set_march
 from horizon_plugin_pytorch import dtype, fixed_point, march, qat_mode, qtensor
 from horizon_plugin_pytorch import quantization
 from horizon_plugin_pytorch import nn
+from horizon_plugin_pytorch import functional
+from horizon_plugin_pytorch.functional import (
+    bgr2centered_gray,
+    bgr2centered_yuv,
+    bgr2gray,
+    bgr2rgb,
+    bgr2yuv,
+    centered_yuv2bgr,
+    centered_yuv2rgb,
+    rgb2bgr,
+    rgb2centered_gray,
+    rgb2centered_yuv,
+    rgb2gray,
+    rgb2yuv,
+)
 
 __all__ = [
-    "March", "__version__", "dtype", "fixed_point", "get_march", "march", "nn", "qat_mode", "qtensor", "quantization",
+    "March", "__version__", "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb", "bgr2yuv",
+    "centered_yuv2bgr", "centered_yuv2rgb", "dtype", "fixed_point", "functional", "get_march", "march", "nn",
+    "qat_mode", "qtensor", "quantization", "rgb2bgr", "rgb2centered_gray", "rgb2centered_yuv", "rgb2gray", "rgb2yuv",
     "set_march",
 ]  # fmt: skip

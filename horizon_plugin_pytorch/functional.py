@@ -2,3 +2,23 @@
 
 They compute in real numbers, before or after the quantized part of a model; a symbolic trace records each as one call.
 """
+
+from horizon_plugin_pytorch.nn.colour import (
+    bgr2centered_gray,
+    bgr2centered_yuv,
+    bgr2gray,
+    bgr2rgb,
+    bgr2yuv,
+    centered_yuv2bgr,
+    centered_yuv2rgb,
+    rgb2bgr,
+    rgb2centered_gray,
+    rgb2centered_yuv,
+    rgb2gray,
+    rgb2yuv,
+)
+
+__all__ = [
+    "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb", "bgr2yuv", "centered_yuv2bgr", "centered_yuv2rgb",
+    "rgb2bgr", "rgb2centered_gray", "rgb2centered_yuv", "rgb2gray", "rgb2yuv",
+]  # fmt: skip

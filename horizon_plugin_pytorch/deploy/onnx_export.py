@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.deploy import onnx_colour  # noqa: F401 - registers its lowerings
 from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.deploy.onnx_graph import OPSET, OnnxGraph, Site

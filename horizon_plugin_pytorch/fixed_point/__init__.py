@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.fixed_point.elementwise import (
     quantize,
     requantize,
 )
+from horizon_plugin_pytorch.fixed_point.mixing import choose_mix, mix_channels
 from horizon_plugin_pytorch.fixed_point.reduction import (
     adaptive_matrix,
     avg_pool2d,
@@ -45,7 +46,8 @@ from horizon_plugin_pytorch.fixed_point.table import SegmentTable, build_segment
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "AccumulatorPlan", "SegmentTable", "adaptive_matrix", "add", "affine",
     "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
-    "choose_sum_factors", "coarsen", "conv2d", "dequantize", "is_beyond_float32", "linear", "lookup", "matmul", "mul",
-    "multiplier_and_shift", "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "split_digits",
-    "sum", "weight_bits",
+    "choose_mix",
+    "choose_sum_factors", "coarsen", "conv2d", "dequantize", "is_beyond_float32", "linear", "lookup", "matmul",
+    "mix_channels", "mul", "multiplier_and_shift", "plan_accumulator", "quantize", "requantize", "resample2d",
+    "rescale_", "split_digits", "sum", "weight_bits",
 ]  # fmt: skip

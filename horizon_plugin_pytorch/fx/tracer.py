@@ -12,6 +12,7 @@ import torch.fx
 from torch import nn
 
 from horizon_plugin_pytorch.errors import TraceError, is_user_code, source_line
+from horizon_plugin_pytorch.nn.leaf import first_proxy
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 
@@ -112,21 +113,9 @@ def _is_functional(cls: type) -> bool:
     return row is not None and row.name == "functional"
 
 
-def _has_proxy(values: Any) -> bool:
-    found = False
-
-    def look(value: Any) -> Any:
-        nonlocal found
-        found = found or isinstance(value, torch.fx.Proxy)
-        return value
-
-    torch.fx.node.map_aggregate(values, look)
-    return found
-
-
 def _recorder(tracer: QuantizationTracer, name: str, method: Any) -> Any:
     def record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not _has_proxy((args, kwargs)):
+        if first_proxy((args, kwargs)) is None:
             return method(self, *args, **kwargs)
         owner = tracer.create_proxy("get_attr", tracer.path_of_module(self), (), {})
         return tracer.create_proxy("call_method", name, (owner, *args), kwargs)

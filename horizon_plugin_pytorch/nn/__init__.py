@@ -1,10 +1,24 @@
 """Float modules that torch does not have; their QAT forms are in `nn.qat`, their integer forms in `nn.quantized`."""
 
 from horizon_plugin_pytorch.nn import intrinsic, quantized  # noqa: I001 - qat registers operators on top of these
+from horizon_plugin_pytorch.nn.bgr_to_yuv444 import BgrToYuv444
 from horizon_plugin_pytorch.nn.elementwise import Exp, Reciprocal, Rsqrt, Sqrt
 from horizon_plugin_pytorch.nn.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.layer_norm import LayerNorm
 from horizon_plugin_pytorch.nn import qat
-from horizon_plugin_pytorch.nn import pass_through  # noqa: F401 - fills the operator table
+from horizon_plugin_pytorch.nn import float_operators, pass_through  # noqa: F401 - fill the operator table
+from horizon_plugin_pytorch.nn import functional
 
-__all__ = ["Exp", "Interpolate", "LayerNorm", "Reciprocal", "Rsqrt", "Sqrt", "intrinsic", "qat", "quantized"]
+__all__ = [
+    "BgrToYuv444",
+    "Exp",
+    "Interpolate",
+    "LayerNorm",
+    "Reciprocal",
+    "Rsqrt",
+    "Sqrt",
+    "functional",
+    "intrinsic",
+    "qat",
+    "quantized",
+]

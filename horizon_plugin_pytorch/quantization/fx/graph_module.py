@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from horizon_plugin_pytorch.nn.leaf import bind_methods
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 
 _INTERNAL = {"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", *nn.Module().__dict__}
+_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def _assemble(cls: type, class_name: str, state: dict, graph: fx.Graph) -> Any:
     root.__dict__.update(state)
     out = cls(root, graph, class_name)
     out.__dict__.update(state)  # also what the graph does not mention
+    bind_methods(out)
     return out
 
 
@@ -70,6 +73,7 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
         super().__init__(root, graph, class_name)
         if isinstance(root, nn.Module):
             self._take_attributes(root)
+            bind_methods(self)
             self.train(root.training)
 
     def _take_attributes(self, source: nn.Module) -> None:
@@ -100,9 +104,11 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
             source_class = self.__dict__.get("_source_class")
             if source_class is None or name.startswith("__"):
                 raise
-            member = inspect.getattr_static(source_class, name, None)
-            if not hasattr(member, "__get__"):
+            member = inspect.getattr_static(source_class, name, _MISSING)
+            if member is _MISSING:
                 raise
+            if not hasattr(member, "__get__"):
+                return member
             return member.__get__(self, source_class)  # functions, static and class methods, properties
 
     def __deepcopy__(self, memo: dict) -> Any:
