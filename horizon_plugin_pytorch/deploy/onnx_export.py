@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.deploy import onnx_colour  # noqa: F401 - registers its lowerings
+from horizon_plugin_pytorch.deploy import (
+    onnx_colour,  # noqa: F401 - registers its lowerings
+    onnx_sampling,  # noqa: F401 - registers lowerings
+)
 from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.deploy.onnx_graph import OPSET, OnnxGraph, Site

@@ -41,13 +41,13 @@ from horizon_plugin_pytorch.fixed_point.rescaling import (
     multiplier_and_shift,
     rescale_,
 )
+from horizon_plugin_pytorch.fixed_point.sampling import grid_factors, grid_sample
 from horizon_plugin_pytorch.fixed_point.table import SegmentTable, build_segments, build_table, lookup
 
 __all__ = [
-    "EXACT_FLOAT32", "INT32_MAX", "AccumulatorPlan", "SegmentTable", "adaptive_matrix", "add", "affine",
-    "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
-    "choose_mix",
-    "choose_sum_factors", "coarsen", "conv2d", "dequantize", "is_beyond_float32", "linear", "lookup", "matmul",
-    "mix_channels", "mul", "multiplier_and_shift", "plan_accumulator", "quantize", "requantize", "resample2d",
-    "rescale_", "split_digits", "sum", "weight_bits",
+    "EXACT_FLOAT32", "INT32_MAX", "AccumulatorPlan", "SegmentTable", "adaptive_matrix", "add", "affine", "along",
+    "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor", "choose_mix",
+    "choose_sum_factors", "coarsen", "conv2d", "dequantize", "grid_factors", "grid_sample", "is_beyond_float32",
+    "linear", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift", "plan_accumulator", "quantize",
+    "requantize", "resample2d", "rescale_", "split_digits", "sum", "weight_bits",
 ]  # fmt: skip

@@ -67,6 +67,7 @@ class Operator:
         marches: what each group of chips takes; a group that is not there does not have the operator.
         has_real_output: can its accumulator leave as float (high-precision output)?
         results: what it gives; several for an operator that gives a tuple, such as values and positions.
+        real_inputs: arguments of the module's forward that may be real numbers; a constant there gets no QuantStub.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Operator:
     marches: Marches = field(default_factory=lambda: EVERYWHERE)
     has_real_output: bool = False
     results: tuple[Kind, ...] = (Kind.QUANTIZED,)
+    real_inputs: tuple[str, ...] = ()
 
     @property
     def needs_qconfig(self) -> bool:

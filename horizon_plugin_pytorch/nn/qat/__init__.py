@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.nn.qat.conv2d import (
 )
 from horizon_plugin_pytorch.nn.qat.conv_transpose2d import ConvTranspose2d
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
+from horizon_plugin_pytorch.nn.qat.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.qat.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.qat.layer_norm import LayerNorm
 from horizon_plugin_pytorch.nn.qat.linear import Linear
@@ -26,6 +27,6 @@ from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinea
 __all__ = [
     "AdaptiveAvgPool2d", "AddMatmul", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d",
     "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose2d", "DeQuantStub", "Einsum", "FloatFunctional",
-    "Interpolate", "LayerNorm", "Linear", "QuantStub", "ReLU", "ReLU6", "SegmentLUT", "Softmax", "Upsample",
-    "UpsamplingBilinear2d", "UpsamplingNearest2d",
+    "GridSample", "Interpolate", "LayerNorm", "Linear", "QuantStub", "ReLU", "ReLU6", "SegmentLUT", "Softmax",
+    "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
 ]  # fmt: skip

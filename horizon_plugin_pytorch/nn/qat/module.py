@@ -43,6 +43,7 @@ class QATModule(PlacedModule):
     """
 
     quantized_class: ClassVar[Any]
+    takes_real: ClassVar[bool] = False  # may inputs besides the first be real numbers, such as coordinates?
     activation_post_process: FakeQuantize | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -89,7 +90,7 @@ class QATModule(PlacedModule):
         """
         with torch.no_grad():
             twin = self.twin()
-            integers = [_as_integers(x, self.place) for x in inputs]
+            integers = [_as_integers(x, self.place, self.takes_real) for x in inputs]
             out = twin(*integers) if call is None else call(twin, *integers)
         routes = trained() if trained is not None and torch.is_grad_enabled() else None
         if not isinstance(out, tuple):
@@ -172,14 +173,14 @@ class GridModule(QATModule):
         return round_to_grid(out, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False)
 
 
-def _as_integers(x: Any, place: str) -> Any:
+def _as_integers(x: Any, place: str, takes_real: bool) -> Any:
     if isinstance(x, QTensor):
         out = integer_qtensor(x.as_grid(), x.scale, x.dtype, x.q_per_channel_axis())
         out.set_range(*x.range)
         return out
     if isinstance(x, (list, tuple)):
-        return type(x)(_as_integers(v, place) for v in x)
-    if isinstance(x, Tensor) and x.is_floating_point():
+        return type(x)(_as_integers(v, place, takes_real) for v in x)
+    if isinstance(x, Tensor) and x.is_floating_point() and not takes_real:
         raise ConversionError(
             f"the quantized operator {place} got a float tensor of shape {tuple(x.shape)}, which has no scale. Put "
             "a QuantStub where this tensor enters the quantized part of the model, and calibrate again."

@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.nn.quantized.conv2d import (
 )
 from horizon_plugin_pytorch.nn.quantized.conv_transpose2d import ConvTranspose2d
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional, QFunctional
+from horizon_plugin_pytorch.nn.quantized.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.quantized.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.quantized.linear import Linear
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
@@ -22,6 +23,7 @@ from horizon_plugin_pytorch.nn.quantized.upsampling import Upsample, UpsamplingB
 
 __all__ = [
     "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d",
-    "ConvReLU2d", "ConvReLU62d", "ConvTranspose2d", "DeQuantize", "FloatFunctional", "Interpolate", "Linear",
-    "QFunctional", "Quantize", "ReLU", "ReLU6", "SegmentLUT", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
+    "ConvReLU2d", "ConvReLU62d", "ConvTranspose2d", "DeQuantize", "FloatFunctional", "GridSample", "Interpolate",
+    "Linear", "QFunctional", "Quantize", "ReLU", "ReLU6", "SegmentLUT", "Upsample", "UpsamplingBilinear2d",
+    "UpsamplingNearest2d",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -26,7 +27,14 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
-from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, is_constant, is_fact, module_at
+from horizon_plugin_pytorch.quantization.passes.region import (
+    Region,
+    called_path,
+    is_constant,
+    is_fact,
+    module_at,
+    row_of_node,
+)
 from horizon_plugin_pytorch.quantization.stubs import QuantStub
 
 
@@ -166,7 +174,7 @@ def _quantize_constants(
 ) -> None:
     """Parameters and buffers that meet quantized tensors get a QuantStub of their own."""
     for source in list(node.all_input_nodes):
-        if source in quantized or not is_constant(model, source):
+        if source in quantized or not is_constant(model, source) or _stays_real(model, node, source):
             continue
         outer = choices.get(scope_of(node), Choice(None, False, ""))
         insert_stub(model, node, source, quantized, choices, counters, outer.qconfig, outer.reason, "quantize constant")
@@ -200,6 +208,20 @@ def insert_stub(
 
 def _has_module(model: fx.GraphModule, path: str) -> bool:
     return any(name == path for name, _ in model.named_modules())
+
+
+def _stays_real(model: fx.GraphModule, node: fx.Node, source: fx.Node) -> bool:
+    """Does the module that a node calls take this input as real numbers?"""
+    row = row_of_node(model, node) if node.op == "call_module" else None
+    if row is None or not row.real_inputs:
+        return False
+    names = inspect.signature(module_at(model, str(node.target)).forward).parameters
+    others = [
+        v for name, v in [*zip(names, node.args, strict=False), *node.kwargs.items()] if name not in row.real_inputs
+    ]
+    met: list[fx.Node] = []
+    fx.node.map_arg(others, lambda other: met.append(other) or other)  # type: ignore[func-returns-value]
+    return source not in met
 
 
 def check_modules(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice], march: March) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as horizon_nn
+from horizon_plugin_pytorch.nn.grid_sample import Warp, autocasted_grid_sample_outer, warp
 from tests.operators.cases.base import cases, module
 
 # A weight is off by at most half a unit on each axis, times a difference of up to 255 (65,535) steps, before rounding.
@@ -34,5 +36,49 @@ RESIZES = cases(
     ("upsampling-bilinear-down", module(nn.UpsamplingBilinear2d, scale_factor=0.7), BILINEAR),
 )
 
+# A position is off by half a unit on each axis, as a weight above. Gradients in the grid jump from pixel to pixel.
+SAMPLED = dict(shapes=((2, 6, 7, 9), (2, 5, 8, 2)), steps8=1.5, steps16=1.5, is_smooth=False)
+NEAREST = dict(SAMPLED, steps8=0, steps16=0)
 
-CASES = [*RESIZES]
+
+def _grid(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (torch.rand(2, 5, 8, 2, generator=generator) * 3 - 1.5,)
+
+
+class ConstantGrid(nn.Module):
+    """A grid that is part of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("grid", _grid(torch.Generator().manual_seed(7))[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.grid_sample(x, self.grid, align_corners=False)
+
+
+SAMPLES = cases(
+    ("grid-sample", module(horizon_nn.GridSample), SAMPLED),
+    ("grid-sample-corners", module(horizon_nn.GridSample, "bilinear", "zeros", True), SAMPLED),
+    ("grid-sample-border", module(horizon_nn.GridSample, padding_mode="border", align_corners=False), SAMPLED),
+    ("grid-sample-border-corners", module(horizon_nn.GridSample, "bilinear", "border", True), SAMPLED),
+    ("grid-sample-reflection", module(horizon_nn.GridSample, "bilinear", "reflection"), SAMPLED),
+    ("grid-sample-reflection-corners", module(horizon_nn.GridSample, "bilinear", "reflection", True), SAMPLED),
+    ("grid-sample-nearest", module(horizon_nn.GridSample, "nearest"), NEAREST),
+    ("grid-sample-nearest-border-corners", module(horizon_nn.GridSample, "nearest", "border", True), NEAREST),
+    ("functional-grid-sample", lambda x, grid: F.grid_sample(x, grid, align_corners=False), SAMPLED),
+    ("functional-grid-sample-nearest",
+     lambda x, grid: F.grid_sample(x, grid, mode="nearest", align_corners=True), NEAREST),
+    ("autocasted-grid-sample", lambda x, grid: autocasted_grid_sample_outer(x, grid, align_corners=True), SAMPLED),
+    ("grid-sample-real-grid", module(horizon_nn.GridSample), dict(SAMPLED, shapes=((2, 6, 7, 9),), others=_grid)),
+    ("grid-sample-nearest-real-grid", module(horizon_nn.GridSample, "nearest", "reflection"),
+     dict(NEAREST, shapes=((2, 6, 7, 9),), others=_grid)),
+    ("grid-sample-constant-grid", module(ConstantGrid), dict(SAMPLED, shapes=((2, 6, 7, 9),), is_smooth=True)),
+    ("grid-sample-one-pixel", module(horizon_nn.GridSample, "bilinear", "zeros", True),
+     dict(SAMPLED, shapes=((2, 3, 1, 1), (2, 2, 2, 2)))),
+    ("warp", lambda x, flow: warp(x, flow), SAMPLED),
+    ("warp-module", module(Warp, padding_mode="border"), SAMPLED),
+    ("warp-nearest", lambda x, flow: warp(x, flow, mode="nearest", padding_mode="border"), NEAREST),
+)  # fmt: skip
+
+
+CASES = [*RESIZES, *SAMPLES]

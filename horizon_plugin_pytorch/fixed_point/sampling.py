@@ -1,0 +1,136 @@
+"""Sampling of images at positions between their pixels.
+
+A position is an integer in ``1 / 2**bits`` pixels, so its four weights are integers of ``2 * bits`` bits. The sums run
+in torch's own `grid_sample`: with image sides padded to powers of two it meets only numbers that its type holds exactly
+(float32 for ``bits = 8`` and 8-bit pixels, float64 for ``bits = 16`` and 16-bit pixels), whatever its order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from horizon_plugin_pytorch.fixed_point.library import operator
+
+FAR = 2.0**40  # positions beyond are as good as here, and all that follows stays exact in float64
+_CHUNK = 1 << 19  # pixels copied at a time: they stay in the cache while they are sampled
+
+
+def grid_factors(
+    height: int, width: int, scale: float, bits: int, align_corners: bool, is_flow: bool
+) -> tuple[list[float], list[float]]:
+    """Factors and offsets, for x and y, that turn a grid's numbers into positions.
+
+    Args:
+        scale: the real value of one unit of the grid.
+        is_flow: the grid holds distances in pixels instead of coordinates in [-1, 1].
+
+    >>> grid_factors(4, 8, 0.5, 8, False, False)
+    ([512.0, 256.0], [896.0, 384.0])
+    """
+    unit = float(1 << bits)
+    if is_flow:
+        return [scale * unit] * 2, [0.0, 0.0]
+    spans = [size - 1 if align_corners else size for size in (width, height)]
+    return [scale * unit * span / 2 for span in spans], [unit * (size - 1) / 2 for size in (width, height)]
+
+
+def within_image(position: Tensor, size: int, bits: int, padding_mode: str, align_corners: bool) -> Tensor:
+    """Positions along an axis, moved to where they find the same value in an image with zeros around it."""
+    unit = 1 << bits
+    if padding_mode == "zeros":
+        return position.clamp(-unit, size * unit)
+    if padding_mode == "reflection":
+        low, span = reflection_of(size, bits, align_corners)
+        turned = torch.fmod((position - low).abs_(), 2 * span)
+        position = torch.minimum(turned, 2 * span - turned).add_(low)
+    return position.clamp(0, (size - 1) * unit)
+
+
+def reflection_of(size: int, bits: int, align_corners: bool) -> tuple[float, float]:
+    """Where reflection begins along an axis, and the distance to where it begins at the other end."""
+    unit = 1 << bits
+    return (0.0, float(max(size - 1, 1) * unit)) if align_corners else (-unit / 2, float(size * unit))
+
+
+def base_positions(height: int, width: int, bits: int, device: torch.device) -> Tensor:
+    """The position of every pixel: ``[height, width, 2]``, x first."""
+    unit = float(1 << bits)
+    y = torch.arange(height, dtype=torch.float64, device=device).mul_(unit)
+    x = torch.arange(width, dtype=torch.float64, device=device).mul_(unit)
+    return torch.stack((x.expand(height, width), y.unsqueeze(1).expand(height, width)), -1)
+
+
+def round_positions(position: Tensor, bits: int) -> Tensor:
+    """To whole positions: half up between pixels; nearest (no bits) to even, as torch's sampling does."""
+    return position.round_() if bits == 0 else position.add_(0.5).floor_()
+
+
+@operator(
+    "grid_sample(Tensor q, Tensor grid, Tensor factor, Tensor offset, bool is_real, bool is_flow, int bits, "
+    "str padding_mode, bool align_corners) -> Tensor"
+)
+def grid_sample(
+    q: Tensor,
+    grid: Tensor,
+    factor: Tensor,
+    offset: Tensor,
+    is_real: bool,
+    is_flow: bool,
+    bits: int,
+    padding_mode: str,
+    align_corners: bool,
+) -> Tensor:
+    """``(sum of four pixels * weights + 2**(2*bits-1)) >> 2*bits``; the nearest pixel if there are no bits.
+
+    Args:
+        grid: integers or, if `is_real`, real numbers; ``position = round(grid * factor + offset)``.
+        is_flow: the position of the output's own pixel is added.
+        padding_mode: what lies around the image: ``zeros``, ``border`` or ``reflection``.
+    """
+    if q.dim() != 4 or grid.dim() != 4 or grid.shape[-1] != 2:
+        raise RuntimeError("grid_sample takes an image [N, C, H, W] and a grid [N, H, W, 2]")
+    wide = grid.double()
+    if is_real:
+        wide = wide.nan_to_num(nan=-1.0)  # as torch documents it
+    position = round_positions((wide * factor).add_(offset).clamp_(-FAR, FAR), bits)
+    if is_flow:
+        position.add_(base_positions(grid.shape[1], grid.shape[2], bits, q.device))
+    height, width = q.shape[2:]
+    x = within_image(position[..., 0], width, bits, padding_mode, align_corners)
+    y = within_image(position[..., 1], height, bits, padding_mode, align_corners)
+    return sample(q, x, y, bits)
+
+
+def sample(q: Tensor, x: Tensor, y: Tensor, bits: int) -> Tensor:
+    """The image at positions x and y; zero outside of it."""
+    if bits == 0:
+        return sample_exactly(q, x, y, bits, lambda out: out)
+    return sample_exactly(q, x, y, bits, lambda out: out.add_(0.5).floor_())
+
+
+def sample_exactly(q: Tensor, x: Tensor, y: Tensor, bits: int, finish: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `finish` makes of the exact interpolation (in steps, with ``2 * bits`` fraction bits), in float32."""
+    batch, channels, height, width = q.shape
+    rows, columns = _power_of_two(height), _power_of_two(width)
+    unit = float(1 << bits)
+    grid = torch.stack([(2 * p + unit) / (unit * side) - 1 for p, side in ((x, columns), (y, rows))], -1)
+    dtype = torch.float32 if bits <= 8 and max(rows, columns) <= 1 << 15 else torch.float64
+    grid, mode = grid.to(dtype), "bilinear" if bits else "nearest"
+    if dtype == q.dtype and (rows, columns) == (height, width):
+        return finish(F.grid_sample(q, grid, mode, "zeros", False))
+    step = max(1, min(channels, _CHUNK // max(1, batch * rows * columns)))
+    padded = q.new_zeros((batch, step, rows, columns), dtype=dtype)
+    parts = []
+    for image in q.split(step, 1):
+        window = padded[:, : image.shape[1]]
+        window[:, :, :height, :width] = image
+        parts.append(finish(F.grid_sample(window, grid, mode, "zeros", False)).to(q.dtype))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()

@@ -1,0 +1,79 @@
+"""Sampling of an image at given places: module and function forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+
+class GridSample(nn.Module):
+    """Module form of `torch.nn.functional.grid_sample`.
+
+    Args:
+        mode: ``bilinear`` or ``nearest``.
+        padding_mode: ``zeros``, ``border`` or ``reflection``.
+        align_corners: -1 and 1 mean the centres of the corner pixels instead of their outer edges.
+
+    >>> image = torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]])
+    >>> GridSample()(image, torch.zeros(1, 1, 1, 2))
+    tensor([[[[1.5000]]]])
+    """
+
+    def __init__(self, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = False) -> None:
+        super().__init__()
+        self.mode, self.padding_mode, self.align_corners = mode, padding_mode, bool(align_corners)
+
+    def forward(self, input: Tensor, grid: Tensor) -> Tensor:
+        """Sample `input` [N, C, H, W] at `grid` [N, H', W', 2], whose numbers are x and y in [-1, 1]."""
+        return F.grid_sample(input, grid, self.mode, self.padding_mode, self.align_corners)
+
+    def extra_repr(self) -> str:
+        return f"mode={self.mode!r}, padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"
+
+
+class Warp(nn.Module):
+    """Sample an image at a distance, in pixels, from each place of the output.
+
+    >>> image = torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]])
+    >>> Warp()(image, torch.tensor([1.0, 0.0]).expand(1, 2, 2, 2))
+    tensor([[[[1., 0.],
+              [3., 0.]]]])
+    """
+
+    def __init__(self, mode: str = "bilinear", padding_mode: str = "zeros") -> None:
+        super().__init__()
+        self.mode, self.padding_mode = mode, padding_mode
+
+    def forward(self, input: Tensor, grid: Tensor) -> Tensor:
+        """Sample `input` [N, C, H, W]; `grid` [N, H', W', 2] holds distances in x and y."""
+        height, width = input.shape[2:]
+        x = torch.arange(grid.shape[2], dtype=grid.dtype, device=grid.device)
+        y = torch.arange(grid.shape[1], dtype=grid.dtype, device=grid.device).unsqueeze(1)
+        place = torch.stack(((grid[..., 0] + x) * 2 + 1, (grid[..., 1] + y) * 2 + 1), -1)
+        return F.grid_sample(input, place / place.new_tensor([width, height]) - 1, self.mode, self.padding_mode, False)
+
+    def extra_repr(self) -> str:
+        return f"mode={self.mode!r}, padding_mode={self.padding_mode!r}"
+
+
+def warp(x: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros") -> Any:
+    """Sample `x` [N, C, H, W] at ``grid`` [N, H', W', 2] pixels (x and y) from each place of the output."""
+    if has_torch_function((x, grid)):  # symbolic trace sees one call
+        return handle_torch_function(warp, (x, grid), x, grid, mode, padding_mode)
+    return Warp(mode, padding_mode)(x, grid)
+
+
+def autocasted_grid_sample_outer(
+    input: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Any:
+    """`torch.nn.functional.grid_sample` in float32, also where autocast would use a shorter type."""
+    if has_torch_function((input, grid)):
+        return handle_torch_function(
+            autocasted_grid_sample_outer, (input, grid), input, grid, mode, padding_mode, align_corners
+        )
+    with torch.autocast(input.device.type, enabled=False):
+        return F.grid_sample(input.float(), grid.float(), mode, padding_mode, bool(align_corners))

@@ -1,0 +1,63 @@
+"""Sampling of an image at given places, on integers: the scale of the image is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.qtensor import QTensor
+
+
+class GridSample(QuantizedModule):
+    """Positions in ``1 / 2**bits`` pixels, four integer weights, one rounding."""
+
+    mode: str
+    padding_mode: str
+    align_corners: bool
+    is_flow = False
+
+    def configure(self, mod: Any) -> None:
+        self.mode, self.padding_mode = mod.mode, mod.padding_mode
+        self.align_corners = getattr(mod, "align_corners", False)
+
+    def bits(self, x: QTensor) -> int:
+        """Fraction bits of a position."""
+        return 0 if self.mode == "nearest" else fp.weight_bits(x.dtype.bits)
+
+    def _factors(self, x: QTensor, grid: Any) -> tuple[Tensor, Tensor]:
+        """What turns the grid's numbers into positions, for images of this size."""
+        is_real = not isinstance(grid, QTensor)
+        scale = 1.0 if is_real else float(grid.scale)
+        lists = fp.grid_factors(x.shape[-2], x.shape[-1], scale, self.bits(x), self.align_corners, self.is_flow)
+        factor, offset = (torch.tensor(values, dtype=torch.float64) for values in lists)
+        if not is_real:
+            factor, offset = fp.choose_affine(factor, offset)
+        return factor.to(x.device), offset.to(x.device)
+
+    def forward(self, input: Any, grid: Any) -> QTensor:
+        x = self.quantized_input(input)
+        is_real = not isinstance(grid, QTensor)
+        factor, offset = self._plans.get(
+            () if is_real else (grid.scale,), (*x.shape[-2:], str(x.dtype)), lambda: self._factors(x, grid)
+        )
+        out = fp.grid_sample(
+            x.plain(), grid if is_real else grid.plain(), factor, offset, is_real, self.is_flow, self.bits(x),
+            self.padding_mode, self.align_corners,
+        )  # fmt: skip
+        result = x.like(out)
+        if self.padding_mode == "zeros":
+            result.set_range(min(x.range[0], 0), max(x.range[1], 0))
+        return result
+
+    def extra_repr(self) -> str:
+        return f"mode={self.mode!r}, padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"
+
+
+class Warp(GridSample):
+    """As `GridSample`, at distances in pixels from each place of the output."""
+
+    is_flow = True
