@@ -11,6 +11,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.fixed_point.accumulator import Geometry
 
 AtenLowering = Callable[..., Any]
 ATEN: dict[str, AtenLowering] = {}
@@ -164,12 +165,12 @@ def constant_pad(g: OnnxGraph, site: Site, x: str, pad: list[int], value: float 
     return g.node("Pad", x, pads, g.scalar(value, torch.float32), mode="constant")
 
 
-@lowers("replication_pad2d", "replication_pad1d")
+@lowers("replication_pad3d", "replication_pad2d", "replication_pad1d")
 def replication_pad(g: OnnxGraph, site: Site, x: str, pad: list[int]) -> str:
     return g.node("Pad", x, g.constant(_pads(pad, len(site.input_shape)), torch.int64, "pads"), mode="edge")
 
 
-@lowers("reflection_pad2d", "reflection_pad1d")
+@lowers("reflection_pad3d", "reflection_pad2d", "reflection_pad1d")
 def reflection_pad(g: OnnxGraph, site: Site, x: str, pad: list[int]) -> str:
     return g.node("Pad", x, g.constant(_pads(pad, len(site.input_shape)), torch.int64, "pads"), mode="reflect")
 
@@ -441,7 +442,4 @@ def convolution(
     g: OnnxGraph, site: Site, x: str, weight: str, bias: str | None, stride: list[int], padding: list[int],
     dilation: list[int], is_transposed: bool, output_padding: list[int], groups: int,
 ) -> str:  # fmt: skip
-    if is_transposed:
-        return g.conv_transpose(x, weight, bias, stride, padding, dilation, output_padding, groups)
-    inputs = [x, weight] if bias is None else [x, weight, bias]
-    return g.node("Conv", *inputs, strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups)
+    return g.conv(x, weight, bias, Geometry(stride, padding, dilation, output_padding, groups, is_transposed))

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.fixed_point.accumulator import Cut, cut_layer
+from horizon_plugin_pytorch.fixed_point.accumulator import AccumulatorPlan, Cut, Geometry, cut_layer
 from horizon_plugin_pytorch.fixed_point.elementwise import along
+from horizon_plugin_pytorch.fixed_point.library import unflatten
 
 Lowering = Callable[..., Any]
 
@@ -139,36 +140,38 @@ def split_digits(g: OnnxGraph, x: str, count: int) -> list[str]:
     return [g.node("Sub", x, g.node("Mul", high, g.scalar(256.0, torch.float32))), high]
 
 
-def _accumulate(
-    g: OnnxGraph,
-    product: Callable[[str, Tensor, Tensor | None], str],
-    x: str,
-    cut: Cut,
-    bias: Tensor | None,
-    is_wide: bool,
-    weight_axis: int,
-    groups: int,
-    input_axis: int,
-    spread: Callable[[Tensor], Tensor],
-) -> str:
+@dataclass(frozen=True)
+class _Layer:
+    """What the pieces of a layer are made with: its product, and where its channels are."""
+
+    product: Callable[[str, Tensor, Tensor | None], str]
+    weight_axis: int
+    input_axis: int
+    groups: int
+    spread: tuple[int, ...]
+
+
+def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> str:
     """As `fixed_point.accumulator`: the exact sum of the layer's pieces."""
+    cut, dtype = _cut(plan, layer), plan.factor.dtype
+    is_wide = dtype == torch.float64
+    bias = plan.bias
     if len(cut.weights) == 1 and cut.input_digits == 1:
-        acc = g.node("Round", product(x, cut.weights[0], None if is_wide else bias))
+        acc = g.node("Round", layer.product(x, cut.weights[0], None if is_wide else bias))
         if not is_wide:
             return acc
         acc = g.cast(acc, torch.float64)  # the bias may not fit beside the products in float32
-        return acc if bias is None else g.node("Add", acc, g.constant(spread(bias), torch.float64, "bias"))
-    dtype = torch.float64 if is_wide else torch.float32
-    sizes = [w.shape[weight_axis] for w in cut.weights[:: cut.weight_digits]]
+        return acc if bias is None else g.node("Add", acc, g.constant(bias.reshape(layer.spread), dtype, "bias"))
+    sizes = [w.shape[layer.weight_axis] for w in cut.weights[:: cut.weight_digits]]
     slices = [x] * cut.parts
-    if groups == 1 and cut.parts > 1:
-        slices = g.node("Split", x, g.constant(sizes, torch.int64, "split"), outputs=cut.parts, axis=input_axis)
+    if layer.groups == 1 and cut.parts > 1:
+        slices = g.node("Split", x, g.constant(sizes, torch.int64, "split"), outputs=cut.parts, axis=layer.input_axis)
     total = None
     for index, piece in enumerate(slices):
         kernels = cut.weights[index * cut.weight_digits : (index + 1) * cut.weight_digits]
         for i, digit in enumerate(split_digits(g, piece, cut.input_digits)):
             for j, kernel in enumerate(kernels):
-                term = g.node("Round", product(digit, kernel, None))
+                term = g.node("Round", layer.product(digit, kernel, None))
                 if is_wide:
                     term = g.cast(term, torch.float64)
                 if i + j:
@@ -176,125 +179,61 @@ def _accumulate(
                 total = term if total is None else g.node("Add", total, term)
     assert total is not None
     if bias is not None:
-        total = g.node("Add", total, g.constant(spread(bias), dtype, "bias"))
+        total = g.node("Add", total, g.constant(bias.reshape(layer.spread), dtype, "bias"))
     return total
 
 
-def _finish(
-    g: OnnxGraph,
-    acc: str,
-    residual: str | None,
-    residual_factor: Tensor | None,
-    factor: Tensor,
-    limit: float,
-    low: int,
-    high: int,
-    is_real: bool,
-) -> str:
-    dtype = factor.dtype
-    if residual is not None and residual_factor is not None:
+def _finish(g: OnnxGraph, acc: str, residual: str | None, plan: AccumulatorPlan, layer: _Layer) -> str:
+    factor, dtype = plan.factor.reshape(layer.spread), plan.factor.dtype
+    if residual is not None and plan.residual_factor is not None:
         if dtype == torch.float64:
             residual = g.cast(residual, dtype)
-        term = g.node("Mul", residual, g.constant(residual_factor, dtype, "residual_factor"))
+        term = g.node("Mul", residual, g.constant(plan.residual_factor.reshape(layer.spread), dtype, "residual_factor"))
         acc = g.node("Add", acc, g.node("Floor", g.node("Add", term, g.scalar(0.5, dtype))))
-    if limit:
-        acc = g.clip(acc, -limit - 1, limit, dtype)
-    if is_real:
+    if plan.limit:
+        acc = g.clip(acc, -plan.limit - 1, plan.limit, dtype)
+    if plan.is_real:
         out = g.node("Mul", acc, g.constant(factor, hint="scale"))
         return out if dtype == torch.float32 else g.cast(out, torch.float32)
-    return rescale(g, acc, dtype, factor, low, high)
+    return rescale(g, acc, dtype, factor, plan.low, plan.high)
 
 
-def _cut(weights: list[Tensor], digits: int, parts: int, axis: int, groups: int) -> Cut:
+def _cut(plan: AccumulatorPlan, layer: _Layer) -> Cut:
     """The layer's pieces, also where torch runs it whole in float64."""
-    if parts == 0:
+    if plan.parts == 0:
         raise ExportError(
             "a layer whose sums over one input channel can pass 2**24 has no float32 form for ONNX Runtime; use a "
             "smaller kernel, or int8 instead of int16."
         )
-    if weights[0].dtype != torch.float64:
-        return Cut(digits, len(weights) // parts, parts, weights)
-    weight = weights[0].float()
-    return cut_layer(weight, digits, 2 if float(weight.abs().max()) > 128 else 1, parts, axis, groups)
+    if plan.weights[0].dtype != torch.float64:
+        return Cut(plan.input_digits, len(plan.weights) // plan.parts, plan.parts, plan.weights)
+    weight = plan.weights[0].float()
+    digits = 2 if float(weight.abs().max()) > 128 else 1
+    return cut_layer(weight, plan.input_digits, digits, plan.parts, layer.weight_axis, layer.groups)
 
 
-@lowers("conv2d", data="x residual")
-def conv2d(
-    g: OnnxGraph,
-    site: Site,
-    x: str,
-    weights: list[Tensor],
-    bias: Tensor | None,
-    residual: str | None,
-    residual_factor: Tensor | None,
-    factor: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    is_transposed: bool,
-    output_padding: list[int],
-    input_digits: int,
-    parts: int,
-    is_double: bool,
-    limit: float,
-    low: int,
-    high: int,
-    is_real: bool,
-) -> str:
+@lowers("conv", data="x residual")
+def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any) -> str:
+    plan, geometry = unflatten(constants, AccumulatorPlan, Geometry)
+
     def product(a: str, w: Tensor, b: Tensor | None) -> str:
-        weight, offset = g.compact(w.float()), None if b is None else g.constant(b, hint="bias")
-        if is_transposed:
-            return g.conv_transpose(a, weight, offset, stride, padding, dilation, output_padding, groups)
-        inputs = [a, weight] if offset is None else [a, weight, offset]
-        return g.node(
-            "Conv", *inputs, strides=list(stride), pads=list(padding) * 2, dilations=list(dilation), group=groups
-        )
+        bias = None if b is None else g.constant(b, hint="bias")
+        return g.conv(a, g.compact(w.float()), bias, geometry)
 
-    axis = 0 if is_transposed else 1
-    acc = _accumulate(
-        g, product, x, _cut(weights, input_digits, parts, axis, groups), bias, factor.dtype == torch.float64, axis,
-        groups, 1, lambda v: v.reshape(-1, 1, 1),
-    )  # fmt: skip
-    spread = None if residual_factor is None else residual_factor.reshape(-1, 1, 1)
-    return _finish(g, acc, residual, spread, factor.reshape(-1, 1, 1), limit, low, high, is_real)
+    layer = _Layer(product, geometry.input_axis, 1, geometry.groups, geometry.spread)
+    return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
 
 
 @lowers("linear", data="x residual")
-def linear(
-    g: OnnxGraph,
-    site: Site,
-    x: str,
-    weights: list[Tensor],
-    bias: Tensor | None,
-    residual: str | None,
-    residual_factor: Tensor | None,
-    factor: Tensor,
-    input_digits: int,
-    parts: int,
-    is_double: bool,
-    limit: float,
-    low: int,
-    high: int,
-    is_real: bool,
-) -> str:
+def linear(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any) -> str:
+    (plan,) = unflatten(constants, AccumulatorPlan)
+
     def product(a: str, w: Tensor, b: Tensor | None) -> str:
         out = g.node("MatMul", a, g.compact(w.float().T.contiguous()))
         return out if b is None else g.node("Add", out, g.constant(b, hint="bias"))
 
-    acc = _accumulate(
-        g,
-        product,
-        x,
-        _cut(weights, input_digits, parts, 1, 1),
-        bias,
-        factor.dtype == torch.float64,
-        1,
-        1,
-        site.rank - 1,
-        lambda v: v,
-    )
-    return _finish(g, acc, residual, residual_factor, factor, limit, low, high, is_real)
+    layer = _Layer(product, 1, site.rank - 1, 1, (-1,))
+    return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
 
 
 @lowers("matmul", data="a b")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.fixed_point.accumulator import Geometry
 
 OPSET = 17
 IR_VERSION = 8
@@ -110,35 +111,35 @@ class OnnxGraph:
             return self.node(operator, x, self.constant(axes, torch.int64, "axes"), keepdims=int(keepdim))
         return self.node(operator, x, axes=axes, keepdims=int(keepdim))
 
-    def conv_transpose(
-        self,
-        x: str,
-        weight: str,
-        bias: str | None,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        output_padding: list[int],
-        groups: int,
-    ) -> str:
-        """A transposed convolution of images.
+    def conv(self, x: str, weight: str, bias: str | None, geometry: Geometry) -> str:
+        """A convolution over one to three axes."""
+        if geometry.is_transposed:
+            return self._conv_transpose(x, weight, bias, geometry)
+        return self.node(
+            "Conv", *([x, weight] if bias is None else [x, weight, bias]), strides=list(geometry.stride),
+            pads=list(geometry.padding) * 2, dilations=list(geometry.dilation), group=geometry.groups,
+        )  # fmt: skip
+
+    def _conv_transpose(self, x: str, weight: str, bias: str | None, geometry: Geometry) -> str:
+        """A transposed convolution.
 
         Output padding crops less at the end. Where there is less to crop than that, ONNX has an attribute, which ONNX
         Runtime takes below the stride; beyond it, rows that no input reaches are appended.
         """
-        ends = [p - o for p, o in zip(padding, output_padding, strict=True)]
+        ends = [p - o for p, o in zip(geometry.padding, geometry.output_padding, strict=True)]
         missing = [max(-e, 0) for e in ends]
-        is_appended = any(m >= s for m, s in zip(missing, stride, strict=True))
+        is_appended = any(m >= s for m, s in zip(missing, geometry.stride, strict=True))
         inputs = [x, weight] if bias is None or is_appended else [x, weight, bias]
         out = self.node(
-            "ConvTranspose", *inputs, strides=list(stride), dilations=list(dilation), group=groups,
-            pads=[*padding, *(max(e, 0) for e in ends)], output_padding=[0, 0] if is_appended else missing,
+            "ConvTranspose", *inputs, strides=list(geometry.stride), dilations=list(geometry.dilation),
+            group=geometry.groups, pads=[*geometry.padding, *(max(e, 0) for e in ends)],
+            output_padding=[0] * len(missing) if is_appended else missing,
         )  # fmt: skip
         if not is_appended:
             return out
-        pads = self.constant([0] * 6 + missing, torch.int64, "pads")
+        pads = self.constant([0] * (4 + len(missing)) + missing, torch.int64, "pads")
         out = self.node("Pad", out, pads, self.scalar(0.0, torch.float32))
-        return out if bias is None else self.node("Add", out, self.reshape(bias, [1, -1, 1, 1]))
+        return out if bias is None else self.node("Add", out, self.reshape(bias, [1, *geometry.spread]))
 
     def model(self, inputs: list[tuple[str, Tensor]], outputs: list[tuple[str, Tensor]], name: str) -> Any:
         """The finished, checked ONNX model."""

@@ -7,7 +7,8 @@ Every rounding, shift and saturation of the package is here and in ``docs/numeri
 from horizon_plugin_pytorch.fixed_point.accumulator import (
     INT32_MAX,
     AccumulatorPlan,
-    conv2d,
+    Geometry,
+    conv,
     linear,
     matmul,
     plan_accumulator,
@@ -25,6 +26,7 @@ from horizon_plugin_pytorch.fixed_point.elementwise import (
     quantize,
     requantize,
 )
+from horizon_plugin_pytorch.fixed_point.library import flatten, unflatten
 from horizon_plugin_pytorch.fixed_point.mixing import choose_mix, mix_channels
 from horizon_plugin_pytorch.fixed_point.reduction import (
     adaptive_matrix,
@@ -45,9 +47,10 @@ from horizon_plugin_pytorch.fixed_point.sampling import grid_factors, grid_sampl
 from horizon_plugin_pytorch.fixed_point.table import SegmentTable, build_segments, build_table, lookup
 
 __all__ = [
-    "EXACT_FLOAT32", "INT32_MAX", "AccumulatorPlan", "SegmentTable", "adaptive_matrix", "add", "affine", "along",
-    "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor", "choose_mix",
-    "choose_sum_factors", "coarsen", "conv2d", "dequantize", "grid_factors", "grid_sample", "is_beyond_float32",
-    "linear", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift", "plan_accumulator", "quantize",
-    "requantize", "resample2d", "rescale_", "split_digits", "sum", "weight_bits",
+    "EXACT_FLOAT32", "INT32_MAX", "AccumulatorPlan", "Geometry", "SegmentTable", "adaptive_matrix", "add", "affine",
+    "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
+    "choose_mix", "choose_sum_factors", "coarsen", "conv", "dequantize", "flatten", "grid_factors",
+    "grid_sample", "is_beyond_float32", "linear", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift",
+    "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "split_digits", "sum", "unflatten",
+    "weight_bits",
 ]  # fmt: skip

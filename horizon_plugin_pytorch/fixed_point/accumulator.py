@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from horizon_plugin_pytorch.fixed_point.library import operator
+from horizon_plugin_pytorch.fixed_point.library import operator, signature, unflatten
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, choose_factor, rescale_
 
 INT32_MAX = (1 << 31) - 1
@@ -42,8 +43,9 @@ class AccumulatorPlan:
         factor: requantization factor, or the accumulator's scale for real outputs; its dtype is the sum's dtype.
         input_digits, parts: how inputs are cut; `parts` 0 means that no cut of the channels is enough.
         is_double: on the CPU, one float64 convolution is faster than the cut ones.
-        limit: where the sum saturates, 0 if it cannot get there.
         worst_case: largest magnitude that the sum can reach.
+        low, high: range of the output.
+        is_real: the sum leaves as real numbers.
     """
 
     weights: list[Tensor]
@@ -53,11 +55,37 @@ class AccumulatorPlan:
     input_digits: int
     parts: int
     is_double: bool
-    limit: float
     worst_case: float
     low: int
     high: int
     is_real: bool
+
+    @property
+    def limit(self) -> float:
+        """Where the sum saturates, 0 if it cannot get there."""
+        return float(INT32_MAX) if self.worst_case > INT32_MAX else 0.0
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a convolution walks over its input; one number for each spatial axis."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    output_padding: list[int]
+    groups: int
+    is_transposed: bool
+
+    @property
+    def input_axis(self) -> int:
+        """The weight's axis of input channels."""
+        return 0 if self.is_transposed else 1
+
+    @property
+    def spread(self) -> tuple[int, ...]:
+        """The shape in which one value a channel meets the output."""
+        return (-1, *[1] * len(self.stride))
 
 
 def _double_weights(weight: Tensor, factor: Tensor, output_axis: int, groups: int) -> list[Tensor]:
@@ -196,7 +224,6 @@ def plan_accumulator(
         if is_wide or bool(((reach >= EXACT_FLOAT32) & (last_step >= EXACT_FLOAT32)).any()):
             factor = factor.double()
     is_wide = factor.dtype == torch.float64
-    worst = float(reach.max())
     return AccumulatorPlan(
         weights=_double_weights(weight, factor, output_axis, groups) if is_double else cut.weights,
         bias=None if integer_bias is None else integer_bias.to(factor.dtype),
@@ -205,8 +232,7 @@ def plan_accumulator(
         input_digits=cut.input_digits,
         parts=cut.parts,
         is_double=is_double,
-        limit=float(INT32_MAX) if worst > INT32_MAX else 0.0,
-        worst_case=worst,
+        worst_case=float(reach.max()),
         low=low,
         high=high,
         is_real=output_scale is None,
@@ -299,9 +325,8 @@ class _Piece:
     channels: Tensor | None = None
 
 
-def _pieces(
-    product: Product, x: Tensor, weights: list[Tensor], digits: int, parts: int, layout: _Layout
-) -> Iterator[_Piece]:
+def _pieces(product: Product, x: Tensor, plan: AccumulatorPlan, layout: _Layout) -> Iterator[_Piece]:
+    weights, parts = plan.weights, plan.parts
     per_part = len(weights) // parts
     sizes = [w.shape[layout.weight_axis] for w in weights[::per_part]]
     slices = x.split(sizes, layout.input_axis) if layout.groups == 1 and parts > 1 else [x] * parts
@@ -312,7 +337,7 @@ def _pieces(
                 value = product(piece.index_select(1, channels), kernel.index_select(0, channels), None, len(channels))
                 yield _Piece(value, 256.0**j, channels)
                 continue
-            for i, digit in enumerate(split_digits(piece, digits)):
+            for i, digit in enumerate(split_digits(piece, plan.input_digits)):
                 yield _Piece(product(digit, kernel, None, layout.groups), 256.0 ** (i + j))
 
 
@@ -344,50 +369,30 @@ def _chunks(x: Tensor, residual: Tensor | None) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _run(
-    product: Product,
-    x: Tensor,
-    weights: list[Tensor],
-    bias: Tensor | None,
-    residual: Tensor | None,
-    residual_factor: Tensor | None,
-    factor: Tensor,
-    digits: int,
-    parts: int,
-    is_double: bool,
-    limit: float,
-    low: int,
-    high: int,
-    is_real: bool,
-    layout: _Layout,
-) -> Tensor:
+def _run(product: Product, x: Tensor, residual: Tensor | None, plan: AccumulatorPlan, layout: _Layout) -> Tensor:
     def spread(values: Tensor | None) -> Tensor | None:
         return None if values is None else values.reshape(layout.spread)
 
-    factor, residual_factor = factor.reshape(layout.spread), spread(residual_factor)
+    factor, residual_factor = plan.factor.reshape(layout.spread), spread(plan.residual_factor)
     if factor.dtype == torch.float32 and x.device.type == "cpu":
-        if len(weights) == 1:
-            acc = product(x, weights[0], bias, layout.groups)
+        if len(plan.weights) == 1:
+            acc = product(x, plan.weights[0], plan.bias, layout.groups)
         else:
-            acc = _sum_pieces(_pieces(product, x, weights, digits, parts, layout))
-            if bias is not None:
-                acc.add_(bias.reshape(layout.spread))
+            acc = _sum_pieces(_pieces(product, x, plan, layout))
+            if plan.bias is not None:
+                acc.add_(plan.bias.reshape(layout.spread))
         if residual is not None and residual_factor is not None:
             acc = _added(acc, _residual_term(residual, residual_factor))
-        return acc.mul_(factor) if is_real else rescale_(acc, factor, low, high)
+        return acc.mul_(factor) if plan.is_real else rescale_(acc, factor, plan.low, plan.high)
 
     if x.dim() == 1:
-        residual = None if residual is None else residual.unsqueeze(0)
-        return _run(
-            product, x.unsqueeze(0), weights, bias, residual, residual_factor, factor, digits, parts, is_double, limit,
-            low, high, is_real, layout,
-        )[0]  # fmt: skip
-    finish = _WideFinish(factor.double(), spread(bias), residual_factor, limit, low, high, is_real)
+        return _run(product, x.unsqueeze(0), None if residual is None else residual.unsqueeze(0), plan, layout)[0]
+    finish = _WideFinish(plan, factor.double(), spread(plan.bias), residual_factor)
     # Other devices may pick transforms (Winograd, TF32) that are not exact on integers; float64 and a round are.
-    is_double = is_double or x.device.type != "cpu"
+    is_double = plan.is_double or x.device.type != "cpu"
     is_scaled = is_double and x.device.type == "cpu" and finish.is_plain and residual is None
-    pieces = [] if is_double else list(_pieces(product, x, weights, digits, parts, layout))
-    kernel = (weights[1] if is_scaled else _whole(weights, parts, layout)) if is_double else None
+    pieces = [] if is_double else list(_pieces(product, x, plan, layout))
+    kernel = (plan.weights[1] if is_scaled else _whole(plan.weights, plan.parts, layout)) if is_double else None
     out = None if is_double else pieces[0].value
     for rows in _chunks(x if is_double else pieces[0].value, residual):
         if kernel is not None and is_scaled:
@@ -445,19 +450,12 @@ class _WideFinish:
     """Bias, residual, saturation and requantization of a float64 sum, chunk by chunk."""
 
     def __init__(
-        self,
-        factor: Tensor,
-        bias: Tensor | None,
-        residual_factor: Tensor | None,
-        limit: float,
-        low: int,
-        high: int,
-        is_real: bool,
+        self, plan: AccumulatorPlan, factor: Tensor, bias: Tensor | None, residual_factor: Tensor | None
     ) -> None:
         self.factor, self.residual_factor = factor, residual_factor
         self.bias = None if bias is None else bias.double()
-        self.limit, self.low, self.high, self.is_real = limit, low, high, is_real
-        self.is_plain = not limit and not is_real
+        self.limit, self.low, self.high, self.is_real = plan.limit, plan.low, plan.high, plan.is_real
+        self.is_plain = not self.limit and not self.is_real
         half = torch.full_like(factor, 0.5)
         # Exact: 32-bit bias times 20-bit multiplier, and a half, on one grid of at most 53 bits.
         self.offset = half if self.bias is None else self.bias * factor + half
@@ -490,73 +488,36 @@ class _WideFinish:
         return out
 
 
-@operator(
-    "conv2d(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, Tensor? residual_factor, Tensor factor, "
-    "int[] stride, int[] padding, int[] dilation, int groups, bool is_transposed, int[] output_padding, "
-    "int input_digits, int parts, bool is_double, float limit, int low, int high, bool is_real) -> Tensor"
-)
-def conv2d(
-    x: Tensor,
-    weights: list[Tensor],
-    bias: Tensor | None,
-    residual: Tensor | None,
-    residual_factor: Tensor | None,
-    factor: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    is_transposed: bool,
-    output_padding: list[int],
-    input_digits: int,
-    parts: int,
-    is_double: bool,
-    limit: float,
-    low: int,
-    high: int,
-    is_real: bool,
-) -> Tensor:
-    """The layer's sum, requantized per output channel, or as real numbers. Inputs are [N, C, H, W]."""
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+@operator(f"conv(Tensor x, Tensor? residual, {signature(AccumulatorPlan)}, {signature(Geometry)}) -> Tensor")
+def conv(x: Tensor, residual: Tensor | None, *constants: Any) -> Tensor:
+    """The layer's sum, requantized per output channel, or as real numbers. Inputs are [N, C, one to three axes]."""
+    plan, geometry = unflatten(constants, AccumulatorPlan, Geometry)
+    stride, padding, dilation, output_padding = (
+        geometry.stride, geometry.padding, geometry.dilation, geometry.output_padding,
+    )  # fmt: skip
+    run = (_TRANSPOSED if geometry.is_transposed else _CONVOLUTIONS)[len(stride)]
 
     def product(a: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
-        if is_transposed:
-            return F.conv_transpose2d(a, w, b, stride, padding, output_padding, groups, dilation)
+        if geometry.is_transposed:
+            return run(a, w, b, stride, padding, output_padding, groups, dilation)
         if torch._C._get_mkldnn_enabled():  # then torch does not take NNPACK, whose transforms are not exact
-            return F.conv2d(a, w, b, stride, padding, dilation, groups)
+            return run(a, w, b, stride, padding, dilation, groups)
         with torch.backends.nnpack.flags(enabled=False):
-            return F.conv2d(a, w, b, stride, padding, dilation, groups)
+            return run(a, w, b, stride, padding, dilation, groups)
 
-    layout = _Layout(0 if is_transposed else 1, 1, groups, (-1, 1, 1))
-    return _run(
-        product, x, weights, bias, residual, residual_factor, factor, input_digits, parts, is_double, limit, low, high,
-        is_real, layout,
-    )  # fmt: skip
+    layout = _Layout(geometry.input_axis, 1, geometry.groups, geometry.spread)
+    return _run(product, x, residual, plan, layout)
 
 
-@operator(
-    "linear(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, Tensor? residual_factor, Tensor factor, "
-    "int input_digits, int parts, bool is_double, float limit, int low, int high, bool is_real) -> Tensor"
-)
-def linear(
-    x: Tensor,
-    weights: list[Tensor],
-    bias: Tensor | None,
-    residual: Tensor | None,
-    residual_factor: Tensor | None,
-    factor: Tensor,
-    input_digits: int,
-    parts: int,
-    is_double: bool,
-    limit: float,
-    low: int,
-    high: int,
-    is_real: bool,
-) -> Tensor:
-    """As `conv2d`, over the last axis."""
-    return _run(
-        lambda a, w, b, groups: F.linear(a, w, b), x, weights, bias, residual, residual_factor, factor,
-        input_digits, parts, is_double, limit, low, high, is_real, _Layout(1, -1, 1, (-1,)),
-    )  # fmt: skip
+@operator(f"linear(Tensor x, Tensor? residual, {signature(AccumulatorPlan)}) -> Tensor")
+def linear(x: Tensor, residual: Tensor | None, *constants: Any) -> Tensor:
+    """As `conv`, over the last axis."""
+    (plan,) = unflatten(constants, AccumulatorPlan)
+    return _run(lambda a, w, b, groups: F.linear(a, w, b), x, residual, plan, _Layout(1, -1, 1, (-1,)))
 
 
 @operator("matmul(Tensor a, Tensor b, Tensor factor, bool is_double, int low, int high, bool is_real) -> Tensor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,31 @@ from typing import Any
 import torch
 
 _LIBRARY = torch.library.Library("horizon", "DEF")
+_SCHEMA_TYPES = {"Tensor | None": "Tensor?", "list[Tensor]": "Tensor[]", "list[int]": "int[]"}
+
+
+def signature(cls: Any) -> str:
+    """The fields of a dataclass as arguments of a schema, so that its operators do not spell them out again.
+
+    >>> @dataclasses.dataclass
+    ... class Window:
+    ...     size: "list[int]"
+    ...     count: "int"
+    >>> signature(Window)
+    'int[] size, int count'
+    """
+    return ", ".join(f"{_SCHEMA_TYPES.get(str(f.type), str(f.type))} {f.name}" for f in dataclasses.fields(cls))
+
+
+def flatten(*parts: Any) -> list[Any]:
+    """The fields of dataclass objects in order: arguments of an operator whose schema has their `signature`."""
+    return [getattr(part, f.name) for part in parts for f in dataclasses.fields(part)]
+
+
+def unflatten(values: tuple, *classes: Any) -> list[Any]:
+    """The objects again."""
+    rest = iter(values)
+    return [cls(*(next(rest) for _ in dataclasses.fields(cls))) for cls in classes]
 
 
 def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

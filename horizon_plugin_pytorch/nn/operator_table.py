@@ -175,7 +175,7 @@ def as_module(factory: Callable[..., nn.Module], signature: str, at_run_time: tu
         bound.apply_defaults()
         values = dict(bound.arguments)
         tensor = values.pop(next(iter(parsed.parameters)))
-        later = {name: value for name, value in values.items() if _depends_on_graph(value)}
+        later = {name: value for name, value in values.items() if depends_on_graph(value)}
         fixed = [name for name in later if name not in at_run_time]
         if fixed:
             raise NotBindable(f"{', '.join(fixed)} must be numbers, not computed from a tensor's shape or value")
@@ -184,7 +184,8 @@ def as_module(factory: Callable[..., nn.Module], signature: str, at_run_time: tu
     return bind
 
 
-def _depends_on_graph(value: Any) -> bool:
+def depends_on_graph(value: Any) -> bool:
+    """Is an argument, or a part of it, computed in the graph?"""
     found: list[fx.Node] = []
     fx.node.map_arg(value, lambda node: found.append(node) or node)  # type: ignore[func-returns-value]
     return bool(found)

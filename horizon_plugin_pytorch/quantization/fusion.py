@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import FusionError
-from horizon_plugin_pytorch.nn.intrinsic import check_rank_hook, fused_class
+from horizon_plugin_pytorch.nn.intrinsic import LAYER_NAMES, fold_bn, fused_class
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
+from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode
 
 
 class Role(Enum):
@@ -55,17 +54,20 @@ FUSION_RULES = (
 )
 _BY_ROLES = {rule.roles: rule for rule in FUSION_RULES}
 
-_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
-_BATCH_NORMS = {
+_BATCH_NORMS: dict[type, tuple[type, ...]] = {
+    nn.Conv1d: (nn.BatchNorm1d, nn.SyncBatchNorm),
     nn.Conv2d: (nn.BatchNorm2d, nn.SyncBatchNorm),
+    nn.Conv3d: (nn.BatchNorm3d, nn.SyncBatchNorm),
+    nn.ConvTranspose1d: (nn.BatchNorm1d, nn.SyncBatchNorm),
     nn.ConvTranspose2d: (nn.BatchNorm2d, nn.SyncBatchNorm),
+    nn.ConvTranspose3d: (nn.BatchNorm3d, nn.SyncBatchNorm),
     nn.Linear: (nn.BatchNorm1d, nn.SyncBatchNorm),
 }
 
 
-def layer_class(module: nn.Module) -> type | None:
-    """Conv2d, ConvTranspose2d or Linear, if the module is one of them (a subclass that changes forward is not)."""
-    for cls in _LAYERS:
+def layer_class(module: nn.Module) -> type[nn.Module] | None:
+    """The torch layer that takes part in fusion, if the module is one (a subclass that changes forward is not)."""
+    for cls in LAYER_NAMES:
         if isinstance(module, cls) and type(module).forward is cls.forward:
             return cls
     return None
@@ -75,7 +77,7 @@ def role_of(module: nn.Module) -> Role | None:
     """The module's part in a fusion, None if it has none."""
     if layer_class(module) is not None:
         return Role.LAYER
-    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)):
+    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)):
         return Role.BN
     if type(module) in (nn.ReLU, nn.ReLU6):
         return Role.RELU
@@ -98,36 +100,6 @@ def can_fold(layer: nn.Module, bn: nn.Module) -> bool:
     return bn.num_features == channels
 
 
-@torch.no_grad()
-def fold_bn(layer: Any, bn: Any) -> Any:
-    """A copy of the layer with the batch normalisation in its weight and bias.
-
-    ``W' = W * gamma / sqrt(var + eps)``, ``b' = (b - mean) * gamma / sqrt(var + eps) + beta``.
-    """
-    out = copy.copy(layer)
-    out._parameters = dict(layer._parameters)
-    gain = torch.rsqrt(bn.running_var.double() + bn.eps)
-    if bn.weight is not None:
-        gain = gain * bn.weight.double()
-    weight = layer.weight
-    if layer_class(layer) is nn.ConvTranspose2d:
-        by_group = weight.double().unflatten(0, (layer.groups, -1)) * gain.reshape(layer.groups, 1, -1, 1, 1)
-        folded = by_group.flatten(0, 1)
-    else:
-        folded = weight.double() * gain.reshape(-1, *[1] * (weight.dim() - 1))
-    bias = torch.zeros_like(gain) if layer.bias is None else layer.bias.double()
-    bias = (bias - bn.running_mean.double()) * gain
-    if bn.bias is not None:
-        bias = bias + bn.bias.double()
-    out._parameters["weight"] = nn.Parameter(folded.to(weight.dtype), requires_grad=weight.requires_grad)
-    out._parameters["bias"] = nn.Parameter(bias.to(weight.dtype))
-    if isinstance(bn, nn.BatchNorm1d):
-        out.input_rank = 2
-        out._forward_pre_hooks = layer._forward_pre_hooks.copy()
-        out.register_forward_pre_hook(check_rank_hook)
-    return out
-
-
 def fuse(modules: Sequence[nn.Module]) -> nn.Module:
     """The fused module for a sequence that follows a rule.
 
@@ -137,13 +109,15 @@ def fuse(modules: Sequence[nn.Module]) -> nn.Module:
     rule = rule_for(modules)
     if rule is None:
         raise FusionError(
-            f"cannot fuse {', '.join(type(m).__name__ for m in modules)}: a layer (Conv2d, ConvTranspose2d, Linear) "
-            "comes first, then any of batch norm, FloatFunctional (add) and ReLU or ReLU6, in this order."
+            f"cannot fuse {', '.join(type(m).__name__ for m in modules)}: a layer (Conv, ConvTranspose, Linear) comes "
+            "first, then any of batch norm, FloatFunctional (add) and ReLU or ReLU6, in this order."
         )
     members = dict(zip(rule.roles, modules, strict=True))
     layer = members[Role.LAYER]
     cls = layer_class(layer)
     assert cls is not None
+    relu: Any = members.get(Role.RELU)
+    relu_class = None if relu is None else type(relu)
     if Role.BN in members:
         bn = members[Role.BN]
         if not can_fold(layer, bn):
@@ -151,10 +125,13 @@ def fuse(modules: Sequence[nn.Module]) -> nn.Module:
                 f"cannot fold {bn} into {layer}: expected {' or '.join(c.__name__ for c in _BATCH_NORMS[cls])} with "
                 "running statistics and as many features as the layer has outputs."
             )
+        if get_qat_mode() is not QATMode.FuseBN:
+            normed: Any = fused_class(cls, rule.has_add, relu_class, has_bn=True)
+            assert normed is not None
+            return normed(layer, bn, relu)
         layer = fold_bn(layer, bn)
-    relu = members.get(Role.RELU)
     if not rule.has_add and relu is None:
         return layer
-    fused = fused_class(cls, rule.has_add, None if relu is None else type(relu))
+    fused = fused_class(cls, rule.has_add, relu_class)
     assert fused is not None
     return fused(layer, relu)

@@ -38,45 +38,11 @@ def layer(weight: Tensor, input_bits: int = 8, residual: bool = False, is_real: 
 
 
 def conv_args(plan: fp.AccumulatorPlan, residual: Tensor | None = None) -> tuple[Any, ...]:
-    return (
-        X,
-        plan.weights,
-        plan.bias,
-        residual,
-        plan.residual_factor,
-        plan.factor,
-        [1, 1],
-        [1, 1],
-        [1, 1],
-        1,
-        False,
-        [0, 0],
-        plan.input_digits,
-        plan.parts,
-        plan.is_double,
-        plan.limit,
-        plan.low,
-        plan.high,
-        plan.is_real,
-    )
+    return (X, residual, *fp.flatten(plan, fp.Geometry([1, 1], [1, 1], [1, 1], [0, 0], 1, False)))
 
 
 def linear_args(plan: fp.AccumulatorPlan) -> tuple[Any, ...]:
-    return (
-        FLAT,
-        plan.weights,
-        plan.bias,
-        None,
-        None,
-        plan.factor,
-        plan.input_digits,
-        plan.parts,
-        plan.is_double,
-        plan.limit,
-        plan.low,
-        plan.high,
-        plan.is_real,
-    )
+    return (FLAT, None, *fp.flatten(plan))
 
 
 KERNEL = integers((3, 4, 3, 3), 8, 2)
@@ -100,10 +66,10 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
     "matmul": (fp.matmul, (X, X.transpose(-1, -2) + 0, NARROW, False, *INT8, False)),
     "matmul wide": (fp.matmul, (X, X.transpose(-1, -2) + 0, WIDE, True, *INT8, False)),
     "matmul real": (fp.matmul, (X, X.transpose(-1, -2) + 0, NARROW, False, *INT8, True)),
-    "conv2d": (fp.conv2d, conv_args(layer(KERNEL))),
-    "conv2d residual": (fp.conv2d, conv_args(layer(KERNEL, residual=True), integers((2, 3, 6, 6), 8, 4))),
-    "conv2d digits": (fp.conv2d, conv_args(layer(KERNEL, 16))),
-    "conv2d real": (fp.conv2d, conv_args(layer(KERNEL, is_real=True))),
+    "conv": (fp.conv, conv_args(layer(KERNEL))),
+    "conv residual": (fp.conv, conv_args(layer(KERNEL, residual=True), integers((2, 3, 6, 6), 8, 4))),
+    "conv digits": (fp.conv, conv_args(layer(KERNEL, 16))),
+    "conv real": (fp.conv, conv_args(layer(KERNEL, is_real=True))),
     "linear": (fp.linear, linear_args(layer(integers((2, 5), 8, 3)))),
     "linear digits": (fp.linear, linear_args(layer(integers((2, 5), 8, 3), 16))),
 }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.march import set_march
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, set_fake_quantize
 from tests.operators.cases import CASES, Case
@@ -79,7 +80,8 @@ def test_integers_are_close_to_float_and_to_training(name: str, dtype: str) -> N
         exact = qat(*inputs)[0]
         on_grid = _on_grid(qat, inputs, len(case.shapes))
         if case.has_weight:  # what is left is the error of the arithmetic, not of the rounded weights
-            model.body.weight.copy_(qat.body.weight_fake_quant.round(qat.body.weight))
+            layer = next(m for m in qat.body.modules() if isinstance(m, QATGemm))
+            model.body.weight.copy_(layer.weight_fake_quant.round(layer.weight))
         wanted = model.body.double()(*[x.double() if x.is_floating_point() else x for x in on_grid])
         set_fake_quantize(qat, FakeQuantState.QAT)
         trained = qat(*inputs)[0]

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.nn.intrinsic.forms import BN_FORMS, FORMS, LAYER_NAMES, Form, derive
+
 
 class Entry:
     """A hook on what stands where a layer was that is now fused into an add: remembers which tensor went through."""
@@ -26,11 +28,12 @@ class Entry:
 
 
 def check_rank(x: Any, rank: int | None) -> None:
-    """A BatchNorm1d that was folded into a Linear normalised axis 1, which is the last in 2-d inputs only."""
+    """A batch norm that was folded into a layer normalised axis 1, which is the layer's channels in one rank only."""
     if rank is not None and x.dim() != rank:
         raise RuntimeError(
-            f"a BatchNorm1d is folded into this Linear, which is right for [batch, features] inputs only, not for "
-            f"{x.dim()}-d ones. Transpose around the batch norm in the model, or keep it apart with qconfig=None."
+            f"a BatchNorm1d is folded into this layer, which is right for {rank}-d inputs only "
+            f"({'[batch, features]' if rank == 2 else '[batch, channels, length]'}), not for {x.dim()}-d ones. "
+            "Transpose around the batch norm in the model, or keep it apart with qconfig=None."
         )
 
 
@@ -62,124 +65,59 @@ class FusedModule(CalledByAdd, nn.Module):
     """A layer with an optional add and activation after it."""
 
     layer_class: ClassVar[type]
-    has_add: ClassVar[bool] = False
-    relu_class: ClassVar[type | None] = None
+    form: ClassVar[Form]
     conv: nn.Module
+    bn: nn.Module | None = None
     relu: nn.Module | None
 
     def __init__(self, conv: nn.Module, relu: nn.Module | None = None) -> None:
         super().__init__()
         self.conv = conv
-        if self.relu_class is not None:
-            self.relu = relu if relu is not None else self.relu_class()
+        if self.form.relu is not None:
+            self.relu = relu if relu is not None else self.form.relu()
         self.train(conv.training)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         out = self.conv(x)
-        if self.has_add:
+        if self.bn is not None:
+            out = self.bn(out)
+        if self.form.has_add:
             assert residual is not None, f"{type(self).__name__} needs a second tensor to add"
             out = out + residual
-        return self.relu(out) if self.relu_class is not None and self.relu is not None else out
+        return self.relu(out) if self.form.relu is not None and self.relu is not None else out
 
 
-class ConvReLU2d(FusedModule):
-    """Conv2d, ReLU."""
+class FusedBNModule(FusedModule):
+    """A layer with batch normalisation after it, which goes on training (`QATMode.WithBN`); then add and activation."""
 
-    layer_class, relu_class = nn.Conv2d, nn.ReLU
-
-
-class ConvReLU62d(FusedModule):
-    """Conv2d, ReLU6."""
-
-    layer_class, relu_class = nn.Conv2d, nn.ReLU6
+    def __init__(self, conv: nn.Module, bn: nn.Module, relu: nn.Module | None = None) -> None:
+        super().__init__(conv, relu)
+        self.bn = bn
 
 
-class ConvAdd2d(FusedModule):
-    """Conv2d, add."""
-
-    layer_class, has_add = nn.Conv2d, True
+_CLASSES: dict[tuple[type, Form], type[FusedModule]] = {}
 
 
-class ConvAddReLU2d(FusedModule):
-    """Conv2d, add, ReLU."""
-
-    layer_class, has_add, relu_class = nn.Conv2d, True, nn.ReLU
-
-
-class ConvAddReLU62d(FusedModule):
-    """Conv2d, add, ReLU6."""
-
-    layer_class, has_add, relu_class = nn.Conv2d, True, nn.ReLU6
+def _forms(layer: type[nn.Module]) -> list[type[FusedModule]]:
+    plain = derive(FusedModule, layer, FORMS, __name__, lambda form: {"layer_class": layer})
+    normed = derive(FusedBNModule, layer, BN_FORMS, __name__, lambda form: {"layer_class": layer})
+    made: list[type[FusedModule]] = [*plain, *normed]
+    for cls in made:
+        _CLASSES[layer, cls.form] = cls
+        globals()[cls.__name__] = cls
+    return made
 
 
-class ConvTransposeReLU2d(FusedModule):
-    """ConvTranspose2d, ReLU."""
-
-    layer_class, relu_class = nn.ConvTranspose2d, nn.ReLU
+FUSED_CLASSES: dict[str, type[FusedModule]] = {cls.__name__: cls for layer in LAYER_NAMES for cls in _forms(layer)}
 
 
-class ConvTransposeReLU62d(FusedModule):
-    """ConvTranspose2d, ReLU6."""
-
-    layer_class, relu_class = nn.ConvTranspose2d, nn.ReLU6
-
-
-class ConvTransposeAdd2d(FusedModule):
-    """ConvTranspose2d, add."""
-
-    layer_class, has_add = nn.ConvTranspose2d, True
-
-
-class ConvTransposeAddReLU2d(FusedModule):
-    """ConvTranspose2d, add, ReLU."""
-
-    layer_class, has_add, relu_class = nn.ConvTranspose2d, True, nn.ReLU
-
-
-class ConvTransposeAddReLU62d(FusedModule):
-    """ConvTranspose2d, add, ReLU6."""
-
-    layer_class, has_add, relu_class = nn.ConvTranspose2d, True, nn.ReLU6
-
-
-class LinearReLU(FusedModule):
-    """Linear, ReLU."""
-
-    layer_class, relu_class = nn.Linear, nn.ReLU
-
-
-class LinearReLU6(FusedModule):
-    """Linear, ReLU6."""
-
-    layer_class, relu_class = nn.Linear, nn.ReLU6
-
-
-class LinearAdd(FusedModule):
-    """Linear, add."""
-
-    layer_class, has_add = nn.Linear, True
-
-
-class LinearAddReLU(FusedModule):
-    """Linear, add, ReLU."""
-
-    layer_class, has_add, relu_class = nn.Linear, True, nn.ReLU
-
-
-class LinearAddReLU6(FusedModule):
-    """Linear, add, ReLU6."""
-
-    layer_class, has_add, relu_class = nn.Linear, True, nn.ReLU6
-
-
-_CLASSES = {(cls.layer_class, cls.has_add, cls.relu_class): cls for cls in FusedModule.__subclasses__()}
-
-
-def fused_class(layer_class: type, has_add: bool, relu_class: type | None) -> type[FusedModule] | None:
+def fused_class(
+    layer_class: type[nn.Module], has_add: bool, relu_class: type[nn.Module] | None, has_bn: bool = False
+) -> type[FusedModule] | None:
     """The fused module for a combination, None if the BPU does not fuse it.
 
     >>> from torch import nn
     >>> fused_class(nn.Conv2d, True, nn.ReLU).__name__
     'ConvAddReLU2d'
     """
-    return _CLASSES.get((layer_class, has_add, relu_class))
+    return _CLASSES.get((layer_class, Form(has_bn, has_add, relu_class)))

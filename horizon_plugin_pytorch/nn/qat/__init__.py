@@ -2,7 +2,8 @@
 
 from horizon_plugin_pytorch.nn.qat.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from horizon_plugin_pytorch.nn.qat.avg_pool2d import AvgPool2d
-from horizon_plugin_pytorch.nn.qat.batchnorm import BatchNorm2d
+from horizon_plugin_pytorch.nn.qat.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
+from horizon_plugin_pytorch.nn.qat.conv1d import Conv1d
 from horizon_plugin_pytorch.nn.qat.conv2d import (
     Conv2d,
     ConvAdd2d,
@@ -11,7 +12,10 @@ from horizon_plugin_pytorch.nn.qat.conv2d import (
     ConvReLU2d,
     ConvReLU62d,
 )
+from horizon_plugin_pytorch.nn.qat.conv3d import Conv3d
+from horizon_plugin_pytorch.nn.qat.conv_transpose1d import ConvTranspose1d
 from horizon_plugin_pytorch.nn.qat.conv_transpose2d import ConvTranspose2d
+from horizon_plugin_pytorch.nn.qat.conv_transpose3d import ConvTranspose3d
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.qat.interpolate import Interpolate
@@ -25,8 +29,9 @@ from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AddMatmul", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d",
-    "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose2d", "DeQuantStub", "Einsum", "FloatFunctional",
-    "GridSample", "Interpolate", "LayerNorm", "Linear", "QuantStub", "ReLU", "ReLU6", "SegmentLUT", "Softmax",
-    "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
+    "AdaptiveAvgPool2d", "AddMatmul", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d",
+    "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d",
+    "ConvTranspose2d", "ConvTranspose3d", "DeQuantStub", "Einsum", "FloatFunctional", "GridSample", "Interpolate",
+    "LayerNorm", "Linear", "QuantStub", "ReLU", "ReLU6", "SegmentLUT", "Softmax", "SyncBatchNorm", "Upsample",
+    "UpsamplingBilinear2d", "UpsamplingNearest2d",
 ]  # fmt: skip

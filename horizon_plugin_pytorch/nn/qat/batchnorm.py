@@ -1,34 +1,41 @@
-"""A batch normalisation that follows no convolution, while training."""
+"""A batch normalisation that follows no layer, while training."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
+from horizon_plugin_pytorch.nn.layer_support import BATCH_NORM, BATCH_NORM1D
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import batchnorm as quantized
 
 
-class BatchNorm2d(RoundedModule, nn.BatchNorm2d):
-    """BatchNorm2d whose output is rounded; in the VALIDATION state it uses its running statistics."""
+class QATBatchNorm(RoundedModule):
+    """A batch normalisation whose output is rounded; in the VALIDATION state it uses its running statistics."""
 
-    quantized_class = quantized.BatchNorm2d
+    float_class: ClassVar[type]
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor
+    bias: Tensor
+    eps: float
 
     @classmethod
-    def from_float(cls, mod: Any) -> BatchNorm2d:
+    def from_float(cls, mod: Any) -> Any:
         """The QAT form; parameters and statistics are shared with `mod`."""
         path = getattr(mod, "path", "")
         if not mod.track_running_stats or mod.running_mean is None:
             raise QuantizationConfigError(
-                f"BatchNorm2d {at(path)} has no running statistics, so it has no integer form."
+                f"{type(mod).__name__} {at(path)} has no running statistics, so it has no integer form."
             )
+        extra = {"process_group": mod.process_group} if isinstance(mod, nn.SyncBatchNorm) else {}
         with torch.device("meta"):
-            self = cls(mod.num_features, mod.eps, mod.momentum, mod.affine)
+            self = cls(mod.num_features, mod.eps, mod.momentum, mod.affine, **extra)
         self.weight, self.bias = mod.weight, mod.bias
         self.running_mean, self.running_var = mod.running_mean, mod.running_var
         self.num_batches_tracked = mod.num_batches_tracked
@@ -43,4 +50,36 @@ class BatchNorm2d(RoundedModule, nn.BatchNorm2d):
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
-register(Operator("batch_norm2d", ScaleRule.OWN, BatchNorm2d, quantized.BatchNorm2d, (nn.BatchNorm2d,)))
+class BatchNorm1d(QATBatchNorm, nn.BatchNorm1d):  # type: ignore[misc] # torch has the same names with other types
+    """BatchNorm1d with a rounded output."""
+
+    quantized_class = quantized.BatchNorm1d
+
+
+class BatchNorm2d(QATBatchNorm, nn.BatchNorm2d):  # type: ignore[misc]
+    """BatchNorm2d with a rounded output."""
+
+    quantized_class = quantized.BatchNorm2d
+
+
+class BatchNorm3d(QATBatchNorm, nn.BatchNorm3d):  # type: ignore[misc]
+    """BatchNorm3d with a rounded output."""
+
+    quantized_class = quantized.BatchNorm3d
+
+
+class SyncBatchNorm(QATBatchNorm, nn.SyncBatchNorm):  # type: ignore[misc]
+    """SyncBatchNorm with a rounded output."""
+
+    quantized_class = quantized.SyncBatchNorm
+
+
+register(
+    Operator("batch_norm1d", ScaleRule.OWN, BatchNorm1d, quantized.BatchNorm1d, (nn.BatchNorm1d,), marches=BATCH_NORM1D)
+)
+for _name, _qat, _float in (
+    ("batch_norm2d", BatchNorm2d, nn.BatchNorm2d),
+    ("batch_norm3d", BatchNorm3d, nn.BatchNorm3d),
+    ("sync_batch_norm", SyncBatchNorm, nn.SyncBatchNorm),
+):
+    register(Operator(_name, ScaleRule.OWN, _qat, _qat.quantized_class, (_float,), marches=BATCH_NORM))

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn import intrinsic
-from horizon_plugin_pytorch.nn.intrinsic import check_rank
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.module import QATModule, real
-from horizon_plugin_pytorch.nn.support import EVERYWHERE, Marches
+from horizon_plugin_pytorch.nn.intrinsic import FORMS, Form, check_rank, derive
+from horizon_plugin_pytorch.nn.operator_table import (
+    Binder,
+    Call,
+    NotBindable,
+    Operator,
+    ScaleRule,
+    depends_on_graph,
+    register,
+)
+from horizon_plugin_pytorch.nn.qat.module import QATModule, real, relu_limits
+from horizon_plugin_pytorch.nn.support import Marches
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, FakeQuantize
 
@@ -23,7 +33,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
     """A layer with weights, mixed into the torch layer of the same kind."""
 
     float_class: ClassVar[Any]
-    has_add: ClassVar[bool] = False
+    form: ClassVar[Form] = Form()
     limits: ClassVar[tuple[float, float]] = NO_LIMIT
     weight_axis: ClassVar[int] = 0
     input_rank: int | None = None
@@ -67,16 +77,29 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         with torch.device("meta"):
             self = cls.__new__(cls)
             QATModule.__init__(self, **arguments)
-        self.weight, self.bias = source.weight, source.bias
+        for name in ("weight", "bias"):
+            share_tensor(self, name, getattr(source, name))
         self.input_rank = getattr(source, "input_rank", None)
         self.path = getattr(mod, "path", "")
         self.enter_through(getattr(mod, "entry", None))
         self.attach(getattr(mod, "qconfig", None))
         return self
 
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The float layer with other weights."""
         raise NotImplementedError
+
+    def deployed(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Weight, bias and the weight's scales as the integer form has them."""
+        return self.weight, self.bias, self.weight_fake_quant.scale
+
+    def observe_weight(self) -> None:
+        """Update the weight's scale from the weight."""
+        self.weight_fake_quant.observe(self.weight)
+
+    def layer(self, x: Tensor) -> Tensor:
+        """The layer while training: real values, with rounded weights."""
+        return self.product(x, self.weight_fake_quant.weight(self.weight), self.bias)
 
     def inputs_seen(self) -> list[tuple]:
         """Scales, formats and ranges of the last inputs, for `convert` to plan with."""
@@ -94,7 +117,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         return self._train(x, residual)
 
     def _train(self, x: Any, residual: Any) -> Any:
-        out = self.product(real(x), self.weight_fake_quant.weight(self.weight))
+        out = self.layer(real(x))
         if residual is not None:
             out = out.add_(real(residual)) if residual.shape == out.shape else out + real(residual)
         if self.activation_post_process is not None:
@@ -102,12 +125,92 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         return out if self.limits == NO_LIMIT else out.clamp(*self.limits)
 
 
+def share_tensor(module: nn.Module, name: str, value: Tensor | None) -> None:
+    """Let a module use another's parameter; one that is a buffer there is a buffer here."""
+    if value is None or isinstance(value, nn.Parameter):
+        setattr(module, name, value)
+    else:
+        delattr(module, name)
+        module.register_buffer(name, value)
+
+
+def qat_forms(base: Any, quantized: ModuleType, module: str, forms: Sequence[Form] = FORMS) -> list[type[QATGemm]]:
+    """The fused forms of a QAT layer; `quantized` has their integer classes, under the names without BN."""
+    layer = base.float_class
+    return derive(
+        base,
+        layer,
+        forms,
+        module,
+        lambda form: {
+            "limits": relu_limits(form.relu is not None, form.relu is nn.ReLU6),
+            "quantized_class": getattr(quantized, form.without_bn.name_of(layer)),
+        },
+    )
+
+
 def register_layers(
-    name: str, layer: type[QATGemm], fused: tuple[type[QATGemm], ...], marches: Marches = EVERYWHERE
+    name: str, layer: type[QATGemm], fused: Sequence[type[QATGemm]], marches: Marches, functions: dict[Any, Binder]
 ) -> None:
     """Rows for a layer and its fused forms, whose float classes in `intrinsic` have the same names."""
-    forms = [(name, layer, layer.float_class)]
-    forms += [(cls.__name__, cls, getattr(intrinsic, cls.__name__)) for cls in fused]
-    for row_name, cls, float_class in forms:
-        row = Operator(row_name, ScaleRule.OWN, cls, cls.quantized_class, (float_class,), marches=marches)
-        register(replace(row, has_real_output=True))
+    row = Operator(
+        name, ScaleRule.OWN, layer, layer.quantized_class, (layer.float_class,), functions, marches=marches,
+        has_real_output=True,
+    )  # fmt: skip
+    register(row)
+    for cls in fused:
+        float_class = intrinsic.FUSED_CLASSES[cls.__name__]
+        register(
+            replace(
+                row, name=cls.__name__, qat=cls, quantized=cls.quantized_class, modules=(float_class,), functions={}
+            )
+        )
+
+
+CONV = "input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1"
+CONV_TRANSPOSE = "input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1"
+
+
+def layer_function(float_class: type, signature: str) -> Binder:
+    """A binder for the functional form of a layer, whose weight is a parameter or buffer of the model."""
+    parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this package
+
+    def bind(*args: Any, **kwargs: Any) -> Call:
+        bound = parsed.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        x, weight = values.pop("input"), _tensor_of(values.pop("weight"), "weight")
+        bias = values.pop("bias")
+        bias = None if bias is None else _tensor_of(bias, "bias")
+        if any(depends_on_graph(value) for value in values.values()):
+            raise NotBindable(f"{', '.join(values)} must be numbers, not computed from a tensor's shape or value")
+        sizes = _channels(float_class, weight, values.get("groups", 1))
+        with torch.device("meta"):
+            layer = float_class(*sizes, bias=bias is not None, **values)
+        share_tensor(layer, "weight", weight)
+        share_tensor(layer, "bias", bias)
+        return Call(layer, (x,))
+
+    return bind
+
+
+def _channels(float_class: type, weight: Tensor, groups: int) -> tuple:
+    if float_class is nn.Linear:
+        return weight.shape[1], weight.shape[0]
+    first, second, *kernel = weight.shape
+    is_transposed = issubclass(float_class, nn.modules.conv._ConvTransposeNd)
+    return (first, second * groups, kernel) if is_transposed else (second * groups, first, kernel)
+
+
+def _tensor_of(node: Any, name: str) -> Tensor:
+    """The parameter or buffer that a node reads."""
+    model = node.graph.owning_module if isinstance(node, fx.Node) and node.op == "get_attr" else None
+    if model is None:
+        raise NotBindable(
+            f"its {name} is computed, and a layer's must be a parameter or a buffer of the model: keep it as one, or "
+            "use matmul, whose operands are both quantized"
+        )
+    value: Any = model
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value

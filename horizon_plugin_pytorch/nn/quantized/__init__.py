@@ -2,7 +2,8 @@
 
 from horizon_plugin_pytorch.nn.quantized.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from horizon_plugin_pytorch.nn.quantized.avg_pool2d import AvgPool2d
-from horizon_plugin_pytorch.nn.quantized.batchnorm import BatchNorm2d
+from horizon_plugin_pytorch.nn.quantized.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
+from horizon_plugin_pytorch.nn.quantized.conv1d import Conv1d
 from horizon_plugin_pytorch.nn.quantized.conv2d import (
     Conv2d,
     ConvAdd2d,
@@ -11,7 +12,10 @@ from horizon_plugin_pytorch.nn.quantized.conv2d import (
     ConvReLU2d,
     ConvReLU62d,
 )
+from horizon_plugin_pytorch.nn.quantized.conv3d import Conv3d
+from horizon_plugin_pytorch.nn.quantized.conv_transpose1d import ConvTranspose1d
 from horizon_plugin_pytorch.nn.quantized.conv_transpose2d import ConvTranspose2d
+from horizon_plugin_pytorch.nn.quantized.conv_transpose3d import ConvTranspose3d
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional, QFunctional
 from horizon_plugin_pytorch.nn.quantized.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.quantized.interpolate import Interpolate
@@ -22,8 +26,9 @@ from horizon_plugin_pytorch.nn.quantized.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm2d", "Conv2d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d",
-    "ConvReLU2d", "ConvReLU62d", "ConvTranspose2d", "DeQuantize", "FloatFunctional", "GridSample", "Interpolate",
-    "Linear", "QFunctional", "Quantize", "ReLU", "ReLU6", "SegmentLUT", "Upsample", "UpsamplingBilinear2d",
+    "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d", "Conv3d",
+    "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d",
+    "ConvTranspose3d", "DeQuantize", "FloatFunctional", "GridSample", "Interpolate", "Linear", "QFunctional",
+    "Quantize", "ReLU", "ReLU6", "SegmentLUT", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
     "UpsamplingNearest2d",
 ]  # fmt: skip

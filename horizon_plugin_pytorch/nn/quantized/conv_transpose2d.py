@@ -1,34 +1,21 @@
-"""Transposed convolutions on integers."""
+"""Transposed convolutions over two axes, on integers."""
 
 from __future__ import annotations
 
-from horizon_plugin_pytorch.nn.quantized.conv2d import Conv2d
+from torch import nn
+
+from horizon_plugin_pytorch.nn.intrinsic import FORMS, derive
+from horizon_plugin_pytorch.nn.quantized.convolution import TransposedConvolution
 
 
-class ConvTranspose2d(Conv2d):
+class ConvTranspose2d(TransposedConvolution):
     """ConvTranspose2d on integers."""
 
-    is_transposed = True
-    output_axis = 1
 
-
-class ConvTransposeReLU2d(ConvTranspose2d):
-    """ConvTranspose2d and ReLU on integers."""
-
-
-class ConvTransposeReLU62d(ConvTranspose2d):
-    """ConvTranspose2d and ReLU6 on integers."""
-
-
-class ConvTransposeAdd2d(ConvTranspose2d):
-    """ConvTranspose2d plus another tensor, on integers."""
-
-    has_add = True
-
-
-class ConvTransposeAddReLU2d(ConvTransposeAdd2d):
-    """ConvTranspose2d plus another tensor, and ReLU, on integers."""
-
-
-class ConvTransposeAddReLU62d(ConvTransposeAdd2d):
-    """ConvTranspose2d plus another tensor, and ReLU6, on integers."""
+(
+    ConvTransposeReLU2d,
+    ConvTransposeReLU62d,
+    ConvTransposeAdd2d,
+    ConvTransposeAddReLU2d,
+    ConvTransposeAddReLU62d,
+) = derive(ConvTranspose2d, nn.ConvTranspose2d, FORMS, __name__)

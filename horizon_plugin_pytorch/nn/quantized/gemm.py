@@ -11,7 +11,7 @@ from torch import Tensor
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype
 from horizon_plugin_pytorch.errors import AccumulatorWarning, ConversionError
-from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd, check_rank
+from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd, Form, check_rank
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_quantize import integer_limits
@@ -28,7 +28,7 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
     bias: Tensor | None
     weight_dtype: QuantDType
     limits: tuple[float, float]
-    has_add: ClassVar[bool] = False
+    form: ClassVar[Form] = Form()
     output_axis: ClassVar[int] = 0
     groups: int = 1
 
@@ -43,12 +43,12 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
                 "integer form. Give it a qconfig with a weight fake-quant, or qconfig=None to keep it float."
             )
         self.weight_dtype = quantizer.dtype
-        steps = fp.quantize(
-            mod.weight.detach(), quantizer.scale, quantizer.ch_axis, quantizer.quant_min, quantizer.quant_max
-        )
+        weight, bias, scale = mod.deployed()
+        axis = self.output_axis if scale.numel() > 1 else -1
+        steps = fp.quantize(weight.detach(), scale.detach(), axis, quantizer.quant_min, quantizer.quant_max)
         self.register_buffer("weight", steps.to(quantizer.dtype.storage))
-        self.register_buffer("weight_scale", quantizer.scale.detach().clone())
-        self.register_buffer("bias", None if mod.bias is None else mod.bias.detach().clone())
+        self.register_buffer("weight_scale", scale.detach().clone())
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
         self.copy_geometry(mod)
         for inputs in mod.inputs_seen():
             here: list[Any] = [v.detach().to(steps.device) if isinstance(v, Tensor) else v for v in inputs]

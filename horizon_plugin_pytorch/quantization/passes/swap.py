@@ -154,7 +154,7 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
         )
     for module in model.modules():
         if isinstance(module, QATGemm) and not module.weight_fake_quant.has_statistics:
-            module.weight_fake_quant.observe(module.weight)  # weights are known without any data
+            module.observe_weight()  # weights are known without any data
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
         if not isinstance(module, QATModule):

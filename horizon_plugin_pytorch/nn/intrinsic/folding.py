@@ -1,0 +1,69 @@
+"""Batch normalisation as a part of the layer before it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.nn.intrinsic.fused import check_rank_hook
+
+
+def gain_of(bn: Any) -> Tensor:
+    """``gamma / sqrt(var + eps)`` with the running statistics, float64."""
+    gain = torch.rsqrt(bn.running_var.double() + bn.eps)
+    return gain if bn.weight is None else gain * bn.weight.double()
+
+
+def by_output(values: Tensor, layer: Any) -> Tensor:
+    """One value an output channel, in a shape that multiplies the layer's weight."""
+    spread = [1] * (layer.weight.dim() - 2)
+    if not getattr(layer, "transposed", False):
+        return values.reshape(-1, 1, *spread)
+    inputs = layer.weight.shape[0] // layer.groups  # [in, out / groups, ...]: a group's inputs see its outputs
+    return (
+        values.reshape(layer.groups, 1, -1).expand(-1, inputs, -1).flatten(0, 1).reshape(layer.in_channels, -1, *spread)
+    )
+
+
+def fold(layer: Any, bn: Any) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the layer with the batch normalisation in them; gradients pass.
+
+    ``W' = W * g``, ``b' = (b - mean) * g + beta`` with ``g = gamma / sqrt(var + eps)``, in float64.
+    """
+    gain = gain_of(bn)
+    weight = layer.weight.double() * by_output(gain, layer)
+    bias = -bn.running_mean.double() if layer.bias is None else layer.bias.double() - bn.running_mean.double()
+    bias = bias * gain
+    if bn.bias is not None:
+        bias = bias + bn.bias.double()
+    return weight.to(layer.weight.dtype), bias.to(layer.weight.dtype)
+
+
+@torch.no_grad()
+def fold_bn(layer: Any, bn: Any) -> Any:
+    """A copy of the layer with the batch normalisation in its weight and bias.
+
+    >>> fold_bn(nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2)).bias.shape
+    torch.Size([2])
+    """
+    out = copy.copy(layer)
+    out._parameters = dict(layer._parameters)
+    weight, bias = fold(layer, bn)
+    out._parameters["weight"] = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
+    out._parameters["bias"] = nn.Parameter(bias)
+    rank = rank_for(layer, bn)
+    if rank is not None:
+        out.input_rank = rank
+        out._forward_pre_hooks = layer._forward_pre_hooks.copy()
+        out.register_forward_pre_hook(check_rank_hook)
+    return out
+
+
+def rank_for(layer: nn.Module, bn: nn.Module) -> int | None:
+    """The only rank of inputs for which folding is right: normalisation is along axis 1, a Linear along the last."""
+    if isinstance(layer, nn.Linear):
+        return 2
+    return 3 if isinstance(bn, nn.BatchNorm1d) else None

@@ -1,0 +1,49 @@
+"""What QAT convolutions have in common, over any number of axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+
+_TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+class QATConvolution(QATGemm):
+    """A convolution, mixed into torch's of the same kind."""
+
+    padding_mode: Any
+    _reversed_padding_repeated_twice: list[int]
+
+    def split_padding(self) -> tuple[list[int], list[int]]:
+        """Padding that `F.pad` must do (other modes than zeros, or uneven), and padding that the convolution does."""
+        both_sides = list(self._reversed_padding_repeated_twice)
+        befores, afters = both_sides[::2][::-1], both_sides[1::2][::-1]
+        if self.padding_mode == "zeros" and befores == afters:
+            return [], befores
+        return both_sides, [0] * len(befores)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(x, weight, bias)  # type: ignore[operator]
+
+
+class QATTransposedConvolution(QATGemm):
+    """A transposed convolution, mixed into torch's of the same kind."""
+
+    weight_axis = 1
+    stride: Any
+    padding: Any
+    output_padding: Any
+    dilation: Any
+    groups: int
+
+    def split_padding(self) -> tuple[list[int], list[int]]:
+        """A transposed convolution pads by itself."""
+        return [], list(self.padding)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        run = _TRANSPOSED[len(self.stride)]
+        return run(x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
