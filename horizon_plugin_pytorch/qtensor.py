@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype
@@ -105,6 +104,11 @@ class QTensor(Tensor):
         return self._is_rounded
 
     @property
+    def is_deferred(self) -> bool:
+        """Are only the integers known, and the real values computed when something asks for them?"""
+        return self._is_deferred
+
+    @property
     def grid(self) -> Tensor | None:
         """The integers, if this tensor was computed on them; None on the approximate training route."""
         return self.plain() if self._is_integer else self._grid
@@ -165,6 +169,12 @@ class QTensor(Tensor):
         out._scale, out._format, out._axis = self._scale, self._format, self._axis
         out._is_integer, out._is_rounded, out._grid = self._is_integer, self._is_rounded, grid
         out._range = self._range
+        return out
+
+    def unrounded(self, values: Tensor) -> QTensor:
+        """Other real values, that no longer lie on the grid."""
+        out = self.like(values)
+        out._is_rounded = False
         return out
 
     def with_grid(self, grid: Tensor) -> QTensor:
@@ -297,7 +307,8 @@ def _place() -> str:
     return ""
 
 
-def _only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+def only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    """The QTensor that a function works on: its first argument, with one scale."""
     x = args[0] if args else kwargs.get("input", kwargs.get("self"))
     if not isinstance(x, QTensor):
         raise NotImplementedError(f"`{_name(func)}`{_place()} got a QTensor where an ordinary tensor was expected.")
@@ -310,8 +321,8 @@ def _only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
 
 
 def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """Run an operator that only moves or selects values; its results keep the input's scale."""
-    x = _only_qtensor(func, args, kwargs)
+    """Run an operator that only moves or selects values: they keep the input's scale, positions are plain tensors."""
+    x = only_qtensor(func, args, kwargs)
 
     def run(has_grid: bool) -> Any:
         def payload(v: Any) -> Any:
@@ -322,17 +333,27 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
         return func(*map(payload, args), **{k: payload(v) for k, v in kwargs.items()})
 
     grid: Any = None if x._grid is None else run(True)
-    if x._is_deferred:
-        if isinstance(grid, Tensor):
-            return x.with_grid(grid)
-        parts = [x.with_grid(g) for g in grid]
-        return parts if isinstance(grid, list) else tuple(parts)
-    out = run(False)
+    out = grid if x._is_deferred else run(False)
     if isinstance(out, Tensor):
-        return x.like(out, grid)
+        return _with_scale_of(x, out, grid)
     grids = [None] * len(out) if grid is None else grid
-    parts = [x.like(o, g) for o, g in zip(out, grids, strict=True)]
-    return parts if isinstance(out, list) else tuple(parts)
+    return _as_parts([_with_scale_of(x, o, g) for o, g in zip(out, grids, strict=True)], out)
+
+
+def _with_scale_of(x: QTensor, out: Tensor, grid: Tensor | None) -> Tensor:
+    if not out.is_floating_point():
+        return out
+    if x._is_deferred:
+        assert grid is not None
+        return x.with_grid(grid)
+    return x.like(out, grid)
+
+
+def _as_parts(parts: list[Tensor], like: Any) -> Any:
+    """Several results in the container that torch gave them in: a list, a tuple, or one with names."""
+    if isinstance(like, list):
+        return parts
+    return type(like)(parts) if hasattr(like, "n_fields") else tuple(parts)
 
 
 def _cast_error(func: Callable, x: QTensor, wanted: Any) -> NotImplementedError:
@@ -377,50 +398,6 @@ def pad_circular(x: Any, padding: Sequence[int]) -> Any:
     return x
 
 
-def _pad(func: Callable, args: tuple, kwargs: dict) -> QTensor:
-    """Padding with a constant puts that constant on the grid first."""
-    names = ("input", "pad", "mode", "value")
-    call = dict(zip(names, args, strict=False)) | kwargs
-    x = _only_qtensor(func, (call["input"],), {})
-    if call.get("mode") == "circular":
-        return pad_circular(x, call["pad"])
-    value = call.get("value")
-    if not value or not x._is_rounded:  # zero is on every grid; while calibrating there is none
-        return keep_scale(F.pad, (x,), {k: v for k, v in call.items() if k != "input"})
-    rounded = torch.round(torch.as_tensor(float(value), device=x.device) / x._scale.detach())
-    steps = float(rounded.clamp(x._format.min, x._format.max))
-    rest = (call["pad"], call.get("mode", "constant"))
-    real = F.pad(x.plain(), *rest, steps if x._is_integer else steps * float(x._scale))
-    out = x.like(real, None if x._grid is None else F.pad(x._grid, *rest, steps))
-    out.set_range(min(x.range[0], int(steps)), max(x.range[1], int(steps)))
-    return out
-
-
-def _relu_(func: Callable, args: tuple, kwargs: dict) -> Any:
-    return keep_scale(torch.relu, args[:1] or (kwargs["input"],), {})
-
-
-def _dropout(func: Callable, args: tuple, kwargs: dict) -> QTensor:
-    """Dropout trains on real values; once training is over it is not there."""
-    names = ("input", "p", "training", "inplace")
-    call = dict(zip(names, args, strict=False)) | kwargs
-    x = _only_qtensor(func, (call["input"],), {})
-    if not call.get("training", True) or x.is_integer:
-        return x
-    out = x.like(func(x.plain(), call.get("p", 0.5), True))
-    out._is_rounded = False  # what is left was divided by 1 - p
-    return out
-
-
-_MOVING = (
-    "reshape view flatten unflatten permute transpose swapaxes swapdims movedim moveaxis t squeeze unsqueeze expand "
-    "expand_as broadcast_to reshape_as view_as split split_with_sizes chunk tensor_split narrow select unbind flip "
-    "roll repeat tile index_select contiguous clone detach pixel_shuffle pixel_unshuffle channel_shuffle relu amax "
-    "max_pool2d max_pool1d adaptive_max_pool2d __getitem__ to type_as cpu cuda"
-).split()
-_MOVING_PROPERTIES = ("T", "mT", "data")
-_STAYING_NAMES = ("clone", "detach", "contiguous", "relu", "to", "cpu", "cuda")  # every value keeps its channel
-
 _METADATA_NAMES = frozenset(
     "size dim numel nelement stride storage_offset is_contiguous is_floating_point is_complex element_size __len__ "
     "shape device requires_grad is_leaf grad_fn ndim layout is_cuda is_cpu is_sparse is_quantized grad names "
@@ -429,27 +406,6 @@ _METADATA_NAMES = frozenset(
     "requires_grad_ backward _is_view is_inference is_conj is_neg as_subclass __hash__ __format__ __dir__ "
     "storage_type _typed_storage is_set_to is_same_size is_shared is_pinned has_names nbytes itemsize".split()
 )
-
-
-def _build_handlers() -> dict[Callable, Callable]:
-    table: dict[Callable, Callable] = {}
-    for name in _MOVING:
-        for owner in (torch, Tensor, F):
-            func = getattr(owner, name, None)
-            if func is not None:
-                table[func] = keep_scale
-    for name in _MOVING_PROPERTIES:
-        table[getattr(Tensor, name).__get__] = keep_scale
-    table[F._max_pool2d] = keep_scale  # type: ignore[attr-defined]
-    for name in ("to", "type_as", "cpu", "cuda"):
-        table[getattr(Tensor, name)] = _to
-    for owner in (torch, Tensor):
-        table[owner.relu_] = _relu_
-    table[F.relu] = _relu_
-    table[F.pad] = _pad
-    for dropout in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):
-        table[dropout] = _dropout
-    return table
 
 
 def _build_metadata() -> set[Callable]:
@@ -467,7 +423,9 @@ def _build_metadata() -> set[Callable]:
     return found
 
 
-_HANDLERS = _build_handlers()
+# What a QTensor does with a function. The functions that keep the scale are declared in `nn.pass_through`.
+_HANDLERS: dict[Callable, Callable] = {}
+_NOT_KEEPING: set[Callable] = set()
 _METADATA = _build_metadata()
 # What shows memory to code that does not know of deferred values; these must be there by then.
 _REVEALING = frozenset(
@@ -477,8 +435,8 @@ _REVEALING = frozenset(
         "is_contiguous",
     )
 )  # fmt: skip
+_STAYING_NAMES = ("clone", "detach", "contiguous", "relu", "to", "cpu", "cuda")  # every value keeps its channel
 _STAYING = frozenset(getattr(Tensor, name) for name in _STAYING_NAMES) | {torch.clone, torch.detach, torch.relu}
-_MOVING_NAMES = frozenset(_MOVING)
 
 
 def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Callable]:
@@ -492,14 +450,18 @@ def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Ca
     def register(handler: Callable) -> Callable:
         for function in functions:
             _HANDLERS[function] = handler
-            if not keeps:
+            if keeps:
+                _NOT_KEEPING.discard(function)
+            else:
                 _NOT_KEEPING.add(function)
         return handler
 
     return register
 
 
-_NOT_KEEPING: set[Callable] = set()
+for _property in ("T", "mT", "data"):
+    handle(getattr(Tensor, _property).__get__, keeps=True)(keep_scale)
+handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
 
 
 def keeps_scale(target: Any) -> bool:
@@ -509,5 +471,5 @@ def keeps_scale(target: Any) -> bool:
     (True, True, False)
     """
     if isinstance(target, str):
-        return target in _MOVING_NAMES or target in _METADATA_NAMES
+        return target in _METADATA_NAMES or keeps_scale(getattr(Tensor, target, None))
     return target is operator.getitem or (target in _HANDLERS and target not in _NOT_KEEPING)

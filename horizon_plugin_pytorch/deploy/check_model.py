@@ -93,7 +93,7 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        found = row_of_function(func) or row_of_method(getattr(func, "__name__", ""))
+        found = row_of_function(func, args, kwargs) or row_of_method(getattr(func, "__name__", ""), args, kwargs)
         self._depth += 1
         try:
             out = func(*args, **kwargs)

@@ -165,14 +165,26 @@ def constant_pad(g: OnnxGraph, site: Site, x: str, pad: list[int], value: float 
     return g.node("Pad", x, pads, g.scalar(value, torch.float32), mode="constant")
 
 
-@lowers("replication_pad3d", "replication_pad2d", "replication_pad1d")
+@lowers("replication_pad1d", "replication_pad2d", "replication_pad3d")
 def replication_pad(g: OnnxGraph, site: Site, x: str, pad: list[int]) -> str:
-    return g.node("Pad", x, g.constant(_pads(pad, len(site.input_shape)), torch.int64, "pads"), mode="edge")
+    return _pad_by_position(g, site, x, pad, "edge")
 
 
-@lowers("reflection_pad3d", "reflection_pad2d", "reflection_pad1d")
+@lowers("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
 def reflection_pad(g: OnnxGraph, site: Site, x: str, pad: list[int]) -> str:
-    return g.node("Pad", x, g.constant(_pads(pad, len(site.input_shape)), torch.int64, "pads"), mode="reflect")
+    return _pad_by_position(g, site, x, pad, "reflect")
+
+
+def _pad_by_position(g: OnnxGraph, site: Site, x: str, pad: list[int], mode: str) -> str:
+    """Values of other positions; a negative number crops first, as in torch, which is not how ONNX defines it."""
+    pads = _pads(pad, site.rank)
+    crops = [max(-p, 0) for p in pads]
+    if any(crops):
+        axes = list(range(site.rank))
+        starts = crops[: site.rank]
+        ends = [size - crop for size, crop in zip(site.input_shape, crops[site.rank :], strict=True)]
+        x = g.node("Slice", x, *(g.constant(v, torch.int64, "crop") for v in (starts, ends, axes)))
+    return g.node("Pad", x, g.constant([max(p, 0) for p in pads], torch.int64, "pads"), mode=mode)
 
 
 @lowers("pixel_shuffle")

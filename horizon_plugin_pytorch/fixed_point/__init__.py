@@ -44,6 +44,7 @@ from horizon_plugin_pytorch.fixed_point.rescaling import (
     rescale_,
 )
 from horizon_plugin_pytorch.fixed_point.sampling import grid_factors, grid_sample
+from horizon_plugin_pytorch.fixed_point.selection import topk
 from horizon_plugin_pytorch.fixed_point.table import SegmentTable, build_segments, build_table, lookup
 
 __all__ = [
@@ -51,6 +52,6 @@ __all__ = [
     "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
     "choose_mix", "choose_sum_factors", "coarsen", "conv", "dequantize", "flatten", "grid_factors",
     "grid_sample", "is_beyond_float32", "linear", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift",
-    "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "split_digits", "sum", "unflatten",
-    "weight_bits",
+    "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "split_digits", "sum", "topk",
+    "unflatten", "weight_bits",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.errors import TraceError, is_user_code, source_line
 from horizon_plugin_pytorch.nn.leaf import first_proxy
-from horizon_plugin_pytorch.nn.operator_table import row_of_module
+from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 
 _LEAF_CLASSES: set[type] = set()
@@ -90,7 +90,11 @@ def _known_length(node: torch.fx.Node) -> int | None:
     if node.target in ("split", "split_with_sizes", torch.split, torch.split_with_sizes):
         sizes = node.args[1] if len(node.args) > 1 else next(iter(node.kwargs.values()), None)
         return len(sizes) if isinstance(sizes, (list, tuple)) else None
-    return None
+    if node.op == "call_function":
+        found = row_of_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+    else:
+        found = row_of_method(str(node.target), node.args, node.kwargs) if node.op == "call_method" else None
+    return None if found is None or len(found[0].results) == 1 else len(found[0].results)
 
 
 def _user_frames() -> str:
@@ -133,10 +137,28 @@ def trace(model: nn.Module) -> torch.fx.Graph:
         where = _innermost_user_line(error)
         raise TraceError(
             f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: "
-            f"{str(error).rstrip('.')}. The graph must not depend on the values of tensors: move that code out of the "
-            "model's forward. Before the QuantStub or after the DeQuantStub it can also be hidden in a function or "
-            "module marked with `horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then called as it is."
+            f"{str(error).rstrip('.')}. {_remedy(error)}"
         ) from error
+
+
+def _remedy(error: Exception) -> str:
+    text = str(error)
+    if "cannot be iterated" in text:
+        return (
+            "A tensor's length is not known while tracing, so it cannot be looped over, passed to zip() or unpacked "
+            "with *. Take a known number of parts: `a, b = x.unbind(1)`, `for part in x.chunk(2, 1)`, or "
+            "`x[:, i]` for i in range(2)."
+        )
+    if "item assignment" in text:
+        return (
+            "Writing into a part of a tensor has no form in a graph. Build the tensor from its parts with `torch.cat` "
+            "or `torch.stack`, or choose between two tensors with `torch.where`."
+        )
+    return (
+        "The graph must not depend on the values of tensors: move that code out of the model's forward. Before the "
+        "QuantStub or after the DeQuantStub it can also be hidden in a function or module marked with "
+        "`horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then called as it is."
+    )
 
 
 def _innermost_user_line(error: BaseException) -> str:

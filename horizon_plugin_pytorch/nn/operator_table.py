@@ -7,7 +7,7 @@ of functions, `prepare`, `convert`, checks, documents and tests are all driven b
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -68,6 +68,7 @@ class Operator:
         has_real_output: can its accumulator leave as float (high-precision output)?
         results: what it gives; several for an operator that gives a tuple, such as values and positions.
         real_inputs: arguments of the module's forward that may be real numbers; a constant there gets no QuantStub.
+        takes: where several rows have one function, such as ``torch.max``, says which calls belong to this one.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Operator:
     has_real_output: bool = False
     results: tuple[Kind, ...] = (Kind.QUANTIZED,)
     real_inputs: tuple[str, ...] = ()
+    takes: Callable[..., bool] | None = None
 
     @property
     def needs_qconfig(self) -> bool:
@@ -99,8 +101,9 @@ class Operator:
 
 _ROWS: dict[str, Operator] = {}
 _BY_MODULE: dict[type, Operator] = {}
-_BY_FUNCTION: dict[Callable, tuple[Operator, Binder]] = {}
-_BY_METHOD: dict[str, tuple[Operator, Binder]] = {}
+_BY_FUNCTION: dict[Callable, list[tuple[Operator, Binder]]] = {}
+_BY_METHOD: dict[str, list[tuple[Operator, Binder]]] = {}
+_ADVICE: dict[Any, str] = {}
 
 
 def register(row: Operator) -> Operator:
@@ -111,9 +114,9 @@ def register(row: Operator) -> Operator:
     for cls in row.modules:
         _BY_MODULE[cls] = row
     for function, binder in row.functions.items():
-        _BY_FUNCTION[function] = (row, binder)
+        _BY_FUNCTION.setdefault(function, []).append((row, binder))
     for method, binder in row.methods.items():
-        _BY_METHOD[method] = (row, binder)
+        _BY_METHOD.setdefault(method, []).append((row, binder))
     return row
 
 
@@ -146,17 +149,43 @@ def _row_of_torch_class(cls: type) -> Operator | None:
     return None
 
 
-def row_of_function(function: Callable) -> tuple[Operator, Binder] | None:
-    """The row and binder of a torch function."""
+def row_of_function(
+    function: Callable, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+) -> tuple[Operator, Binder] | None:
+    """The row and binder of a torch function; of this call of it, if its arguments are given."""
     try:
-        return _BY_FUNCTION.get(function)
+        found = _BY_FUNCTION.get(function, [])
     except TypeError:  # unhashable
         return None
+    return _row_of_call(found, args, kwargs)
 
 
-def row_of_method(name: str) -> tuple[Operator, Binder] | None:
-    """The row and binder of a tensor method."""
-    return _BY_METHOD.get(name)
+def row_of_method(
+    name: str, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+) -> tuple[Operator, Binder] | None:
+    """The row and binder of a tensor method; of this call of it, if its arguments are given."""
+    return _row_of_call(_BY_METHOD.get(name, []), args, kwargs)
+
+
+def _row_of_call(
+    found: list[tuple[Operator, Binder]], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[Operator, Binder] | None:
+    if args is None:
+        return found[0] if found else None
+    return next((pair for pair in found if pair[0].takes is None or pair[0].takes(*args, **(kwargs or {}))), None)
+
+
+def advise(text: str, *targets: Any) -> None:
+    """Say what to write instead of functions, and methods given by name, that have no quantized form."""
+    _ADVICE.update(dict.fromkeys(targets, text))
+
+
+def advice_for(target: Any) -> str:
+    """What to write instead of a function or method without a row; empty if nothing better is known."""
+    try:
+        return _ADVICE.get(target, "")
+    except TypeError:  # unhashable
+        return ""
 
 
 def as_module(factory: Callable[..., nn.Module], signature: str, at_run_time: tuple[str, ...] = ()) -> Binder:

@@ -1,20 +1,313 @@
-"""Rows for operators that only move or select values: they keep the scale of their input and need no module of ours.
+"""Operators that only move or select values: they keep the scale of their input and need no module of ours.
 
-`QTensor` runs them; the table says which they are, and on which chips.
+This is the one declaration of them: each `_Row` says how an operator is spelled, what a `QTensor` does with it, what it
+gives, and what each chip takes. From it come the rows of the operator table and the handlers of `QTensor`.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn.operator_table import Call, Operator, ScaleRule, register
-from horizon_plugin_pytorch.qtensor import keeps_scale
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.operator_table import Call, Kind, Operator, ScaleRule, advise, register
+from horizon_plugin_pytorch.nn.support import (
+    EVERYWHERE,
+    FROM_BAYES,
+    INT8,
+    WIDE,
+    Limit,
+    Marches,
+    Support,
+    at_most,
+    on,
+)
+from horizon_plugin_pytorch.qtensor import QTensor, handle, keep_scale, only_qtensor, pad_circular
+
+Handler = Callable[[Callable, tuple, dict], Any]
+_VALUES = (Kind.QUANTIZED,)
+_VALUES_AND_POSITIONS = (Kind.QUANTIZED, Kind.INDEX)
+_POSITIONS = (Kind.INDEX,)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One declaration.
+
+    Args:
+        names: functions of torch and `torch.nn.functional`, and tensor methods, that have these names.
+        handler: what a QTensor does; None where `QTensor` knows by itself.
+        marches, modules, results, takes: as in `Operator`.
+        others: functions that have the name of something else in `torch`.
+    """
+
+    names: str
+    handler: Handler | None = keep_scale
+    marches: Marches = field(default_factory=lambda: EVERYWHERE)
+    modules: tuple[type, ...] = ()
+    results: tuple[Kind, ...] = _VALUES
+    takes: Callable[..., bool] | None = None
+    others: tuple[Callable, ...] = ()
+
+
+def _arguments(signature: str) -> Callable[[tuple, dict], dict[str, Any]]:
+    """Reads arguments by name, with defaults."""
+    parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this file
+
+    def read(args: tuple, kwargs: dict) -> dict[str, Any]:
+        bound = parsed.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    return read
+
+
+def _with_zero(x: QTensor) -> QTensor:
+    """The operator may have added zeros."""
+    low, high = x.range
+    x.set_range(min(low, 0), max(high, 0))
+    return x
+
+
+def _keep_with_zeros(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    return _with_zero(keep_scale(func, args, kwargs))
+
+
+_PAD = _arguments("input, pad, mode='constant', value=None")
+
+
+def _pad(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    """Padding with a constant puts that constant on the grid first."""
+    call = _PAD(args, kwargs)
+    x = only_qtensor(func, (call["input"],), {})
+    padding, mode, value = call["pad"], call["mode"], call["value"]
+    if mode == "circular":
+        return pad_circular(x, padding)
+    if not value or not x.is_rounded:  # zero is on every grid; while calibrating there is none
+        return _keep_with_zeros(F.pad, (x, padding, mode, value), {})
+    rounded = torch.round(torch.as_tensor(float(value), device=x.device) / x.scale.detach())
+    steps = float(rounded.clamp(x.dtype.min, x.dtype.max))
+    real = F.pad(x.plain(), padding, mode, steps if x.is_integer else steps * float(x.scale))
+    known = None if x.is_integer else x.grid
+    out = x.like(real, None if known is None else F.pad(known, padding, mode, steps))
+    out.set_range(min(x.range[0], int(steps)), max(x.range[1], int(steps)))
+    return out
+
+
+def _relu(func: Callable, args: tuple, kwargs: dict) -> Any:
+    return keep_scale(torch.relu, args[:1] or (kwargs["input"],), {})
+
+
+_DROPOUT = _arguments("input, p=0.5, training=True, inplace=False")
+
+
+def _dropout(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    """Dropout trains on real values; once training is over it is not there."""
+    call = _DROPOUT(args, kwargs)
+    x = only_qtensor(func, (call["input"],), {})
+    if not call["training"] or x.is_integer:
+        return x
+    return x.unrounded(func(x.plain(), call["p"], True))  # what is left was divided by 1 - p
+
+
+def _getitem(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Positions may be computed by the model; a mask that is computed from quantized values would give any length."""
+    x, index = args
+    if not isinstance(x, QTensor):
+        return keep_scale(func, args, kwargs)
+    parts: list[Any] = []
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, QTensor):
+            raise NotImplementedError(
+                "indexing by a quantized mask gives as many values as the mask has ones, which no chip can plan for. "
+                "Keep the shape: `torch.where(mask, x, y)`, `x.masked_fill(~mask, value)` or `x * mask`."
+            )
+        part = torch.tensor(part, device=x.device) if isinstance(part, list) else part
+        is_mask = isinstance(part, Tensor) and part.dtype == torch.bool
+        parts += part.nonzero(as_tuple=True) if is_mask else (part,)  # type: ignore[union-attr] # positions instead
+    return keep_scale(func, (x, tuple(parts)), kwargs)
+
+
+_TOPK = _arguments("input, k, dim=-1, largest=True, sorted=True")
+
+
+def _select(x: QTensor, values: Tensor, dim: int, positions: Tensor) -> QTensor:
+    """The chosen values of a tensor; `values` are their integers."""
+    if x.is_integer:
+        return x.like(values)
+    if x.is_deferred:
+        return x.with_grid(values)
+    return x.like(torch.gather(x.plain(), dim, positions), None if x.grid is None else values)
+
+
+def _topk(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Of equal values the one with the lowest position comes first: `torch.topk` does not promise any order."""
+    call = _TOPK(args, kwargs)
+    x, dim = only_qtensor(func, (call["input"],), {}), call["dim"]
+    if not x.is_rounded:
+        return keep_scale(torch.topk, (x, call["k"], dim, call["largest"], True), {})
+    values, positions = fp.topk(x.as_grid(), call["k"], dim, call["largest"])
+    return torch.return_types.topk((_select(x, values, dim, positions), positions))
+
+
+_KTH = _arguments("input, k, dim=-1, keepdim=False")
+
+
+def _kthvalue(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """The last of the `k` smallest, as `topk` orders them."""
+    call = _KTH(args, kwargs)
+    k, dim, keepdim = call["k"], call["dim"], call["keepdim"]
+    values, positions = _topk(func, (call["input"], k, dim, False), {})
+    last = slice(k - 1, k) if keepdim else k - 1
+    index = (slice(None),) * (dim % max(values.dim(), 1)) + (last,)
+    return torch.return_types.kthvalue((values[index], positions[index]))
+
+
+def _median(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """The lower of the two middle values."""
+    call = _arguments("input, dim=None, keepdim=False")(args, kwargs)
+    x, dim = call["input"], call["dim"]
+    if dim is None:
+        return _kthvalue(func, (x.flatten(), (x.numel() + 1) // 2), {}).values
+    return torch.return_types.median(tuple(_kthvalue(func, (x, (x.shape[dim] + 1) // 2, dim, call["keepdim"]), {})))
+
+
+_SORT = _arguments("input, dim=-1, descending=False, *, stable=True")
+
+
+def _sort(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Always stable: of equal values the one with the lowest position comes first."""
+    kwargs = {k: v for k, v in kwargs.items() if k != "stable"}
+    if args[1:] and isinstance(args[1], bool):  # x.sort(True, ...) would be `stable`
+        args = (args[0], *args[2:])
+    call = _SORT(args, kwargs)
+    stable = {"stable": True, "dim": call["dim"], "descending": call["descending"]}
+    return keep_scale(torch.sort, (call["input"],), stable)
+
+
+def _argsort(func: Callable, args: tuple, kwargs: dict) -> Tensor:
+    return _sort(func, args, kwargs).indices
+
+
+def _msort(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    return _sort(func, (*args, 0), kwargs).values
+
+
+def _has_dim(*args: Any, **kwargs: Any) -> bool:
+    return ("dim" in kwargs or "axis" in kwargs or len(args) > 1) and not _is_pair(*args, **kwargs)
+
+
+def _is_pair(*args: Any, **kwargs: Any) -> bool:
+    """Is it ``torch.max(x, y)`` of two tensors?"""
+    second = args[1] if len(args) > 1 else kwargs.get("other")
+    return second is not None and not isinstance(second, (int, bool))
+
+
+def _has_no_dim(*args: Any, **kwargs: Any) -> bool:
+    return not _has_dim(*args, **kwargs) and not _is_pair(*args, **kwargs)
+
+
+_EXTREME_LIMITS = (at_most("N", 4096), at_most("HWC", 65535))
+_INDEX_NOTE = "positions are for the model's output only"
+_ON_OUTPUT = Support(
+    INT8, INT8, note="only as output of the model, where value and position are two channels of one tensor"
+)
+_MAX = on(bernoulli2=_ON_OUTPUT, bayes=Support(limits=_EXTREME_LIMITS, note=_INDEX_NOTE))
+_MIN = on(bayes=Support(limits=_EXTREME_LIMITS, note=_INDEX_NOTE))
+_ARG = on(
+    bernoulli2=_ON_OUTPUT,
+    bayes=Support(limits=_EXTREME_LIMITS, note=_INDEX_NOTE),
+    nash=Support(note="the axis has at most 32767 positions"),
+)
+_ANY_INTEGER = Support(WIDE, WIDE)
+_MOVES_FROM_BAYES = on(bayes=_ANY_INTEGER)
+_MOVES_EVERYWHERE = on(bernoulli2=_ANY_INTEGER, bayes=_ANY_INTEGER)
+_SIZES = Limit(
+    "rank <= 10, every size < 65536",
+    lambda use: all(len(x.shape) <= 10 and all(s < 65536 for s in x.shape) for x in (*use.inputs, *use.outputs)),
+    advice="split the tensor",
+)
+_NO_REFLECT = Limit(
+    "mode is not reflect",
+    lambda use: use.attributes.get("mode") != "reflect",
+    lambda use: "reflect",
+    "pad with `replicate` or a constant",
+)
+_REFLECTS = Limit("no reflect padding", lambda use: False, lambda use: "reflect", "pad with `replicate` or a constant")
+_BYTES_ON_BERNOULLI = on(bernoulli2=Support(INT8, INT8), bayes=Support())
+
+_ROWS: dict[str, _Row] = {
+    "identity": _Row("clone contiguous detach", marches=_MOVES_EVERYWHERE, modules=(nn.Identity,)),
+    "to": _Row("to type_as cpu cuda", None, _MOVES_EVERYWHERE),
+    "dropout": _Row(
+        "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout",
+        _dropout,
+        _MOVES_EVERYWHERE,
+        (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    ),
+    "reshape": _Row(
+        "reshape view flatten unflatten squeeze unsqueeze reshape_as view_as ravel",
+        marches=on(bernoulli2=Support(note="only the axes of height and width"), bayes=Support(limits=(_SIZES,))),
+        modules=(nn.Flatten, nn.Unflatten),
+    ),
+    "permute": _Row(
+        "permute transpose swapaxes swapdims movedim moveaxis t adjoint",
+        marches=on(bayes=Support(WIDE, WIDE, note="the batch axis stays first")),
+    ),
+    "expand": _Row("expand expand_as broadcast_to repeat tile repeat_interleave", marches=FROM_BAYES),
+    "split": _Row("split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind"),
+    "slice": _Row("__getitem__", _getitem, _MOVES_EVERYWHERE),
+    "select": _Row("narrow select diagonal", marches=_MOVES_EVERYWHERE),
+    "gather": _Row("gather take_along_dim index_select", marches=_MOVES_FROM_BAYES),
+    "flip": _Row("flip fliplr flipud rot90 roll", marches=FROM_BAYES),
+    "tril": _Row("tril triu", _keep_with_zeros, FROM_BAYES),
+    "unfold": _Row("unfold", _keep_with_zeros, FROM_BAYES, (nn.Unfold,)),
+    "pad": _Row("pad", _pad, on(bayes=Support(limits=(_NO_REFLECT,)))),
+    "pad_module": _Row(
+        "",
+        None,
+        _BYTES_ON_BERNOULLI,
+        (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
+         nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d, nn.CircularPad1d, nn.CircularPad2d,
+         nn.CircularPad3d),
+    ),
+    "reflection_pad": _Row(
+        "",
+        None,
+        on(bayes=Support(limits=(_REFLECTS,))),
+        (nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d),
+    ),
+    "max_pool": _Row(
+        "max_pool2d max_pool1d adaptive_max_pool2d",
+        modules=(nn.MaxPool2d, nn.MaxPool1d, nn.AdaptiveMaxPool2d),
+        others=(F._max_pool2d,),  # type: ignore[attr-defined]
+    ),
+    "max": _Row("max", marches=_MAX, takes=_has_no_dim),
+    "max_dim": _Row("max", marches=_MAX, results=_VALUES_AND_POSITIONS, takes=_has_dim),
+    "min": _Row("min", marches=_MIN, takes=_has_no_dim),
+    "min_dim": _Row("min", marches=_MIN, results=_VALUES_AND_POSITIONS, takes=_has_dim),
+    "amax": _Row("amax", marches=_MAX),
+    "amin": _Row("amin", marches=_MIN),
+    "aminmax": _Row("aminmax", marches=_MIN, results=(Kind.QUANTIZED, Kind.QUANTIZED)),
+    "argmax": _Row("argmax", marches=_ARG, results=_POSITIONS),
+    "argmin": _Row("argmin", marches=_ARG, results=_POSITIONS),
+    "topk": _Row("topk", _topk, _MOVES_FROM_BAYES, results=_VALUES_AND_POSITIONS),
+    "sort": _Row("sort", _sort, FROM_BAYES, results=_VALUES_AND_POSITIONS),
+    "argsort": _Row("argsort", _argsort, FROM_BAYES, results=_POSITIONS),
+    "msort": _Row("msort", _msort, FROM_BAYES),
+    "kthvalue": _Row("kthvalue", _kthvalue, FROM_BAYES, results=_VALUES_AND_POSITIONS),
+    "median": _Row("median", _median, FROM_BAYES, takes=_has_no_dim),
+    "median_dim": _Row("median", _median, FROM_BAYES, results=_VALUES_AND_POSITIONS, takes=_has_dim),
+    "pixel_shuffle": _Row("pixel_shuffle pixel_unshuffle", modules=(nn.PixelShuffle, nn.PixelUnshuffle)),
+    "channel_shuffle": _Row("channel_shuffle", marches=_BYTES_ON_BERNOULLI, modules=(nn.ChannelShuffle,)),
+}  # fmt: skip
 
 
 def _as_it_is(*args: Any, **kwargs: Any) -> Call | None:
@@ -22,49 +315,52 @@ def _as_it_is(*args: Any, **kwargs: Any) -> Call | None:
     return None
 
 
-# name: torch's module classes, then the names of functions (of torch and torch.nn.functional) and tensor methods.
-_ROWS: dict[str, tuple[tuple[type, ...], str]] = {
-    "identity": ((nn.Identity,), "clone contiguous detach to type_as cpu cuda"),
-    "dropout": (
-        (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-        "dropout dropout1d dropout2d dropout3d",
-    ),
-    "reshape": (
-        (nn.Flatten, nn.Unflatten),
-        "reshape view flatten unflatten squeeze unsqueeze reshape_as view_as",
-    ),
-    "permute": ((), "permute transpose swapaxes swapdims movedim moveaxis t"),
-    "expand": ((), "expand expand_as broadcast_to repeat tile"),
-    "split": ((), "split split_with_sizes chunk tensor_split unbind"),
-    "slice": ((), "__getitem__ narrow select index_select"),
-    "flip": ((), "flip roll"),
-    "pad": (
-        (nn.ConstantPad2d, nn.ZeroPad2d, nn.ReplicationPad2d, nn.ReflectionPad2d, nn.CircularPad2d),
-        "pad",
-    ),
-    "max_pool": ((nn.MaxPool2d, nn.MaxPool1d, nn.AdaptiveMaxPool2d), "max_pool2d max_pool1d adaptive_max_pool2d"),
-    "amax": ((), "amax"),
-    "pixel_shuffle": (
-        (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
-        "pixel_shuffle pixel_unshuffle channel_shuffle",
-    ),
-}
+def _found(owners: tuple[Any, ...], names: list[str]) -> list[Callable]:
+    found = (getattr(owner, name, None) for name in names for owner in owners)
+    return [function for function in found if callable(function)]
 
 
-def _functions(names: list[str]) -> dict[Callable, Any]:
-    spelled = [getattr(owner, name, None) for name in names for owner in (torch, F)]
-    found: dict[Callable, Any] = {f: _as_it_is for f in spelled if callable(f) and keeps_scale(f)}
-    return found | ({operator.getitem: _as_it_is} if "__getitem__" in names else {})
-
-
-for _name, (_modules, _names) in _ROWS.items():
-    _spelled = _names.split()
+def _register(name: str, row: _Row) -> None:
+    names = row.names.split()
+    functions = [*_found((torch, F), names), *row.others]
+    if row.handler is not None:
+        handle(*functions, *_found((Tensor,), names), keeps=row.results == _VALUES)(row.handler)
+    if "__getitem__" in names:
+        functions.append(operator.getitem)
     register(
         Operator(
-            _name,
-            ScaleRule.INHERIT,
-            modules=_modules,
-            functions=_functions(_spelled),
-            methods={n: _as_it_is for n in _spelled if hasattr(Tensor, n)},
+            name,
+            ScaleRule.INHERIT if Kind.QUANTIZED in row.results else ScaleRule.NONE,
+            modules=row.modules,
+            functions=dict.fromkeys(functions, _as_it_is),
+            methods={method: _as_it_is for method in names if hasattr(Tensor, method)},
+            marches=row.marches,
+            results=row.results,
+            takes=row.takes,
         )
     )
+
+
+for _name, _row in _ROWS.items():
+    _register(_name, _row)
+# Rows of `nn.qat.relu`; in eager mode, and where a composite calls them, a QTensor keeps its scale.
+handle(torch.relu, Tensor.relu, keeps=True)(keep_scale)
+handle(F.relu, torch.relu_, Tensor.relu_, keeps=True)(_relu)
+
+advise(
+    "the number of results depends on the values, which no chip can plan for. Keep the shape: `torch.where`, "
+    "`masked_fill`, or a multiplication by the mask; or move it after the DeQuantStub",
+    torch.masked_select, "masked_select", torch.nonzero, "nonzero", torch.unique, "unique",
+)  # fmt: skip
+advise(
+    "it would write values of one scale into a tensor of another. Build the tensor from its parts with `torch.cat`, "
+    "choose with `torch.where`, or move it after the DeQuantStub",
+    torch.scatter, "scatter", "scatter_", torch.scatter_add, "scatter_add", "scatter_add_", torch.index_put,
+    "index_put", "index_put_", torch.index_add, "index_add", "index_add_", torch.index_copy, "index_copy",
+    "index_copy_", torch.masked_scatter, "masked_scatter", "masked_scatter_",
+)  # fmt: skip
+advise(
+    "a product over an axis leaves every range. Multiply the slices with `*` (each product has a scale of its own), "
+    "add logarithms, or move it after the DeQuantStub",
+    torch.prod, "prod", torch.cumprod, "cumprod",
+)  # fmt: skip

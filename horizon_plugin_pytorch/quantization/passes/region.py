@@ -16,6 +16,9 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_module,
 )
 
+# Attributes that are tensors: results of max, topk and their kin by name, with their position; and views.
+_FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
+_VIEWS = ("T", "mT", "data")
 _FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
 
 
@@ -46,7 +49,7 @@ def is_fact(node: fx.Node) -> bool:
     """Does the node ask about a tensor (its shape, its device) rather than compute with it?"""
     if node.op == "call_method":
         return node.target in _FACTS
-    return node.op == "call_function" and node.target is getattr
+    return node.op == "call_function" and node.target is getattr and node.args[1] not in (*_FIELDS, *_VIEWS)
 
 
 def _is_size(node: fx.Node) -> bool:
@@ -100,10 +103,11 @@ class Region:
 def _given(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[Kind, ...]:
     """What a node gives whose inputs are in the quantized part."""
     sources = [source for source in node.all_input_nodes if region.kinds(source)]
-    if node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[1], int):
-        kinds = region.kinds(sources[0])
-        if len(kinds) > 1:
-            return (kinds[node.args[1]],)
+    if node.op == "call_function" and node.target in (operator.getitem, getattr):
+        kinds = region.kinds(node.args[0])  # type: ignore[arg-type]
+        index = _FIELDS.get(node.args[1], 0) if node.target is getattr else node.args[1]  # type: ignore[arg-type]
+        if isinstance(index, int) and len(kinds) > 1:
+            return (kinds[index],)
     if sources and all(region.kinds(source) == (Kind.INDEX,) for source in sources):
         return (Kind.INDEX,)
     row = row_of_node(model, node)
@@ -122,9 +126,9 @@ def row_of_node(model: fx.GraphModule, node: fx.Node) -> Operator | None:
         return row_of_module(type(module_at(model, str(node.target))))
     found = None
     if node.op == "call_function":
-        found = row_of_function(node.target)  # type: ignore[arg-type]
+        found = row_of_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
     elif node.op == "call_method":  # of a tensor, or of a FloatFunctional
-        found = row_of_method(str(node.target))
+        found = row_of_method(str(node.target), node.args, node.kwargs)
     return None if found is None else found[0]
 
 

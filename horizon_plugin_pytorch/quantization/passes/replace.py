@@ -20,8 +20,10 @@ from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import (
     Binder,
     Call,
+    Kind,
     NotBindable,
     Operator,
+    advice_for,
     row_of_function,
     row_of_method,
     row_of_module,
@@ -58,7 +60,7 @@ def _unsupported(
     elif row is not None:
         advice = advice or "these arguments have no quantized form; write it with simpler operators"
     else:
-        advice = (
+        advice = advice_for(node.target) or (
             "move it after the DeQuantStub, replace it by a supported operator, or put a DeQuantStub before and a "
             "QuantStub after it"
         )
@@ -68,8 +70,8 @@ def _unsupported(
 def _row_of(node: fx.Node) -> tuple[Operator, Binder] | None:
     """The row and binder of a function or tensor method."""
     if node.op == "call_function":
-        return row_of_function(node.target)  # type: ignore[arg-type]
-    return row_of_method(str(node.target)) if node.op == "call_method" else None
+        return row_of_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+    return row_of_method(str(node.target), node.args, node.kwargs) if node.op == "call_method" else None
 
 
 def _free_name(scope: str, operator: str, counters: dict[tuple[str, str], int]) -> str:
@@ -90,13 +92,15 @@ def replace_functions(
     counters: dict[tuple[str, str], int] = {}
     for node in list(model.graph.nodes):
         if node not in quantized:
+            _check_positions(node, quantized, march)
             continue
         if called_path(model, node) is not None:
             _quantize_constants(model, node, quantized, choices, counters)
             continue
         found = _row_of(node)
         if found is None:
-            if not (is_fact(node) or getattr(node.target, "__horizon_leaf__", False)):
+            is_read = is_fact(node) or node.target is getattr
+            if not (is_read or getattr(node.target, "__horizon_leaf__", False)):
                 raise _unsupported(_spell(node), node, march, None)
             continue
         row, bind = found
@@ -122,6 +126,13 @@ def replace_functions(
         _quantize_constants(model, new, quantized, choices, counters)
     model.recompile()
     return model
+
+
+def _check_positions(node: fx.Node, quantized: Region, march: March) -> None:
+    """Insist that what turns quantized tensors into positions (argmax, argsort) is there on the chip."""
+    found = _row_of(node) if any(quantized.has_scale(source) for source in node.all_input_nodes) else None
+    if found is not None and found[0].results == (Kind.INDEX,) and found[0].support(march) is None:
+        raise _unsupported(_spell(node), node, march, found[0])
 
 
 def replace_fusable(model: fx.GraphModule, choices: dict[str, Choice]) -> fx.GraphModule:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -59,13 +61,73 @@ SHAPES = cases(
     ("channel-shuffle", module(nn.ChannelShuffle, 3)),
     ("contiguous", lambda x: x.permute(0, 2, 3, 1).contiguous().view(2, -1)),
     ("flip", lambda x: x.flip(-1)),
-    ("amax", lambda x: x.amax(1, keepdim=True)),
-    ("torch-amax", lambda x: torch.amax(x, 1)),
     ("roll", lambda x: torch.roll(x, (1, -2), (2, 3))),
+    ("index-list", lambda x: x[:, [0, 3, -1]]),
+    ("index-two-lists", lambda x: x[:, [0, 3], [2, 2]]),
+    ("index-two-lists-apart", lambda x: x[:, [0, 3, 1], :, [2, 2, 0]]),
+    ("index-list-of-lists", lambda x: x[..., [[0, 3], [1, 2]]]),
+    ("index-mask", lambda x: x[:, torch.tensor([True, False, True, True, False, False])]),
+    ("index-buffer", lambda x: x[:, torch.tensor([2, 0])]),
+    ("index-step", lambda x: x[..., ::3]),
+    ("property-t", lambda x: x.T, dict(shapes=((4, 6),))),
+    ("property-mt", lambda x: x.mT),
+    ("index-select", lambda x: torch.index_select(x, 1, torch.tensor([4, 0, 0]))),
+    ("diagonal", lambda x: x.diagonal(1, 2, 3)),
+    ("torch-diagonal", lambda x: torch.diagonal(x, -1, 1, 3)),
+    ("tril", lambda x: x.tril(1)),
+    ("triu", lambda x: torch.triu(x)),
+    ("unfold-module", module(nn.Unfold, (2, 3), (2, 1), 1, (1, 2))),
+    ("functional-unfold", lambda x: F.unfold(x, 3)),
+    ("unfold", lambda x: x.unfold(2, 3, 2)),
+    ("rot90", lambda x: torch.rot90(x, 1, (2, 3))),
+    ("rot90-3", lambda x: x.rot90(3, [1, 3])),
+    ("rot180", lambda x: torch.rot90(x, 2, (2, 3))),
+    ("fliplr", lambda x: torch.fliplr(x)),
+    ("flip-dims", lambda x: torch.flip(x, (1, 2))),
+    ("tile", lambda x: x.tile(1, 2)),
+    ("torch-tile", lambda x: torch.tile(x, (2, 1, 1))),
+    ("repeat-interleave", lambda x: x.repeat_interleave(3, dim=1)),
+    ("torch-repeat-interleave", lambda x: torch.repeat_interleave(x, torch.tensor([1, 0, 2, 1, 1, 3]), 1)),
+    ("roll-flat", lambda x: x.roll(5)),
+    ("roll-one", lambda x: x.roll(-2, 1)),
+    ("movedim", lambda x: torch.movedim(x, (0, 1), (2, 0))),
+    ("swapaxes", lambda x: x.swapaxes(0, 2)),
+    ("squeeze-dims", lambda x: x.squeeze((1, 3)), dict(shapes=((2, 1, 5, 1),))),
+    ("expand-as", lambda x: x[:, :1].expand_as(x)),
+    ("broadcast-to", lambda x: torch.broadcast_to(x, (3, 2, 6, 7, 9))),
+    ("tensor-split", lambda x: torch.tensor_split(x, 3, dim=3)[1]),
+    ("unbind-unpacked", lambda x: _second(x.unbind(0))),
+    ("ravel", lambda x: torch.ravel(x)),
+    ("pad-1d", lambda x: F.pad(x, (2, 1), mode="replicate"), dict(shapes=((2, 3, 7),))),
+    ("pad-3d", lambda x: F.pad(x, (2, 1, 0, 1, 1, 1), mode="replicate"), dict(shapes=((1, 2, 3, 4, 5),))),
+    ("pad-reflect-3d", lambda x: F.pad(x, (2, 1, 0, 1, 1, 1), mode="reflect"), dict(shapes=((1, 2, 3, 4, 5),))),
+    ("pad-replicate-negative", lambda x: F.pad(x, (-2, 1, 3, -1), mode="replicate")),
+    ("pad-reflect-negative", lambda x: F.pad(x, (-2, 3, 1, 1), mode="reflect")),
+    ("pad-circular-1d", lambda x: F.pad(x, (2, 1), mode="circular"), dict(shapes=((2, 3, 7),))),
+    ("zero-pad-1d", module(nn.ZeroPad1d, (1, 2)), dict(shapes=((2, 3, 7),))),
+    ("zero-pad-3d", module(nn.ZeroPad3d, 1), dict(shapes=((1, 2, 3, 4, 5),))),
+    ("constant-pad-1d", module(nn.ConstantPad1d, 2, -0.7), dict(shapes=((2, 3, 7),))),
+    ("constant-pad-3d", module(nn.ConstantPad3d, (0, 1, 2, 0, 1, 1), 1.1), dict(shapes=((1, 2, 3, 4, 5),))),
+    ("replication-pad-1d", module(nn.ReplicationPad1d, (3, 1)), dict(shapes=((2, 3, 7),))),
+    ("replication-pad-3d", module(nn.ReplicationPad3d, 1), dict(shapes=((1, 2, 3, 4, 5),))),
+    ("reflection-pad-1d", module(nn.ReflectionPad1d, 2), dict(shapes=((2, 3, 7),))),
+    ("reflection-pad-3d", module(nn.ReflectionPad3d, 1), dict(shapes=((1, 2, 3, 4, 5),))),
+    ("circular-pad-1d", module(nn.CircularPad1d, 2), dict(shapes=((2, 3, 7),))),
+    ("circular-pad-3d", module(nn.CircularPad3d, 1), dict(shapes=((1, 2, 3, 4, 5),))),
+    ("functional-pixel-unshuffle", lambda x: F.pixel_unshuffle(x, 2), dict(shapes=((2, 2, 6, 4),))),
+    ("functional-channel-shuffle", lambda x: F.channel_shuffle(x, 2)),
+    ("alpha-dropout", module(nn.AlphaDropout, 0.2)),
+    ("feature-alpha-dropout", module(nn.FeatureAlphaDropout, 0.2)),
     ("dropout", module(nn.Dropout, 0.5)),
     ("functional-dropout", lambda x: F.dropout(x, 0.5, training=False)),
+    ("to-device", lambda x: x.to("cpu").cpu()),
     ("identity", module(nn.Identity)),
 )
+
+
+def _second(parts: Any) -> Any:
+    _, second = parts
+    return second
 
 
 CASES = [*SHAPES]
