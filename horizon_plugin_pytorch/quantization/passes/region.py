@@ -72,24 +72,29 @@ def is_constant(model: nn.Module, node: fx.Node) -> bool:
 class Region:
     """The quantized part of a graph: its nodes, and what each gives.
 
-    ``node in region`` asks whether a node gives (or takes) integers with a scale; nodes that give positions (the
-    results of argmax and what is computed from them) are not in it, and are left alone.
+    ``node in region`` asks whether a node gives or takes integers with a scale; what computes with positions alone (the
+    results of argmax) is not in it, and is left alone.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[fx.Node, tuple[Kind, ...]] = {}
+        self._takers: set[fx.Node] = set()
 
     def __contains__(self, node: fx.Node) -> bool:
         kinds = self._kinds.get(node)
-        return kinds is not None and any(kind is not Kind.INDEX for kind in kinds)
+        return kinds is not None and (node in self._takers or any(kind is not Kind.INDEX for kind in kinds))
 
     def add(self, node: fx.Node, *kinds: Kind) -> None:
         """Put a node into the quantized part."""
         self._kinds[node] = kinds or (Kind.QUANTIZED,)
+        if any(self.has_scale(source) for source in node.all_input_nodes):
+            self._takers.add(node)
 
     def replace(self, node: fx.Node, new: fx.Node) -> None:
         """`new` gives what `node` gave."""
         self._kinds[new] = self._kinds.pop(node, (Kind.QUANTIZED,))
+        if node in self._takers:
+            self._takers.add(new)
 
     def kinds(self, node: fx.Node) -> tuple[Kind, ...]:
         """What a node gives; empty for nodes outside of the quantized part."""

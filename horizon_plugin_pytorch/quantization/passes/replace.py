@@ -20,7 +20,6 @@ from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import (
     Binder,
     Call,
-    Kind,
     NotBindable,
     Operator,
     advice_for,
@@ -92,7 +91,6 @@ def replace_functions(
     counters: dict[tuple[str, str], int] = {}
     for node in list(model.graph.nodes):
         if node not in quantized:
-            _check_positions(node, quantized, march)
             continue
         if called_path(model, node) is not None:
             _quantize_constants(model, node, quantized, choices, counters)
@@ -126,13 +124,6 @@ def replace_functions(
         _quantize_constants(model, new, quantized, choices, counters)
     model.recompile()
     return model
-
-
-def _check_positions(node: fx.Node, quantized: Region, march: March) -> None:
-    """Insist that what turns quantized tensors into positions (argmax, argsort) is there on the chip."""
-    found = _row_of(node) if any(quantized.has_scale(source) for source in node.all_input_nodes) else None
-    if found is not None and found[0].results == (Kind.INDEX,) and found[0].support(march) is None:
-        raise _unsupported(_spell(node), node, march, found[0])
 
 
 def replace_fusable(model: fx.GraphModule, choices: dict[str, Choice]) -> fx.GraphModule:
