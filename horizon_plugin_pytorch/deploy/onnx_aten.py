@@ -254,16 +254,16 @@ def max_pool2d(
     return [g.reshape(out, site.output_shape) if is_single else out, None]
 
 
-@lowers("upsample_nearest2d")
-def upsample_nearest2d(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any) -> str:
+@lowers(*(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)))
+def upsample_nearest(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any) -> str:
     """The positions that torch reads, found by resizing a ramp with the same arguments."""
-    for axis in (2, 3):
+    resize = getattr(torch.ops.aten, site.name.removeprefix("aten::"))
+    for axis in range(2, site.rank):
         size = site.input_shape[axis]
-        shape = [1, 1, 1, 1]
+        shape = [1] * site.rank
         shape[axis] = size
         ramp = torch.arange(size, dtype=torch.float32).reshape(shape).expand(1, 1, *site.input_shape[2:]).contiguous()
-        resized = torch.ops.aten.upsample_nearest2d(ramp, *args, **kwargs)
-        index = resized[0, 0, :, 0] if axis == 2 else resized[0, 0, 0, :]
+        index = resize(ramp, *args, **kwargs).movedim(axis, -1).flatten(0, -2)[0]
         x = g.node("Gather", x, g.constant(index, torch.int64, "nearest"), axis=axis)
     return x
 

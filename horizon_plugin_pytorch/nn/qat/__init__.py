@@ -1,6 +1,7 @@
 """Modules that train on the integer grid. Importing this package fills the operator table."""
 
 from horizon_plugin_pytorch.nn.qat.adaptive_avg_pool2d import AdaptiveAvgPool2d
+from horizon_plugin_pytorch.nn.qat.affine_grid import AffineGrid
 from horizon_plugin_pytorch.nn.qat.avg_pool2d import AvgPool2d
 from horizon_plugin_pytorch.nn.qat.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from horizon_plugin_pytorch.nn.qat.conv1d import Conv1d
@@ -29,8 +30,8 @@ from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AddMatmul", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d",
-    "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d",
+    "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d",
+    "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d",
     "ConvTranspose2d", "ConvTranspose3d", "DeQuantStub", "Einsum", "FloatFunctional", "GridSample", "Interpolate",
     "LayerNorm", "Linear", "QuantStub", "ReLU", "ReLU6", "SegmentLUT", "Softmax", "SyncBatchNorm", "Upsample",
     "UpsamplingBilinear2d", "UpsamplingNearest2d",

@@ -12,6 +12,7 @@ from horizon_plugin_pytorch.nn.interpolate import Interpolate as _Float
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
 from horizon_plugin_pytorch.nn.quantized import interpolate as quantized
+from horizon_plugin_pytorch.nn.support import INT8, Limit, Support, Use, between, on
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_quantize import round_to_grid
 
@@ -28,11 +29,11 @@ class _Resize(QATModule):
         QATModule.__init__(self)
         for name in cls.copied:
             setattr(self, name, getattr(mod, name))
-        if self.mode not in ("nearest", "bilinear") or getattr(mod, "antialias", False):
+        if self.mode not in quantized.MODES or getattr(mod, "antialias", False):
             raise UnsupportedOperatorError(
                 f"interpolate {at(getattr(mod, 'path', ''))} with mode={self.mode!r}"
                 f"{' and antialias' if getattr(mod, 'antialias', False) else ''} has no quantized form; use "
-                "mode='nearest' or 'bilinear', without antialias."
+                f"mode={', '.join(map(repr, quantized.MODES))}, without antialias."
             )
         self.qconfig = None  # it has no quantization parameters of its own
         self.activation_post_process = None
@@ -50,10 +51,13 @@ class _Resize(QATModule):
         return out
 
     def _train(self, x: QTensor, *size: Any) -> torch.Tensor:
-        if not x.is_rounded or self.mode == "nearest":
+        if not x.is_rounded or self.mode in quantized.NEAREST:
             return super().forward(x.plain(), *size)
         rows, columns = self.twin().real_matrices(x, *size)  # type: ignore[operator]
-        out = torch.matmul(rows, torch.matmul(x.plain(), columns))
+        is_line = self.mode == "linear"
+        image = x.plain().unsqueeze(-2) if is_line else x.plain()
+        out = torch.matmul(rows, torch.matmul(image, columns))
+        out = out.squeeze(-2) if is_line else out
         return round_to_grid(out, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False)
 
 
@@ -64,6 +68,37 @@ class Interpolate(_Resize, _Float):
     copied = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
 
 
+def _ratios(use: Use) -> list[float]:
+    if not use.outputs:
+        return []
+    return [b / a for a, b in zip(use.inputs[0].shape[2:], use.outputs[0].shape[2:], strict=False)]
+
+
+_MODES = Limit(
+    "nearest or bilinear, on images", lambda use: use.attributes.get("mode", "nearest") in ("nearest", "bilinear"),
+    lambda use: str(use.attributes.get("mode")), "use mode='nearest' or 'bilinear'",
+)  # fmt: skip
+_BERNOULLI2 = Limit(
+    "1/256 < ratio <= 256", lambda use: all(1 / 256 < ratio <= 256 for ratio in _ratios(use)),
+    lambda use: f"ratio {', '.join(f'{ratio:.4g}' for ratio in _ratios(use))}", "resize in two steps",
+)  # fmt: skip
+_CORNERS = Limit(
+    "align_corners False or None", lambda use: not use.attributes.get("align_corners"),
+    lambda use: "align_corners=True", "leave align_corners out",
+)  # fmt: skip
+_RECOMPUTE = Limit(
+    "recompute_scale_factor=True with scale_factor",
+    lambda use: use.attributes.get("scale_factor") is None or bool(use.attributes.get("recompute_scale_factor")),
+    lambda use: f"scale_factor={use.attributes.get('scale_factor')}",
+    "give recompute_scale_factor=True, or the size",
+)
+RESIZE_MARCHES = on(
+    bernoulli2=Support(INT8, INT8, limits=(_MODES, _BERNOULLI2)),
+    bayes=Support(
+        INT8, INT8,
+        limits=(_MODES, between("C", 1, 8192), between("H", 1, 8192), between("W", 1, 8192), _CORNERS, _RECOMPUTE),
+    ),
+)  # fmt: skip
 register(Operator(
     "interpolate", ScaleRule.INHERIT, Interpolate, quantized.Interpolate, (_Float,),
     {F.interpolate: as_module(
@@ -72,4 +107,5 @@ register(Operator(
         "antialias=False",
         at_run_time=("size",),
     )},
+    marches=RESIZE_MARCHES,
 ))  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.interpolate import _Resize
+from horizon_plugin_pytorch.nn.qat.interpolate import RESIZE_MARCHES, _Resize
 from horizon_plugin_pytorch.nn.quantized import upsampling as quantized
 
 _COPIED = ("name", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
@@ -37,4 +37,4 @@ for _name, _cls, _float in (
     ("upsampling_bilinear2d", UpsamplingBilinear2d, nn.UpsamplingBilinear2d),
     ("upsampling_nearest2d", UpsamplingNearest2d, nn.UpsamplingNearest2d),
 ):
-    register(Operator(_name, ScaleRule.INHERIT, _cls, _cls.quantized_class, (_float,)))
+    register(Operator(_name, ScaleRule.INHERIT, _cls, _cls.quantized_class, (_float,), marches=RESIZE_MARCHES))

@@ -106,6 +106,11 @@ def _size(dtype: QuantDType) -> float:
     return float(1 << (dtype.bits - 1))
 
 
+def _most(x: QTensor) -> float:
+    """The largest magnitude that can occur."""
+    return float(max(-x.range[0], x.range[1]))
+
+
 class QFunctional(QuantizedModule):
     """FloatFunctional on integers."""
 
@@ -199,7 +204,7 @@ class QFunctional(QuantizedModule):
         bound = left.shape[-1] * _size(x.dtype) * _size(y.dtype)
 
         def plan() -> tuple[Tensor, bool]:
-            self._warn_beyond_int32("matmul", bound)
+            self._warn_beyond_int32("matmul", left.shape[-1] * _most(x) * _most(y))
             if self.scale is None:
                 product = x.scale.double() * y.scale.double()
                 is_double = fp.is_beyond_float32(bound)

@@ -20,6 +20,14 @@ RESIZES = cases(
     ("functional-nearest", lambda x: F.interpolate(x, scale_factor=2)),
     ("upsample-nearest", module(nn.Upsample, scale_factor=3)),
     ("upsampling-nearest", module(nn.UpsamplingNearest2d, scale_factor=2)),
+    ("nearest-exact", lambda x: F.interpolate(x, scale_factor=1.6, mode="nearest-exact")),
+    ("nearest-line", lambda x: F.interpolate(x, size=11), dict(shapes=((2, 3, 7),))),
+    ("nearest-volume", lambda x: F.interpolate(x, scale_factor=(2, 1.5, 0.7)), dict(shapes=((2, 3, 4, 5, 6),))),
+    ("nearest-exact-volume", module(nn.Upsample, size=(3, 8, 5), mode="nearest-exact"),
+     dict(shapes=((2, 3, 4, 5, 6),))),
+    ("linear", module(nn.Upsample, scale_factor=2.2, mode="linear"), dict(BILINEAR, shapes=((2, 3, 7),))),
+    ("linear-corners", module(horizon_nn.Interpolate, 5, mode="linear", align_corners=True),
+     dict(BILINEAR, shapes=((2, 3, 7),))),
     ("bilinear", module(horizon_nn.Interpolate, scale_factor=2), BILINEAR),
     ("bilinear-recompute", module(horizon_nn.Interpolate, scale_factor=2.3, recompute_scale_factor=True), BILINEAR),
     ("bilinear-fraction", module(horizon_nn.Interpolate, scale_factor=2.3), BILINEAR),
@@ -34,7 +42,7 @@ RESIZES = cases(
     ("upsample-corners", module(nn.Upsample, size=(13, 11), mode="bilinear", align_corners=True), BILINEAR),
     ("upsampling-bilinear", module(nn.UpsamplingBilinear2d, scale_factor=2), BILINEAR),
     ("upsampling-bilinear-down", module(nn.UpsamplingBilinear2d, scale_factor=0.7), BILINEAR),
-)
+)  # fmt: skip
 
 # A position is off by half a unit on each axis, as a weight above. Gradients in the grid jump from pixel to pixel.
 SAMPLED = dict(shapes=((2, 6, 7, 9), (2, 5, 8, 2)), steps8=1.5, steps16=1.5, is_smooth=False)
@@ -80,5 +88,19 @@ SAMPLES = cases(
     ("warp-nearest", lambda x, flow: warp(x, flow, mode="nearest", padding_mode="border"), NEAREST),
 )  # fmt: skip
 
+# Places of pixels are rounded to 2**-14: half of that times two numbers of theta, in steps of the output.
+AFFINE = dict(shapes=((2, 2, 3),), steps8=0.6, steps16=2.5)
+GRIDS = cases(
+    ("affine-grid", lambda theta: F.affine_grid(theta, (2, 3, 5, 6), align_corners=False), AFFINE),
+    ("affine-grid-corners", module(horizon_nn.AffineGrid, (2, 3, 5, 6), True), AFFINE),
+    ("affine-grid-powers-of-two", module(horizon_nn.AffineGrid, (2, 3, 4, 8)), dict(AFFINE, steps8=0.51, steps16=0.54)),
+    ("affine-grid-size-of-image", lambda theta, x: F.affine_grid(theta, x.size(), align_corners=False),
+     dict(AFFINE, shapes=((2, 2, 3), (2, 3, 5, 6)))),
+    # A step of the grid moves a sample.
+    ("affine-grid-sample",
+     lambda theta, x: F.grid_sample(x, F.affine_grid(theta, x.shape, align_corners=False), align_corners=False),
+     dict(shapes=((2, 2, 3), (2, 3, 5, 6)), is_smooth=False, steps8=60, steps16=9)),
+)  # fmt: skip
 
-CASES = [*RESIZES, *SAMPLES]
+
+CASES = [*RESIZES, *SAMPLES, *GRIDS]
