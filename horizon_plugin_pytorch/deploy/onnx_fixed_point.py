@@ -103,10 +103,13 @@ def mul(g: OnnxGraph, site: Site, a: str, b: str, factor: Tensor, low: int, high
 
 @lowers("affine")
 def affine(g: OnnxGraph, site: Site, q: str, factor: Tensor, offset: Tensor, axis: int, low: int, high: int) -> str:
-    wide = g.cast(q, torch.float64)
-    scaled = g.node("Mul", wide, g.constant(along(factor, axis, site.rank), torch.float64, "factor"))
-    shifted = g.node("Add", scaled, g.constant(along(offset, axis, site.rank), torch.float64, "offset"))
-    return round_half_up(g, shifted, low, high, torch.float64)
+    dtype = factor.dtype
+    wide = q if dtype == torch.float32 else g.cast(q, dtype)
+    scaled = g.node("Mul", wide, g.constant(along(factor, axis, site.rank), dtype, "factor"))
+    shifted = g.node("Add", scaled, g.constant(along(offset, axis, site.rank), dtype, "offset"))
+    if dtype == torch.float32:  # the half is in the offset
+        return g.clip(g.node("Floor", shifted), low, high)
+    return round_half_up(g, shifted, low, high, dtype)
 
 
 @lowers("lookup")

@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.fixed_point.rescaling import rescale_
 _NARROW_BITS = 15
 _WIDE_BITS = 24
 _OFFSET_BITS = 51
+_MOST_TRIED = 256  # inputs of an 8-bit tensor: few enough to try each
 
 
 def along(values: Tensor, axis: int, dim: int) -> Tensor:
@@ -70,7 +71,7 @@ def add(a: Tensor, b: Tensor, factor_a: float, factor_b: float, is_narrow: bool,
         total = left.add_(right, alpha=factor_b)
     else:
         total = torch.add(left, right, alpha=factor_b)
-    return total.add_(0.5).floor_().clamp_(low, high).float()
+    return total.add_(0.5).floor_().float().clamp_(low, high)
 
 
 @operator("mul(Tensor a, Tensor b, Tensor factor, int low, int high) -> Tensor")
@@ -83,17 +84,28 @@ def mul(a: Tensor, b: Tensor, factor: Tensor, low: int, high: int) -> Tensor:
 
 @operator("affine(Tensor q, Tensor factor, Tensor offset, int axis, int low, int high) -> Tensor")
 def affine(q: Tensor, factor: Tensor, offset: Tensor, axis: int, low: int, high: int) -> Tensor:
-    """``clamp((q * M + B + 2**(n-1)) >> n)`` per channel; ``factor = M / 2**n``, ``offset = B / 2**n``, float64."""
+    """``clamp((q * M + B + 2**(n-1)) >> n)`` per channel; ``factor = M / 2**n``, ``offset = B / 2**n``, float64.
+
+    Where `choose_affine` proved that float32 gives the same, `factor` is float32 and `offset` has the half in it.
+    """
     dim = q.dim()
-    total = q.double().mul_(along(factor, axis, dim)).add_(along(offset, axis, dim))
-    return total.add_(0.5).floor_().clamp_(low, high).float()
+    factor, offset = along(factor, axis, dim), along(offset, axis, dim)
+    if factor.dtype == torch.float32:
+        return q.mul(factor).add_(offset).floor_().clamp_(low, high)
+    return q.double().mul_(factor).add_(offset).add_(0.5).floor_().float().clamp_(low, high)
 
 
-def choose_affine(ratio: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+def choose_affine(
+    ratio: Tensor, offset: Tensor, inputs: tuple[int, int] | None = None, low: int = 0, high: int = 0
+) -> tuple[Tensor, Tensor]:
     """Multiplier and offset of each channel on a common power of two, exact in float64.
 
     The multiplier has 24 bits; fewer where an offset that dwarfs it needs the room, since ``q * M + B`` must stay
     below 2**52. Offsets are limited to +-2**32, far beyond every output range.
+
+    Args:
+        inputs: the smallest and largest input. Where there are few, float32 is tried on each, with outputs clamped to
+            ``[low, high]``, and taken if it gives the same integers.
 
     >>> choose_affine(torch.tensor([0.0]), torch.tensor([50.25]))
     (tensor([0.], dtype=torch.float64), tensor([50.2500], dtype=torch.float64))
@@ -104,4 +116,11 @@ def choose_affine(ratio: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
     by_offset = _OFFSET_BITS - torch.frexp(offset)[1]
     shift = torch.where(ratio == 0, by_offset, torch.minimum(by_ratio, by_offset)).clamp(max=50).double()
     multiplier, bias = torch.round(torch.ldexp(ratio, shift)), torch.round(torch.ldexp(offset, shift))
-    return torch.ldexp(multiplier, -shift), torch.ldexp(bias, -shift)
+    exact = torch.ldexp(multiplier, -shift), torch.ldexp(bias, -shift)
+    if inputs is None or inputs[1] - inputs[0] > _MOST_TRIED:
+        return exact
+    fast = exact[0].float(), (exact[1] + 0.5).float()
+    q = torch.arange(inputs[0], inputs[1] + 1, dtype=torch.float32, device=ratio.device)
+    q = q.unsqueeze(1).repeat(1, max(exact[0].numel(), exact[1].numel()))
+    is_same = torch.equal(affine(q, *fast, 1, low, high), affine(q, *exact, 1, low, high))
+    return fast if is_same else exact

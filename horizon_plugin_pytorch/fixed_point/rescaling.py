@@ -96,4 +96,5 @@ def rescale_(acc: Tensor, factor: Tensor, low: float, high: float) -> Tensor:
         return acc.mul_(factor).round_().clamp_(low, high)
     if acc.dtype != torch.float64:
         acc = acc.double()
-    return acc.mul_(factor.double()).add_(0.5).floor_().clamp_(low, high).float()
+    # Beyond 2**24 float32 rounds, but that is beyond every range too.
+    return acc.mul_(factor.double()).add_(0.5).floor_().float().clamp_(low, high)

@@ -32,7 +32,11 @@ class BatchNorm(QuantizedModule):
         assert self.scale is not None
         scale = self.scale.double()
         factor, offset = self._plans.get(
-            (x.scale,), "affine", lambda: fp.choose_affine(self.gain * x.scale.double() / scale, self.shift / scale)
+            (x.scale,),
+            ("affine", x.range),
+            lambda: fp.choose_affine(
+                self.gain * x.scale.double() / scale, self.shift / scale, x.range, self.low, self.high
+            ),
         )
         return self.output(fp.affine(x.plain(), factor, offset, 1, self.low, self.high))
 

@@ -248,11 +248,15 @@ class QFunctional(QuantizedModule):
         x = self.quantized_input(x)
         factor, shift = self._plans.get(
             (x.scale,),
-            ("affine", scale, offset),
+            ("affine", scale, offset, low, x.range),
             lambda: tuple(
                 t.to(x.device)
                 for t in fp.choose_affine(
-                    self._ratio(x.scale) * scale, torch.tensor([offset], dtype=torch.float64) / self._out_scale()
+                    self._ratio(x.scale) * scale,
+                    torch.tensor([offset], dtype=torch.float64) / self._out_scale(),
+                    x.range,
+                    low,
+                    self.high,
                 )
             ),
         )

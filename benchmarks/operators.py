@@ -1,0 +1,189 @@
+"""Each operator's quantized form next to its float form, worst first; a part of `make bench`.
+
+Ratios are medians of interleaved rounds on one thread; stubs are not in the time. *Peak* is how many activation-sized
+tensors (of the input's size in float32) one quantized call adds to the process at its peak, its result included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tabulate import tabulate
+from torch import Tensor, nn
+
+from benchmarks.run import _status, interleaved
+from horizon_plugin_pytorch import nn as hnn
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.qtensor import integer_qtensor
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    QuantStub,
+    convert_fx,
+    default_qat_8bit_fake_quant_qconfig,
+    default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+
+LIMIT = 3.0
+FORMATS = {
+    "int8": default_qat_8bit_fake_quant_qconfig,
+    "int16": default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
+}
+IMAGE = (1, 64, 112, 112)
+TOKENS = (1, 1024, 256)
+HEADS = (1, 8, 512, 64)
+
+
+@dataclass(frozen=True)
+class Job:
+    """An operator, and the shapes that it is measured on."""
+
+    name: str
+    make: Callable[[], Any]
+    shapes: tuple[tuple[int, ...], ...] = (IMAGE,)
+    low: float = -2.0
+    high: float = 2.0
+    others: Callable[[], tuple[Tensor, ...]] = tuple
+
+    def inputs(self) -> list[Tensor]:
+        return [torch.rand(shape) * (self.high - self.low) + self.low for shape in self.shapes]
+
+
+class Body(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+class Bench(nn.Module):
+    """QuantStubs and the operator; the integers are its output."""
+
+    def __init__(self, body: Any, count: int) -> None:
+        super().__init__()
+        for i in range(count):
+            self.add_module(f"quant_{i}", QuantStub())
+        self.body, self.count = body if isinstance(body, nn.Module) else Body(body), count
+
+    def run(self, *args: Any) -> Any:
+        stubs = [getattr(self, f"quant_{i}") for i in range(self.count)]
+        return self.body(*(stub(x) for stub, x in zip(stubs, args, strict=False)), *args[self.count :])
+
+
+_FORWARDS: list[Callable[..., Any]] = [
+    lambda self, a: self.run(a),
+    lambda self, a, b: self.run(a, b),
+    lambda self, a, b, c: self.run(a, b, c),
+    lambda self, a, b, c, d: self.run(a, b, c, d),
+]
+BENCHES = [type(f"Bench{n}", (Bench,), {"forward": forward}) for n, forward in enumerate(_FORWARDS, 1)]
+
+
+def _pair(function: Callable[..., Any], shape: tuple[int, ...] = IMAGE) -> dict[str, Any]:
+    return {"make": lambda: function, "shapes": (shape, shape)}
+
+
+JOBS = [
+    Job("conv2d 3x3", lambda: nn.Conv2d(64, 64, 3, padding=1)),
+    Job("conv2d 1x1", lambda: nn.Conv2d(64, 64, 1)),
+    Job("conv2d depthwise", lambda: nn.Conv2d(64, 64, 3, padding=1, groups=64)),
+    Job("conv_transpose2d", lambda: nn.ConvTranspose2d(64, 32, 2, 2)),
+    Job("linear", lambda: nn.Linear(256, 256), (TOKENS,)),
+    Job("batch_norm", lambda: nn.BatchNorm2d(64)),
+    Job("add", **_pair(lambda x, y: x + y)),
+    Job("sub", **_pair(lambda x, y: x - y)),
+    Job("mul", **_pair(lambda x, y: x * y)),
+    Job("cat", **_pair(lambda x, y: torch.cat([x, y], 1))),
+    Job("add number", lambda: lambda x: x + 0.5),
+    Job("matmul", lambda: lambda x, y: x @ y.transpose(-1, -2), (HEADS, HEADS)),
+    Job("sum", lambda: lambda x: x.sum(1)),
+    Job("mean", lambda: lambda x: x.mean((2, 3), keepdim=True)),
+    Job("relu", nn.ReLU),
+    Job("relu6", nn.ReLU6),
+    Job("sigmoid", nn.Sigmoid),
+    Job("silu", nn.SiLU),
+    Job("gelu", nn.GELU),
+    Job("tanh", nn.Tanh),
+    Job("exp", hnn.Exp),
+    Job("sqrt", hnn.Sqrt, low=0.1),
+    Job("reciprocal", hnn.Reciprocal, low=0.1),
+    Job("softmax", lambda: nn.Softmax(-1), ((1, 8, 256, 256),)),
+    Job("layer_norm", lambda: nn.LayerNorm(256), (TOKENS,)),
+    Job("max_pool", lambda: nn.MaxPool2d(3, 2, 1)),
+    Job("avg_pool", lambda: nn.AvgPool2d(2)),
+    Job("adaptive_avg_pool", lambda: nn.AdaptiveAvgPool2d(7)),
+    Job("interpolate nearest", lambda: hnn.Interpolate(scale_factor=2, mode="nearest", recompute_scale_factor=True)),
+    Job("interpolate bilinear", lambda: hnn.Interpolate(scale_factor=2, recompute_scale_factor=True)),
+    Job("pad", lambda: lambda x: F.pad(x, (1, 1, 1, 1))),
+    Job("permute", lambda: lambda x: x.permute(0, 2, 3, 1).contiguous()),
+    Job("pixel_shuffle", lambda: nn.PixelShuffle(2)),
+]
+
+
+def measure(job: Job, fmt: str, rounds: int) -> dict[str, Any]:
+    """Quantized over float, milliseconds of float, and activation-sized tensors at the peak."""
+    torch.manual_seed(0)
+    inputs, others = job.inputs(), job.others()
+    args = (*inputs, *others)
+    model = BENCHES[len(args) - 1](job.make(), len(inputs)).eval()
+    prepared = prepare_qat_fx(model, {"": FORMATS[fmt]}).eval()
+    set_fake_quantize(prepared, FakeQuantState.CALIBRATION)
+    prepared(*args)
+    quantized = convert_fx(prepared)
+    stubs = [getattr(quantized, f"quant_{i}") for i in range(len(inputs))]
+    integers = [stub(x) for stub, x in zip(stubs, inputs, strict=True)]
+    fresh = [integer_qtensor(q.plain(), q.scale, q.dtype) for q in integers]
+    jobs: dict[str, Callable[[], Any]] = {
+        "float": lambda: model.body(*args),
+        "quantized": lambda: quantized(*fresh, *others),
+    }
+    result = interleaved(jobs, rounds, f"{job.name} {fmt}")
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before = _status("VmRSS")
+    quantized(*fresh, *others)
+    peak = (_status("VmHWM") - before) / max(4 * x.numel() for x in inputs)
+    return {
+        "operator": job.name, "format": fmt, "shape": "x".join(map(str, job.shapes[0])),
+        "float ms": 1000 * result["seconds"], "quantized / float": result["quantized"], "peak": peak,
+    }  # fmt: skip
+
+
+def run(rounds: int, only: str = "") -> list[dict[str, Any]]:
+    """All operators in all formats, worst first."""
+    set_march(March.BAYES)
+    found = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # int16 accumulators in the worst case
+        for job in JOBS:
+            if only in job.name:
+                found += [measure(job, fmt, rounds) for fmt in FORMATS]
+    return sorted(found, key=lambda row: -row["quantized / float"])
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", default="", help="operators whose name has this in it")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = run(options.rounds, options.only)
+    print(tabulate(rows, headers="keys", floatfmt=".2f"))
+    above = [row for row in rows if row["quantized / float"] > LIMIT]
+    print(f"\n{len(rows)} measured, {len(above)} above {LIMIT} times float")
+
+
+if __name__ == "__main__":
+    main()
