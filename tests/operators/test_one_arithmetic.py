@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -42,6 +43,18 @@ def _prepared(case: Case, model: nn.Module, dtype: str) -> nn.Module:
     return prepared(model, case.inputs(), dtype)
 
 
+def _round_weights(model: nn.Module, qat: nn.Module) -> None:
+    """Put every weight on its grid, also those that a layer takes from its owner's parameter."""
+    rounded = copy.deepcopy(qat)
+    for layer in rounded.modules():
+        if isinstance(layer, QATGemm):
+            layer.weight.copy_(layer.weight_fake_quant.round(layer.weight))
+    found = rounded.state_dict()
+    for name, tensor in model.state_dict().items():
+        if name in found:
+            tensor.copy_(found[name])
+
+
 def test_names_are_unique() -> None:
     assert len(BY_NAME) == len(CASES)
 
@@ -80,8 +93,7 @@ def test_integers_are_close_to_float_and_to_training(name: str, dtype: str) -> N
         exact = qat(*inputs)[0]
         on_grid = _on_grid(qat, inputs, len(case.shapes))
         if case.has_weight:  # what is left is the error of the arithmetic, not of the rounded weights
-            layer = next(m for m in qat.body.modules() if isinstance(m, QATGemm))
-            model.body.weight.copy_(layer.weight_fake_quant.round(layer.weight))
+            _round_weights(model, qat)
         wanted = model.body.double()(*[x.double() if x.is_floating_point() else x for x in on_grid])
         set_fake_quantize(qat, FakeQuantState.QAT)
         trained = qat(*inputs)[0]

@@ -2,6 +2,7 @@
 
 from horizon_plugin_pytorch.nn.qat.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from horizon_plugin_pytorch.nn.qat.affine_grid import AffineGrid
+from horizon_plugin_pytorch.nn.qat.attention import ScaledDotProductAttention
 from horizon_plugin_pytorch.nn.qat.avg_pool2d import AvgPool2d
 from horizon_plugin_pytorch.nn.qat.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from horizon_plugin_pytorch.nn.qat.conv1d import Conv1d
@@ -23,6 +24,7 @@ from horizon_plugin_pytorch.nn.qat.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.qat.layer_norm import LayerNorm
 from horizon_plugin_pytorch.nn.qat.linear import Linear
 from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
+from horizon_plugin_pytorch.nn.qat.multi_head_attention import MultiheadAttention
 from horizon_plugin_pytorch.nn.qat.relu import ReLU, ReLU6
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.qat.softmax import Softmax
@@ -30,9 +32,10 @@ from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d",
-    "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d",
-    "ConvTranspose2d", "ConvTranspose3d", "DeQuantStub", "Einsum", "FloatFunctional", "GridSample", "Interpolate",
-    "LayerNorm", "Linear", "QuantStub", "ReLU", "ReLU6", "SegmentLUT", "Softmax", "SyncBatchNorm", "Upsample",
-    "UpsamplingBilinear2d", "UpsamplingNearest2d",
+    "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
+    "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d",
+    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DeQuantStub", "Einsum", "FloatFunctional", "GridSample",
+    "Interpolate", "LayerNorm", "Linear", "MultiheadAttention", "QuantStub", "ReLU", "ReLU6",
+    "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
+    "UpsamplingNearest2d",
 ]  # fmt: skip

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint16
+from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.stubs import QuantStub
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAverageMinMaxObserver
@@ -25,6 +28,27 @@ def inner_qconfig(qconfig: Any, scale: float | None = None) -> QConfig:
     if "scale" in activation.kwargs:  # a fixed scale of the result says nothing about the parts
         kwargs["observer"] = MovingAverageMinMaxObserver
     return QConfig(activation=type(activation)(activation.cls, {**kwargs, "dtype": qint16}), weight=None)
+
+
+class Composite(PlacedModule):
+    """An operator made of smaller QAT modules, which conversion replaces one by one."""
+
+    def drop_float_parameters(self) -> None:
+        """Called by conversion: forget parameters that are now integers of the parts."""
+
+
+def optional(module: QATModule) -> Any:
+    """Mark a part that calls may never use."""
+    module.is_optional = True
+    return module
+
+
+def constant_stub(qconfig: Any) -> QuantStub:
+    """A stub for a parameter or a mask: all its values may well be equal."""
+    stub = QuantStub(qconfig=qconfig)
+    assert stub.activation_post_process is not None
+    stub.activation_post_process.activation_post_process.may_be_constant = True
+    return stub
 
 
 class Times(nn.Module):

@@ -99,7 +99,11 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
 
     def layer(self, x: Tensor) -> Tensor:
         """The layer while training: real values, with rounded weights."""
-        return self.product(x, self.weight_fake_quant.weight(self.weight), self.bias)
+        return self.product(x, self.rounded_weight(), self.bias)
+
+    def rounded_weight(self) -> Tensor:
+        """The weights that the training route computes with."""
+        return self.weight_fake_quant.weight(self.weight)
 
     def inputs_seen(self) -> list[tuple]:
         """Scales, formats and ranges of the last inputs, for `convert` to plan with."""

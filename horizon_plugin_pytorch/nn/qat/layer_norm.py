@@ -11,10 +11,9 @@ from horizon_plugin_pytorch.nn.elementwise import Rsqrt
 from horizon_plugin_pytorch.nn.layer_norm import LayerNorm as _Float
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.placed import PlacedModule
-from horizon_plugin_pytorch.nn.qat.composite import inner_qconfig
+from horizon_plugin_pytorch.nn.qat.composite import constant_stub, inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
-from horizon_plugin_pytorch.nn.qat.stubs import QuantStub
 from horizon_plugin_pytorch.nn.support import FROM_BAYES
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -32,14 +31,6 @@ class VarMean(nn.Module):
     def forward(self, x: Any, dims: list[int]) -> tuple[Any, Any]:
         deviation = self.sub.sub(x, self.pre_mean.mean(x, dims, keepdim=True))
         return deviation, self.post_mean.mean(self.mul.mul(deviation, deviation), dims, keepdim=True)
-
-
-def _constant_stub(qconfig: Any) -> QuantStub:
-    """A stub for a parameter: all its values may well be equal."""
-    stub = QuantStub(qconfig=qconfig)
-    assert stub.activation_post_process is not None
-    stub.activation_post_process.activation_post_process.may_be_constant = True
-    return stub
 
 
 class LayerNorm(PlacedModule):
@@ -62,9 +53,9 @@ class LayerNorm(PlacedModule):
         for step in steps:
             setattr(self, step, FloatFunctional(qconfig if step == steps[-1] else inner))
         if self.weight is not None:
-            self.weight_quant = _constant_stub(inner)
+            self.weight_quant = constant_stub(inner)
         if self.bias is not None:
-            self.bias_quant = _constant_stub(inner)
+            self.bias_quant = constant_stub(inner)
 
     @classmethod
     def from_float(cls, mod: nn.LayerNorm) -> LayerNorm:

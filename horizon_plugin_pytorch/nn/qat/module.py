@@ -44,6 +44,7 @@ class QATModule(PlacedModule):
 
     quantized_class: ClassVar[Any]
     takes_real: ClassVar[bool] = False  # may inputs besides the first be real numbers, such as coordinates?
+    is_optional: bool = False  # a part that its owner's calls may never use: nobody misses its statistics
     activation_post_process: FakeQuantize | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

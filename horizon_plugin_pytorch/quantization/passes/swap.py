@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfig
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -135,7 +136,9 @@ def _never_calibrated(model: nn.Module) -> list[str]:
     found = []
     for path, module in model.named_modules():
         quantizer = getattr(module, "activation_post_process", None)
-        if isinstance(module, QATModule) and isinstance(quantizer, FakeQuantize) and not quantizer.has_statistics:
+        if not isinstance(module, QATModule) or module.is_optional:
+            continue
+        if isinstance(quantizer, FakeQuantize) and not quantizer.has_statistics:
             found.append(f"{path} ({type(module).__name__})")
     return found
 
@@ -162,6 +165,9 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
         return type(module).quantized_class.from_qat(module).train(module.training)
 
     model = _map_modules(model, change)
+    for module in model.modules():
+        if isinstance(module, Composite):
+            module.drop_float_parameters()
     if remove_qconfig:
         for module in model.modules():
             module.__dict__.pop("qconfig", None)

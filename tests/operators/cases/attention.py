@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+from horizon_plugin_pytorch import nn as horizon_nn
 from tests.operators.cases.base import cases
 
 
@@ -55,4 +58,85 @@ SUMS = cases(
     steps16=1.1,
 )  # fmt: skip
 
-CASES = [*PRODUCTS, *SUMS]
+HEADS = ((2, 3, 5, 8), (2, 3, 6, 8), (2, 3, 6, 8))
+
+
+def _bool_mask(*shape: int) -> Any:
+    def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        mask = torch.rand(shape, generator=generator) < 0.4
+        mask[..., 0] = False
+        return (mask,)
+
+    return make
+
+
+def _float_mask(*shape: int) -> Any:
+    def make(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        return (torch.rand(shape, generator=generator) - 0.5,)
+
+    return make
+
+
+def _attention(x: Any, y: Any, z: Any, **kwargs: Any) -> Any:
+    return F.scaled_dot_product_attention(x, y, z, **kwargs)
+
+
+ATTENTION = cases(
+    ("attention", lambda x, y, z: _attention(x, y, z)),
+    ("attention-causal", lambda x, y, z: _attention(x, y, z, is_causal=True)),
+    ("attention-scale", lambda x, y, z: _attention(x, y, z, scale=0.25)),
+    ("attention-3d", lambda x, y, z: _attention(x, y, z), dict(shapes=((3, 5, 8), (3, 6, 8), (3, 6, 8)))),
+    ("attention-bool-mask", lambda x, y, z, m: _attention(x, y, z, attn_mask=~m), dict(others=_bool_mask(5, 6))),
+    ("attention-float-mask", lambda x, y, z, m: _attention(x, y, z, attn_mask=m), dict(others=_float_mask(2, 1, 5, 6))),
+    shapes=HEADS,
+    steps8=2.0,  # the weights are rounded to the qconfig's format before they are summed with
+    steps16=3.0,  # scores, three tables of the softmax, weights and result: each its own rounding
+    train_steps16=4,
+)
+
+
+class _Heads(nn.Module):
+    """A MultiheadAttention as models call it."""
+
+    def __init__(self, cls: Any, options: dict[str, Any], call: Any) -> None:
+        super().__init__()
+        self.attn, self.call = cls(12, 3, **options), call
+        for bias in (self.attn.in_proj_bias, self.attn.out_proj.bias):
+            if bias is not None:
+                nn.init.normal_(bias, std=0.2)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.call(self.attn, *inputs)
+
+
+def _mha(call: Any, cls: Any = nn.MultiheadAttention, **options: Any) -> Any:
+    def make() -> nn.Module:
+        return _Heads(cls, {"batch_first": True, **options}, call)
+
+    return make
+
+
+THREE = ((2, 5, 12), (2, 6, 12), (2, 6, 12))
+HEADED = cases(
+    ("mha-self", _mha(lambda a, x: a(x, x, x)[0])),
+    ("mha-horizon", _mha(lambda a, x: a(x, x, x, need_weights=False)[0], horizon_nn.MultiheadAttention)),
+    ("mha-cross", _mha(lambda a, q, k, v: a(q, k, v)[0]), dict(shapes=THREE)),
+    ("mha-time-first", _mha(lambda a, q, k, v: a(q, k, v)[0], batch_first=False),
+     dict(shapes=((5, 2, 12), (6, 2, 12), (6, 2, 12)))),
+    ("mha-unbatched", _mha(lambda a, x: a(x, x, x)[0], batch_first=False), dict(shapes=((5, 12),))),
+    ("mha-no-bias", _mha(lambda a, x: a(x, x, x)[0], bias=False)),
+    ("mha-weights", _mha(lambda a, x: a(x, x, x)[1])),
+    ("mha-weights-of-heads", _mha(lambda a, x: a(x, x, x, average_attn_weights=False)[1])),
+    ("mha-attn-mask", _mha(lambda a, x, m: a(x, x, x, attn_mask=m)[0]), dict(others=_bool_mask(5, 5))),
+    ("mha-attn-mask-of-heads", _mha(lambda a, x, m: a(x, x, x, attn_mask=m)[0]), dict(others=_bool_mask(6, 5, 5))),
+    ("mha-padding", _mha(lambda a, x, m: a(x, x, x, m)[0]), dict(others=_bool_mask(2, 5))),
+    ("mha-float-mask", _mha(lambda a, x, m: a(x, x, x, attn_mask=m)[0]), dict(others=_float_mask(5, 5))),
+    shapes=((2, 5, 12),),
+    has_weight=True,
+    steps8=2.0,  # as attention, and two layers of rounding around it
+    steps16=3.5,
+    train_steps=2,
+    train_steps16=6,
+)  # fmt: skip
+
+CASES = [*PRODUCTS, *SUMS, *ATTENTION, *HEADED]

@@ -1,0 +1,134 @@
+"""Scaled dot-product attention while training: scores and softmax in int16, operands of products in the qconfig's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.dtype import qbool
+from horizon_plugin_pytorch.nn import attention as floats
+from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.qat.composite import Times, constant_stub, inner_qconfig, on_both, optional
+from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
+from horizon_plugin_pytorch.nn.qat.module import real
+from horizon_plugin_pytorch.nn.qat.softmax import Softmax
+from horizon_plugin_pytorch.nn.support import FROM_BAYES
+from horizon_plugin_pytorch.qtensor import QTensor
+
+# exp(-1000) is 0 in every format: a float mask's value below this leaves its position out, as -inf does.
+_HIDDEN_BELOW = -1000.0
+
+
+class MaskedSoftmax(Softmax):
+    """Softmax over the last axis that can leave positions out: these count as exactly 0.
+
+    A row whose positions are all left out gives zeros.
+    """
+
+    def forward(self, x: Any, hidden: Tensor | None = None) -> Any:
+        if hidden is None:
+            return super().forward(x)
+        # A row's smallest value in place of what is left out changes no maximum.
+        largest = on_both(lambda v: torch.where(hidden, v.amin(-1, keepdim=True), v).amax(-1, keepdim=True), x)
+        shown = on_both(lambda v, m: torch.where(hidden, m, v), x, largest)
+        exponential = self.exp(self.sub.sub(shown, largest))
+        kept = on_both(lambda v: torch.where(hidden, 0.0, v), exponential)
+        return self.mul.mul(kept, self.reciprocal(self.sum.sum(kept, -1, keepdim=True)))
+
+
+class Attention(nn.Module):
+    """``softmax(query @ key.T * scale + mask) @ value``.
+
+    Parts: `matmul` (the scores, int16; the factor is part of the query's scale), `mask_quant` and `mask_add` (a float
+    mask, int16), `softmax` (int16 inside), `weighted_sum`.
+    """
+
+    def __init__(self, dropout: float, qconfig: Any) -> None:
+        super().__init__()
+        inner = inner_qconfig(qconfig)
+        self.dropout = dropout
+        self.scale = Times()
+        self.matmul = FloatFunctional(inner)
+        self.mask_quant = optional(constant_stub(inner))
+        self.mask_add = optional(FloatFunctional(inner))
+        self.softmax = MaskedSoftmax(-1, qconfig)
+        self.weighted_sum = FloatFunctional(qconfig)
+
+    def forward(
+        self, query: Any, key: Any, value: Any, hidden: Tensor | None, bias: Tensor | None, scale: float
+    ) -> tuple[Any, Any]:
+        """The result and the weights.
+
+        Args:
+            hidden: True at positions that are left out.
+            bias: added to the scores; real numbers.
+        """
+        scores = self.matmul.matmul(self.scale(query, scale), key, y_trans=True)
+        if bias is not None:
+            is_hidden = bias <= _HIDDEN_BELOW
+            hidden = is_hidden if hidden is None else hidden | is_hidden
+            scores = self.mask_add.add(scores, self.mask_quant(torch.where(is_hidden, 0.0, bias)))
+        weights = self.softmax(scores, hidden)
+        dropped = F.dropout(weights, self.dropout, self.training) if self.dropout else weights
+        return self.weighted_sum.matmul(dropped, value), weights
+
+
+def as_mask(mask: Any) -> Tensor | None:
+    """A mask as an ordinary tensor: booleans or real numbers."""
+    if isinstance(mask, QTensor):
+        return mask.int_repr().bool() if mask.dtype == qbool else real(mask)
+    return mask
+
+
+def causal_mask(query: Any, key: Any) -> Tensor:
+    """True where a key lies after the query."""
+    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).triu(1)
+
+
+class ScaledDotProductAttention(nn.Module):
+    """`torch.nn.functional.scaled_dot_product_attention` from smaller operators; conversion replaces these."""
+
+    def __init__(self, dropout_p: float, is_causal: bool, scale: float | None, qconfig: Any) -> None:
+        super().__init__()
+        self.is_causal, self.scale, self.qconfig = is_causal, scale, qconfig
+        self.attention = Attention(dropout_p, qconfig)
+
+    @classmethod
+    def from_float(cls, mod: floats.ScaledDotProductAttention) -> ScaledDotProductAttention:
+        """The QAT form."""
+        return cls(mod.dropout_p, mod.is_causal, mod.scale, mod.qconfig)
+
+    def forward(self, query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+        mask = as_mask(attn_mask)
+        hidden = bias = None
+        if mask is not None:
+            hidden, bias = (~mask, None) if mask.dtype == torch.bool else (None, mask)
+        if self.is_causal:
+            hidden = causal_mask(query, key)
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
+        return self.attention(query, key, value, hidden, bias, scale)[0]
+
+
+def _bind(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: bool = False, *,
+    scale: Any = None, enable_gqa: bool = False,
+) -> Call:  # fmt: skip
+    if enable_gqa:
+        raise NotBindable("enable_gqa has no form; repeat key and value to the query's heads before it")
+    if is_causal and attn_mask is not None:
+        raise NotBindable("give either attn_mask or is_causal, as torch wants it")
+    if not all(isinstance(v, (int, float)) for v in (dropout_p, scale or 0.0)) or (scale is not None and scale <= 0):
+        raise NotBindable("dropout_p and scale must be numbers, and scale a positive one")
+    module = floats.ScaledDotProductAttention(float(dropout_p), bool(is_causal), scale)
+    return Call(module, (query, key, value), {} if attn_mask is None else {"attn_mask": attn_mask})
+
+
+register(Operator(
+    "scaled_dot_product_attention", ScaleRule.OWN, ScaledDotProductAttention, ScaledDotProductAttention,
+    (floats.ScaledDotProductAttention,), {F.scaled_dot_product_attention: _bind}, {}, FROM_BAYES,
+    real_inputs=("attn_mask",),
+))  # fmt: skip

@@ -1,0 +1,81 @@
+"""Linear layers whose weights belong to another module, as in torch's attention and recurrent modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized import linear as quantized
+
+
+class PackedLinear(QATGemm):
+    """A linear layer on rows of a parameter of its owner, which keeps torch's name for it and trains it.
+
+    Args:
+        owner: the module that has the parameters.
+        weight, bias: their names there; no bias if the owner's is None.
+        rows: the rows that this layer takes; None for all.
+    """
+
+    float_class = nn.Linear
+    quantized_class = quantized.Linear
+
+    def __init__(self, owner: nn.Module, weight: str, bias: str, rows: slice | None, qconfig: Any) -> None:
+        QATModule.__init__(self)
+        self._owner = (owner,)  # a tuple hides it from torch, which would see a module inside itself
+        self._names, self._rows = (weight, bias), rows
+        self._held: Tensor | None = None
+        self.out_features, self.in_features = self.weight.shape
+        self.attach(qconfig)
+
+    def _packed(self) -> list[Tensor | None]:
+        return [getattr(self._owner[0], name, None) for name in self._names]
+
+    def _part(self, index: int) -> Any:
+        packed = self._packed()[index]
+        return packed if packed is None or self._rows is None else packed[self._rows]
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The layer's rows of the owner's weight."""
+        return self._part(0)
+
+    @property
+    def bias(self) -> Tensor | None:  # type: ignore[override]
+        """The layer's rows of the owner's bias."""
+        return self._part(1)
+
+    def twin(self) -> nn.Module:
+        sources = [p for p in self._packed() if p is not None] + [q.scale for q in self.fake_quantizers()]
+        return self._twin.get(tuple(sources), lambda: self.quantized_class.from_qat(self))
+
+    @contextmanager
+    def rounded_once(self) -> Iterator[None]:
+        """Round the weights once for all calls inside, such as the steps of a sequence."""
+        self._held = None if self.is_exact else self.weight_fake_quant.weight(self.weight)
+        try:
+            yield
+        finally:
+            self._held = None
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def rounded_weight(self) -> Tensor:
+        return self.weight_fake_quant.weight(self.weight) if self._held is None else self._held
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class PackedLinearAdd(PackedLinear):
+    """The same plus another tensor; only the sum is rounded."""
+
+    has_add = True
+    quantized_class = quantized.LinearAdd
