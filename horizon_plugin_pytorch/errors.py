@@ -59,6 +59,10 @@ class AccumulatorWarning(UserWarning):
     """An accumulator may leave int32 in the worst case."""
 
 
+class TableWarning(UserWarning):
+    """A look-up table is further from its function than two steps of the output."""
+
+
 class QuantizationWarning(UserWarning):
     """Something in the prepared model deserves a look."""
 

@@ -45,10 +45,11 @@ from horizon_plugin_pytorch.fixed_point.rescaling import (
 )
 from horizon_plugin_pytorch.fixed_point.sampling import grid_factors, grid_sample
 from horizon_plugin_pytorch.fixed_point.selection import topk
-from horizon_plugin_pytorch.fixed_point.table import SegmentTable, build_segments, build_table, lookup
+from horizon_plugin_pytorch.fixed_point.table import Division, SegmentTable, Table, build_segments, build_table, lookup
 
 __all__ = [
-    "EXACT_FLOAT32", "INT32_MAX", "AccumulatorPlan", "Geometry", "SegmentTable", "adaptive_matrix", "add", "affine",
+    "EXACT_FLOAT32", "INT32_MAX", "AccumulatorPlan", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix",
+    "add", "affine",
     "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
     "choose_mix", "choose_sum_factors", "coarsen", "conv", "dequantize", "flatten", "grid_factors",
     "grid_sample", "is_beyond_float32", "linear", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift",

@@ -3,7 +3,7 @@
 With an 8-bit input every one of the 256 entries is the function rounded to nearest. With a 16-bit input the table is
 made of up to 64 segments, each a power of two wide and cut into 64 equal intervals between whose ends the value is
 interpolated on integers; segments are halved where the function bends, until the error is small. At run time both
-are one look-up: a segment table is expanded once to its 65,536 values.
+are one look-up: a segment table is expanded once to its 65,536 values. Every table states its worst error.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fixed_point.library import operator
 
 MOST_SEGMENTS = 64
@@ -24,37 +25,66 @@ _INPUT_BITS = 16
 _INTERVAL_BITS = 6
 
 
+STRATEGIES = ("curvature", "evenly")
+
+
 @dataclass(frozen=True)
-class SegmentTable:
-    """An int16 table: where segments start (in steps from the lowest input), their widths, their entries.
+class Division:
+    """How the 65,536 inputs of a 16-bit table are divided into segments.
+
+    Args:
+        auto_divide_strategy: ``"curvature"`` halves the segment with the largest error until all are within one
+            output step, so that segments are short where the function bends; ``"evenly"`` makes them equally wide.
+        max_segments: at most so many, a power of two for ``"evenly"``.
+
+    >>> Division("curvature").max_segments
+    64
+    """
+
+    auto_divide_strategy: str = "curvature"
+    max_segments: int = MOST_SEGMENTS
+
+    def __post_init__(self) -> None:
+        if self.auto_divide_strategy not in STRATEGIES:
+            raise QuantizationConfigError(
+                f"auto_divide_strategy must be one of {', '.join(map(repr, STRATEGIES))}, got "
+                f"{self.auto_divide_strategy!r}."
+            )
+        is_even = self.auto_divide_strategy == "evenly"
+        if not 1 <= self.max_segments <= MOST_SEGMENTS or (is_even and self.max_segments & (self.max_segments - 1)):
+            raise QuantizationConfigError(
+                f"max_segments must lie in 1 ... {MOST_SEGMENTS}{' and be a power of two' if is_even else ''}, got "
+                f"{self.max_segments}."
+            )
+
+
+@dataclass(frozen=True)
+class Table:
+    """The value for every input, from the lowest up.
 
     `worst_error` is the largest distance, in output steps, between the table and the function over all inputs.
     """
 
+    values: Tensor
+    worst_error: float
+
+
+@dataclass(frozen=True)
+class SegmentTable(Table):
+    """An int16 table: where segments start (in steps from the lowest input), their widths, their entries."""
+
     starts: Tensor
     widths: Tensor
     entries: Tensor
-    values: Tensor
-    worst_error: float
 
 
 @operator("lookup(Tensor q, Tensor table, int offset) -> Tensor")
 def lookup(q: Tensor, table: Tensor, offset: int) -> Tensor:
     """``table[q - offset]``."""
     index = q.sub(offset).to(torch.int32)  # with int32 and one axis torch's selection is at its fastest
-    return table.index_select(0, index.flatten()).reshape(q.shape)
-
-
-def _targets(
-    function: Callable[[Tensor], Tensor],
-    in_scale: Tensor,
-    in_dtype: QuantDType,
-    out_scale: Tensor,
-    out_dtype: QuantDType,
-) -> Tensor:
-    q = torch.arange(in_dtype.min, in_dtype.max + 1, dtype=torch.float64)
-    exact = function(q * in_scale.detach().double().cpu()) / out_scale.detach().double().cpu()
-    return torch.nan_to_num(exact, nan=0.0).clamp(out_dtype.min, out_dtype.max)
+    # The index is dense, so it can be walked in the order of memory, whatever its layout.
+    flat = torch.index_select(table, 0, index.as_strided((index.numel(),), (1,)))
+    return flat.as_strided(index.shape, index.stride())
 
 
 def build_table(
@@ -63,25 +93,35 @@ def build_table(
     in_dtype: QuantDType,
     out_scale: Tensor,
     out_dtype: QuantDType,
-) -> Tensor:
-    """All values of the table, from the lowest input to the highest, as float32 integers.
+    division: Division | None = None,
+) -> Table:
+    """The table of a function between two scales, its values as float32 integers.
+
+    Args:
+        function: on real values, element by element; where it has none (NaN) the table has 0.
+        division: how a 16-bit table is made of segments; None leaves it whole: every entry is rounded to nearest,
+            as in an 8-bit table. Functions that jump all over their range (floor) need that.
 
     >>> from horizon_plugin_pytorch.dtype import qint8
     >>> t = build_table(torch.sigmoid, torch.tensor([0.1]), qint8, torch.tensor([1 / 128]), qint8)
-    >>> t.numel(), int(t[128])
-    (256, 64)
+    >>> t.values.numel(), int(t.values[128]), t.worst_error <= 0.5
+    (256, 64, True)
     """
-    targets = _targets(function, in_scale, in_dtype, out_scale, out_dtype)
-    if in_dtype.bits <= 8:
-        return torch.round(targets).float()
-    return build_segments(targets, out_dtype).values
+    q = torch.arange(in_dtype.min, in_dtype.max + 1, dtype=torch.float64)
+    exact = function(q * in_scale.detach().double().cpu()) / out_scale.detach().double().cpu()
+    targets = torch.nan_to_num(exact, nan=0.0).clamp(out_dtype.min, out_dtype.max)
+    if in_dtype.bits > 8 and division is not None:
+        return build_segments(targets, out_dtype, division)
+    values = torch.round(targets)
+    return Table(values.float(), float((values - targets).abs().max()))
 
 
 def _interpolated(targets: Tensor, level: int, low: int, high: int) -> tuple[Tensor, Tensor]:
     """Entries and interpolated values when every segment is ``2**level`` wide."""
     width = 1 << (level - _INTERVAL_BITS)
     shift = level - _INTERVAL_BITS
-    knots = torch.round(torch.cat([targets, targets[-1:]])[::width]).long()
+    beyond = (2 * targets[-1:] - targets[-2:-1]).clamp(low, high)  # the last interval ends after the last input
+    knots = torch.round(torch.cat([targets, beyond])[::width]).long()
     left, right = knots[:-1].unsqueeze(1), knots[1:].unsqueeze(1)
     within = torch.arange(width)
     half = (1 << shift) >> 1
@@ -89,8 +129,11 @@ def _interpolated(targets: Tensor, level: int, low: int, high: int) -> tuple[Ten
     return knots, values.flatten().clamp(low, high)
 
 
-def build_segments(targets: Tensor, out_dtype: QuantDType, tolerance: float = 1.0) -> SegmentTable:
+def build_segments(
+    targets: Tensor, out_dtype: QuantDType, division: Division | None = None, tolerance: float = 1.0
+) -> SegmentTable:
     """Choose segments for 65,536 target values given in (unrounded) output steps."""
+    division = division or Division()
     top = _INPUT_BITS
     knots: dict[int, Tensor] = {}
     values: dict[int, Tensor] = {}
@@ -98,14 +141,18 @@ def build_segments(targets: Tensor, out_dtype: QuantDType, tolerance: float = 1.
     for level in range(_INTERVAL_BITS, top + 1):
         knots[level], values[level] = _interpolated(targets, level, out_dtype.min, out_dtype.max)
         errors[level] = (values[level] - targets).abs().reshape(-1, 1 << level).amax(1).tolist()
-    heap = [(-errors[top][0], top, 0)]
-    while len(heap) < MOST_SEGMENTS:
-        error, level, index = heap[0]
-        if -error <= tolerance or level == _INTERVAL_BITS:
-            break
-        heapq.heappop(heap)
-        for child in (2 * index, 2 * index + 1):
-            heapq.heappush(heap, (-errors[level - 1][child], level - 1, child))
+    if division.auto_divide_strategy == "evenly":
+        level = top - (division.max_segments.bit_length() - 1)
+        heap = [(-error, level, index) for index, error in enumerate(errors[level])]
+    else:
+        heap = [(-errors[top][0], top, 0)]
+        while len(heap) < division.max_segments:
+            error, level, index = heap[0]
+            if -error <= tolerance or level == _INTERVAL_BITS:
+                break
+            heapq.heappop(heap)
+            for child in (2 * index, 2 * index + 1):
+                heapq.heappush(heap, (-errors[level - 1][child], level - 1, child))
     segments = sorted((index << level, level, index, -error) for error, level, index in heap)
     chosen = torch.empty(1 << _INPUT_BITS, dtype=torch.float32)
     entries = []
@@ -113,9 +160,9 @@ def build_segments(targets: Tensor, out_dtype: QuantDType, tolerance: float = 1.
         chosen[start : start + (1 << level)] = values[level][start : start + (1 << level)].float()
         entries.append(knots[level][index * INTERVALS : (index + 1) * INTERVALS + 1])
     return SegmentTable(
+        values=chosen,
+        worst_error=max(s[3] for s in segments),
         starts=torch.tensor([s[0] for s in segments]),
         widths=torch.tensor([1 << s[1] for s in segments]),
         entries=torch.stack(entries),
-        values=chosen,
-        worst_error=max(s[3] for s in segments),
     )

@@ -4,7 +4,33 @@ from horizon_plugin_pytorch.nn import intrinsic, quantized  # noqa: I001 - qat r
 from horizon_plugin_pytorch.nn.affine_grid import AffineGrid
 from horizon_plugin_pytorch.nn.bgr_to_yuv444 import BgrToYuv444
 from horizon_plugin_pytorch.nn.attention import MultiheadAttention, ScaledDotProductAttention
-from horizon_plugin_pytorch.nn.elementwise import Exp, Reciprocal, Rsqrt, Sqrt
+from horizon_plugin_pytorch.nn.elementwise import (
+    Acos,
+    Acosh,
+    Asin,
+    Asinh,
+    Atan,
+    Atanh,
+    Ceil,
+    Cos,
+    Cosh,
+    Erf,
+    Exp,
+    Floor,
+    HardLog,
+    Pow,
+    Reciprocal,
+    Round,
+    Rsqrt,
+    SegmentLUT,
+    Selu,
+    Sign,
+    Sin,
+    Sinh,
+    Sqrt,
+    Tan,
+    Trunc,
+)
 from horizon_plugin_pytorch.nn.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.layer_norm import LayerNorm
@@ -13,6 +39,8 @@ from horizon_plugin_pytorch.nn import float_operators, pass_through  # noqa: F40
 from horizon_plugin_pytorch.nn import functional
 
 __all__ = [
-    "AffineGrid", "BgrToYuv444", "Exp", "GridSample", "Interpolate", "LayerNorm", "MultiheadAttention", "Reciprocal",
-    "Rsqrt", "ScaledDotProductAttention", "Sqrt", "functional", "intrinsic", "qat", "quantized",
+    "Acos", "Acosh", "AffineGrid", "Asin", "Asinh", "Atan", "Atanh", "BgrToYuv444", "Ceil", "Cos", "Cosh", "Erf",
+    "Exp", "Floor", "GridSample", "HardLog", "Interpolate", "LayerNorm", "MultiheadAttention", "Pow", "Reciprocal",
+    "Round", "Rsqrt", "ScaledDotProductAttention", "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Sqrt", "Tan",
+    "Trunc", "functional", "intrinsic", "qat", "quantized",
 ]  # fmt: skip

@@ -145,6 +145,7 @@ class FakeQuantize(nn.Module):
             ) from error
         self.saturate = True if saturate is None else bool(saturate)
         self.in_place, self.compat_mask, self.channel_len = in_place, compat_mask, channel_len
+        self.finest_scale = 0.0  # an observed scale is not smaller; whole numbers need no finer grid than 1
         length = channel_len if self.activation_post_process.is_per_channel else 1
         device = self.activation_post_process.min_val.device
         self.register_buffer("fake_quant_enabled", torch.ones(1, dtype=torch.uint8, device=device))
@@ -298,7 +299,8 @@ class FakeQuantize(nn.Module):
         self.scale.copy_(value)
 
     def _update_scale(self) -> None:
-        self._store_scale(self.activation_post_process.calculate_qparams()[0])
+        scale = self.activation_post_process.calculate_qparams()[0]
+        self._store_scale(scale if self.is_fixed else scale.clamp(min=self.finest_scale))
 
     def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
         """Update statistics and scale from a tensor, clamped to the limits of a fused activation."""

@@ -57,9 +57,10 @@ def test_all_256_entries_are_rounded_to_nearest(
     function, plain = FUNCTIONS[name]
     s, o = torch.tensor([in_scale]), torch.tensor([out_scale]) * (1 if out_dtype == qint8 else 2.0**-8)
     table = fp.build_table(function, s, qint8, o, out_dtype)
-    assert table.shape == (256,)
-    assert table.dtype == torch.float32
-    for q, found in zip(range(-128, 128), table.tolist(), strict=True):
+    assert table.values.shape == (256,)
+    assert table.values.dtype == torch.float32
+    assert table.worst_error <= 0.5
+    for q, found in zip(range(-128, 128), table.values.tolist(), strict=True):
         exact = scalar(plain)(q * s.item()) / o.item()
         exact = min(max(exact, out_dtype.min), out_dtype.max)
         assert out_dtype.min <= found <= out_dtype.max
@@ -104,7 +105,8 @@ def test_smooth_int16_tables_are_within_two_steps_everywhere(
     assert worst == table.worst_error
     assert worst <= 2.0
     s, o = (torch.tensor([v], dtype=torch.float64) for v in (in_scale, out_scale))
-    assert torch.equal(fp.build_table(FUNCTIONS[name][0], s, qint16, o, out_dtype), table.values)
+    again = fp.build_table(FUNCTIONS[name][0], s, qint16, o, out_dtype, fp.Division())
+    assert torch.equal(again.values, table.values) and again.worst_error == worst
 
 
 HARD = [("reciprocal", 1 / 32768, 1 / 327.68), ("sqrt", 1 / 32768, 1 / 32768), ("exp", 30 / 32768, 1 / 32768)]

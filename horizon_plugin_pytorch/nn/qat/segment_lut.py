@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from horizon_plugin_pytorch.nn.elementwise import Exp, Reciprocal, Rsqrt, Sqrt
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn import elementwise, finite
 from horizon_plugin_pytorch.nn.operator_table import (
+    Binder,
+    Call,
+    NotBindable,
     Operator,
     ScaleRule,
     as_module,
@@ -19,7 +25,8 @@ from horizon_plugin_pytorch.nn.operator_table import (
 )
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import segment_lut as quantized
-from horizon_plugin_pytorch.nn.support import EVERYWHERE, FROM_BAYES
+from horizon_plugin_pytorch.nn.support import INT8, INTS, Limit, Marches, Support, Use, on
+from horizon_plugin_pytorch.qtensor import QTensor
 
 
 class SegmentLUT(RoundedModule):
@@ -29,60 +36,200 @@ class SegmentLUT(RoundedModule):
         function: maps a real tensor to a real tensor, element by element.
         name: how it appears in reports.
         qconfig: gives the output's format.
+        is_whole: its values are whole numbers, between which it jumps (floor): the scale is at least 1, and an int16
+            table is not made of segments.
+        table_kwargs: parameters of an int16 table: `auto_divide_strategy` (``"curvature"`` makes segments short where
+            the function bends, ``"evenly"`` equally wide) and `max_segments`.
     """
 
     quantized_class = quantized.SegmentLUT
 
-    def __init__(self, function: Callable[[Tensor], Tensor], name: str = "", qconfig: Any = None) -> None:
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        name: str = "",
+        qconfig: Any = None,
+        is_whole: bool = False,
+        **table_kwargs: Any,
+    ) -> None:
         super().__init__()
         self.function, self.name, self.qconfig = function, name, qconfig
+        self.division = None if is_whole else fp.Division(**table_kwargs)
         self.activation_post_process = qconfig.activation(channel_len=1)
+        if is_whole:
+            self.activation_post_process.finest_scale = 1.0
+        self._seen: tuple = ()
 
     @classmethod
-    def from_float(cls, mod: nn.Module) -> SegmentLUT:
-        """The QAT form of an activation module."""
-        function, name = _FUNCTIONS[type(mod)](mod)
-        self = cls(function, name, mod.qconfig)
-        return self
+    def from_float(cls, mod: Any) -> SegmentLUT:
+        """The QAT form of a module that computes a function of one variable.
+
+        Parameters of the table come from the attribute `table_kwargs` of the module, if it has one.
+        """
+        made = next(_BY_MODULE[base] for base in type(mod).__mro__ if base in _BY_MODULE)
+        name = getattr(mod, "name", made.name)
+        return cls(made.tabulated(mod), name, mod.qconfig, made.is_whole, **getattr(mod, "table_kwargs", {}))
 
     def value(self, x: Tensor) -> Tensor:
         return self.function(x)
+
+    def inputs_seen(self) -> list[tuple]:
+        """Scale and format of the last input, for `convert` to make the table for."""
+        return [self._seen] if self._seen else []
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, QTensor):
+            self._seen = (x.scale, x.dtype)
+        return super().forward(x)
 
     def extra_repr(self) -> str:
         return self.name
 
 
-_FUNCTIONS: dict[type, Callable[[Any], tuple[Callable[[Tensor], Tensor], str]]] = {
-    nn.Sigmoid: lambda m: (torch.sigmoid, "sigmoid"),
-    nn.Tanh: lambda m: (torch.tanh, "tanh"),
-    nn.SiLU: lambda m: (F.silu, "silu"),
-    nn.GELU: lambda m: (partial(F.gelu, approximate=m.approximate), "gelu"),
-    Exp: lambda m: (torch.exp, "exp"),
-    Sqrt: lambda m: (m.quantized_function(), "sqrt"),
-    Rsqrt: lambda m: (m.quantized_function(), "rsqrt"),
-    Reciprocal: lambda m: (m.quantized_function(), "reciprocal"),
-}
+TABLE = Support(INTS, INTS, note="look-up table")
+FROM_BAYES = on(bayes=TABLE)
+EVERYWHERE = on(bernoulli2=Support(INT8, INT8, note="look-up table"), bayes=TABLE)
 
-_sigmoid, _tanh = as_module(nn.Sigmoid, "input"), as_module(nn.Tanh, "input")
-_silu = as_module(lambda inplace: nn.SiLU(), "input, inplace=False")
-_gelu = as_module(nn.GELU, "input, *, approximate='none'")
-_exp, _sqrt, _rsqrt = as_module(Exp, "input"), as_module(Sqrt, "input"), as_module(Rsqrt, "input")
-_reciprocal = as_module(Reciprocal, "input")
-for _name, _modules, _functions, _methods in (
-    (
-        "sigmoid",
-        (nn.Sigmoid,),
-        {torch.sigmoid: _sigmoid, F.sigmoid: _sigmoid, torch.special.expit: _sigmoid},
-        {"sigmoid": _sigmoid},
-    ),
-    ("tanh", (nn.Tanh,), {torch.tanh: _tanh, F.tanh: _tanh}, {"tanh": _tanh}),
-    ("silu", (nn.SiLU,), {F.silu: _silu}, {}),
-    ("gelu", (nn.GELU,), {F.gelu: _gelu}, {}),
-    ("exp", (Exp,), {torch.exp: _exp}, {"exp": _exp}),
-    ("sqrt", (Sqrt,), {torch.sqrt: _sqrt}, {"sqrt": _sqrt}),
-    ("rsqrt", (Rsqrt,), {torch.rsqrt: _rsqrt}, {"rsqrt": _rsqrt}),
-    ("reciprocal", (Reciprocal,), {torch.reciprocal: _reciprocal}, {"reciprocal": _reciprocal}),
-):
+
+def _is_small(use: Use) -> bool:
+    largest = 1e6 if use.inputs[0].format == "qint8" else 1e8
+    return all(value <= largest for value in use.numbers("magnitude"))
+
+
+_MAGNITUDE = Limit(
+    "magnitude <= 1e6 (qint8), 1e8 (qint16)",
+    _is_small,
+    lambda use: f"magnitude {', '.join(map(str, use.numbers('magnitude')))}",
+    "Scale its input down.",
+)
+WHOLE = on(bayes=Support(INTS, INTS, limits=(_MAGNITUDE,)))
+
+
+@dataclass(frozen=True)
+class Function:
+    """The declaration of one function; a row of the operator table is made of it.
+
+    Args:
+        name: the operator's name.
+        modules: the float classes; calls of functions become the first, or a `SegmentLUT` if there is none.
+        names: what torch, `torch.nn.functional`, `torch.special` and tensors call it, besides `name`; each also
+            with ``_`` at the end where torch has it in place.
+        arguments: of functions and class alike, and attributes of the module: ``negative_slope=0.01``.
+        function: what is put into the table, given x and these arguments; None for an `Elementwise`, which knows.
+        marches: where it runs.
+        is_whole: its values are whole numbers.
+        bind: the binder, where the arguments do not say it all.
+    """
+
+    name: str
+    modules: tuple[type[nn.Module], ...]
+    names: str = ""
+    arguments: str = ""
+    function: Callable[..., Tensor] | None = None
+    marches: Marches = field(default_factory=lambda: FROM_BAYES)
+    is_whole: bool = False
+    bind: Binder | None = None
+
+    def tabulated(self, mod: Any) -> Callable[[Tensor], Tensor]:
+        """What is put into the table for a module of this class."""
+        if self.is_whole:
+            return partial(_as_float32, mod.quantized_function())
+        if self.function is None:
+            return mod.quantized_function()
+        names = [argument.partition("=")[0].strip() for argument in self.arguments.split(",") if argument]
+        return partial(self.function, **{name: getattr(mod, name) for name in names}) if names else self.function
+
+    def row(self) -> Operator:
+        """The row of the operator table."""
+        signature = ", ".join(["input", *filter(None, [self.arguments]), "inplace=False"])
+        bind = self.bind or as_module(self._make, signature)
+        spelled = [name + end for name in (self.name, *self.names.split()) for end in ("", "_")]
+        found = [getattr(owner, name, None) for owner in (torch, F, torch.special, operator) for name in spelled]
+        functions = {f: bind for f in found if callable(f)}
+        methods = {name: bind for name in spelled if hasattr(Tensor, name)}
+        return Operator(
+            self.name, ScaleRule.OWN, SegmentLUT, quantized.SegmentLUT, self.modules, functions, methods, self.marches
+        )
+
+    def _make(self, inplace: bool, **arguments: Any) -> nn.Module:
+        if self.modules:
+            return self.modules[0](**arguments)
+        assert self.function is not None
+        return elementwise.SegmentLUT(self.function, self.name)
+
+
+def _as_float32(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function that jumps must see the value that float code sees, not one just below the whole number."""
+    return function(x.float()).to(x.dtype)
+
+
+def _power(input: Any, exponent: Any) -> Call:
+    if isinstance(exponent, (int, float)):
+        return Call(elementwise.Pow(exponent), (input,))
+    if isinstance(input, (int, float)) and input > 0:  # 2 ** x
+        return Call(elementwise.SegmentLUT(partial(_raised, base=float(input)), "pow"), (exponent,))
+    if isinstance(exponent, fx.Node):
+        raise NotBindable("the exponent must be a number; for a tensor write `torch.exp(exponent * torch.log(x))`")
+    raise NotBindable("a base that is a number must be positive")
+
+
+def _raised(x: Tensor, base: float) -> Tensor:
+    return torch.pow(base, x)
+
+
+_DECLARATIONS = (
     # Published tables: these are looked up on BERNOULLI2 too, the others only from BAYES on.
-    _marches = EVERYWHERE if _name in ("sigmoid", "tanh", "silu", "gelu", "exp") else FROM_BAYES
-    register(Operator(_name, ScaleRule.OWN, SegmentLUT, quantized.SegmentLUT, _modules, _functions, _methods, _marches))
+    Function("sigmoid", (nn.Sigmoid,), "expit", function=torch.sigmoid, marches=EVERYWHERE),
+    Function("tanh", (nn.Tanh,), function=torch.tanh, marches=EVERYWHERE),
+    Function("silu", (nn.SiLU,), function=F.silu, marches=EVERYWHERE),
+    Function("gelu", (nn.GELU,), arguments="approximate='none'", function=F.gelu, marches=EVERYWHERE),
+    Function("exp", (elementwise.Exp,), marches=EVERYWHERE),
+    Function("acos", (elementwise.Acos,), "arccos"),
+    Function("acosh", (elementwise.Acosh,), "arccosh"),
+    Function("asin", (elementwise.Asin,), "arcsin"),
+    Function("asinh", (elementwise.Asinh,), "arcsinh"),
+    Function("atan", (elementwise.Atan,), "arctan"),
+    Function("atanh", (elementwise.Atanh,), "arctanh"),
+    Function("cos", (elementwise.Cos,)),
+    Function("cosh", (elementwise.Cosh,)),
+    Function("erf", (elementwise.Erf,)),
+    Function("log", (elementwise.HardLog,)),
+    Function("pow", (elementwise.Pow,), bind=_power),
+    Function("square", (), bind=as_module(lambda: elementwise.Pow(2), "input")),
+    Function("reciprocal", (elementwise.Reciprocal,)),
+    Function("rsqrt", (elementwise.Rsqrt,)),
+    Function("sin", (elementwise.Sin,)),
+    Function("sinh", (elementwise.Sinh,)),
+    Function("sqrt", (elementwise.Sqrt,)),
+    Function("tan", (elementwise.Tan,)),
+    Function("elu", (nn.ELU,), arguments="alpha=1.0", function=F.elu),
+    Function("hardsigmoid", (nn.Hardsigmoid,), function=F.hardsigmoid),
+    Function("leaky_relu", (nn.LeakyReLU,), arguments="negative_slope=0.01", function=F.leaky_relu),
+    Function("softplus", (nn.Softplus,), arguments="beta=1.0, threshold=20.0", function=F.softplus),
+    Function("selu", (nn.SELU, elementwise.Selu), function=F.selu),
+    # Not in the tables, but of the same make.
+    Function("celu", (nn.CELU,), arguments="alpha=1.0", function=F.celu),
+    Function("hardshrink", (nn.Hardshrink,), arguments="lambd=0.5", function=F.hardshrink),
+    Function("hardswish", (nn.Hardswish,), function=F.hardswish),
+    Function("logsigmoid", (nn.LogSigmoid,), function=F.logsigmoid),
+    Function("mish", (nn.Mish,), function=F.mish),
+    Function("softshrink", (nn.Softshrink,), arguments="lambd=0.5", function=F.softshrink),
+    Function("softsign", (nn.Softsign,), function=F.softsign),
+    Function("tanhshrink", (nn.Tanhshrink,), function=F.tanhshrink),
+    Function("threshold", (nn.Threshold,), arguments="threshold, value", function=F.threshold),
+    Function("exp2", (), function=torch.exp2),
+    Function("expm1", (), function=torch.expm1),
+    Function("log10", (), function=finite.log10),
+    Function("log1p", (), function=finite.log1p),
+    Function("log2", (), function=finite.log2),
+    Function("segment_lut", (elementwise.SegmentLUT,)),
+    Function("ceil", (elementwise.Ceil,), marches=WHOLE, is_whole=True),
+    Function("floor", (elementwise.Floor,), marches=WHOLE, is_whole=True),
+    Function("round", (elementwise.Round,), marches=WHOLE, is_whole=True),
+    Function("sign", (elementwise.Sign,), "sgn", marches=WHOLE, is_whole=True),
+    Function("trunc", (elementwise.Trunc,), "fix", marches=WHOLE, is_whole=True),
+)
+_BY_MODULE: dict[type, Function] = {}
+for _declared in _DECLARATIONS:
+    register(_declared.row())
+    _BY_MODULE.update(dict.fromkeys(_declared.modules, _declared))

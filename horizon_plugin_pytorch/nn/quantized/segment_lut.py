@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch.errors import ConversionError, TableWarning
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
+
+MOST_STEPS = 2.0  # a table that is further from its function than this deserves a warning
 
 
 class SegmentLUT(QuantizedModule):
@@ -17,23 +22,50 @@ class SegmentLUT(QuantizedModule):
 
     function: Callable[[Tensor], Tensor]
     name: str
+    division: fp.Division | None
 
     def configure(self, mod: Any) -> None:
-        self.function, self.name = mod.function, mod.name
+        self.function, self.name, self.division = mod.function, mod.name, mod.division
+        self.magnitude = 0.0  # of the largest input that it was planned for: some chips limit it
+        self._met: tuple[Tensor, QuantDType] | None = None
+        for scale, dtype in mod.inputs_seen():
+            self.table(scale.detach().to(mod.activation_post_process.scale.device), dtype)
 
-    def table(self, x: QTensor) -> Tensor:
-        """The table for inputs of this scale and format, from the lowest input up."""
+    def table(self, in_scale: Tensor, in_dtype: QuantDType) -> fp.Table:
+        """The table for inputs of this scale and format."""
+        self._met = (in_scale, in_dtype)
+        return self._plans.get((in_scale,), str(in_dtype), lambda: self._build(in_scale, in_dtype))
+
+    def _build(self, in_scale: Tensor, in_dtype: QuantDType) -> fp.Table:
         assert self.scale is not None and self.out_dtype is not None
-        out_scale, out_dtype = self.scale, self.out_dtype
-        return self._plans.get(
-            (x.scale,),
-            str(x.dtype),
-            lambda: fp.build_table(self.function, x.scale, x.dtype, out_scale, out_dtype).to(x.device),
-        )
+        table = fp.build_table(self.function, in_scale, in_dtype, self.scale, self.out_dtype, self.division)
+        self.magnitude = reach = -in_dtype.min * float(in_scale)
+        if table.worst_error > MOST_STEPS:
+            warnings.warn(
+                f"the {in_dtype} table of `{self.name}` {self.place} is up to {table.worst_error:.1f} output steps "
+                f"away from the function: over inputs of [-{reach:.4g}, {reach:.4g}] it bends too often for its "
+                "segments. Narrow the range of its input (clamp it, or calibrate with typical data), give the "
+                "function a smaller largest value, or take a coarser output such as qint8.",
+                TableWarning,
+                stacklevel=2,
+            )
+        return fp.Table(table.values.to(in_scale.device), table.worst_error)
+
+    def table_error(self, in_scale: Tensor | None = None, in_dtype: QuantDType | None = None) -> float:
+        """The largest distance between table and function, in output steps, over all inputs of a scale and format.
+
+        Without arguments: of the scale and format that were met last.
+        """
+        if in_scale is None or in_dtype is None:
+            if self._met is None:
+                raise ConversionError(f"the table of `{self.name}` {self.place} depends on its input; run it first.")
+            in_scale, in_dtype = self._met
+        return self.table(in_scale, in_dtype).worst_error
 
     def forward(self, x: QTensor) -> QTensor:
         x = self.quantized_input(x)
-        return self.output(fp.lookup(x.plain(), self.table(x), x.dtype.min))
+        return self.output(fp.lookup(x.plain(), self.table(x.scale, x.dtype).values, x.dtype.min))
 
     def extra_repr(self) -> str:
-        return f"{self.name}, {super().extra_repr()}"
+        error = "" if self._met is None else f", table_error={self.table_error():.2f} steps"
+        return f"{self.name}, {super().extra_repr()}{error}"

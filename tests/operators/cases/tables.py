@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as horizon_nn
-from tests.operators.cases.base import cases, module
+from tests.operators.cases.base import Case, cases, module
 
 POSITIVE = dict(low=0.3, high=4.0)
+UNIT = dict(low=-0.95, high=0.95)
 
 ACTIVATIONS = cases(
     ("relu", module(nn.ReLU)),
@@ -27,33 +30,134 @@ ACTIVATIONS = cases(
     steps8=0.51,  # 6 is put on the grid
 )
 
-TABLES = cases(
+# A segment table is within one step of the function; the training route is rounded from the function itself.
+TABLE: dict[str, Any] = dict(steps16=1.51, train_steps16=2)
+
+MODULES = cases(
     ("sigmoid", module(nn.Sigmoid), dict(low=-8.0, high=8.0)),
-    ("torch-sigmoid", lambda x: torch.sigmoid(x)),
-    ("method-sigmoid", lambda x: x.sigmoid()),
-    ("functional-sigmoid", lambda x: F.sigmoid(x)),
     ("tanh", module(nn.Tanh), dict(low=-4.0, high=4.0)),
-    ("torch-tanh", lambda x: torch.tanh(x)),
-    ("method-tanh", lambda x: x.tanh()),
     ("silu", module(nn.SiLU), dict(low=-8.0, high=8.0)),
-    ("functional-silu", lambda x: F.silu(x)),
+    ("silu-in-place", module(nn.SiLU, inplace=True)),
     ("gelu", module(nn.GELU), dict(low=-6.0, high=6.0)),
     ("gelu-tanh", module(nn.GELU, approximate="tanh")),
+    ("exp", module(horizon_nn.Exp)),
+    ("reciprocal", module(horizon_nn.Reciprocal), POSITIVE),
+    ("sqrt", module(horizon_nn.Sqrt), POSITIVE),
+    ("rsqrt", module(horizon_nn.Rsqrt), POSITIVE),
+    ("rsqrt-epsilon", module(horizon_nn.Rsqrt, epsilon=0.1), POSITIVE),
+    ("acos", module(horizon_nn.Acos), UNIT),
+    ("acosh", module(horizon_nn.Acosh), dict(low=1.1, high=6.0)),
+    ("asin", module(horizon_nn.Asin), UNIT),
+    ("asinh", module(horizon_nn.Asinh), dict(low=-9.0, high=9.0)),
+    ("atan", module(horizon_nn.Atan), dict(low=-9.0, high=9.0)),
+    ("atanh", module(horizon_nn.Atanh), UNIT),
+    ("cos", module(horizon_nn.Cos), dict(low=-6.0, high=6.0)),
+    ("cosh", module(horizon_nn.Cosh)),
+    ("erf", module(horizon_nn.Erf)),
+    ("hard-log", module(horizon_nn.HardLog), POSITIVE),
+    ("pow-2", module(horizon_nn.Pow, 2)),
+    ("pow-3", module(horizon_nn.Pow, exponent=3)),
+    ("pow-broken", module(horizon_nn.Pow, 1.7), POSITIVE),
+    ("pow-negative", module(horizon_nn.Pow, -2, max_value=20.0), POSITIVE),
+    ("selu", module(horizon_nn.Selu)),
+    ("torch-nn-selu", module(nn.SELU, inplace=True)),
+    ("sin", module(horizon_nn.Sin), dict(low=-6.0, high=6.0)),
+    ("sinh", module(horizon_nn.Sinh)),
+    ("tan", module(horizon_nn.Tan), dict(low=-1.3, high=1.3)),
+    ("segment-lut", module(horizon_nn.SegmentLUT, torch.sinc)),
+    ("segment-lut-evenly", module(horizon_nn.SegmentLUT, torch.sin, auto_divide_strategy="evenly", max_segments=32)),
+    ("elu", module(nn.ELU, 0.7)),
+    ("celu", module(nn.CELU, alpha=1.3)),
+    ("softplus", module(nn.Softplus, beta=2), dict(low=-8.0, high=8.0)),
+    ("mish", module(nn.Mish), dict(low=-6.0, high=6.0)),
+    ("log-sigmoid", module(nn.LogSigmoid), dict(low=-6.0, high=6.0)),
+    ("softsign", module(nn.Softsign)),
+    ("tanhshrink", module(nn.Tanhshrink)),
+    **TABLE,
+)
+
+# Kinks: where the input is rounded across one, the slope is another.
+KINKED = cases(
+    ("leaky-relu", module(nn.LeakyReLU, 0.2)),
+    ("leaky-relu-in-place", module(nn.LeakyReLU, 0.1, inplace=True)),
+    ("functional-leaky-relu", lambda x: F.leaky_relu(x, 0.3)),
+    ("functional-leaky-relu-in-place", lambda x: F.leaky_relu(x, negative_slope=0.3, inplace=True)),
+    ("functional-leaky-relu-underscore", lambda x: F.leaky_relu_(x)),
+    ("hardsigmoid", module(nn.Hardsigmoid), dict(low=-5.0, high=5.0)),
+    ("functional-hardsigmoid", lambda x: F.hardsigmoid(x)),
+    ("hardswish", module(nn.Hardswish), dict(low=-5.0, high=5.0)),
+    ("functional-hardswish", lambda x: F.hardswish(x, inplace=True)),
+    ("softshrink", module(nn.Softshrink, 0.3)),
+    ("functional-softshrink", lambda x: F.softshrink(x, 0.4)),
+    ("hardshrink", module(nn.Hardshrink)),
+    ("torch-hardshrink", lambda x: torch.hardshrink(x, lambd=0.7)),
+    ("threshold", module(nn.Threshold, 0.5, 0.25)),
+    ("functional-threshold", lambda x: F.threshold(x, 0.1, -0.2)),
+    **TABLE,
+    is_smooth=False,
+)
+
+FUNCTIONS = cases(
+    ("functional-sigmoid", lambda x: F.sigmoid(x)),
+    ("special-expit", lambda x: torch.special.expit(x)),
+    ("functional-silu", lambda x: F.silu(x)),
+    ("functional-silu-in-place", lambda x: F.silu(x, inplace=True)),
     ("functional-gelu", lambda x: F.gelu(x)),
     ("functional-gelu-tanh", lambda x: F.gelu(x, approximate="tanh")),
-    ("exp", module(horizon_nn.Exp)),
-    ("torch-exp", lambda x: torch.exp(x)),
-    ("method-exp", lambda x: x.exp()),
-    ("reciprocal", module(horizon_nn.Reciprocal), POSITIVE),
-    ("torch-reciprocal", lambda x: torch.reciprocal(x), POSITIVE),
-    ("sqrt", module(horizon_nn.Sqrt), POSITIVE),
-    ("torch-sqrt", lambda x: torch.sqrt(x), POSITIVE),
-    ("method-sqrt", lambda x: x.sqrt(), POSITIVE),
-    ("rsqrt", module(horizon_nn.Rsqrt), POSITIVE),
-    ("torch-rsqrt", lambda x: torch.rsqrt(x), POSITIVE),
-    steps16=1.51,  # a segment table is within one step of the function, then rounds
-    train_steps16=2,
+    ("functional-elu", lambda x: F.elu(x, 0.5)),
+    ("functional-celu", lambda x: F.celu(x, alpha=0.8)),
+    ("functional-selu", lambda x: F.selu(x)),
+    ("functional-softplus", lambda x: F.softplus(x, beta=3, threshold=10)),
+    ("functional-mish", lambda x: F.mish(x)),
+    ("functional-logsigmoid", lambda x: F.logsigmoid(x)),
+    ("functional-softsign", lambda x: F.softsign(x)),
+    ("functional-tanhshrink", lambda x: F.tanhshrink(x)),
+    ("operator-pow", lambda x: x**2),
+    ("operator-pow-root", lambda x: x**0.5, POSITIVE),
+    ("operator-pow-negative", lambda x: x**-1.5, POSITIVE),
+    ("torch-pow", lambda x: torch.pow(x, exponent=3)),
+    ("method-pow", lambda x: x.pow(2)),
+    ("method-pow-in-place", lambda x: x.pow_(2)),
+    ("number-pow", lambda x: 2**x),
+    **TABLE,
 )
 
 
-CASES = [*ACTIVATIONS, *TABLES]
+def _spelled(name: str, **facts: Any) -> list[Case]:
+    """A function as torch's function, as a tensor's method, and in place where torch has that."""
+    spellings: list[tuple] = [(f"torch-{name}", lambda x: getattr(torch, name)(x))]
+    spellings.append((f"method-{name}", lambda x: getattr(x, name)()))
+    if hasattr(Tensor, f"{name}_") and name not in ("acosh", "asinh", "atanh"):  # torch's own lose their gradient
+        spellings.append((f"method-{name}-in-place", lambda x: getattr(x, f"{name}_")()))
+    return cases(*spellings, **{**TABLE, **facts})
+
+
+SPELLED = [
+    case
+    for name, facts in {
+        "sigmoid": {}, "tanh": {}, "exp": {}, "sqrt": POSITIVE, "rsqrt": POSITIVE, "reciprocal": POSITIVE,
+        "log": POSITIVE, "log2": POSITIVE, "log10": POSITIVE, "log1p": POSITIVE, "acos": UNIT, "asin": UNIT,
+        "arctan": {}, "atan": {}, "acosh": dict(low=1.1, high=6.0), "asinh": {}, "atanh": UNIT, "cos": {}, "cosh": {},
+        "sin": {}, "sinh": {}, "tan": dict(low=-1.3, high=1.3), "erf": {}, "exp2": {}, "expm1": {}, "square": {},
+    }.items()
+    for case in _spelled(name, **facts)
+]  # fmt: skip
+
+# Results are whole numbers and the scale is 1, so they are exact; there is no gradient, as in torch.
+WHOLE: dict[str, Any] = dict(low=-20.0, high=20.0, steps8=0.0, steps16=0.0)
+ROUNDING = [
+    *cases(
+        ("ceil", module(horizon_nn.Ceil)),
+        ("floor", module(horizon_nn.Floor)),
+        ("floor-of-small", module(horizon_nn.Floor), dict(low=-0.3, high=0.3)),
+        ("floor-of-large", module(horizon_nn.Floor), dict(low=-400.0, high=400.0, steps8=0.5)),  # a scale beyond 1
+        ("round", module(horizon_nn.Round)),
+        ("sign", module(horizon_nn.Sign)),
+        ("trunc", module(horizon_nn.Trunc)),
+        **WHOLE,
+    ),
+    *[c for name in ("ceil", "floor", "round", "sign", "trunc") for c in _spelled(name, **WHOLE, train_steps16=1)],
+]
+
+
+CASES = [*ACTIVATIONS, *MODULES, *KINKED, *FUNCTIONS, *SPELLED, *ROUNDING]
