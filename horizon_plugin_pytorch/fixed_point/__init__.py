@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.fixed_point.elementwise import (
 )
 from horizon_plugin_pytorch.fixed_point.library import flatten, unflatten
 from horizon_plugin_pytorch.fixed_point.mixing import choose_mix, mix_channels
+from horizon_plugin_pytorch.fixed_point.normalization import normalize, softmax
 from horizon_plugin_pytorch.fixed_point.reduction import (
     adaptive_matrix,
     avg_pool2d,
@@ -53,6 +54,6 @@ __all__ = [
     "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
     "choose_mix", "choose_sum_factors", "coarsen", "conv", "dequantize", "flatten", "grid_factors",
     "grid_sample", "is_beyond_float32", "linear", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift",
-    "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "split_digits", "sum", "topk",
-    "unflatten", "weight_bits",
+    "normalize", "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "softmax", "split_digits",
+    "sum", "topk", "unflatten", "weight_bits",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.nn import attention as floats
 from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.composite import Times, constant_stub, inner_qconfig, on_both, optional
+from horizon_plugin_pytorch.nn.qat.composite import Times, constant_stub, inner_qconfig, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.module import real
 from horizon_plugin_pytorch.nn.qat.softmax import Softmax
@@ -21,23 +21,6 @@ from horizon_plugin_pytorch.qtensor import QTensor
 
 # exp(-1000) is 0 in every format: a float mask's value below this leaves its position out, as -inf does.
 _HIDDEN_BELOW = -1000.0
-
-
-class MaskedSoftmax(Softmax):
-    """Softmax over the last axis that can leave positions out: these count as exactly 0.
-
-    A row whose positions are all left out gives zeros.
-    """
-
-    def forward(self, x: Any, hidden: Tensor | None = None) -> Any:
-        if hidden is None:
-            return super().forward(x)
-        # A row's smallest value in place of what is left out changes no maximum.
-        largest = on_both(lambda v: torch.where(hidden, v.amin(-1, keepdim=True), v).amax(-1, keepdim=True), x)
-        shown = on_both(lambda v, m: torch.where(hidden, m, v), x, largest)
-        exponential = self.exp(self.sub.sub(shown, largest))
-        kept = on_both(lambda v: torch.where(hidden, 0.0, v), exponential)
-        return self.mul.mul(kept, self.reciprocal(self.sum.sum(kept, -1, keepdim=True)))
 
 
 class Attention(nn.Module):
@@ -55,7 +38,7 @@ class Attention(nn.Module):
         self.matmul = FloatFunctional(inner)
         self.mask_quant = optional(constant_stub(inner))
         self.mask_add = optional(FloatFunctional(inner))
-        self.softmax = MaskedSoftmax(-1, qconfig)
+        self.softmax = Softmax(-1, qconfig)
         self.weighted_sum = FloatFunctional(qconfig)
 
     def forward(

@@ -1,4 +1,4 @@
-"""Shared by operators made of smaller ones (softmax, layer norm): int16 inside, the qconfig's format outside."""
+"""Shared by operators made of smaller ones (softmax, layer norm): int16 parts, the result as the qconfig says."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint16
+from horizon_plugin_pytorch.errors import ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
-from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.qat.stubs import QuantStub
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.cache import Cache
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAverageMinMaxObserver
 from horizon_plugin_pytorch.quantization.qconfig import QConfig
 
@@ -79,3 +81,46 @@ def on_both(function: Callable[..., Tensor], *tensors: QTensor) -> QTensor:
     if is_exact and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         return first.with_grid(function(*grids))
     return first.like(function(*[x.plain() for x in tensors]), function(*grids) if is_exact else None)
+
+
+class PartedModule(QATModule):
+    """An operator that the guides show as a chain of parts.
+
+    Its parts show what an int16 value of that step would be: they observe, and reports list them. The result does not
+    depend on them: it is computed by one kernel with wider sums, and training rounds the float function once, on the
+    scale of the last part. Inputs besides the first are masks, or None.
+    """
+
+    last: str  # the part whose scale is the result's
+
+    @property
+    def activation_post_process(self) -> FakeQuantize:  # type: ignore[override]
+        """The fake quantizer of the result."""
+        return getattr(self, self.last).activation_post_process
+
+    def fake_quantizers(self) -> list[FakeQuantize]:
+        return [self.activation_post_process]
+
+    def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
+        """The float function, on real values."""
+        raise NotImplementedError
+
+    def show_parts(self, x: QTensor, *masks: Tensor | None) -> None:
+        """Run all parts but the last."""
+        raise NotImplementedError
+
+    def forward(self, x: Any, *masks: Tensor | None) -> Any:
+        """Training route, or exact integers in the VALIDATION state."""
+        if not isinstance(x, QTensor):
+            raise ConversionError(
+                f"`{type(self).__name__}` {self.place} got a float tensor; put a QuantStub where this tensor enters "
+                "the quantized part of the model."
+            )
+        if self.is_exact:
+            return self.exact(x, *masks, trained=lambda: self._train(x, *masks))
+        with torch.no_grad():
+            self.show_parts(x, *masks)
+        return self._train(x, *masks)
+
+    def _train(self, x: QTensor, *masks: Tensor | None) -> Any:
+        return self.activation_post_process(self.value(real(x), *masks))

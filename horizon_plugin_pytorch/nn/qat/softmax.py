@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.operator_table import (
     NotBindable,
@@ -15,49 +15,60 @@ from horizon_plugin_pytorch.nn.operator_table import (
     as_module,
     register,
 )
-from horizon_plugin_pytorch.nn.qat.composite import inner_qconfig
+from horizon_plugin_pytorch.nn.qat.composite import PartedModule, inner_qconfig, on_both
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
-from horizon_plugin_pytorch.nn.support import FROM_BAYES
+from horizon_plugin_pytorch.nn.quantized import softmax as quantized
+from horizon_plugin_pytorch.nn.quantized.softmax import EXP_SCALE, softmax_axis
+from horizon_plugin_pytorch.nn.support import INT8, INTS, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor
 
-_EXP_SCALE = 2 / 65535  # exp(x - max) lies in [0, 1], published as 0.0000305
 
+class Softmax(PartedModule):
+    """``exp(x - max) / sum(exp(x - max))``, shown as the parts that the guides name.
 
-class Softmax(nn.Module):
-    """``exp(x - max) / sum(exp(x - max))`` from smaller operators; conversion replaces these."""
+    `forward` takes a mask as well: positions where it is True are left out and count as exactly 0. A group that has no
+    others gives zeros.
+    """
+
+    quantized_class: ClassVar[Any] = quantized.Softmax
+    last = "mul"
 
     def __init__(self, dim: int | None = None, qconfig: Any = None) -> None:
         super().__init__()
         self.dim, self.qconfig = dim, qconfig
         inner = inner_qconfig(qconfig)
         self.sub = FloatFunctional(inner)
-        self.exp = SegmentLUT(torch.exp, "exp", inner_qconfig(qconfig, _EXP_SCALE))
+        self.exp = SegmentLUT(torch.exp, "exp", inner_qconfig(qconfig, EXP_SCALE))
         self.sum = FloatFunctional(inner)
         self.reciprocal = SegmentLUT(_reciprocal, "reciprocal", inner)
         self.mul = FloatFunctional(qconfig)
 
     @classmethod
-    def from_float(cls, mod: nn.Softmax) -> Softmax:
+    def from_float(cls, mod: Any) -> Any:
         """The QAT form of a softmax module."""
         return cls(mod.dim, mod.qconfig)
 
-    def forward(self, x: Any) -> Any:
-        if not isinstance(x, QTensor):
-            return F.softmax(x, self._axis(x))
-        dim = self._axis(x)
-        shifted = self.sub.sub(x, x.amax(dim, keepdim=True))
-        exponential = self.exp(shifted)
-        total = self.sum.sum(exponential, dim, keepdim=True)
-        return self.mul.mul(exponential, self.reciprocal(total))
+    def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
+        dim = softmax_axis(self.dim, x.dim())
+        hidden = masks[0] if masks else None
+        if hidden is None:
+            return F.softmax(x, dim)
+        # Of finite numbers, so that a group without any position has no NaN, nor its gradient.
+        return F.softmax(x.masked_fill(hidden, torch.finfo(x.dtype).min), dim).masked_fill(hidden, 0.0)
 
-    def _axis(self, x: Any) -> int:
-        if self.dim is not None:
-            return self.dim
-        return 0 if x.dim() in (0, 1, 3) else 1  # torch's choice for dim=None
+    def show_parts(self, x: QTensor, *masks: Tensor | None) -> None:
+        dim = softmax_axis(self.dim, x.dim())
+        hidden = masks[0] if masks else None
+        if hidden is not None:  # the smallest value of a group in their place changes no maximum
+            x = on_both(lambda v: torch.where(hidden, v.amin(dim, keepdim=True), v), x)
+        exponential = self.exp(self.sub.sub(x, x.amax(dim, keepdim=True)))
+        if hidden is not None:
+            exponential = on_both(lambda v: torch.where(hidden, 0.0, v), exponential)
+        self.reciprocal(self.sum.sum(exponential, dim, keepdim=True))
 
 
-def _reciprocal(x: torch.Tensor) -> torch.Tensor:
+def _reciprocal(x: Tensor) -> Tensor:
     return torch.reciprocal(x.clamp(min=0.5))  # a sum that contains exp(0) is at least 1
 
 
@@ -67,10 +78,12 @@ def _make(dim: int | None, dtype: Any = None, **kwargs: Any) -> nn.Softmax:
     return nn.Softmax(dim)
 
 
+MARCHES = on(bayes=Support(INT8, INTS, note="made of look-up tables and a sum"))
+_softmax = as_module(_make, "input, dim, dtype=None")
 register(Operator(
-    "softmax", ScaleRule.OWN, Softmax, Softmax, (nn.Softmax,),
-    {F.softmax: as_module(_make, "input, dim=None, _stacklevel=3, dtype=None"),
-     torch.softmax: as_module(_make, "input, dim, dtype=None")},
-    {"softmax": as_module(_make, "input, dim, dtype=None")},
-    FROM_BAYES,
+    "softmax", ScaleRule.OWN, Softmax, quantized.Softmax, (nn.Softmax,),
+    {F.softmax: as_module(_make, "input, dim=None, _stacklevel=3, dtype=None"), torch.softmax: _softmax,
+     torch.special.softmax: _softmax},
+    {"softmax": _softmax},
+    MARCHES,
 ))  # fmt: skip

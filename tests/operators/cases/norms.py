@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as horizon_nn
 from tests.operators.cases.base import cases, module
@@ -24,32 +25,59 @@ def _batch_norm() -> Callable[[], nn.Module]:
     return make
 
 
-def _layer_norm(make_norm: Callable[[], nn.LayerNorm]) -> Callable[[], nn.Module]:
+def _affine(make_norm: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """A norm whose weight and bias are not those of the beginning."""
+
     def make() -> nn.Module:
-        norm = make_norm()
+        norm: Any = make_norm()
         if norm.weight is not None:
             nn.init.uniform_(norm.weight, 0.5, 1.5)
-        if norm.bias is not None:
+        if getattr(norm, "bias", None) is not None:
             nn.init.uniform_(norm.bias, -0.5, 0.5)
         return norm
 
     return make
 
 
+class FunctionalNorm(nn.Module):
+    """A norm written as a function of parameters."""
+
+    def __init__(self, function: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.function = function
+        self.gain, self.shift = nn.Parameter(torch.rand(shape) + 0.5), nn.Parameter(torch.rand(shape) - 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.gain, self.shift)
+
+
 NORMS = cases(
     ("batch-norm", _batch_norm()),
-    ("softmax", module(nn.Softmax, dim=1), dict(steps8=0.6, steps16=8)),
-    ("softmax-last", module(nn.Softmax, -1), dict(shapes=((2, 3, 5, 16),), low=-6.0, high=6.0, steps8=0.6, steps16=8)),
-    ("torch-softmax", lambda x: torch.softmax(x, -1), dict(steps8=0.6, steps16=8)),
-    ("functional-softmax", lambda x: F.softmax(x, dim=2), dict(steps8=0.6, steps16=8)),
-    ("method-softmax", lambda x: x.softmax(dim=1), dict(steps8=0.6, steps16=8)),
-    ("layer-norm", _layer_norm(lambda: nn.LayerNorm(24)), dict(shapes=((2, 5, 24),), steps8=0.7, steps16=16)),
-    ("layer-norm-2-axes", _layer_norm(lambda: nn.LayerNorm((7, 9))), dict(steps8=0.7, steps16=16)),
-    ("layer-norm-plain", _layer_norm(lambda: nn.LayerNorm(9, elementwise_affine=False)), dict(steps8=0.7, steps16=16)),
-    ("layer-norm-no-bias", _layer_norm(lambda: nn.LayerNorm(9, bias=False)), dict(steps8=0.7, steps16=16)),
-    ("layer-norm-dim", _layer_norm(lambda: horizon_nn.LayerNorm([6, 1, 1], dim=1)), dict(steps8=0.7, steps16=16)),
-    ("layer-norm-ours", _layer_norm(lambda: horizon_nn.LayerNorm(9)), dict(steps8=0.7, steps16=16)),
-    train_steps16=128,  # a step of an inner int16 value can be many steps of the result
+    ("layer-norm", _affine(lambda: nn.LayerNorm(24)), dict(shapes=((2, 5, 24),))),
+    ("layer-norm-2-axes", _affine(lambda: nn.LayerNorm((7, 9)))),
+    ("layer-norm-plain", _affine(lambda: nn.LayerNorm(9, elementwise_affine=False))),
+    ("layer-norm-no-bias", _affine(lambda: nn.LayerNorm(9, bias=False))),
+    ("layer-norm-large-group", _affine(lambda: nn.LayerNorm((32, 40))), dict(shapes=((2, 32, 40),))),
+    ("layer-norm-vector", _affine(lambda: nn.LayerNorm(40)), dict(shapes=((40,),))),
+    ("layer-norm-dim", _affine(lambda: horizon_nn.LayerNorm([6, 1, 1], dim=1))),
+    ("layer-norm-dim-positional", _affine(lambda: horizon_nn.LayerNorm([6, 1, 1], 1e-6, True, None, None, 1))),
+    ("layer-norm-ours", _affine(lambda: horizon_nn.LayerNorm(9))),
+    ("functional-layer-norm", module(FunctionalNorm, lambda x, w, b: F.layer_norm(x, (9,), w, b), (9,))),
+    ("functional-layer-norm-plain", lambda x: F.layer_norm(x, (7, 9), eps=0.1)),
+)
+
+# The entries of the exp table have 15 bits, and the largest result 15 bits as well: half a step of the one is up to a
+# step of the other, where the result has 16 bits.
+SOFTMAX = cases(
+    ("softmax", module(nn.Softmax, dim=1)),
+    ("softmax-last", module(nn.Softmax, -1), dict(shapes=((2, 3, 5, 16),), low=-6.0, high=6.0)),
+    ("softmax-long", module(nn.Softmax, -1), dict(shapes=((2, 1200),), low=-3.0, high=3.0)),
+    ("softmax-vector", module(nn.Softmax, 0), dict(shapes=((12,),))),
+    ("torch-softmax", lambda x: torch.softmax(x, -1)),
+    ("special-softmax", lambda x: torch.special.softmax(x, 1)),
+    ("functional-softmax", lambda x: F.softmax(x, dim=2)),
+    ("method-softmax", lambda x: x.softmax(dim=1)),
+    steps16=1.3,
 )
 
 POOLS = cases(
@@ -82,4 +110,4 @@ POOLS = cases(
 )
 
 
-CASES = [*NORMS, *POOLS]
+CASES = [*NORMS, *SOFTMAX, *POOLS]

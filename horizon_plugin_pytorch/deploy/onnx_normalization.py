@@ -1,0 +1,86 @@
+"""Normalisation as standard ONNX operators, step by step as in `fixed_point.normalization`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch.deploy.onnx_fixed_point import lowers
+from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
+from horizon_plugin_pytorch.fixed_point.normalization import LOWEST, SMALLEST_VARIANCE
+
+_WIDE = torch.float64
+
+
+def _sum(g: OnnxGraph, x: str, dims: list[int], is_double: bool) -> str:
+    """An exact sum over axes, in float64."""
+    return g.axes("ReduceSum", x, dims, True) if is_double else g.cast(g.axes("ReduceSum", x, dims, True), _WIDE)
+
+
+def _rounded(g: OnnxGraph, x: str, low: int, high: int) -> str:
+    return g.clip(g.node("Round", x), low, high)
+
+
+@lowers("normalize")
+def normalize(
+    g: OnnxGraph,
+    site: Site,
+    q: str,
+    dims: list[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    gain: float,
+    epsilon: float,
+    is_centred: bool,
+    is_double: bool,
+    low: int,
+    high: int,
+) -> str:
+    dims = list(dims)
+    count = 1
+    for axis in dims:
+        count *= site.input_shape[axis]
+    wide = g.cast(q, _WIDE) if is_double else q
+    squares = _sum(g, g.node("Mul", wide, wide), dims, is_double)
+    value = q
+    if is_centred:
+        total, number = _sum(g, wide, dims, is_double), g.scalar(count, _WIDE)
+        spread = g.node("Sub", g.node("Mul", squares, number), g.node("Mul", total, total))
+        variance = g.node("Div", spread, g.scalar(float(count) ** 2, _WIDE))
+        value = g.node("Sub", q, g.cast(g.node("Div", total, number), torch.float32))
+    else:
+        variance = g.node("Div", squares, g.scalar(count, _WIDE))
+    shifted = g.node("Add", variance, g.scalar(epsilon, _WIDE))
+    root = g.node("Sqrt", g.node("Max", shifted, g.scalar(SMALLEST_VARIANCE, _WIDE)))
+    value = g.node("Mul", value, g.cast(g.node("Div", g.scalar(gain, _WIDE), root), torch.float32))
+    if weight is not None:
+        value = g.node("Mul", value, g.constant(weight, hint="weight"))
+    if bias is not None:
+        value = g.node("Add", value, g.constant(bias, hint="bias"))
+    return _rounded(g, value, low, high)
+
+
+def _exponentials(g: OnnxGraph, q: str, dim: int, hidden: str | None, table: Tensor) -> tuple[str, str]:
+    entries = g.compact(table, "table")
+    if hidden is None:
+        steps = g.node("Sub", g.axes("ReduceMax", q, [dim], True), q)
+        return steps, g.node("Gather", entries, g.cast(steps, torch.int32), axis=0)
+    shown = g.node("Where", hidden, g.scalar(LOWEST, torch.float32), q)
+    zero = g.scalar(0.0, torch.float32)
+    steps = g.node("Where", hidden, zero, g.node("Sub", g.axes("ReduceMax", shown, [dim], True), q))
+    return steps, g.node("Where", hidden, zero, g.node("Gather", entries, g.cast(steps, torch.int32), axis=0))
+
+
+def _total(g: OnnxGraph, entries: str, dim: int, is_double: bool) -> str:
+    total = _sum(g, g.cast(entries, _WIDE) if is_double else entries, [dim], is_double)
+    return g.node("Max", total, g.scalar(1.0, _WIDE))
+
+
+@lowers("softmax", data="q hidden")
+def softmax(
+    g: OnnxGraph, site: Site, q: str, dim: int, hidden: str | None, table: Tensor, gain: float, is_double: bool,
+    low: int, high: int,
+) -> str:  # fmt: skip
+    _, entries = _exponentials(g, q, dim, hidden, table)
+    factor = g.node("Div", g.scalar(gain, _WIDE), _total(g, entries, dim, is_double))
+    return _rounded(g, g.node("Mul", entries, g.cast(factor, torch.float32)), low, high)

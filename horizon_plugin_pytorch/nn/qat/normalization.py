@@ -1,0 +1,126 @@
+"""Layer, group, instance and root-mean-square norms while training."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from horizon_plugin_pytorch.nn.elementwise import Rsqrt
+from horizon_plugin_pytorch.nn.operator_table import Binder, Call, NotBindable
+from horizon_plugin_pytorch.nn.qat.composite import PartedModule, inner_qconfig
+from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
+from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
+from horizon_plugin_pytorch.nn.quantized.normalization import Groups
+from horizon_plugin_pytorch.nn.quantized.normalization import Normalization as _Quantized
+from horizon_plugin_pytorch.qtensor import QTensor
+
+
+class VarMean(nn.Module):
+    """Deviation from the mean, and variance."""
+
+    def __init__(self, qconfig: Any) -> None:
+        super().__init__()
+        self.pre_mean = FloatFunctional(qconfig)
+        self.sub = FloatFunctional(qconfig)
+        self.mul = FloatFunctional(qconfig)
+        self.post_mean = FloatFunctional(qconfig)
+
+    def forward(self, x: Any, dims: list[int]) -> tuple[Any, Any]:
+        deviation = self.sub.sub(x, self.pre_mean.mean(x, dims, keepdim=True))
+        return deviation, self.post_mean.mean(self.mul.mul(deviation, deviation), dims, keepdim=True)
+
+
+class MeanSquare(nn.Module):
+    """The values themselves, and the mean of their squares."""
+
+    def __init__(self, qconfig: Any) -> None:
+        super().__init__()
+        self.mul = FloatFunctional(qconfig)
+        self.post_mean = FloatFunctional(qconfig)
+
+    def forward(self, x: Any, dims: list[int]) -> tuple[Any, Any]:
+        return x, self.post_mean.mean(self.mul.mul(x, x), dims, keepdim=True)
+
+
+class Normalization(PartedModule):
+    """``(x - mean) * rsqrt(var + eps) * weight + bias``, shown as the parts that the guides name.
+
+    Args:
+        source: the float module; weight and bias are shared with it.
+        groups: which values are normalised together, given the input's shape.
+        is_centred: subtract the mean.
+    """
+
+    quantized_class: Any = _Quantized
+    mul: Any
+    weight_mul: Any
+    bias_add: Any
+
+    def __init__(
+        self, source: Any, groups: Callable[[tuple[int, ...]], Groups], eps: float, is_centred: bool = True
+    ) -> None:
+        super().__init__()
+        self.groups, self.eps, self.is_centred = groups, eps, is_centred
+        self.weight: Tensor | None = source.weight
+        self.bias: Tensor | None = getattr(source, "bias", None)
+        self.qconfig = source.qconfig
+        inner = inner_qconfig(self.qconfig)
+        self.var_mean = (VarMean if is_centred else MeanSquare)(inner)
+        self.rsqrt = SegmentLUT(Rsqrt(eps).quantized_function(), "rsqrt", inner)
+        steps = ["mul"] + ["weight_mul"] * (self.weight is not None) + ["bias_add"] * (self.bias is not None)
+        self.last = steps[-1]
+        for step in steps:
+            setattr(self, step, FloatFunctional(self.qconfig if step == self.last else inner))
+
+    def show_parts(self, x: QTensor, *masks: Tensor | None) -> None:
+        groups = self.groups(tuple(x.shape))
+        deviation, variance = self.var_mean(x.reshape(groups.view), groups.dims)
+        factor = self.rsqrt(variance)
+        if self.last == "mul":
+            return
+        out = self.mul.mul(deviation, factor)
+        if self.weight is not None and self.last != "weight_mul":
+            shape = self.weight.shape if groups.parameters is None else groups.parameters
+            self.weight_mul.mul(out, self.weight.reshape(shape))
+
+
+def with_parameters(norm: Any, weight: Tensor | None, bias: Tensor | None) -> Any:
+    """A float norm that was made without parameters, with those of the model."""
+    for name, value in (("weight", weight), ("bias", bias)):
+        if isinstance(value, nn.Parameter):
+            setattr(norm, name, value)
+        elif value is not None:
+            delattr(norm, name)
+            norm.register_buffer(name, value)
+    return norm
+
+
+def norm_function(make: Callable[..., nn.Module], signature: str) -> Binder:
+    """A binder for the functional form of a norm; tensors among its arguments are parameters of the model."""
+    parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this package
+
+    def bind(*args: Any, **kwargs: Any) -> Call:
+        bound = parsed.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        x = values.pop("input")
+        return Call(make(**{name: _constant(value, name) for name, value in values.items()}), (x,))
+
+    return bind
+
+
+def _constant(value: Any, name: str) -> Any:
+    """What a node reads of the model; other arguments as they are."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, lambda node: found.append(node) or node)  # type: ignore[func-returns-value]
+    if not found:
+        return value
+    model = value.graph.owning_module if isinstance(value, fx.Node) and value.op == "get_attr" else None
+    if model is None:
+        raise NotBindable(f"{name} is computed, and must be a number, a parameter or a buffer of the model")
+    for part in str(value.target).split("."):
+        model = getattr(model, part)
+    return model

@@ -1,0 +1,91 @@
+"""Normalisation on integers: layer, group, instance and root-mean-square norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.qtensor import QTensor
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which values are normalised together.
+
+    Args:
+        view: the shape in which the tensor is looked at.
+        dims: the axes of a group in that view.
+        parameters: the shape of weight and bias that fits the view; None takes them as they are.
+    """
+
+    view: tuple[int, ...]
+    dims: list[int]
+    parameters: tuple[int, ...] | None = None
+
+
+def last_axes(shape: tuple[int, ...], normalized_shape: tuple[int, ...]) -> Groups:
+    """Groups of layer norm: the last axes.
+
+    >>> last_axes((2, 5, 3, 4), (3, 4))
+    Groups(view=(10, 12), dims=[1], parameters=(12,))
+    """
+    count = prod(normalized_shape)
+    lead = shape[: len(shape) - len(normalized_shape)]
+    if shape[len(lead) :] != tuple(normalized_shape):
+        raise RuntimeError(f"expected the last axes to be {list(normalized_shape)}, got a tensor of {list(shape)}")
+    return Groups((prod(lead), count), [1], (count,))
+
+
+def one_axis(shape: tuple[int, ...], dim: int) -> Groups:
+    """Groups of layer norm with `dim`; weight and bias broadcast as they are."""
+    return Groups(shape, [dim % len(shape)])
+
+
+class Normalization(QuantizedModule):
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` in one rounding."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def configure(self, mod: Any) -> None:
+        self.groups: Callable[[tuple[int, ...]], Groups] = mod.groups
+        self.eps, self.is_centred = float(mod.eps), bool(mod.is_centred)
+        for name in ("weight", "bias"):
+            value = getattr(mod, name)
+            self.register_buffer(name, None if value is None else value.detach().clone())
+
+    def _plan(self, x: QTensor, groups: Groups) -> tuple:
+        assert self.scale is not None
+        out_scale = self.scale.double()
+
+        def in_steps(value: Tensor | None) -> Tensor | None:
+            if value is None:
+                return None
+            steps = (value.double() / out_scale).float()
+            return steps if groups.parameters is None else steps.reshape(groups.parameters)
+
+        gain = 1.0 if self.weight is not None else 1.0 / float(out_scale)
+        largest = prod(groups.view[d] for d in groups.dims) * float(1 << (2 * x.dtype.bits - 2))
+        epsilon = self.eps / float(x.scale.double()) ** 2
+        return in_steps(self.weight), in_steps(self.bias), gain, epsilon, fp.is_beyond_float32(largest)
+
+    def forward(self, x: QTensor) -> QTensor:
+        x = self.quantized_input(x)
+        shape = tuple(x.shape)
+        groups, plan = self._plans.get((x.scale,), (shape, str(x.dtype)), lambda: self._made(x, shape))
+        weight, bias, gain, epsilon, is_double = plan
+        out = fp.normalize(
+            x.plain().reshape(groups.view), groups.dims, weight, bias, gain, epsilon, self.is_centred, is_double,
+            self.low, self.high,
+        )  # fmt: skip
+        return self.output(out.reshape(shape))
+
+    def _made(self, x: QTensor, shape: tuple[int, ...]) -> tuple:
+        groups = self.groups(shape)
+        return groups, self._plan(x, groups)

@@ -1,0 +1,58 @@
+"""Softmax on integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.dtype import QuantDType, qint16
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.qtensor import QTensor
+
+EXP_SCALE = 2 / 65535  # exp(x - max) lies in [0, 1], published as 0.0000305
+
+
+def softmax_axis(dim: int | None, rank: int) -> int:
+    """The axis from the front; for None that of torch.
+
+    >>> softmax_axis(None, 4), softmax_axis(None, 3), softmax_axis(-1, 3)
+    (1, 0, 2)
+    """
+    if dim is None:
+        return 0 if rank in (0, 1, 3) else 1
+    if not -max(rank, 1) <= dim < max(rank, 1):
+        raise IndexError(f"axis {dim} does not exist in a tensor with {rank} axes.")
+    return dim % max(rank, 1)
+
+
+def exp_table(scale: Tensor, dtype: QuantDType) -> Tensor:
+    """``exp`` of 0, -1, -2, ... steps of `scale`, in steps of 2/65535.
+
+    The difference of two 8-bit integers has 256 values and of two 16-bit ones 65,536, so none is rounded.
+    """
+    steps = -torch.arange(1 << dtype.bits, dtype=torch.float64)
+    targets = (torch.exp(steps * scale.detach().double().cpu()) / EXP_SCALE).clamp(max=qint16.max)
+    return torch.round(targets).float() if dtype.bits <= 8 else fp.build_segments(targets, qint16).values
+
+
+class Softmax(QuantizedModule):
+    """``exp(x - max) / sum(exp(x - max))`` on integers."""
+
+    def configure(self, mod: Any) -> None:
+        self.dim: int | None = mod.dim
+
+    def forward(self, x: QTensor, hidden: Tensor | None = None) -> QTensor:
+        x = self.quantized_input(x)
+        values = x.plain() if x.dim() else x.plain().reshape(1)
+        dim = softmax_axis(self.dim, x.dim())
+        table = self._plans.get((x.scale,), str(x.dtype), lambda: exp_table(x.scale, x.dtype).to(x.device))
+        return self.output(self.compute(values, dim, hidden, table).reshape(x.shape))
+
+    def compute(self, values: Tensor, dim: int, hidden: Tensor | None, table: Tensor) -> Tensor:
+        """The result's integers."""
+        assert self.scale is not None
+        is_double = fp.is_beyond_float32(values.shape[dim] * float(qint16.max))
+        return fp.softmax(values, dim, hidden, table, 1.0 / float(self.scale.double()), is_double, self.low, self.high)
