@@ -183,9 +183,9 @@ def layer_function(float_class: type, signature: str) -> Binder:
         bound = parsed.bind(*args, **kwargs)
         bound.apply_defaults()
         values = dict(bound.arguments)
-        x, weight = values.pop("input"), _tensor_of(values.pop("weight"), "weight")
+        x, weight = values.pop("input"), tensor_of(values.pop("weight"), "weight")
         bias = values.pop("bias")
-        bias = None if bias is None else _tensor_of(bias, "bias")
+        bias = None if bias is None else tensor_of(bias, "bias")
         if any(depends_on_graph(value) for value in values.values()):
             raise NotBindable(f"{', '.join(values)} must be numbers, not computed from a tensor's shape or value")
         sizes = _channels(float_class, weight, values.get("groups", 1))
@@ -206,13 +206,13 @@ def _channels(float_class: type, weight: Tensor, groups: int) -> tuple:
     return (first, second * groups, kernel) if is_transposed else (second * groups, first, kernel)
 
 
-def _tensor_of(node: Any, name: str) -> Tensor:
+def tensor_of(node: Any, name: str) -> Tensor:
     """The parameter or buffer that a node reads."""
     model = node.graph.owning_module if isinstance(node, fx.Node) and node.op == "get_attr" else None
     if model is None:
         raise NotBindable(
             f"its {name} is computed, and a layer's must be a parameter or a buffer of the model: keep it as one, or "
-            "use matmul, whose operands are both quantized"
+            "use operators whose operands are both quantized (matmul, mul)"
         )
     value: Any = model
     for part in str(node.target).split("."):

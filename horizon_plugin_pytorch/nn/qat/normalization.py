@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.elementwise import Rsqrt
-from horizon_plugin_pytorch.nn.operator_table import Binder, Call, NotBindable
+from horizon_plugin_pytorch.nn.operator_table import Binder, Call, depends_on_graph
 from horizon_plugin_pytorch.nn.qat.composite import PartedModule, inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
+from horizon_plugin_pytorch.nn.qat.gemm import share_tensor, tensor_of
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.normalization import Groups
 from horizon_plugin_pytorch.nn.quantized.normalization import Normalization as _Quantized
@@ -54,7 +55,7 @@ class Normalization(PartedModule):
         is_centred: subtract the mean.
     """
 
-    quantized_class: Any = _Quantized
+    quantized_class = _Quantized
     mul: Any
     weight_mul: Any
     bias_add: Any
@@ -89,12 +90,8 @@ class Normalization(PartedModule):
 
 def with_parameters(norm: Any, weight: Tensor | None, bias: Tensor | None) -> Any:
     """A float norm that was made without parameters, with those of the model."""
-    for name, value in (("weight", weight), ("bias", bias)):
-        if isinstance(value, nn.Parameter):
-            setattr(norm, name, value)
-        elif value is not None:
-            delattr(norm, name)
-            norm.register_buffer(name, value)
+    share_tensor(norm, "weight", weight)
+    share_tensor(norm, "bias", bias)
     return norm
 
 
@@ -113,14 +110,4 @@ def norm_function(make: Callable[..., nn.Module], signature: str) -> Binder:
 
 
 def _constant(value: Any, name: str) -> Any:
-    """What a node reads of the model; other arguments as they are."""
-    found: list[fx.Node] = []
-    fx.node.map_arg(value, lambda node: found.append(node) or node)  # type: ignore[func-returns-value]
-    if not found:
-        return value
-    model = value.graph.owning_module if isinstance(value, fx.Node) and value.op == "get_attr" else None
-    if model is None:
-        raise NotBindable(f"{name} is computed, and must be a number, a parameter or a buffer of the model")
-    for part in str(value.target).split("."):
-        model = getattr(model, part)
-    return model
+    return tensor_of(value, name) if depends_on_graph(value) else value
