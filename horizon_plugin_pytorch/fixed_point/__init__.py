@@ -29,6 +29,17 @@ from horizon_plugin_pytorch.fixed_point.elementwise import (
 from horizon_plugin_pytorch.fixed_point.library import flatten, unflatten
 from horizon_plugin_pytorch.fixed_point.mixing import choose_mix, mix_channels
 from horizon_plugin_pytorch.fixed_point.normalization import normalize, softmax
+from horizon_plugin_pytorch.fixed_point.norm import (
+    LARGEST,
+    MAGNITUDES,
+    SMALLEST,
+    SQUARES,
+    VARIANCE,
+    cumsum,
+    divide_by_norm,
+    is_wide,
+    norm,
+)
 from horizon_plugin_pytorch.fixed_point.reduction import (
     adaptive_matrix,
     avg_pool2d,
@@ -49,11 +60,11 @@ from horizon_plugin_pytorch.fixed_point.selection import topk
 from horizon_plugin_pytorch.fixed_point.table import Division, SegmentTable, Table, build_segments, build_table, lookup
 
 __all__ = [
-    "EXACT_FLOAT32", "INT32_MAX", "AccumulatorPlan", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix",
-    "add", "affine",
-    "along", "avg_pool2d", "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor",
-    "choose_mix", "choose_sum_factors", "coarsen", "conv", "dequantize", "flatten", "grid_factors",
-    "grid_sample", "is_beyond_float32", "linear", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift",
-    "normalize", "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_", "softmax", "split_digits",
-    "sum", "topk", "unflatten", "weight_bits",
+    "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
+    "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine", "along", "avg_pool2d",
+    "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor", "choose_mix",
+    "choose_sum_factors", "coarsen", "conv", "cumsum", "dequantize", "divide_by_norm", "flatten", "grid_factors",
+    "grid_sample", "is_beyond_float32", "is_wide", "linear", "lookup", "matmul", "mix_channels", "mul",
+    "multiplier_and_shift", "norm", "normalize", "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_",
+    "softmax", "split_digits", "sum", "topk", "unflatten", "weight_bits",
 ]  # fmt: skip

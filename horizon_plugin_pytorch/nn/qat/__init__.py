@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.nn.qat.layer_norm import LayerNorm
 from horizon_plugin_pytorch.nn.qat.linear import Linear
 from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
 from horizon_plugin_pytorch.nn.qat.multi_head_attention import MultiheadAttention
+from horizon_plugin_pytorch.nn.qat.reduction import CumSum, Norm, Normalize, Std, Var, VarMean
 from horizon_plugin_pytorch.nn.qat.relu import ReLU, ReLU6
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.qat.softmax import Softmax
@@ -32,10 +33,10 @@ from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
-    "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d",
-    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "DeQuantStub", "Einsum", "FloatFunctional", "GridSample",
-    "Interpolate", "LayerNorm", "Linear", "MultiheadAttention", "QuantStub", "ReLU", "ReLU6",
-    "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
-    "UpsamplingNearest2d",
+    "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d",
+    "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d",
+    "ConvTranspose2d", "ConvTranspose3d", "CumSum", "DeQuantStub", "Einsum", "FloatFunctional", "GridSample",
+    "Interpolate", "LayerNorm", "Linear", "MultiheadAttention", "Norm", "Normalize", "QuantStub", "ReLU", "ReLU6",
+    "ScaledDotProductAttention", "SegmentLUT", "Softmax", "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
+    "UpsamplingNearest2d", "Var", "VarMean",
 ]  # fmt: skip

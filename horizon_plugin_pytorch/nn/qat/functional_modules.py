@@ -137,20 +137,7 @@ def _cat(tensors: Any, dim: int = 0, *, axis: int | None = None) -> Call:
     return Call(_Float(), (tensors,), {"dim": dim if axis is None else axis}, "cat")
 
 
-def _reduce(method: str) -> Callable[..., Call | None]:
-    def bind(
-        x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, axis: Any = None, **kwargs: Any
-    ) -> Call | None:
-        if rest or kwargs.get("dtype") is not None:
-            return None
-        if isinstance(keepdim, int) and not isinstance(keepdim, bool):  # x.mean(2, 3)
-            dim, keepdim = (dim, keepdim), False
-        return Call(_Float(), (x,), {"dim": dim if axis is None else axis, "keepdim": keepdim}, method)
-
-    return bind
-
-
-_add, _sub, _mul, _sum, _mean = _binary("add"), _binary("sub"), _binary("mul"), _reduce("sum"), _reduce("mean")
+_add, _sub, _mul = _binary("add"), _binary("sub"), _binary("mul")
 
 
 def _right_sub(x: Any, y: Any) -> Call | None:
@@ -170,8 +157,6 @@ for _name, _functions, _methods in (
      {"div": _div, "div_": _div}),
     ("neg", {torch.neg: _neg, operator.neg: _neg}, {"neg": _neg}),
     ("cat", {torch.cat: _cat, torch.concat: _cat, torch.concatenate: _cat}, {}),
-    ("sum", {torch.sum: _sum}, {"sum": _sum}),
-    ("mean", {torch.mean: _mean}, {"mean": _mean}),
 ):  # fmt: skip
     register(Operator(_name, ScaleRule.OWN, functions=_functions, methods=_methods, **_functional))  # type: ignore[arg-type]
 assert set(FUNCTIONAL_METHODS) <= set(dir(FloatFunctional))

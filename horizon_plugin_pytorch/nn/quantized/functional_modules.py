@@ -87,8 +87,8 @@ def is_number(x: Any) -> bool:
 
 
 def dims_of(x: Tensor, dim: Any) -> list[int]:
-    """Axes as a list of non-negative numbers; None means all."""
-    if dim is None:
+    """Axes as a list of non-negative numbers; None, or none at all, means all."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(x.dim()))
     dims = [dim] if isinstance(dim, int) else list(dim)
     for d in dims:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.operators.cases.base import cases, functional
+
+MULTIPLIER = dict(steps16=0.54)  # it has 20 bits: 3 % of a step at 32,767
 
 REDUCTIONS = cases(
     ("functional-sum", functional(lambda f, x: f.sum(x, dim=1))),
@@ -21,6 +24,39 @@ REDUCTIONS = cases(
     ("method-mean", lambda x: x.mean((-2, -1), keepdim=True)),
     ("method-mean-one", lambda x: x.mean(1)),
     ("method-mean-all", lambda x: x.mean()),
+    ("sum-keepdims", lambda x: x.sum(1, keepdims=True)),
+    ("sum-axis", lambda x: torch.sum(x, axis=-1)),
+    ("sum-dtype-none", lambda x: torch.sum(x, 1, dtype=None)),
+    ("sum-no-axes", lambda x: x.sum(())),
+    ("mean-dtype", lambda x: x.mean(dim=1, dtype=torch.float32)),
+    ("norm", lambda x: torch.norm(x, dim=1)),
+    ("norm-all", lambda x: x.norm()),
+    ("norm-1", lambda x: x.norm(p=1, dim=-1, keepdim=True)),
+    ("norm-inf", lambda x: torch.norm(x, float("inf"), (2, 3)), dict(is_smooth=False)),
+    ("norm-fro", lambda x: torch.norm(x, p="fro", dim=(1, 2))),
+    ("linalg-norm", lambda x: torch.linalg.norm(x, dim=-1)),
+    ("linalg-norm-1", lambda x: torch.linalg.norm(x, 1, 2, True)),
+    ("vector-norm", lambda x: torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True)),
+    ("vector-norm-smallest", lambda x: torch.linalg.vector_norm(x, float("-inf"), 3), dict(is_smooth=False)),
+    ("vector-norm-long", lambda x: torch.linalg.vector_norm(x, 2, -1), dict(shapes=((2, 3000),))),
+    ("normalize", lambda x: F.normalize(x)),
+    ("normalize-last", lambda x: F.normalize(x, p=2, dim=-1, eps=1e-6)),
+    ("normalize-1", lambda x: F.normalize(x, 1.0, 2)),
+    ("normalize-inf", lambda x: F.normalize(x, float("inf"), 1), dict(is_smooth=False)),
+    ("normalize-eps", lambda x: F.normalize(x, dim=1, eps=3.0)),
+    ("var", lambda x: torch.var(x, 1)),
+    ("var-biased", lambda x: x.var((2, 3), unbiased=False, keepdim=True)),
+    ("var-positional", lambda x: x.var(1, False, True)),
+    ("var-correction", lambda x: torch.var(x, dim=-1, correction=2)),
+    ("var-all", lambda x: x.var(False)),
+    ("std", lambda x: torch.std(x, dim=1, keepdim=True)),
+    ("std-biased", lambda x: x.std(-1, correction=0)),
+    ("var-mean", lambda x: torch.var_mean(x, 1, unbiased=False), dict(picks=(0, 1))),
+    ("std-mean", lambda x: torch.std_mean(x, dim=(2, 3), correction=1), dict(picks=(0, 1))),
+    ("var-mean-unpacked", lambda x: _unpacked(torch.var_mean(x, [2, 3], keepdim=True)), dict(picks=(0, 1))),
+    ("cumsum", lambda x: torch.cumsum(x, 1), MULTIPLIER),
+    ("method-cumsum", lambda x: x.cumsum(dim=-1), MULTIPLIER),
+    ("cumsum-long", lambda x: x.cumsum(0), dict(shapes=((700, 3),), **MULTIPLIER)),
 )
 
 
