@@ -28,7 +28,6 @@ from horizon_plugin_pytorch.fixed_point.elementwise import (
 )
 from horizon_plugin_pytorch.fixed_point.library import flatten, unflatten
 from horizon_plugin_pytorch.fixed_point.mixing import choose_mix, mix_channels
-from horizon_plugin_pytorch.fixed_point.normalization import normalize, softmax
 from horizon_plugin_pytorch.fixed_point.norm import (
     LARGEST,
     MAGNITUDES,
@@ -40,6 +39,7 @@ from horizon_plugin_pytorch.fixed_point.norm import (
     is_wide,
     norm,
 )
+from horizon_plugin_pytorch.fixed_point.normalization import normalize, softmax
 from horizon_plugin_pytorch.fixed_point.reduction import (
     adaptive_matrix,
     avg_pool2d,
