@@ -50,7 +50,7 @@ class QuantizationTracer(torch.fx.Tracer):
         if type(m) in _LEAF_CLASSES or row_of_module(type(m)) is not None:
             return True
         if type(m).__module__.startswith("horizon_plugin_pytorch.nn."):
-            return True
+            return not getattr(m, "is_traced_through", False)
         return super().is_leaf_module(m, module_qualified_name)
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:

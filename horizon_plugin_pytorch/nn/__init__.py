@@ -34,6 +34,13 @@ from horizon_plugin_pytorch.nn.elementwise import (
 from horizon_plugin_pytorch.nn.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.layer_norm import LayerNorm
+from horizon_plugin_pytorch.nn.transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 from horizon_plugin_pytorch.nn import qat
 from horizon_plugin_pytorch.nn import float_operators, pass_through  # noqa: F401 - fill the operator table
 from horizon_plugin_pytorch.nn import functional
@@ -42,5 +49,6 @@ __all__ = [
     "Acos", "Acosh", "AffineGrid", "Asin", "Asinh", "Atan", "Atanh", "BgrToYuv444", "Ceil", "Cos", "Cosh", "Erf",
     "Exp", "Floor", "GridSample", "HardLog", "Interpolate", "LayerNorm", "MultiheadAttention", "Pow", "Reciprocal",
     "Round", "Rsqrt", "ScaledDotProductAttention", "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Sqrt", "Tan",
+    "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer",
     "Trunc", "functional", "intrinsic", "qat", "quantized",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from torch import nn
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
@@ -54,6 +55,7 @@ def prepare_qat(
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
+    plain_transformers(model)
     prepared = to_qat(model, resolve_qconfigs(model, None))
     if not any(isinstance(m, QATModule) and m.fake_quantizers() for m in prepared.modules()):
         warnings.warn(

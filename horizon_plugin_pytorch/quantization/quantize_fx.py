@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode
 from horizon_plugin_pytorch.quantization.fx.graph_module import (
     GraphModuleWithAttr,
@@ -78,7 +79,7 @@ def fuse_fx(model: nn.Module, fuse_custom_config_dict: dict[str, Any] | None = N
     'ConvReLU2d'
     """
     check_mode("fuse_fx")
-    copied = copy_model(model, "fuse_fx")
+    copied = plain_transformers(copy_model(model, "fuse_fx"))
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
     choices = resolve_qconfigs(copied, None)
     replace_fusable(graph_module, choices)  # `x + y` must become a module before it can be fused
@@ -127,7 +128,7 @@ def prepare_qat_fx(
             "prepare_qat_fx: qconfig setters are not available in this version; use qconfig_dict."
         )
     require_float(model, "prepare_qat_fx")
-    copied = copy_model(model, "prepare_qat_fx")
+    copied = plain_transformers(copy_model(model, "prepare_qat_fx"))
     choices = resolve_qconfigs(copied, qconfig_dict)
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
     follow_writes(observed)

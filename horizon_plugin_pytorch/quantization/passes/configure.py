@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.nn.transformer import torch_class
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 HIGH_PRECISION_OPERATORS = (
@@ -73,8 +74,9 @@ def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, C
 
     def visit(module: nn.Module, path: str, inherited: Choice) -> None:
         choice = inherited
-        if type(module) in by_type:
-            choice = Choice(by_type[type(module)], True, f"module_type {type(module).__name__}")
+        for cls in (torch_class(module), type(module)):
+            if cls in by_type:
+                choice = Choice(by_type[cls], True, f"module_type {cls.__name__}")
         if path in by_name:
             choice = Choice(by_name[path], True, f"module_name {path}")
         if "qconfig" in module.__dict__:
