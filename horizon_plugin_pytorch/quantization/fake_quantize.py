@@ -337,11 +337,13 @@ class FakeQuantize(nn.Module):
         return result
 
     def weight(self, weight: Tensor) -> Tensor:
-        """The rounded weights, as an ordinary tensor."""
+        """Observe weights and round them as the state says; an ordinary tensor comes back."""
         if self.is_observing:
             self.observe(weight)
-        if not self.is_quantizing:
-            return weight
+        return self.round_weight(weight) if self.is_quantizing else weight
+
+    def round_weight(self, weight: Tensor) -> Tensor:
+        """The rounded weights, as an ordinary tensor."""
         # Weights rarely leave their range; where none does, the gradient needs no mask.
         saturate = self.saturate and not self._covers(weight)
         return round_to_grid(weight, self.scale, self.ch_axis, self.quant_min, self.quant_max, saturate=saturate)

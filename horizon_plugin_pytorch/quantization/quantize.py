@@ -14,7 +14,7 @@ from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
-from horizon_plugin_pytorch.quantization.quantize_fx import check_mode, copy_model, require_float
+from horizon_plugin_pytorch.quantization.quantize_fx import copy_model, require_float
 
 
 def prepare_qat(
@@ -45,7 +45,6 @@ def prepare_qat(
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
     march = require_march("prepare_qat")
-    check_mode("prepare_qat")
     if hybrid:
         raise NotImplementedError("prepare_qat: hybrid models are not available in this version; use hybrid=False.")
     if qconfig_setter is not None:

@@ -14,7 +14,6 @@ from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
-from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode
 from horizon_plugin_pytorch.quantization.fx.graph_module import (
     GraphModuleWithAttr,
     ObservedGraphModule,
@@ -63,22 +62,12 @@ def _preserve(target: nn.Module, source: nn.Module, config: dict | None) -> None
             setattr(target, name, getattr(source, name))
 
 
-def check_mode(what: str) -> None:
-    """Only FuseBN is there; say so rather than train something else."""
-    if get_qat_mode() is not QATMode.FuseBN:
-        raise NotImplementedError(
-            f"{what}: QATMode.{get_qat_mode().name} is not available in this version. Call "
-            "`set_qat_mode(QATMode.FuseBN)`, which folds batch normalisation into the layer before it."
-        )
-
-
 def fuse_fx(model: nn.Module, fuse_custom_config_dict: dict[str, Any] | None = None) -> GraphModuleWithAttr:
     """Fuse layers with the batch norm, add and ReLU that follow them; a float model comes out, `model` stays as it is.
 
     >>> type(fuse_fx(nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())).get_submodule("0")).__name__
     'ConvReLU2d'
     """
-    check_mode("fuse_fx")
     copied = plain_transformers(copy_model(model, "fuse_fx"))
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
     choices = resolve_qconfigs(copied, None)
@@ -120,7 +109,6 @@ def prepare_qat_fx(
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
     march = require_march("prepare_qat_fx")
-    check_mode("prepare_qat_fx")
     if hybrid or hybrid_dict:
         raise NotImplementedError("prepare_qat_fx: hybrid models are not available in this version; use hybrid=False.")
     if qconfig_setter is not None:

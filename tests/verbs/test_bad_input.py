@@ -27,7 +27,6 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
-    QATMode,
     QuantStub,
     QuantWrapper,
     convert,
@@ -38,7 +37,6 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
-    set_qat_mode,
 )
 from horizon_plugin_pytorch.utils.fx_helper import wrap
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
@@ -253,15 +251,6 @@ def test_accumulators_beyond_int32_are_named_with_their_bound() -> None:
     loud = torch.full_like(x, 1e6)
     with torch.no_grad():
         assert torch.isfinite(quantized(loud)).all() and torch.equal(quantized(loud), qat(loud))
-
-
-def test_other_qat_modes_say_that_they_are_not_there() -> None:
-    set_qat_mode(QATMode.WithBN)
-    try:
-        with pytest.raises(NotImplementedError, match="FuseBN"):
-            prepare_qat_fx(QuantWrapper(nn.Conv2d(4, 4, 1)), QCONFIG)
-    finally:
-        set_qat_mode(QATMode.FuseBN)
 
 
 def test_state_must_be_a_state() -> None:

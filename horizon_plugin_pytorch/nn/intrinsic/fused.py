@@ -67,7 +67,7 @@ class FusedModule(CalledByAdd, nn.Module):
     layer_class: ClassVar[type]
     form: ClassVar[Form]
     conv: nn.Module
-    bn: nn.Module | None = None
+    bn: nn.Module
     relu: nn.Module | None
 
     def __init__(self, conv: nn.Module, relu: nn.Module | None = None) -> None:
@@ -79,7 +79,7 @@ class FusedModule(CalledByAdd, nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         out = self.conv(x)
-        if self.bn is not None:
+        if self.form.has_bn:
             out = self.bn(out)
         if self.form.has_add:
             assert residual is not None, f"{type(self).__name__} needs a second tensor to add"

@@ -15,6 +15,16 @@ from horizon_plugin_pytorch.nn.qat.conv2d import (
     ConvReLU62d,
 )
 from horizon_plugin_pytorch.nn.qat.conv3d import Conv3d
+from horizon_plugin_pytorch.nn.qat.conv_bn1d import ConvBN1d
+from horizon_plugin_pytorch.nn.qat.conv_bn2d import (
+    ConvBN2d,
+    ConvBNAdd2d,
+    ConvBNAddReLU2d,
+    ConvBNAddReLU62d,
+    ConvBNReLU2d,
+    ConvBNReLU62d,
+)
+from horizon_plugin_pytorch.nn.qat.conv_bn3d import ConvBN3d
 from horizon_plugin_pytorch.nn.qat.conv_transpose1d import ConvTranspose1d
 from horizon_plugin_pytorch.nn.qat.conv_transpose2d import ConvTranspose2d
 from horizon_plugin_pytorch.nn.qat.conv_transpose3d import ConvTranspose3d
@@ -23,6 +33,7 @@ from horizon_plugin_pytorch.nn.qat.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.qat.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.qat.layer_norm import LayerNorm
 from horizon_plugin_pytorch.nn.qat.linear import Linear
+from horizon_plugin_pytorch.nn.qat.linear_bn import LinearBN
 from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
 from horizon_plugin_pytorch.nn.qat.multi_head_attention import MultiheadAttention
 from horizon_plugin_pytorch.nn.qat.reduction import CumSum, Norm, Normalize, Std, Var, VarMean
@@ -34,9 +45,10 @@ from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinea
 
 __all__ = [
     "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d",
-    "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d",
-    "ConvTranspose2d", "ConvTranspose3d", "CumSum", "DeQuantStub", "Einsum", "FloatFunctional", "GridSample",
-    "Interpolate", "LayerNorm", "Linear", "MultiheadAttention", "Norm", "Normalize", "QuantStub", "ReLU", "ReLU6",
-    "ScaledDotProductAttention", "SegmentLUT", "Softmax", "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
-    "UpsamplingNearest2d", "Var", "VarMean",
+    "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvBN1d", "ConvBN2d", "ConvBN3d",
+    "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d", "ConvBNReLU2d", "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d",
+    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "CumSum", "DeQuantStub", "Einsum", "FloatFunctional",
+    "GridSample", "Interpolate", "LayerNorm", "Linear", "LinearBN", "MultiheadAttention", "Norm", "Normalize",
+    "QuantStub", "ReLU", "ReLU6", "ScaledDotProductAttention", "SegmentLUT", "Softmax", "Std", "SyncBatchNorm",
+    "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean",
 ]  # fmt: skip

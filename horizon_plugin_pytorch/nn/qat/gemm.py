@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     ScaleRule,
     depends_on_graph,
     register,
+    row_of_module,
 )
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real, relu_limits
 from horizon_plugin_pytorch.nn.support import Marches
@@ -162,6 +163,13 @@ def register_layers(
         has_real_output=True,
     )  # fmt: skip
     register(row)
+    register_fused(layer, fused)
+
+
+def register_fused(layer: type[QATGemm], fused: Sequence[type[QATGemm]]) -> None:
+    """Rows for forms of a layer that has one, whose float classes in `intrinsic` have the same names."""
+    row = row_of_module(layer.float_class)
+    assert row is not None
     for cls in fused:
         float_class = intrinsic.FUSED_CLASSES[cls.__name__]
         register(

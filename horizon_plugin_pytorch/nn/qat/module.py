@@ -75,9 +75,12 @@ class QATModule(PlacedModule):
 
     def twin(self) -> nn.Module:
         """The quantized module for the current weights and scales."""
+        return self._twin.get(tuple(self.twin_sources()), lambda: self.quantized_class.from_qat(self))
+
+    def twin_sources(self) -> list[Tensor]:
+        """The tensors that the quantized module is made of: it is made anew when one of them changes."""
         own = (*self._parameters.values(), *self._buffers.values())
-        sources = [t for t in own if t is not None] + [q.scale for q in self.fake_quantizers()]
-        return self._twin.get(tuple(sources), lambda: self.quantized_class.from_qat(self))
+        return [t for t in own if t is not None] + [q.scale for q in self.fake_quantizers()]
 
     def exact(
         self, *inputs: Any, call: Callable[..., Any] | None = None, trained: Callable[[], Tensor] | None = None
