@@ -17,8 +17,23 @@ from horizon_plugin_pytorch.nn.colour import (
     rgb2gray,
     rgb2yuv,
 )
+from horizon_plugin_pytorch.nn.filtering import filter
+from horizon_plugin_pytorch.nn.nms import batched_nms, nms
 
 __all__ = [
-    "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb", "bgr2yuv", "centered_yuv2bgr", "centered_yuv2rgb",
-    "rgb2bgr", "rgb2centered_gray", "rgb2centered_yuv", "rgb2gray", "rgb2yuv",
+    "batched_nms",
+    "bgr2centered_gray",
+    "bgr2centered_yuv",
+    "bgr2gray",
+    "bgr2rgb",
+    "bgr2yuv",
+    "centered_yuv2bgr",
+    "centered_yuv2rgb",
+    "filter",
+    "nms",
+    "rgb2bgr",
+    "rgb2centered_gray",
+    "rgb2centered_yuv",
+    "rgb2gray",
+    "rgb2yuv",
 ]  # fmt: skip

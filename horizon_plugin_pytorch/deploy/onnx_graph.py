@@ -141,6 +141,14 @@ class OnnxGraph:
         out = self.node("Pad", out, pads, self.scalar(0.0, torch.float32))
         return out if bias is None else self.node("Add", out, self.reshape(bias, [1, *geometry.spread]))
 
+    def _of_open_shape(self) -> set[str]:
+        """Values whose shapes may depend on numbers: positions that `NonZero` finds, and what comes of them."""
+        found: set[str] = set()
+        for node in self.nodes:
+            if node.op_type == "NonZero" or not found.isdisjoint(node.input):
+                found.update(node.output)
+        return found
+
     def model(self, inputs: list[tuple[str, Tensor]], outputs: list[tuple[str, Tensor]], name: str) -> Any:
         """The finished, checked ONNX model."""
         import onnx
@@ -148,8 +156,14 @@ class OnnxGraph:
 
         from horizon_plugin_pytorch._version import __version__
 
+        open_names = self._of_open_shape()
+
         def info(pairs: list[tuple[str, Tensor]]) -> list[Any]:
-            return [helper.make_tensor_value_info(n, _TYPES[t.dtype], list(t.shape)) for n, t in pairs]
+            shapes = [[None] * t.dim() if name in open_names else list(t.shape) for name, t in pairs]
+            return [
+                helper.make_tensor_value_info(name, _TYPES[t.dtype], shape)
+                for (name, t), shape in zip(pairs, shapes, strict=True)
+            ]
 
         graph = helper.make_graph(self.nodes, name, info(inputs), info(outputs), self.initializers)
         model = helper.make_model(

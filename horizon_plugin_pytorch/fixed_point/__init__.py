@@ -55,6 +55,7 @@ from horizon_plugin_pytorch.fixed_point.rescaling import (
     multiplier_and_shift,
     rescale_,
 )
+from horizon_plugin_pytorch.fixed_point.runs import rle
 from horizon_plugin_pytorch.fixed_point.sampling import grid_factors, grid_sample
 from horizon_plugin_pytorch.fixed_point.selection import topk
 from horizon_plugin_pytorch.fixed_point.table import Division, SegmentTable, Table, build_segments, build_table, lookup
@@ -65,6 +66,6 @@ __all__ = [
     "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor", "choose_mix",
     "choose_sum_factors", "coarsen", "conv", "cumsum", "dequantize", "divide_by_norm", "flatten", "grid_factors",
     "grid_sample", "is_beyond_float32", "is_wide", "linear", "lookup", "matmul", "mix_channels", "mul",
-    "multiplier_and_shift", "norm", "normalize", "plan_accumulator", "quantize", "requantize", "resample2d", "rescale_",
-    "softmax", "split_digits", "sum", "topk", "unflatten", "weight_bits",
+    "multiplier_and_shift", "norm", "normalize", "plan_accumulator", "quantize", "requantize", "resample2d",
+    "rescale_", "rle", "softmax", "split_digits", "sum", "topk", "unflatten", "weight_bits",
 ]  # fmt: skip

@@ -2,8 +2,11 @@
 
 from horizon_plugin_pytorch.nn import intrinsic, quantized  # noqa: I001 - qat registers operators on top of these
 from horizon_plugin_pytorch.nn.affine_grid import AffineGrid
+from horizon_plugin_pytorch.nn.anchor_generator import AnchorGenerator
 from horizon_plugin_pytorch.nn.bgr_to_yuv444 import BgrToYuv444
 from horizon_plugin_pytorch.nn.attention import MultiheadAttention, ScaledDotProductAttention
+from horizon_plugin_pytorch.nn.detection_post_process import DetectionPostProcess
+from horizon_plugin_pytorch.nn.detection_post_process_v1 import DetectionPostProcessV1
 from horizon_plugin_pytorch.nn.elementwise import (
     Acos,
     Acosh,
@@ -41,14 +44,16 @@ from horizon_plugin_pytorch.nn.transformer import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
+from horizon_plugin_pytorch.nn.rcnn_post_process import RcnnPostProcess
 from horizon_plugin_pytorch.nn import qat
 from horizon_plugin_pytorch.nn import float_operators, pass_through  # noqa: F401 - fill the operator table
 from horizon_plugin_pytorch.nn import functional
 
 __all__ = [
-    "Acos", "Acosh", "AffineGrid", "Asin", "Asinh", "Atan", "Atanh", "BgrToYuv444", "Ceil", "Cos", "Cosh", "Erf",
-    "Exp", "Floor", "GridSample", "HardLog", "Interpolate", "LayerNorm", "MultiheadAttention", "Pow", "Reciprocal",
-    "Round", "Rsqrt", "ScaledDotProductAttention", "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Sqrt", "Tan",
-    "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer",
-    "Trunc", "functional", "intrinsic", "qat", "quantized",
+    "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Atan", "Atanh", "BgrToYuv444", "Ceil", "Cos",
+    "Cosh", "DetectionPostProcess", "DetectionPostProcessV1", "Erf", "Exp", "Floor", "GridSample", "HardLog",
+    "Interpolate", "LayerNorm", "MultiheadAttention", "Pow", "RcnnPostProcess", "Reciprocal", "Round", "Rsqrt",
+    "ScaledDotProductAttention", "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Transformer",
+    "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer", "Trunc",
+    "functional", "intrinsic", "qat", "quantized",
 ]  # fmt: skip

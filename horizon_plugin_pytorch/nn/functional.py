@@ -1,5 +1,8 @@
 """Functions of `horizon_plugin_pytorch.nn` that torch does not have: detection, point clouds, colour."""
 
 from horizon_plugin_pytorch.nn.bgr_to_yuv444 import bgr_to_yuv444
+from horizon_plugin_pytorch.nn.filtering import filter, rle
+from horizon_plugin_pytorch.nn.nms import batched_nms, nms
+from horizon_plugin_pytorch.nn.voxelization import point_pillars_preprocess
 
-__all__ = ["bgr_to_yuv444"]
+__all__ = ["batched_nms", "bgr_to_yuv444", "filter", "nms", "point_pillars_preprocess", "rle"]

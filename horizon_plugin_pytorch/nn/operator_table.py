@@ -89,6 +89,11 @@ class Operator:
         """Does it have quantization parameters of its own?"""
         return self.scale_rule in (ScaleRule.OWN, ScaleRule.FIXED)
 
+    @property
+    def is_real(self) -> bool:
+        """Is it pre- or post-processing, which computes in real numbers and has no quantized form?"""
+        return self.qat is None and self.results == (Kind.FLOAT,)
+
     def support(self, march: March) -> Support | None:
         """What a chip takes; None if it does not have the operator."""
         return self.marches.get(group_of(march))

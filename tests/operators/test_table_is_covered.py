@@ -39,7 +39,7 @@ def met() -> tuple[set[str], set[type]]:
 def test_every_row_of_the_operator_table_has_a_case(row: Operator, met: tuple[set[str], set[type]]) -> None:
     if any(issubclass(cls, FusedModule) for cls in row.modules):
         return  # tests/verbs/test_fusion.py walks every combination
-    if _is_float(row):
+    if row.is_real:
         return  # test_detection.py and test_colour.py have them all
     names, classes = met
     if row.qat is None:
@@ -64,11 +64,6 @@ def test_every_operator_that_keeps_the_scale_has_a_row_and_a_handler() -> None:
     }
     handled = {f for owner in (torch, torch.Tensor, F) for f in vars(owner).values() if callable(f) and _is_kept(f)}
     assert not {f.__name__ for f in handled - in_table} - {"relu_", "_max_pool2d"}
-
-
-def _is_float(row: Operator) -> bool:
-    """Pre- and post-processing, outside of the quantized part."""
-    return row.qat is None and row.scale_rule is ScaleRule.NONE
 
 
 def _is_kept(function: object) -> bool:

@@ -93,7 +93,9 @@ def replace_functions(
         if node not in quantized:
             continue
         if called_path(model, node) is not None:
-            _quantize_constants(model, node, quantized, choices, counters)
+            called = row_of_node(model, node)
+            if called is None or not called.is_real:
+                _quantize_constants(model, node, quantized, choices, counters)
             continue
         found = _row_of(node)
         if found is None:

@@ -1,0 +1,74 @@
+"""Boxes as ``(left, top, right, bottom)``: decoding, clipping, overlap, the best by score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.errors import OperatorInputError
+from horizon_plugin_pytorch.qtensor import QTensor
+
+# exp of a predicted size is limited to this factor, as detection networks do, so that it cannot overflow.
+_MOST_GROWTH = math.log(1000 / 16)
+
+
+def require_real(what: str, *values: Any) -> None:
+    """Refuse QTensors where real numbers are computed with."""
+    if any(isinstance(x, QTensor) for x in pytree.tree_leaves(values)):
+        raise OperatorInputError(
+            f"`{what}` computes in float and got a QTensor: put a DeQuantStub before it, on each tensor that it gets."
+        )
+
+
+def top(scores: Tensor, count: int | None) -> Tensor:
+    """Positions of the highest scores, highest first; of equal ones the first. NaN is lowest.
+
+    >>> top(torch.tensor([0.5, 0.9, 0.5]), 2)
+    tensor([1, 0])
+    """
+    ordered = scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    return ordered.sort(descending=True, stable=True).indices[:count]
+
+
+def area(boxes: Tensor) -> Tensor:
+    """Width times height."""
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def overlap(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union of every box of `a` with every box of `b`.
+
+    >>> overlap(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[0.0, 0, 2, 1], [5, 5, 6, 6]]))
+    tensor([[0.5000, 0.0000]])
+    """
+    corner = torch.maximum(a[:, None, :2], b[None, :, :2])
+    sides = (torch.minimum(a[:, None, 2:], b[None, :, 2:]) - corner).clamp_(min=0)
+    shared = sides[..., 0] * sides[..., 1]
+    return shared / (area(a)[:, None] + area(b)[None, :] - shared)
+
+
+def decode(anchors: Tensor, deltas: Tensor, is_absolute: bool = False) -> Tensor:
+    """Boxes from anchors and predicted ``(dx, dy, dw, dh)``.
+
+    Centers move by ``dx`` and ``dy`` anchor sizes (pixels if `is_absolute`), sizes grow by ``exp(dw)`` and ``exp(dh)``.
+
+    >>> decode(torch.tensor([[0.0, 0, 4, 2]]), torch.tensor([[0.5, 0.0, 0.0, 0.0]]))
+    tensor([[2., 0., 6., 2.]])
+    """
+    size = anchors[..., 2:] - anchors[..., :2]
+    center = anchors[..., :2] + size / 2
+    move = deltas[..., :2] if is_absolute else deltas[..., :2] * size
+    half = size * deltas[..., 2:].clamp(max=_MOST_GROWTH).exp() / 2
+    return torch.cat([center + move - half, center + move + half], dim=-1)
+
+
+def clip(boxes: Tensor, image_size: Sequence[float] | Tensor) -> Tensor:
+    """Limit boxes to an image of this height and width."""
+    height, width = (float(v) for v in image_size)
+    limit = boxes.new_tensor([width, height, width, height])
+    return torch.minimum(boxes.clamp(min=0), limit)

@@ -1,0 +1,73 @@
+"""Positions of a map that are worth a look, and run-length encoding of maps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.errors import OperatorInputError
+from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.qtensor import QTensor
+
+
+@leaf
+def filter(*inputs: Tensor, threshold: float, idx_range: tuple[int, int] | None = None) -> list[list[Tensor]]:
+    """The positions where the first map's largest channel is above a threshold, with the values of all maps there.
+
+    QTensors give real numbers, so its results may leave a model without a DeQuantStub.
+
+    Args:
+        inputs: maps ``[N, C, H, W]`` of the same N, H and W; the number of channels may differ.
+        threshold: what the largest channel must exceed.
+        idx_range: the channels ``first, ..., last - 1`` of the first map that are compared; None: all.
+
+    Returns:
+        For each image ``[max_value [M], max_idx [M], coord [M, 2], data [M, C], ...]``: the largest value, its channel
+        in the first map, row and column, and the values of each map; in the order of rows and columns (a BPU's
+        differs).
+
+    >>> x = torch.tensor([[0.1, 0.9], [0.2, 0.3]]).reshape(1, 2, 1, 2)
+    >>> value, index, place, data = filter(x, threshold=0.5)[0]
+    >>> value, index, place, data
+    (tensor([0.9000]), tensor([0]), tensor([[0, 1]]), tensor([[0.9000, 0.3000]]))
+    """
+    if not inputs or any(x.dim() != 4 for x in inputs) or len({(x.shape[0], x.shape[2:]) for x in inputs}) > 1:
+        raise OperatorInputError(
+            f"`filter` takes maps [N, C, H, W] of one N, H and W, got {', '.join(str(tuple(x.shape)) for x in inputs)}."
+        )
+    maps = [x.dequantize() if isinstance(x, QTensor) else x for x in inputs]
+    first, last = (0, maps[0].shape[1]) if idx_range is None else idx_range
+    values, channels = maps[0][:, first:last].max(1)
+    channels = channels + first
+    width = maps[0].shape[-1]
+    rows = [x.flatten(2).transpose(1, 2) for x in maps]
+    found = []
+    for n in range(maps[0].shape[0]):
+        places = (values[n] > threshold).nonzero()
+        flat = places[:, 0] * width + places[:, 1]
+        best = (x[n].flatten().index_select(0, flat) for x in (values, channels))
+        found.append([*best, places, *(x[n].index_select(0, flat) for x in rows)])
+    return found
+
+
+@leaf
+def rle(input: Tensor) -> list[Tensor]:
+    """Run-length encoding, such as of a map of classes: it is short where neighbours are equal.
+
+    Args:
+        input: ``[N, ...]``, integers, floating-point numbers that are whole, or a QTensor (its integers).
+
+    Returns:
+        For each of the N, an int64 tensor ``[runs, value, length, value, length, ...]``; a run may continue from one
+        row to the next.
+
+    >>> rle(torch.tensor([[[7, 7], [7, 2]]]))
+    [tensor([2, 7, 3, 2, 1])]
+    """
+    whole = input.as_grid() if isinstance(input, QTensor) else input
+    if whole.dim() == 0:
+        raise OperatorInputError("`rle` takes a batch of maps, got one number.")
+    if type(input) is Tensor and whole.is_floating_point() and not torch.equal(whole, whole.round()):
+        raise OperatorInputError("`rle` encodes whole numbers; round the values, or take their argmax, before it.")
+    return [fp.rle(item) for item in whole]
