@@ -98,9 +98,10 @@ class _Exporter:
 
     @staticmethod
     def _site(step: Step) -> Site:
-        source = plain(tensors_of((step.args, step.kwargs))[0])
+        inputs = tuple(plain(t) for t in tensors_of((step.args, step.kwargs)))
         outputs = tensors_of(step.outputs)
-        return Site(step.name, list(source.shape), list(outputs[0].shape), outputs, source.dtype)
+        source = inputs[0]
+        return Site(step.name, list(source.shape), list(outputs[0].shape), outputs, source.dtype, inputs)
 
     def _add_aten(self, step: Step) -> None:
         lower = ATEN.get(step.name)

@@ -23,13 +23,14 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Site:
-    """What a lowering may need to know of a call: its name, and shapes of its first input and of its outputs."""
+    """What a lowering may need to know of a call: its name, shapes of its first input and of its outputs, and these."""
 
     name: str
     input_shape: list[int]
     output_shape: list[int]
     outputs: list[Tensor]
     input_dtype: torch.dtype = torch.float32
+    inputs: tuple[Tensor, ...] = ()
 
     @property
     def rank(self) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.deploy.onnx_fixed_point import lowers
+from horizon_plugin_pytorch.deploy.onnx_fixed_point import lowers, rescale
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
+from horizon_plugin_pytorch.fixed_point.correlation import correlation_windows
 from horizon_plugin_pytorch.fixed_point.sampling import FAR, base_positions, reflection_of
 
 _WIDE = torch.float64
@@ -35,22 +36,28 @@ def round_positions(g: OnnxGraph, position: str, bits: int) -> str:
 
 
 class Pixels:
-    """An image [N, C, H, W] as rows of channels, with zeros around it: one pixel before and two after each line."""
+    """Images as rows of channels, with zeros around them: one pixel before and two after each line."""
 
-    def __init__(self, g: OnnxGraph, image: str, shape: list[int]) -> None:
-        self.graph, (self.batch, self.channels, height, width) = g, shape
-        self.height, self.width = height + 3, width + 3
-        padded = g.node("Pad", image, g.constant([0, 0, 1, 1, 0, 0, 2, 2], torch.int64, "pads"))
-        self.rows = g.reshape(g.node("Transpose", padded, perm=[0, 2, 3, 1]), [-1, self.channels])
+    def __init__(self, g: OnnxGraph, images: list[str], shapes: list[list[int]]) -> None:
+        self.graph = g
+        rows, first, self.lines, self.firsts, self.sizes = [], 0, [], [], []
+        for image, (batch, channels, height, width) in zip(images, shapes, strict=True):
+            padded = g.node("Pad", image, g.constant([0, 0, 1, 1, 0, 0, 2, 2], torch.int64, "pads"))
+            rows.append(g.reshape(g.node("Transpose", padded, perm=[0, 2, 3, 1]), [-1, channels]))
+            self.lines.append(float(width + 3))
+            self.firsts.append(float(first))
+            self.sizes.append(float((height + 3) * (width + 3)))
+            first += batch * (height + 3) * (width + 3)
+        self.rows = rows[0] if len(rows) == 1 else g.node("Concat", *rows, axis=0)
 
-    def at(self, x: str, y: str, first: str) -> str:
-        """Rows at whole positions (float64) of the images whose first rows are given."""
+    def at(self, x: str, y: str, first: str, line: str) -> str:
+        """Rows at whole positions (float64) of images, given the first row and the rows in a line of each."""
         g = self.graph
-        line = g.node("Mul", g.node("Add", y, _number(g, 1)), _number(g, self.width))
-        row = g.node("Add", g.node("Add", line, g.node("Add", x, _number(g, 1))), first)
+        down = g.node("Mul", g.node("Add", y, _number(g, 1)), line)
+        row = g.node("Add", g.node("Add", down, g.node("Add", x, _number(g, 1))), first)
         return g.node("Gather", self.rows, g.cast(row, torch.int64), axis=0)
 
-    def between(self, x: str, y: str, first: str, bits: int) -> tuple[str, torch.dtype]:
+    def between(self, x: str, y: str, first: str, line: str, bits: int) -> tuple[str, torch.dtype]:
         """The exact sum of four pixels times their weights, in ``1 / 4**bits`` steps, and its type."""
         g, unit = self.graph, float(1 << bits)
         dtype = torch.float32 if bits <= 8 else _WIDE
@@ -63,7 +70,7 @@ class Pixels:
         total = None
         for i in range(2):
             for j in range(2):
-                pixel = self.at(whole[0][i], whole[1][j], first)
+                pixel = self.at(whole[0][i], whole[1][j], first, line)
                 weight = g.node("Mul", weights[0][i], weights[1][j])
                 weight = g.node("Unsqueeze", weight, g.constant([-1], torch.int64, "axes"))
                 if dtype == _WIDE:
@@ -105,13 +112,126 @@ def grid_sample(
         )
         for i, size in enumerate((width, height))
     )
-    pixels = Pixels(g, q, site.input_shape)
-    first = torch.arange(batch, dtype=_WIDE).mul_(pixels.height * pixels.width).reshape(-1, 1, 1)
+    pixels = Pixels(g, [q], [site.input_shape])
+    first = g.constant(torch.arange(batch, dtype=_WIDE).mul_(pixels.sizes[0]).reshape(-1, 1, 1))
+    line = _number(g, pixels.lines[0])
     if bits == 0:
-        out = pixels.at(x, y, g.constant(first))
+        out = pixels.at(x, y, first, line)
     else:
-        total, dtype = pixels.between(x, y, g.constant(first), bits)
+        total, dtype = pixels.between(x, y, first, line, bits)
         mean = g.node("Mul", total, g.scalar(0.25**bits, dtype))
         out = g.node("Floor", g.node("Add", mean, g.scalar(0.5, dtype)))
         out = out if dtype == torch.float32 else g.cast(out, torch.float32)
     return g.node("Transpose", out, perm=[0, 3, 1, 2])
+
+
+@lowers("roi_align", data="maps boxes images")
+def roi_align(
+    g: OnnxGraph,
+    site: Site,
+    maps: list[str],
+    boxes: str,
+    images: str,
+    scales: list[float],
+    thresholds: list[float],
+    factors: list[float],
+    output_size: list[int],
+    ratio: int,
+    aligned: bool,
+    bits: int,
+    low: int,
+    high: int,
+) -> str:
+    rows, columns = output_size
+    pixels = Pixels(g, maps, [list(t.shape) for t in site.inputs[: len(maps)]])
+    unit = float(1 << bits)
+    corners = [g.node("Gather", g.cast(boxes, _WIDE), g.constant(i, torch.int64), axis=1) for i in range(4)]  # each [K]
+    extents = [g.node("Sub", corners[i + 2], corners[i]) for i in range(2)]
+    area = g.node("Mul", extents[0], extents[1])
+    level = None
+    for threshold in thresholds:
+        step = g.cast(g.node("GreaterOrEqual", area, _number(g, threshold)), torch.int64)
+        level = step if level is None else g.node("Add", level, step)
+    is_single = len(maps) == 1
+
+    def per_box(values: list[float], rank: int) -> str:
+        """A number of each map, for each box."""
+        if is_single:
+            return _number(g, values[0])
+        assert level is not None
+        return g.reshape(g.node("Gather", g.constant(values, _WIDE), level, axis=0), [-1] + [1] * (rank - 1))
+
+    def positions(axis: int, count: int) -> str:
+        scale = per_box(scales, 1)
+        extent = g.node("Mul", extents[axis], scale)
+        extent = extent if aligned else g.node("Max", extent, _number(g, 1.0))
+        inside = torch.arange(count, dtype=_WIDE).add_(0.5).div_(count).mul_(unit)
+        start = g.node("Sub", g.node("Mul", corners[axis], scale), _number(g, 0.5 if aligned else 0.0))
+        first = g.reshape(g.node("Mul", start, _number(g, unit)), [-1, 1])
+        along = g.node("Mul", g.reshape(extent, [-1, 1]), g.constant(inside))
+        position = round_positions(g, g.clip(g.node("Add", along, first), -FAR, FAR, _WIDE), bits)
+        size = per_box([float(t.shape[3 - axis]) for t in site.inputs[: len(maps)]], 2)
+        last = g.node("Mul", g.node("Sub", size, _number(g, 1.0)), _number(g, unit))
+        inner = g.node("Max", g.node("Min", position, last), _number(g, 0.0))
+        begun = g.node("GreaterOrEqual", position, _number(g, -unit))
+        is_near = g.node("And", begun, g.node("LessOrEqual", position, g.node("Mul", size, _number(g, unit))))
+        return g.node("Where", is_near, inner, _number(g, -unit))
+
+    x = g.reshape(positions(0, columns * ratio), [-1, 1, columns * ratio])
+    y = g.reshape(positions(1, rows * ratio), [-1, rows * ratio, 1])
+    image = g.reshape(g.cast(images, _WIDE), [-1, 1, 1])
+    first = g.node("Add", g.node("Mul", image, per_box(pixels.sizes, 3)), per_box(pixels.firsts, 3))
+    total, _ = pixels.between(x, y, first, per_box(pixels.lines, 3), bits)
+    total = g.cast(total, _WIDE)
+    if ratio > 1:
+        count, channels = site.output_shape[:2]
+        total = g.reshape(total, [count, rows, ratio, columns, ratio, channels])
+        total = g.axes("ReduceSum", total, [2, 4], False)
+    mean = g.node("Mul", g.node("Mul", total, _number(g, 0.25**bits)), per_box(factors, 4))
+    out = g.node("Floor", g.node("Add", mean, _number(g, 0.5)))
+    return g.node("Transpose", g.cast(g.clip(out, low, high, _WIDE), torch.float32), perm=[0, 3, 1, 2])
+
+
+@lowers("correlation", data="a b")
+def correlation(
+    g: OnnxGraph,
+    site: Site,
+    a: str,
+    b: str,
+    kernel_size: int,
+    max_displacement: int,
+    stride1: int,
+    stride2: int,
+    pad_size: int,
+    factor: Tensor,
+    is_double: bool,
+    low: int,
+    high: int,
+) -> str:
+    height, width = site.input_shape[2:]
+    at = correlation_windows((height, width), kernel_size, max_displacement, stride1, stride2, pad_size)
+    dtype = _WIDE if is_double else torch.float32
+    pads = g.constant([0, 0, pad_size, pad_size] * 2, torch.int64, "pads")
+    left, right = (g.node("Pad", x, pads) for x in (a, b))
+    if is_double:
+        left, right = g.cast(left, dtype), g.cast(right, dtype)
+
+    def window(x: str, starts: tuple[int, int], sides: tuple[int, int], steps: int = 1) -> str:
+        ends = [start + side for start, side in zip(starts, sides, strict=True)]
+        values = [list(starts), ends, [2, 3], [steps, steps]]
+        return g.node("Slice", x, *(g.constant(v, torch.int64, "slice") for v in values))
+
+    sides = (at.height, at.width)
+    patch = window(left, (at.start, at.start), sides)
+    sums = []
+    for down, across in at.displacements:
+        product = g.node("Mul", patch, window(right, (at.start + down, at.start + across), sides))
+        sums.append(g.axes("ReduceSum", product, [1], True))
+    total = g.node("Concat", *sums, axis=1) if len(sums) > 1 else sums[0]
+    places = (at.height - kernel_size + 1, at.width - kernel_size + 1)
+    corners = [(i, j) for i in range(kernel_size) for j in range(kernel_size)]
+    parts = [window(total, corner, places, stride1) for corner in corners]
+    acc = parts[0]
+    for part in parts[1:]:
+        acc = g.node("Add", acc, part)
+    return rescale(g, acc, dtype, factor, low, high)

@@ -8,6 +8,7 @@ in torch's own `grid_sample`: with image sides padded to powers of two it meets 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -121,7 +122,7 @@ def sample_exactly(q: Tensor, x: Tensor, y: Tensor, bits: int, finish: Callable[
     dtype = torch.float32 if bits <= 8 and max(rows, columns) <= 1 << 15 else torch.float64
     grid, mode = grid.to(dtype), "bilinear" if bits else "nearest"
     if dtype == q.dtype and (rows, columns) == (height, width):
-        return finish(F.grid_sample(q, grid, mode, "zeros", False))
+        return finish(F.grid_sample(q, grid, mode, "zeros", False)).to(q.dtype)
     step = max(1, min(channels, _CHUNK // max(1, batch * rows * columns)))
     padded = q.new_zeros((batch, step, rows, columns), dtype=dtype)
     parts = []
@@ -130,6 +131,79 @@ def sample_exactly(q: Tensor, x: Tensor, y: Tensor, bits: int, finish: Callable[
         window[:, :, :height, :width] = image
         parts.append(finish(F.grid_sample(window, grid, mode, "zeros", False)).to(q.dtype))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+@operator(
+    "roi_align(Tensor[] maps, Tensor boxes, Tensor images, float[] scales, float[] thresholds, float[] factors, "
+    "int[] output_size, int ratio, bool aligned, int bits, int low, int high) -> Tensor"
+)
+def roi_align(
+    maps: list[Tensor],
+    boxes: Tensor,
+    images: Tensor,
+    scales: list[float],
+    thresholds: list[float],
+    factors: list[float],
+    output_size: list[int],
+    ratio: int,
+    aligned: bool,
+    bits: int,
+    low: int,
+    high: int,
+) -> Tensor:
+    """``clamp((sum of samples in a bin * M + 2**(n-1)) >> n)``, each box in the map that fits its area.
+
+    Args:
+        boxes: left, top, right, bottom [K, 4], real numbers; `images` says which image of the batch each is in.
+        scales: from coordinates of boxes to those of each map.
+        thresholds: areas from which on a box belongs to the next map.
+        factors: for each map; they hold the number of samples.
+        ratio: samples along each axis of a bin.
+    """
+    rows, columns = output_size
+    wide = boxes.double()
+    area = (wide[:, 2] - wide[:, 0]) * (wide[:, 3] - wide[:, 1])
+    level = torch.zeros_like(images)
+    for threshold in thresholds:
+        level += area >= threshold
+    out = maps[0].new_zeros((len(boxes), maps[0].shape[1], rows, columns))
+    for index, (q, scale, factor) in enumerate(zip(maps, scales, factors, strict=True)):
+        for image in range(q.shape[0]):
+            chosen = ((level == index) & (images == image)).nonzero().flatten()
+            if chosen.numel() == 0:
+                continue
+            x = bin_positions(wide[chosen, 0], wide[chosen, 2], scale, columns * ratio, aligned, bits)
+            y = bin_positions(wide[chosen, 1], wide[chosen, 3], scale, rows * ratio, aligned, bits)
+            x = _inside_or_zero(x, q.shape[3], bits).unsqueeze(1).expand(-1, rows * ratio, -1)
+            y = _inside_or_zero(y, q.shape[2], bits).unsqueeze(2).expand(-1, -1, columns * ratio)
+            out[chosen] = sample_exactly(
+                q[image : image + 1], x.reshape(1, -1, columns * ratio), y.reshape(1, -1, columns * ratio), bits,
+                partial(_sum_bins, ratio=ratio, factor=factor, low=low, high=high),
+            )[0].reshape(-1, len(chosen), rows, columns).transpose(0, 1)  # fmt: skip
+    return out
+
+
+def bin_positions(start: Tensor, end: Tensor, scale: float, count: int, aligned: bool, bits: int) -> Tensor:
+    """Positions of `count` samples between two coordinates: [K, count]."""
+    extent = (end - start) * scale
+    extent = extent if aligned else extent.clamp(min=1.0)
+    inside = torch.arange(count, dtype=torch.float64, device=start.device).add_(0.5).div_(count).mul_(1 << bits)
+    first = (start * scale - (0.5 if aligned else 0.0)) * (1 << bits)
+    return round_positions((extent.unsqueeze(1) * inside).add_(first.unsqueeze(1)).clamp_(-FAR, FAR), bits)
+
+
+def _inside_or_zero(position: Tensor, size: int, bits: int) -> Tensor:
+    """Up to one pixel outside counts as the border, anything further as zero."""
+    unit = 1 << bits
+    is_near = (position >= -unit) & (position <= size * unit)  # not so for NaN
+    return position.clamp(0, (size - 1) * unit).masked_fill_(~is_near, -unit)
+
+
+def _sum_bins(samples: Tensor, ratio: int, factor: float, low: int, high: int) -> Tensor:
+    total = samples.double()
+    if ratio > 1:
+        total = total.unflatten(2, (-1, ratio)).unflatten(4, (-1, ratio)).sum((3, 5))
+    return total.mul_(factor).add_(0.5).floor_().clamp_(low, high)
 
 
 def _power_of_two(size: int) -> int:

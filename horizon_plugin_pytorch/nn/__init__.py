@@ -34,8 +34,11 @@ from horizon_plugin_pytorch.nn.elementwise import (
     Tan,
     Trunc,
 )
+from horizon_plugin_pytorch.nn.correlation import Correlation
+from horizon_plugin_pytorch.nn.elementwise import Exp, Reciprocal, Rsqrt, Sqrt
 from horizon_plugin_pytorch.nn.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.interpolate import Interpolate
+from horizon_plugin_pytorch.nn.roi_align import MultiScaleRoIAlign, RoIAlign
 from horizon_plugin_pytorch.nn.layer_norm import LayerNorm
 from horizon_plugin_pytorch.nn.transformer import (
     Transformer,
@@ -50,10 +53,10 @@ from horizon_plugin_pytorch.nn import float_operators, pass_through  # noqa: F40
 from horizon_plugin_pytorch.nn import functional
 
 __all__ = [
-    "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Atan", "Atanh", "BgrToYuv444", "Ceil", "Cos",
-    "Cosh", "DetectionPostProcess", "DetectionPostProcessV1", "Erf", "Exp", "Floor", "GridSample", "HardLog",
-    "Interpolate", "LayerNorm", "MultiheadAttention", "Pow", "RcnnPostProcess", "Reciprocal", "Round", "Rsqrt",
-    "ScaledDotProductAttention", "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Transformer",
-    "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer", "Trunc",
-    "functional", "intrinsic", "qat", "quantized",
+    "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Atan", "Atanh", "BgrToYuv444", "Ceil",
+    "Correlation", "Cos", "Cosh", "DetectionPostProcess", "DetectionPostProcessV1", "Erf", "Exp", "Floor",
+    "GridSample", "HardLog", "Interpolate", "LayerNorm", "MultiScaleRoIAlign", "MultiheadAttention", "Pow",
+    "RcnnPostProcess", "Reciprocal", "RoIAlign", "Round", "Rsqrt", "ScaledDotProductAttention", "SegmentLUT", "Selu",
+    "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Transformer", "TransformerDecoder", "TransformerDecoderLayer",
+    "TransformerEncoder", "TransformerEncoderLayer", "Trunc", "functional", "intrinsic", "qat", "quantized",
 ]  # fmt: skip

@@ -5,4 +5,6 @@ from horizon_plugin_pytorch.nn.filtering import filter, rle
 from horizon_plugin_pytorch.nn.nms import batched_nms, nms
 from horizon_plugin_pytorch.nn.voxelization import point_pillars_preprocess
 
-__all__ = ["batched_nms", "bgr_to_yuv444", "filter", "nms", "point_pillars_preprocess", "rle"]
+__all__ = [
+    "batched_nms", "bgr_to_yuv444", "filter", "nms", "point_pillars_preprocess", "rle", "roi_align", "warp",
+]  # fmt: skip

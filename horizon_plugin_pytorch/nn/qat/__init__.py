@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.nn.qat.conv_bn3d import ConvBN3d
 from horizon_plugin_pytorch.nn.qat.conv_transpose1d import ConvTranspose1d
 from horizon_plugin_pytorch.nn.qat.conv_transpose2d import ConvTranspose2d
 from horizon_plugin_pytorch.nn.qat.conv_transpose3d import ConvTranspose3d
+from horizon_plugin_pytorch.nn.qat.correlation import Correlation
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.qat.interpolate import Interpolate
@@ -38,6 +39,7 @@ from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
 from horizon_plugin_pytorch.nn.qat.multi_head_attention import MultiheadAttention
 from horizon_plugin_pytorch.nn.qat.reduction import CumSum, Norm, Normalize, Std, Var, VarMean
 from horizon_plugin_pytorch.nn.qat.relu import ReLU, ReLU6
+from horizon_plugin_pytorch.nn.qat.roi_align import MultiScaleRoIAlign, RoIAlign
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.qat.softmax import Softmax
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
@@ -47,8 +49,9 @@ __all__ = [
     "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d",
     "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvBN1d", "ConvBN2d", "ConvBN3d",
     "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d", "ConvBNReLU2d", "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d",
-    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "CumSum", "DeQuantStub", "Einsum", "FloatFunctional",
-    "GridSample", "Interpolate", "LayerNorm", "Linear", "LinearBN", "MultiheadAttention", "Norm", "Normalize",
-    "QuantStub", "ReLU", "ReLU6", "ScaledDotProductAttention", "SegmentLUT", "Softmax", "Std", "SyncBatchNorm",
-    "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean",
+    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Correlation", "CumSum", "DeQuantStub", "Einsum",
+    "FloatFunctional", "GridSample", "Interpolate", "LayerNorm", "Linear", "LinearBN", "MultiScaleRoIAlign",
+    "MultiheadAttention", "Norm", "Normalize", "QuantStub", "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention",
+    "SegmentLUT", "Softmax", "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var",
+    "VarMean",
 ]  # fmt: skip

@@ -16,19 +16,21 @@ from horizon_plugin_pytorch.nn.quantized.conv3d import Conv3d
 from horizon_plugin_pytorch.nn.quantized.conv_transpose1d import ConvTranspose1d
 from horizon_plugin_pytorch.nn.quantized.conv_transpose2d import ConvTranspose2d
 from horizon_plugin_pytorch.nn.quantized.conv_transpose3d import ConvTranspose3d
+from horizon_plugin_pytorch.nn.quantized.correlation import Correlation
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional, QFunctional
 from horizon_plugin_pytorch.nn.quantized.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.quantized.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.quantized.linear import Linear
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
 from horizon_plugin_pytorch.nn.quantized.relu import ReLU, ReLU6
+from horizon_plugin_pytorch.nn.quantized.roi_align import MultiScaleRoIAlign, RoIAlign
 from horizon_plugin_pytorch.nn.quantized.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
     "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d", "Conv3d",
     "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d",
-    "ConvTranspose3d", "DeQuantize", "FloatFunctional", "GridSample", "Interpolate", "Linear", "QFunctional",
-    "Quantize", "ReLU", "ReLU6", "SegmentLUT", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
-    "UpsamplingNearest2d",
+    "ConvTranspose3d", "Correlation", "DeQuantize", "FloatFunctional", "GridSample", "Interpolate", "Linear",
+    "MultiScaleRoIAlign", "QFunctional", "Quantize", "ReLU", "ReLU6", "RoIAlign", "SegmentLUT", "SyncBatchNorm",
+    "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
 ]  # fmt: skip

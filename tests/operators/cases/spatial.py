@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as horizon_nn
 from horizon_plugin_pytorch.nn.grid_sample import Warp, autocasted_grid_sample_outer, warp
+from horizon_plugin_pytorch.nn.roi_align import roi_align
 from tests.operators.cases.base import cases, module
 
 # A weight is off by at most half a unit on each axis, times a difference of up to 255 (65,535) steps, before rounding.
@@ -103,4 +104,59 @@ GRIDS = cases(
 )  # fmt: skip
 
 
-CASES = [*RESIZES, *SAMPLES, *GRIDS]
+class Rois(nn.Module):
+    """Two feature maps, and the boxes of two images."""
+
+    def __init__(self, align: nn.Module) -> None:
+        super().__init__()
+        self.align = align
+
+    def forward(self, fine: Tensor, coarse: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return self.align([fine, coarse], [a, b])
+
+
+class OneMap(nn.Module):
+    """A feature map, and the boxes of two images."""
+
+    def __init__(self, align: nn.Module) -> None:
+        super().__init__()
+        self.align = align
+
+    def forward(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return self.align(x, [a, b])
+
+
+def _boxes(generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Two images' boxes; some reach out of the image, one is empty."""
+    corners = torch.rand(2, 5, 2, generator=generator) * 90 - 20
+    sides = torch.rand(2, 5, 2, generator=generator) * 60
+    sides[0, 0] = 0
+    return tuple(torch.cat((corners, corners + sides), -1))
+
+
+ROI = dict(steps8=1.5, steps16=1.5)  # as sampling
+MAPS = dict(ROI, shapes=((2, 3, 16, 18), (2, 3, 8, 9)), others=_boxes)
+ROIS = cases(
+    ("multi-scale-roi-align", module(lambda: Rois(
+        horizon_nn.MultiScaleRoIAlign((3, 2), [4, 8], 2, canonical_box_size=32, canonical_level=3))), MAPS),
+    ("multi-scale-roi-align-aligned", module(lambda: Rois(
+        horizon_nn.MultiScaleRoIAlign(2, [4, 8], 3, 32, 3, aligned=True))), MAPS),
+    ("roi-align-module", module(lambda: OneMap(horizon_nn.RoIAlign((2, 3), 0.25, 2))),
+     dict(ROI, shapes=((2, 3, 16, 18),), others=_boxes)),
+    ("roi-align", lambda x, a, b: roi_align(x, [a, b], 2, 0.25, 1, True),
+     dict(ROI, shapes=((2, 3, 16, 18),), others=_boxes)),
+    ("roi-align-quantized-boxes", lambda x, boxes: roi_align(x, [boxes], 2, 4.0, 2),
+     dict(ROI, shapes=((1, 3, 9, 8), (4, 4)))),
+)  # fmt: skip
+
+CORRELATIONS = cases(
+    ("correlation", module(horizon_nn.Correlation)),
+    ("correlation-flownet", module(horizon_nn.Correlation, 1, 4, 1, 2, 4)),
+    ("correlation-patches", module(horizon_nn.Correlation, 3, 2, 2, 1, 3)),
+    ("correlation-odd-reach", module(horizon_nn.Correlation, max_displacement=3, stride2=2, pad_size=1)),
+    shapes=((2, 6, 7, 9), (2, 6, 7, 9)),
+    steps16=0.54,  # a multiplier has 20 bits
+)
+
+
+CASES = [*RESIZES, *SAMPLES, *GRIDS, *ROIS, *CORRELATIONS]
