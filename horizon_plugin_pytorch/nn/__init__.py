@@ -35,7 +35,6 @@ from horizon_plugin_pytorch.nn.elementwise import (
     Trunc,
 )
 from horizon_plugin_pytorch.nn.correlation import Correlation
-from horizon_plugin_pytorch.nn.elementwise import Exp, Reciprocal, Rsqrt, Sqrt
 from horizon_plugin_pytorch.nn.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.roi_align import MultiScaleRoIAlign, RoIAlign

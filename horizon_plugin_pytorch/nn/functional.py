@@ -2,7 +2,9 @@
 
 from horizon_plugin_pytorch.nn.bgr_to_yuv444 import bgr_to_yuv444
 from horizon_plugin_pytorch.nn.filtering import filter, rle
+from horizon_plugin_pytorch.nn.grid_sample import warp
 from horizon_plugin_pytorch.nn.nms import batched_nms, nms
+from horizon_plugin_pytorch.nn.roi_align import roi_align
 from horizon_plugin_pytorch.nn.voxelization import point_pillars_preprocess
 
 __all__ = [

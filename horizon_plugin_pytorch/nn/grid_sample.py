@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function
+
+from horizon_plugin_pytorch.nn.leaf import leaf
 
 
 class GridSample(nn.Module):
@@ -60,20 +59,16 @@ class Warp(nn.Module):
         return f"mode={self.mode!r}, padding_mode={self.padding_mode!r}"
 
 
-def warp(x: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros") -> Any:
+@leaf
+def warp(x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros") -> Tensor:
     """Sample `x` [N, C, H, W] at ``grid`` [N, H', W', 2] pixels (x and y) from each place of the output."""
-    if has_torch_function((x, grid)):  # symbolic trace sees one call
-        return handle_torch_function(warp, (x, grid), x, grid, mode, padding_mode)
     return Warp(mode, padding_mode)(x, grid)
 
 
+@leaf
 def autocasted_grid_sample_outer(
-    input: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
-) -> Any:
+    input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Tensor:
     """`torch.nn.functional.grid_sample` in float32, also where autocast would use a shorter type."""
-    if has_torch_function((input, grid)):
-        return handle_torch_function(
-            autocasted_grid_sample_outer, (input, grid), input, grid, mode, padding_mode, align_corners
-        )
     with torch.autocast(input.device.type, enabled=False):
         return F.grid_sample(input.float(), grid.float(), mode, padding_mode, bool(align_corners))

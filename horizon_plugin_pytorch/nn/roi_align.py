@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function
+
+from horizon_plugin_pytorch.nn.leaf import leaf
 
 _EPSILON = 1e-6  # a box exactly between two levels belongs to the coarser one
 
@@ -99,10 +100,11 @@ def align_boxes(
     return out
 
 
+@leaf
 def roi_align(
-    input: Any, boxes: Any, output_size: Any, spatial_scale: float = 1.0, sampling_ratio: int = -1,
+    input: Tensor, boxes: Any, output_size: Any, spatial_scale: float = 1.0, sampling_ratio: int = -1,
     aligned: bool = False,
-) -> Any:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Features of boxes; arguments as in `torchvision.ops.roi_align`.
 
     Args:
@@ -116,11 +118,6 @@ def roi_align(
     >>> roi_align(torch.arange(16.0).reshape(1, 1, 4, 4), [torch.tensor([[0.0, 0.0, 2.0, 2.0]])], 1, 1.0, 2)
     tensor([[[[5.]]]])
     """
-    tensors = (input, boxes) if isinstance(boxes, Tensor) else (input, *boxes)
-    if has_torch_function(tensors):
-        return handle_torch_function(
-            roi_align, tensors, input, boxes, output_size, spatial_scale, sampling_ratio, aligned
-        )
     return RoIAlign(output_size, spatial_scale, sampling_ratio, aligned)(input, boxes)
 
 
