@@ -101,7 +101,7 @@ class _Watch(TorchFunctionMode):
             self._depth -= 1
         has_scale = any(isinstance(x, QTensor) for x in pytree.tree_leaves((args, kwargs)))
         if found is not None and has_scale:
-            self._add(found[0], "", (args, kwargs), out, kwargs)
+            self._add(found[0], "", (args, kwargs), out, found[0].named(args, kwargs))
         return out
 
     def _place(self, module: nn.Module) -> str:

@@ -58,6 +58,15 @@ def remainder(g: OnnxGraph, site: Site, a: str, b: Any) -> str:
     return g.node("Mod", a, b if isinstance(b, str) else g.constant(b, site.input_dtype))
 
 
+@onnx_aten.lowers("floor_divide")
+def floor_divide(g: OnnxGraph, site: Site, a: str, b: Any) -> str:
+    """ONNX's division of integers drops the fraction; without the remainder there is none."""
+    if site.input_dtype.is_floating_point:
+        raise ExportError("`//` of float numbers has no exact ONNX form; leave it out of the exported model.")
+    divisor = b if isinstance(b, str) else g.constant(b, site.input_dtype)
+    return g.node("Div", g.node("Sub", a, g.node("Mod", a, divisor)), divisor)
+
+
 @onnx_aten.lowers("index")
 def index(g: OnnxGraph, site: Site, x: str, positions: list[str | None]) -> str:
     """``x[:, p, q]``: axes with positions go to the front, are chosen together, and go where torch puts them."""

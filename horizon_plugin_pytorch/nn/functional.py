@@ -6,7 +6,9 @@ from horizon_plugin_pytorch.nn.grid_sample import warp
 from horizon_plugin_pytorch.nn.nms import batched_nms, nms
 from horizon_plugin_pytorch.nn.roi_align import roi_align
 from horizon_plugin_pytorch.nn.voxelization import point_pillars_preprocess
+from horizon_plugin_pytorch.nn.window import window_partition, window_reverse
 
 __all__ = [
     "batched_nms", "bgr_to_yuv444", "filter", "nms", "point_pillars_preprocess", "rle", "roi_align", "warp",
+    "window_partition", "window_reverse",
 ]  # fmt: skip

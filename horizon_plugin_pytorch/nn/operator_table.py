@@ -69,6 +69,7 @@ class Operator:
         results: what it gives; several for an operator that gives a tuple, such as values and positions.
         real_inputs: arguments of the module's forward that may be real numbers; a constant there gets no QuantStub.
         takes: where several rows have one function, such as ``torch.max``, says which calls belong to this one.
+        signature: names of a function's arguments, where limits ask for them: ``input dim``, ``input *dims``.
     """
 
     name: str
@@ -83,6 +84,21 @@ class Operator:
     results: tuple[Kind, ...] = (Kind.QUANTIZED,)
     real_inputs: tuple[str, ...] = ()
     takes: Callable[..., bool] | None = None
+    signature: str = ""
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, as far as `signature` has names for them.
+
+        >>> Operator("permute", ScaleRule.INHERIT, signature="input *dims").named(("x", 0, 2, 1), {})
+        {'input': 'x', 'dims': (0, 2, 1)}
+        """
+        found: dict[str, Any] = {}
+        for index, name in enumerate(self.signature.split()):
+            rest = tuple(args[index:])
+            if rest:
+                is_listed = len(rest) == 1 and isinstance(rest[0], (tuple, list))
+                found[name.removeprefix("*")] = rest if name.startswith("*") and not is_listed else rest[0]
+        return found | dict(kwargs)
 
     @property
     def needs_qconfig(self) -> bool:

@@ -7,6 +7,7 @@ gives, and what each chip takes. From it come the rows of the operator table and
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from horizon_plugin_pytorch.nn.support import (
     Limit,
     Marches,
     Support,
+    Use,
     at_most,
     on,
 )
@@ -44,7 +46,7 @@ class _Row:
     Args:
         names: functions of torch and `torch.nn.functional`, and tensor methods, that have these names.
         handler: what a QTensor does; None where `QTensor` knows by itself.
-        marches, modules, results, takes: as in `Operator`.
+        marches, modules, results, takes, signature: as in `Operator`.
         others: functions that have the name of something else in `torch`.
     """
 
@@ -55,6 +57,7 @@ class _Row:
     results: tuple[Kind, ...] = _VALUES
     takes: Callable[..., bool] | None = None
     others: tuple[Callable, ...] = ()
+    signature: str = ""
 
 
 def _arguments(signature: str) -> Callable[[tuple, dict], dict[str, Any]]:
@@ -214,6 +217,29 @@ def _has_no_dim(*args: Any, **kwargs: Any) -> bool:
     return not _has_dim(*args, **kwargs) and not _is_pair(*args, **kwargs)
 
 
+def _axis_size(use: Use) -> int:
+    """How many values an argmax chooses from."""
+    shape, dim = use.inputs[0].shape, use.attributes.get("dim")
+    return shape[dim] if isinstance(dim, int) and shape else math.prod(shape)
+
+
+def _moves_batch(use: Use) -> bool:
+    rank = len(use.inputs[0].shape)
+    if rank != 4:
+        return False
+    if "dims" in use.attributes:
+        return use.attributes["dims"][0] % rank != 0
+    swapped = [use.attributes[name] % rank for name in ("dim0", "dim1") if name in use.attributes]
+    return 0 in swapped and len(set(swapped)) > 1
+
+
+_AXIS = Limit(
+    "an axis of at most 32767",
+    lambda use: _axis_size(use) <= 32767,
+    lambda use: str(_axis_size(use)),
+    "choose in two steps",
+)
+_FIRST = Limit("the batch axis stays first", lambda use: not _moves_batch(use), advice="permute the other axes only")
 _EXTREME_LIMITS = (at_most("N", 4096), at_most("HWC", 65535))
 _INDEX_NOTE = "positions are for the model's output only"
 _ON_OUTPUT = Support(
@@ -224,7 +250,7 @@ _MIN = on(bayes=Support(limits=_EXTREME_LIMITS, note=_INDEX_NOTE))
 _ARG = on(
     bernoulli2=_ON_OUTPUT,
     bayes=Support(limits=_EXTREME_LIMITS, note=_INDEX_NOTE),
-    nash=Support(note="the axis has at most 32767 positions"),
+    nash=Support(limits=(_AXIS,)),
 )
 _ANY_INTEGER = Support(WIDE, WIDE)
 _MOVES_FROM_BAYES = on(bayes=_ANY_INTEGER)
@@ -257,9 +283,11 @@ _ROWS: dict[str, _Row] = {
         marches=on(bernoulli2=Support(note="only the axes of height and width"), bayes=Support(limits=(_SIZES,))),
         modules=(nn.Flatten, nn.Unflatten),
     ),
-    "permute": _Row(
-        "permute transpose swapaxes swapdims movedim moveaxis t adjoint",
-        marches=on(bayes=Support(WIDE, WIDE, note="the batch axis stays first")),
+    "permute": _Row("permute", marches=on(bayes=Support(WIDE, WIDE, limits=(_FIRST,))), signature="input *dims"),
+    "transpose": _Row(
+        "transpose swapaxes swapdims movedim moveaxis t adjoint",
+        marches=on(bayes=Support(WIDE, WIDE, limits=(_FIRST,))),
+        signature="input dim0 dim1",
     ),
     "expand": _Row("expand expand_as broadcast_to repeat tile repeat_interleave", marches=FROM_BAYES),
     "split": _Row("split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind"),
@@ -269,7 +297,7 @@ _ROWS: dict[str, _Row] = {
     "flip": _Row("flip fliplr flipud rot90 roll", marches=FROM_BAYES),
     "tril": _Row("tril triu", _keep_with_zeros, FROM_BAYES),
     "unfold": _Row("unfold", _keep_with_zeros, FROM_BAYES, (nn.Unfold,)),
-    "pad": _Row("pad", _pad, on(bayes=Support(limits=(_NO_REFLECT,)))),
+    "pad": _Row("pad", _pad, on(bayes=Support(limits=(_NO_REFLECT,))), signature="input pad mode value"),
     "pad_module": _Row(
         "",
         None,
@@ -296,8 +324,8 @@ _ROWS: dict[str, _Row] = {
     "amax": _Row("amax", marches=_MAX),
     "amin": _Row("amin", marches=_MIN),
     "aminmax": _Row("aminmax", marches=_MIN, results=(Kind.QUANTIZED, Kind.QUANTIZED)),
-    "argmax": _Row("argmax", marches=_ARG, results=_POSITIONS),
-    "argmin": _Row("argmin", marches=_ARG, results=_POSITIONS),
+    "argmax": _Row("argmax", marches=_ARG, results=_POSITIONS, signature="input dim keepdim"),
+    "argmin": _Row("argmin", marches=_ARG, results=_POSITIONS, signature="input dim keepdim"),
     "topk": _Row("topk", _topk, _MOVES_FROM_BAYES, results=_VALUES_AND_POSITIONS),
     "sort": _Row("sort", _sort, FROM_BAYES, results=_VALUES_AND_POSITIONS),
     "argsort": _Row("argsort", _argsort, FROM_BAYES, results=_POSITIONS),
@@ -337,6 +365,7 @@ def _register(name: str, row: _Row) -> None:
             marches=row.marches,
             results=row.results,
             takes=row.takes,
+            signature=row.signature,
         )
     )
 

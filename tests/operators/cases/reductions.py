@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from horizon_plugin_pytorch import functional as functional_forms
 from tests.operators.cases.base import cases, functional
 
 MULTIPLIER = dict(steps16=0.54)  # it has 20 bits: 3 % of a step at 32,767
@@ -90,6 +91,8 @@ SELECTION = cases(
     ("argmax", lambda x: torch.argmax(x, 1), POSITIONS),
     ("argmax-keepdim", lambda x: x.argmax(dim=-1, keepdim=True), POSITIONS),
     ("argmax-all", lambda x: x.argmax(), POSITIONS),
+    ("horizon-argmax", lambda x: functional_forms.argmax(x, dim=1, keepdim=True), POSITIONS),
+    ("horizon-sort", lambda x: functional_forms.sort(x, 1, descending=True, stable=True), BOTH),
     ("argmin", lambda x: torch.argmin(x, dim=2), POSITIONS),
     ("topk", lambda x: torch.topk(x, 3, dim=1), UNORDERED),
     ("topk-last", lambda x: x.topk(4), UNORDERED),

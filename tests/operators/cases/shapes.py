@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from horizon_plugin_pytorch.nn.functional import window_partition, window_reverse
 from tests.operators.cases.base import cases, module
 
 SHAPES = cases(
@@ -116,6 +117,9 @@ SHAPES = cases(
     ("circular-pad-3d", module(nn.CircularPad3d, 1), dict(shapes=((1, 2, 3, 4, 5),))),
     ("functional-pixel-unshuffle", lambda x: F.pixel_unshuffle(x, 2), dict(shapes=((2, 2, 6, 4),))),
     ("functional-channel-shuffle", lambda x: F.channel_shuffle(x, 2)),
+    ("window-partition", lambda x: window_partition(x, 3), dict(shapes=((2, 6, 9, 4),))),
+    ("window-reverse", lambda x: window_reverse(x, 3, 6, 9), dict(shapes=((12, 3, 3, 4),))),
+    ("windows", lambda x: _shifted_windows(x), dict(shapes=((2, 6, 9, 4),))),
     ("alpha-dropout", module(nn.AlphaDropout, 0.2)),
     ("feature-alpha-dropout", module(nn.FeatureAlphaDropout, 0.2)),
     ("dropout", module(nn.Dropout, 0.5)),
@@ -123,6 +127,11 @@ SHAPES = cases(
     ("to-device", lambda x: x.to("cpu").cpu()),
     ("identity", module(nn.Identity)),
 )
+
+
+def _shifted_windows(x: Any) -> Any:
+    shifted = torch.roll(x, shifts=(-1, -1), dims=(1, 2))
+    return torch.roll(window_reverse(window_partition(shifted, 3), 3, x.shape[1], x.shape[2]), (1, 1), (1, 2))
 
 
 def _second(parts: Any) -> Any:
