@@ -84,3 +84,26 @@ def softmax(
     _, entries = _exponentials(g, q, dim, hidden, table)
     factor = g.node("Div", g.scalar(gain, _WIDE), _total(g, entries, dim, is_double))
     return _rounded(g, g.node("Mul", entries, g.cast(factor, torch.float32)), low, high)
+
+
+@lowers("log_softmax")
+def log_softmax(
+    g: OnnxGraph, site: Site, q: str, dim: int, table: Tensor, tables: list[Tensor], factor: float, gain: float,
+    is_double: bool, low: int, high: int,
+) -> str:  # fmt: skip
+    steps, entries = _exponentials(g, q, dim, None, table)
+    logs = g.node("Mul", _logarithm(g, _total(g, entries, dim, is_double), site.rank, tables), g.scalar(gain, _WIDE))
+    scaled = g.node("Mul", steps, g.scalar(factor, torch.float32))
+    return _rounded(g, g.node("Sub", scaled, g.cast(logs, torch.float32)), low, high)
+
+
+def _logarithm(g: OnnxGraph, total: str, rank: int, tables: list[Tensor]) -> str:
+    bounds, shrink, octaves, mantissas = tables
+    apart = g.node("Unsqueeze", total, g.constant([rank], torch.int64, "axes"))
+    is_reached = g.node("GreaterOrEqual", apart, g.constant(bounds, hint="bounds"))
+    octave = g.axes("ReduceSum", g.cast(is_reached, torch.int32), [rank], False)
+    least = g.scalar(mantissas.numel(), _WIDE)
+    shrunk = g.node("Mul", g.node("Max", total, least), g.node("Gather", g.constant(shrink), octave, axis=0))
+    mantissa = g.cast(g.node("Sub", g.node("Floor", shrunk), least), torch.int32)
+    share = g.node("Gather", g.constant(octaves), octave, axis=0)
+    return g.node("Add", share, g.node("Gather", g.constant(mantissas), mantissa, axis=0))

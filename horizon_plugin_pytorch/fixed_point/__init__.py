@@ -40,7 +40,7 @@ from horizon_plugin_pytorch.fixed_point.norm import (
     is_wide,
     norm,
 )
-from horizon_plugin_pytorch.fixed_point.normalization import normalize, softmax
+from horizon_plugin_pytorch.fixed_point.normalization import choose_logarithm, log_softmax, normalize, softmax
 from horizon_plugin_pytorch.fixed_point.reduction import (
     adaptive_matrix,
     avg_pool2d,
@@ -64,9 +64,10 @@ from horizon_plugin_pytorch.fixed_point.table import Division, SegmentTable, Tab
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
     "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine", "along", "avg_pool2d",
-    "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor", "choose_mix",
-    "choose_sum_factors", "coarsen", "conv", "correlation", "cumsum", "dequantize", "divide_by_norm", "flatten",
-    "grid_factors", "grid_sample", "is_beyond_float32", "is_wide", "linear", "lookup", "matmul", "mix_channels", "mul",
-    "multiplier_and_shift", "norm", "normalize", "plan_accumulator", "quantize", "requantize", "resample2d",
-    "rescale_", "rle", "roi_align", "softmax", "split_digits", "sum", "topk", "unflatten", "weight_bits",
+    "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor", "choose_logarithm",
+    "choose_mix", "choose_sum_factors", "coarsen", "conv", "correlation", "cumsum", "dequantize", "divide_by_norm",
+    "flatten", "grid_factors", "grid_sample", "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup",
+    "matmul", "mix_channels", "mul", "multiplier_and_shift", "norm", "normalize", "plan_accumulator", "quantize",
+    "requantize", "resample2d", "rescale_", "rle", "roi_align", "softmax", "split_digits", "sum", "topk", "unflatten",
+    "weight_bits",
 ]  # fmt: skip

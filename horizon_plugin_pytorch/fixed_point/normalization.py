@@ -6,6 +6,7 @@ operations (division, square root, multiplication, ...), each correctly rounded,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -141,4 +142,59 @@ def softmax(
         _, entries = _exponentials(piece.of(q), mask, table, dim)
         entries.mul_(_over(gain, _total(entries, dim, is_double)).float())
         torch.clamp(entries.round_(), low, high, out=piece.of(out))
+    return out
+
+
+# A sum of 16-bit entries is a 16-bit mantissa, from 2**15 up, times a power of two; larger sums do not occur.
+_LEAST, _OCTAVES = 1 << 15, 40
+
+
+def choose_logarithm(scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tables for ``log(total * scale)``: bounds of octaves, their inverse factors, their shares, those of a mantissa.
+
+    >>> bounds, shrink, octaves, mantissas = choose_logarithm(1.0)
+    >>> total = torch.tensor([100000.0], dtype=torch.float64)
+    >>> float(logarithm(total, bounds, shrink, octaves, mantissas)) - math.log(100000) < 2e-5
+    True
+    """
+    octave = torch.arange(_OCTAVES + 1, dtype=torch.float64)
+    bounds = torch.ldexp(torch.full_like(octave[1:], _LEAST), octave[1:])
+    middles = torch.arange(_LEAST, 2 * _LEAST, dtype=torch.float64).add_(0.5)
+    return bounds, torch.ldexp(torch.ones_like(octave), -octave), octave * math.log(2), torch.log(middles * scale)
+
+
+def logarithm(total: Tensor, bounds: Tensor, shrink: Tensor, octaves: Tensor, mantissas: Tensor) -> Tensor:
+    """``log(total * scale)`` by table, in float64; within 2**-16."""
+    octave = torch.bucketize(total, bounds, right=True)
+    mantissa = total.clamp(min=_LEAST).mul_(shrink[octave]).floor_().sub_(_LEAST).long()
+    return octaves[octave].add_(mantissas[mantissa])
+
+
+@operator(
+    "log_softmax(Tensor q, int dim, Tensor table, Tensor[] logarithm, float factor, float gain, bool is_double, "
+    "int low, int high) -> Tensor"
+)
+def log_softmax(
+    q: Tensor,
+    dim: int,
+    table: Tensor,
+    tables: list[Tensor],
+    factor: float,
+    gain: float,
+    is_double: bool,
+    low: int,
+    high: int,
+) -> Tensor:
+    """``clamp(round((max(q) - q) * factor - log(sum(e)) * gain))`` with ``e = table[max(q) - q]`` for each group.
+
+    Args:
+        tables: of the logarithm, see `choose_logarithm`.
+        factor: minus the input's scale over the output's, a float32 number.
+        gain: one over the output's scale.
+    """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for piece in _pieces(q, [dim]):
+        steps, entries = _exponentials(piece.of(q), None, table, dim)
+        logs = logarithm(_total(entries, dim, is_double), *tables).mul_(gain).float()
+        torch.clamp(steps.mul_(factor).sub_(logs).round_(), low, high, out=piece.of(out))
     return out

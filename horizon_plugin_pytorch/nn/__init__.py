@@ -47,15 +47,18 @@ from horizon_plugin_pytorch.nn.transformer import (
     TransformerEncoderLayer,
 )
 from horizon_plugin_pytorch.nn.rcnn_post_process import RcnnPostProcess
+from horizon_plugin_pytorch.nn.norms import ChannelScale2d, GroupNorm, RMSNorm
+from horizon_plugin_pytorch.nn.softmax import Softmax, SoftmaxBernoulli2
 from horizon_plugin_pytorch.nn import qat
 from horizon_plugin_pytorch.nn import float_operators, pass_through  # noqa: F401 - fill the operator table
 from horizon_plugin_pytorch.nn import functional
 
 __all__ = [
     "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Atan", "Atanh", "BgrToYuv444", "Ceil",
-    "Correlation", "Cos", "Cosh", "DetectionPostProcess", "DetectionPostProcessV1", "Erf", "Exp", "Floor",
-    "GridSample", "HardLog", "Interpolate", "LayerNorm", "MultiScaleRoIAlign", "MultiheadAttention", "Pow",
-    "RcnnPostProcess", "Reciprocal", "RoIAlign", "Round", "Rsqrt", "ScaledDotProductAttention", "SegmentLUT", "Selu",
-    "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Transformer", "TransformerDecoder", "TransformerDecoderLayer",
-    "TransformerEncoder", "TransformerEncoderLayer", "Trunc", "functional", "intrinsic", "qat", "quantized",
+    "ChannelScale2d", "Correlation", "Cos", "Cosh", "DetectionPostProcess", "DetectionPostProcessV1", "Erf", "Exp",
+    "Floor", "GridSample", "GroupNorm", "HardLog", "Interpolate", "LayerNorm", "MultiScaleRoIAlign",
+    "MultiheadAttention", "Pow", "RMSNorm", "RcnnPostProcess", "Reciprocal", "RoIAlign", "Round", "Rsqrt",
+    "ScaledDotProductAttention", "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Softmax", "SoftmaxBernoulli2", "Sqrt",
+    "Tan", "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
+    "TransformerEncoderLayer", "Trunc", "functional", "intrinsic", "qat", "quantized",
 ]  # fmt: skip

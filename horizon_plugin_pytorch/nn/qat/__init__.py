@@ -5,6 +5,7 @@ from horizon_plugin_pytorch.nn.qat.affine_grid import AffineGrid
 from horizon_plugin_pytorch.nn.qat.attention import ScaledDotProductAttention
 from horizon_plugin_pytorch.nn.qat.avg_pool2d import AvgPool2d
 from horizon_plugin_pytorch.nn.qat.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
+from horizon_plugin_pytorch.nn.qat.channel_scale import ChannelScale2d
 from horizon_plugin_pytorch.nn.qat.conv1d import Conv1d
 from horizon_plugin_pytorch.nn.qat.conv2d import (
     Conv2d,
@@ -31,6 +32,8 @@ from horizon_plugin_pytorch.nn.qat.conv_transpose3d import ConvTranspose3d
 from horizon_plugin_pytorch.nn.qat.correlation import Correlation
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.grid_sample import GridSample
+from horizon_plugin_pytorch.nn.qat.group_norm import GroupNorm
+from horizon_plugin_pytorch.nn.qat.instance_norm import InstanceNorm
 from horizon_plugin_pytorch.nn.qat.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.qat.layer_norm import LayerNorm
 from horizon_plugin_pytorch.nn.qat.linear import Linear
@@ -39,19 +42,20 @@ from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
 from horizon_plugin_pytorch.nn.qat.multi_head_attention import MultiheadAttention
 from horizon_plugin_pytorch.nn.qat.reduction import CumSum, Norm, Normalize, Std, Var, VarMean
 from horizon_plugin_pytorch.nn.qat.relu import ReLU, ReLU6
+from horizon_plugin_pytorch.nn.qat.rms_norm import RMSNorm
 from horizon_plugin_pytorch.nn.qat.roi_align import MultiScaleRoIAlign, RoIAlign
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
-from horizon_plugin_pytorch.nn.qat.softmax import Softmax
+from horizon_plugin_pytorch.nn.qat.softmax import LogSoftmax, Softmax, SoftmaxBernoulli2
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d",
-    "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvBN1d", "ConvBN2d", "ConvBN3d",
-    "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d", "ConvBNReLU2d", "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d",
-    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Correlation", "CumSum", "DeQuantStub", "Einsum",
-    "FloatFunctional", "GridSample", "Interpolate", "LayerNorm", "Linear", "LinearBN", "MultiScaleRoIAlign",
-    "MultiheadAttention", "Norm", "Normalize", "QuantStub", "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention",
-    "SegmentLUT", "Softmax", "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var",
-    "VarMean",
+    "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
+    "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvBN1d",
+    "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d", "ConvBNReLU2d", "ConvBNReLU62d",
+    "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Correlation", "CumSum",
+    "DeQuantStub", "Einsum", "FloatFunctional", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LayerNorm",
+    "Linear", "LinearBN", "LogSoftmax", "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "QuantStub",
+    "RMSNorm", "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SoftmaxBernoulli2",
+    "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean",
 ]  # fmt: skip

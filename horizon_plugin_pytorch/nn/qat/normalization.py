@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.nn.qat.gemm import share_tensor, tensor_of
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.normalization import Groups
 from horizon_plugin_pytorch.nn.quantized.normalization import Normalization as _Quantized
+from horizon_plugin_pytorch.nn.support import INTS, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -70,7 +71,8 @@ class Normalization(PartedModule):
         self.qconfig = source.qconfig
         inner = inner_qconfig(self.qconfig)
         self.var_mean = (VarMean if is_centred else MeanSquare)(inner)
-        self.rsqrt = SegmentLUT(Rsqrt(eps).quantized_function(), "rsqrt", inner)
+        table = getattr(source, "rsqrt_kwargs", None) or {}
+        self.rsqrt = SegmentLUT(Rsqrt(eps).quantized_function(), "rsqrt", inner, **table)
         steps = ["mul"] + ["weight_mul"] * (self.weight is not None) + ["bias_add"] * (self.bias is not None)
         self.last = steps[-1]
         for step in steps:
@@ -88,11 +90,16 @@ class Normalization(PartedModule):
             self.weight_mul.mul(out, self.weight.reshape(shape))
 
 
-def with_parameters(norm: Any, weight: Tensor | None, bias: Tensor | None) -> Any:
+def with_parameters(norm: Any, weight: Tensor | None, bias: Tensor | None = None) -> Any:
     """A float norm that was made without parameters, with those of the model."""
-    share_tensor(norm, "weight", weight)
-    share_tensor(norm, "bias", bias)
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None:
+            share_tensor(norm, name, value)
     return norm
+
+
+# Not in the published tables; chips with layer norm have what it is made of.
+NORM = on(bayes=Support(INTS, INTS, note="made of several look-up tables"))
 
 
 def norm_function(make: Callable[..., nn.Module], signature: str) -> Binder:

@@ -47,6 +47,29 @@ def one_axis(shape: tuple[int, ...], dim: int) -> Groups:
     return Groups(shape, [dim % len(shape)])
 
 
+def channel_groups(shape: tuple[int, ...], num_groups: int) -> Groups:
+    """Groups of group norm: as many channels, at all positions.
+
+    >>> channel_groups((2, 6, 3, 4), 3)
+    Groups(view=(2, 3, 2, 12), dims=[2, 3], parameters=(3, 2, 1))
+    """
+    batch, channels, *space = shape
+    if channels % num_groups:
+        raise RuntimeError(f"expected the number of channels to be a multiple of {num_groups}, got {list(shape)}")
+    per_group = channels // num_groups
+    return Groups((batch, num_groups, per_group, prod(space)), [2, 3], (num_groups, per_group, 1))
+
+
+def each_channel(shape: tuple[int, ...], rank: int | None) -> Groups:
+    """Groups of instance norm: one channel at all positions; an image of `rank` axes may come without a batch axis.
+
+    >>> each_channel((6, 3, 4), 4)
+    Groups(view=(1, 6, 12), dims=[2], parameters=(6, 1))
+    """
+    batch, channels, *space = shape if rank is None or len(shape) == rank else (1, *shape)
+    return Groups((batch, channels, prod(space)), [2], (channels, 1))
+
+
 class Normalization(QuantizedModule):
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` in one rounding."""
 

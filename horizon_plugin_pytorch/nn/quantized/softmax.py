@@ -10,6 +10,7 @@ from torch import Tensor
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, qint16
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.quantized.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.qtensor import QTensor
 
 EXP_SCALE = 2 / 65535  # exp(x - max) lies in [0, 1], published as 0.0000305
@@ -43,16 +44,48 @@ class Softmax(QuantizedModule):
 
     def configure(self, mod: Any) -> None:
         self.dim: int | None = mod.dim
+        self.is_negated: bool = mod.is_negated
 
     def forward(self, x: QTensor, hidden: Tensor | None = None) -> QTensor:
         x = self.quantized_input(x)
         values = x.plain() if x.dim() else x.plain().reshape(1)
+        values = values.neg() if self.is_negated else values
         dim = softmax_axis(self.dim, x.dim())
         table = self._plans.get((x.scale,), str(x.dtype), lambda: exp_table(x.scale, x.dtype).to(x.device))
-        return self.output(self.compute(values, dim, hidden, table).reshape(x.shape))
+        return self.output(self.compute(values, dim, hidden, table, x).reshape(x.shape))
 
-    def compute(self, values: Tensor, dim: int, hidden: Tensor | None, table: Tensor) -> Tensor:
+    def compute(self, values: Tensor, dim: int, hidden: Tensor | None, table: Tensor, x: QTensor) -> Tensor:
         """The result's integers."""
         assert self.scale is not None
         is_double = fp.is_beyond_float32(values.shape[dim] * float(qint16.max))
         return fp.softmax(values, dim, hidden, table, 1.0 / float(self.scale.double()), is_double, self.low, self.high)
+
+
+class LogSoftmax(Softmax):
+    """``x - max - log(sum(exp(x - max)))`` on integers."""
+
+    def compute(self, values: Tensor, dim: int, hidden: Tensor | None, table: Tensor, x: QTensor) -> Tensor:
+        assert self.scale is not None
+        out_scale = self.scale.double()
+
+        def plan() -> tuple[list[Tensor], float]:
+            factor = float((-x.scale.double() / out_scale).float())
+            return [t.to(x.device) for t in fp.choose_logarithm(EXP_SCALE)], factor
+
+        tables, factor = self._plans.get((x.scale,), "logarithm", plan)
+        is_double = fp.is_beyond_float32(values.shape[dim] * float(qint16.max))
+        gain = 1.0 / float(out_scale)
+        return fp.log_softmax(values, dim, table, tables, factor, gain, is_double, self.low, self.high)
+
+
+class SoftmaxBernoulli2(SegmentLUT):
+    """``exp(x)`` by table, divided by its sum in float."""
+
+    def configure(self, mod: Any) -> None:
+        super().configure(mod)
+        self.max_value_only: bool = mod.max_value_only
+
+    def forward(self, x: QTensor) -> Any:
+        entries = super().forward(x).plain()
+        total = entries.sum(1, keepdim=True).clamp(min=1.0)  # all entries of a position may round to 0
+        return (entries.amax(1, keepdim=True) if self.max_value_only else entries) / total

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as horizon_nn
+from horizon_plugin_pytorch.march import March
 from tests.operators.cases.base import cases, module
 
 
@@ -51,6 +52,33 @@ class FunctionalNorm(nn.Module):
         return self.function(x, self.gain, self.shift)
 
 
+def _tracked(make_norm: Callable[[], Any]) -> Callable[[], nn.Module]:
+    """A norm with running statistics, as after training."""
+
+    def make() -> nn.Module:
+        norm: Any = _affine(make_norm)()
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.2, 2)
+        return norm.eval()
+
+    return make
+
+
+class TrackedFunction(nn.Module):
+    """`F.instance_norm` with statistics of the model."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.rand(6) - 0.5)
+        self.register_buffer("variance", torch.rand(6) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.instance_norm(x, self.mean, self.variance, use_input_stats=False)
+
+
 NORMS = cases(
     ("batch-norm", _batch_norm()),
     ("layer-norm", _affine(lambda: nn.LayerNorm(24)), dict(shapes=((2, 5, 24),))),
@@ -64,6 +92,36 @@ NORMS = cases(
     ("layer-norm-ours", _affine(lambda: horizon_nn.LayerNorm(9))),
     ("functional-layer-norm", module(FunctionalNorm, lambda x, w, b: F.layer_norm(x, (9,), w, b), (9,))),
     ("functional-layer-norm-plain", lambda x: F.layer_norm(x, (7, 9), eps=0.1)),
+    ("group-norm", _affine(lambda: nn.GroupNorm(3, 6))),
+    ("group-norm-ours", _affine(lambda: horizon_nn.GroupNorm(2, 6))),
+    ("group-norm-plain", module(nn.GroupNorm, 6, 6, affine=False)),
+    ("group-norm-sequence", _affine(lambda: nn.GroupNorm(2, 8)), dict(shapes=((2, 8, 30),))),
+    ("functional-group-norm", module(FunctionalNorm, lambda x, w, b: F.group_norm(x, 3, w, b), (6,))),
+    ("functional-group-norm-plain", lambda x: F.group_norm(x, num_groups=2)),
+    ("instance-norm", module(nn.InstanceNorm2d, 6)),
+    ("instance-norm-affine", _affine(lambda: nn.InstanceNorm2d(6, affine=True))),
+    ("instance-norm-1d", _affine(lambda: nn.InstanceNorm1d(5, affine=True)), dict(shapes=((2, 5, 24),))),
+    ("instance-norm-1d-single", module(nn.InstanceNorm1d, 5), dict(shapes=((5, 24),))),
+    ("instance-norm-3d", _affine(lambda: nn.InstanceNorm3d(3, affine=True)), dict(shapes=((2, 3, 2, 4, 5),))),
+    ("instance-norm-tracked", _tracked(lambda: nn.InstanceNorm2d(6, affine=True, track_running_stats=True))),
+    ("instance-norm-tracked-plain", _tracked(lambda: nn.InstanceNorm2d(6, track_running_stats=True))),
+    (
+        "instance-norm-tracked-single",
+        _tracked(lambda: nn.InstanceNorm1d(5, affine=True, track_running_stats=True)),
+        dict(shapes=((5, 24),)),
+    ),
+    ("functional-instance-norm", lambda x: F.instance_norm(x)),
+    (
+        "functional-instance-norm-affine",
+        module(FunctionalNorm, lambda x, w, b: F.instance_norm(x, weight=w, bias=b, eps=1e-3), (6,)),
+    ),
+    ("functional-instance-norm-tracked", module(TrackedFunction)),
+    ("rms-norm", _affine(lambda: nn.RMSNorm(9))),
+    ("rms-norm-2-axes", _affine(lambda: nn.RMSNorm((7, 9), eps=1e-3))),
+    ("rms-norm-plain", module(nn.RMSNorm, 9, elementwise_affine=False)),
+    ("rms-norm-ours", _affine(lambda: horizon_nn.RMSNorm(9))),
+    ("functional-rms-norm", module(FunctionalNorm, lambda x, w, b: F.rms_norm(x, (9,), w, 1e-6), (9,))),
+    ("channel-scale", _affine(lambda: horizon_nn.ChannelScale2d(6))),
 )
 
 # The entries of the exp table have 15 bits, and the largest result 15 bits as well: half a step of the one is up to a
@@ -77,7 +135,31 @@ SOFTMAX = cases(
     ("special-softmax", lambda x: torch.special.softmax(x, 1)),
     ("functional-softmax", lambda x: F.softmax(x, dim=2)),
     ("method-softmax", lambda x: x.softmax(dim=1)),
+    ("softmax-ours", module(horizon_nn.Softmax, dim=1)),
+    ("softmax-no-dim", lambda x: F.softmax(x, dim=None)),
+    ("softmax2d", nn.Softmax2d),
+    ("softmin", module(nn.Softmin, -1)),
+    ("functional-softmin", lambda x: F.softmin(x, 1)),
     steps16=1.3,
+)
+LOG_SOFTMAX = cases(
+    ("log-softmax", module(nn.LogSoftmax, dim=1)),
+    ("log-softmax-last", module(nn.LogSoftmax, -1), dict(shapes=((2, 3, 5, 16),), low=-6.0, high=6.0)),
+    ("log-softmax-long", module(nn.LogSoftmax, -1), dict(shapes=((2, 1200),), low=-3.0, high=3.0)),
+    ("torch-log-softmax", lambda x: torch.log_softmax(x, -1)),
+    ("special-log-softmax", lambda x: torch.special.log_softmax(x, 1)),
+    ("functional-log-softmax", lambda x: F.log_softmax(x, dim=2)),
+    ("method-log-softmax", lambda x: x.log_softmax(dim=1)),
+    steps16=0.75,  # likewise: half a step of the logarithm is up to a quarter of the result's
+)
+# exp(x) in 8 bits is up to half a step of 2 % of the largest off.
+BERNOULLI2 = cases(
+    ("softmax-bernoulli2", module(horizon_nn.SoftmaxBernoulli2, dim=1)),
+    ("softmax-bernoulli2-max", module(horizon_nn.SoftmaxBernoulli2, max_value_only=True)),
+    march=March.BERNOULLI2,
+    formats=("qint8",),
+    picks=(),
+    differing=0.02,
 )
 
 POOLS = cases(
@@ -110,4 +192,4 @@ POOLS = cases(
 )
 
 
-CASES = [*NORMS, *SOFTMAX, *POOLS]
+CASES = [*NORMS, *SOFTMAX, *LOG_SOFTMAX, *BERNOULLI2, *POOLS]

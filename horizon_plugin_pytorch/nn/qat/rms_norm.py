@@ -1,0 +1,47 @@
+"""Root-mean-square normalisation while training."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.qat.normalization import NORM, Normalization, norm_function, with_parameters
+from horizon_plugin_pytorch.nn.quantized import rms_norm as quantized
+from horizon_plugin_pytorch.nn.quantized.normalization import last_axes
+
+
+class RMSNorm(Normalization):
+    """RMSNorm whose output is rounded."""
+
+    quantized_class = quantized.RMSNorm
+
+    def __init__(self, source: Any) -> None:
+        shape = tuple(source.normalized_shape)
+        eps = torch.finfo(torch.float32).eps if source.eps is None else source.eps  # torch's choice for None
+        super().__init__(source, partial(last_axes, normalized_shape=shape), eps, is_centred=False)
+        self.normalized_shape = shape
+
+    @classmethod
+    def from_float(cls, mod: nn.RMSNorm) -> RMSNorm:
+        """The QAT form of an RMS norm; the weight is shared with it."""
+        return cls(mod)
+
+    def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+def _make(normalized_shape: Any, weight: Any, eps: float | None) -> nn.RMSNorm:
+    return with_parameters(nn.RMSNorm(list(normalized_shape), eps, elementwise_affine=False), weight)
+
+
+_rms_norm = norm_function(_make, "input, normalized_shape, weight=None, eps=None")
+register(Operator(
+    "rms_norm", ScaleRule.OWN, RMSNorm, quantized.RMSNorm, (nn.RMSNorm,),
+    {F.rms_norm: _rms_norm, torch.rms_norm: _rms_norm},
+    marches=NORM,
+))  # fmt: skip
