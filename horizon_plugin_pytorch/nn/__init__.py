@@ -39,6 +39,7 @@ from horizon_plugin_pytorch.nn.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.roi_align import MultiScaleRoIAlign, RoIAlign
 from horizon_plugin_pytorch.nn.layer_norm import LayerNorm
+from horizon_plugin_pytorch.nn.recurrent import GRU, LSTM, GRUCell, LSTMCell
 from horizon_plugin_pytorch.nn.transformer import (
     Transformer,
     TransformerDecoder,
@@ -54,11 +55,11 @@ from horizon_plugin_pytorch.nn import float_operators, pass_through  # noqa: F40
 from horizon_plugin_pytorch.nn import functional
 
 __all__ = [
-    "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Atan", "Atanh", "BgrToYuv444", "Ceil",
-    "ChannelScale2d", "Correlation", "Cos", "Cosh", "DetectionPostProcess", "DetectionPostProcessV1", "Erf", "Exp",
-    "Floor", "GridSample", "GroupNorm", "HardLog", "Interpolate", "LayerNorm", "MultiScaleRoIAlign",
-    "MultiheadAttention", "Pow", "RMSNorm", "RcnnPostProcess", "Reciprocal", "RoIAlign", "Round", "Rsqrt",
-    "ScaledDotProductAttention", "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Softmax", "SoftmaxBernoulli2", "Sqrt",
-    "Tan", "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
-    "TransformerEncoderLayer", "Trunc", "functional", "intrinsic", "qat", "quantized",
+    "GRU", "LSTM", "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Atan", "Atanh", "BgrToYuv444",
+    "Ceil", "ChannelScale2d", "Correlation", "Cos", "Cosh", "DetectionPostProcess", "DetectionPostProcessV1", "Erf",
+    "Exp", "Floor", "GRUCell", "GridSample", "GroupNorm", "HardLog", "Interpolate", "LSTMCell", "LayerNorm",
+    "MultiScaleRoIAlign", "MultiheadAttention", "Pow", "RMSNorm", "RcnnPostProcess", "Reciprocal", "RoIAlign",
+    "Round", "Rsqrt", "ScaledDotProductAttention", "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Softmax",
+    "SoftmaxBernoulli2", "Sqrt", "Tan", "Transformer", "TransformerDecoder", "TransformerDecoderLayer",
+    "TransformerEncoder", "TransformerEncoderLayer", "Trunc", "functional", "intrinsic", "qat", "quantized",
 ]  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -125,6 +127,8 @@ class FakeQuantize(nn.Module):
     observer_enabled: Tensor
     scale: Tensor
     zero_point: Tensor
+    _gathered: list[Tensor] | None = None
+    _keeps_range: bool = False
 
     def __init__(
         self,
@@ -325,9 +329,11 @@ class FakeQuantize(nn.Module):
         """
         if type(x) is not Tensor:
             x = x.as_subclass(Tensor)
-        if self.is_observing:
+        if self._gathered is not None:
+            self._gathered.append(x.detach())
+        elif self.is_observing and not self._keeps_range:
             self.observe(x, limits)
-        if self.is_quantizing:
+        if self.is_quantizing and self._gathered is None:
             out = self.round(x, limits)
         else:
             out = x if limits == NO_LIMIT else x.clamp(*limits)
@@ -420,6 +426,34 @@ def integer_limits(scale: float | Tensor, low: int, high: int, limits: tuple[flo
     if math.isfinite(limits[1]):
         high = min(high, round(limits[1] / step))
     return low, max(low, high)
+
+
+@contextmanager
+def observe_together(quantizers: Sequence[FakeQuantize]) -> Iterator[None]:
+    """Let all that is seen inside, such as the steps of a sequence, count as one batch; nothing is rounded inside."""
+    observing = [q for q in quantizers if q.is_observing]
+    for quantizer in observing:
+        quantizer._gathered = []
+    try:
+        yield
+        for quantizer in observing:
+            if quantizer._gathered:
+                quantizer.observe(torch.cat([x.flatten() for x in quantizer._gathered]))
+    finally:
+        for quantizer in observing:
+            quantizer._gathered = None
+
+
+@contextmanager
+def keep_ranges(quantizers: Sequence[FakeQuantize]) -> Iterator[None]:
+    """Round, or not, as the state says, but let ranges and scales stay as they are."""
+    for quantizer in quantizers:
+        quantizer._keeps_range = True
+    try:
+        yield
+    finally:
+        for quantizer in quantizers:
+            quantizer._keeps_range = False
 
 
 def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:

@@ -40,6 +40,7 @@ from horizon_plugin_pytorch.nn.qat.linear import Linear
 from horizon_plugin_pytorch.nn.qat.linear_bn import LinearBN
 from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
 from horizon_plugin_pytorch.nn.qat.multi_head_attention import MultiheadAttention
+from horizon_plugin_pytorch.nn.qat.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from horizon_plugin_pytorch.nn.qat.reduction import CumSum, Norm, Normalize, Std, Var, VarMean
 from horizon_plugin_pytorch.nn.qat.relu import ReLU, ReLU6
 from horizon_plugin_pytorch.nn.qat.rms_norm import RMSNorm
@@ -50,12 +51,13 @@ from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
-    "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvBN1d",
-    "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d", "ConvBNReLU2d", "ConvBNReLU62d",
-    "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Correlation", "CumSum",
-    "DeQuantStub", "Einsum", "FloatFunctional", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LayerNorm",
-    "Linear", "LinearBN", "LogSoftmax", "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "QuantStub",
-    "RMSNorm", "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SoftmaxBernoulli2",
-    "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean",
+    "GRU", "LSTM", "RNN", "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d",
+    "BatchNorm3d", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d",
+    "ConvBN1d", "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d", "ConvBNReLU2d",
+    "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
+    "Correlation", "CumSum", "DeQuantStub", "Einsum", "FloatFunctional", "GRUCell", "GridSample", "GroupNorm",
+    "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm", "Linear", "LinearBN", "LogSoftmax", "MultiScaleRoIAlign",
+    "MultiheadAttention", "Norm", "Normalize", "QuantStub", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "RoIAlign",
+    "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "Std", "SyncBatchNorm", "Upsample",
+    "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean",
 ]  # fmt: skip

@@ -30,7 +30,7 @@ class PackedLinear(QATGemm):
         QATModule.__init__(self)
         self._owner = (owner,)  # a tuple hides it from torch, which would see a module inside itself
         self._names, self._rows = (weight, bias), rows
-        self._held: Tensor | None = None
+        self._held: tuple[Tensor, ...] = ()
         self.out_features, self.in_features = self.weight.shape
         self.attach(qconfig)
 
@@ -58,17 +58,17 @@ class PackedLinear(QATGemm):
     @contextmanager
     def rounded_once(self) -> Iterator[None]:
         """Round the weights once for all calls inside, such as the steps of a sequence."""
-        self._held = None if self.is_exact else self.weight_fake_quant.weight(self.weight)
+        self._held = () if self.is_exact else (self.weight_fake_quant.weight(self.weight),)
         try:
             yield
         finally:
-            self._held = None
+            self._held = ()
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
     def rounded_weight(self) -> Tensor:
-        return self.weight_fake_quant.weight(self.weight) if self._held is None else self._held
+        return self._held[0] if self._held else super().rounded_weight()
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

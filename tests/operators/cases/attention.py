@@ -139,4 +139,54 @@ HEADED = cases(
     train_steps16=6,
 )  # fmt: skip
 
-CASES = [*PRODUCTS, *SUMS, *ATTENTION, *HEADED]
+
+class _Sequence(nn.Module):
+    """A recurrent module as models call it."""
+
+    def __init__(self, recurrent: nn.Module, call: Any) -> None:
+        super().__init__()
+        self.rnn, self.call = recurrent, call
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.call(self.rnn, *inputs)
+
+
+def _rnn(cls: Any, call: Any, *args: Any, **options: Any) -> Any:
+    def make() -> nn.Module:
+        return _Sequence(cls(*(args or (6, 5)), **options), call)
+
+    return make
+
+
+SEQUENCE, PAIR = (4, 2, 6), dict(shapes=((2, 6), (2, 5)))
+STATES = dict(shapes=((5, 2, 6), (1, 2, 5), (1, 2, 5)))
+RECURRENT = cases(
+    ("lstm", _rnn(nn.LSTM, lambda m, x: m(x)[0])),
+    ("lstm-horizon", _rnn(horizon_nn.LSTM, lambda m, x: m(x)[0], batch_first=True)),
+    ("lstm-hidden", _rnn(nn.LSTM, lambda m, x: m(x)[1][0])),
+    ("lstm-cell-state", _rnn(nn.LSTM, lambda m, x: m(x)[1][1]),
+     dict(out_format="qint16", steps8=12, train_steps=4)),  # int8 outputs enter it, in steps of int16
+    ("lstm-2-layers-hidden", _rnn(nn.LSTM, lambda m, x: m(x)[1][0], 6, 5, 2)),
+    ("lstm-bidirectional", _rnn(nn.LSTM, lambda m, x: m(x)[0], bidirectional=True, bias=False)),
+    ("lstm-states", _rnn(nn.LSTM, lambda m, x, h, c: m(x, (h, c))[0]), STATES),
+    ("lstm-unbatched", _rnn(nn.LSTM, lambda m, x: m(x)[0]), dict(shapes=((5, 6),))),
+    ("gru", _rnn(nn.GRU, lambda m, x: m(x)[0])),
+    ("gru-horizon", _rnn(horizon_nn.GRU, lambda m, x: m(x)[0], batch_first=True)),
+    ("gru-2-layers", _rnn(nn.GRU, lambda m, x: m(x)[0], 6, 5, 2)),
+    ("gru-bidirectional-hidden", _rnn(nn.GRU, lambda m, x: m(x)[1], bidirectional=True)),
+    ("gru-state", _rnn(nn.GRU, lambda m, x, h: m(x, h)[0]), dict(shapes=((5, 2, 6), (1, 2, 5)))),
+    ("rnn", _rnn(nn.RNN, lambda m, x: m(x)[0])),
+    ("rnn-relu", _rnn(nn.RNN, lambda m, x: m(x)[0], nonlinearity="relu"), dict(is_smooth=False)),
+    ("lstm-cell", _rnn(nn.LSTMCell, lambda m, x, h, c: m(x, (h, c))[0]), dict(shapes=((2, 6), (2, 5), (2, 5)))),
+    ("lstm-cell-zeros", _rnn(horizon_nn.LSTMCell, lambda m, x: m(x)[0]), dict(shapes=((2, 6),))),
+    ("gru-cell", _rnn(nn.GRUCell, lambda m, x, h: m(x, h)), PAIR),
+    ("gru-cell-zeros", _rnn(horizon_nn.GRUCell, lambda m, x: m(x)), dict(shapes=((2, 6),))),
+    ("rnn-cell", _rnn(nn.RNNCell, lambda m, x, h: m(x, h)), PAIR),
+    shapes=(SEQUENCE,),
+    has_weight=True,
+    steps8=1.0,  # outputs are rounded to int8 at every step, and enter the next
+    steps16=5.0,  # two tables of one step each, and a table's step times the slope of what follows
+    train_steps16=6,
+)  # fmt: skip
+
+CASES = [*PRODUCTS, *SUMS, *ATTENTION, *HEADED, *RECURRENT]
