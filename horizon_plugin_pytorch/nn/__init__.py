@@ -51,7 +51,7 @@ from horizon_plugin_pytorch.nn.rcnn_post_process import RcnnPostProcess
 from horizon_plugin_pytorch.nn.norms import ChannelScale2d, GroupNorm, RMSNorm
 from horizon_plugin_pytorch.nn.softmax import Softmax, SoftmaxBernoulli2
 from horizon_plugin_pytorch.nn import qat
-from horizon_plugin_pytorch.nn import float_operators, pass_through  # noqa: F401 - fill the operator table
+from horizon_plugin_pytorch.nn import float_operators, grid_functions, pass_through  # noqa: F401 - fill the operator table
 from horizon_plugin_pytorch.nn import functional
 
 __all__ = [

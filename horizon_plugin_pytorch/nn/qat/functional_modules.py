@@ -129,10 +129,6 @@ def _div(x: Any, y: Any, **kwargs: Any) -> Call | None:
     return None
 
 
-def _neg(x: Any) -> Call:
-    return Call(_Float(), (x, -1.0), method="mul_scalar")
-
-
 def _cat(tensors: Any, dim: int = 0, *, axis: int | None = None) -> Call:
     return Call(_Float(), (tensors,), {"dim": dim if axis is None else axis}, "cat")
 
@@ -155,7 +151,6 @@ for _name, _functions, _methods in (
      {"mul": _mul, "mul_": _mul, "multiply": _mul}),
     ("div", {torch.div: _div, torch.true_divide: _div, operator.truediv: _div, operator.itruediv: _div},
      {"div": _div, "div_": _div}),
-    ("neg", {torch.neg: _neg, operator.neg: _neg}, {"neg": _neg}),
     ("cat", {torch.cat: _cat, torch.concat: _cat, torch.concatenate: _cat}, {}),
 ):  # fmt: skip
     register(Operator(_name, ScaleRule.OWN, functions=_functions, methods=_methods, **_functional))  # type: ignore[arg-type]

@@ -159,5 +159,33 @@ ROUNDING = [
     *[c for name in ("ceil", "floor", "round", "sign", "trunc") for c in _spelled(name, **WHOLE, train_steps16=1)],
 ]
 
+# On the grid of the input: nothing is rounded but the limits.
+ON_GRID = cases(
+    ("torch-abs", lambda x: torch.abs(x)),
+    ("method-abs", lambda x: x.abs()),
+    ("method-abs-in-place", lambda x: x.abs_()),
+    ("operator-abs", lambda x: abs(x)),
+    ("torch-absolute", lambda x: torch.absolute(x)),
+    ("torch-clamp", lambda x: torch.clamp(x, -1.1, 0.9)),
+    ("torch-clamp-min", lambda x: torch.clamp(x, min=-0.3)),
+    ("torch-clip", lambda x: torch.clip(x, max=0.7)),
+    ("method-clamp", lambda x: x.clamp(0.1, 1)),
+    ("method-clamp-none", lambda x: x.clamp(None, 0.5)),
+    ("method-clamp-in-place", lambda x: x.clamp_(min=0)),
+    ("method-clamp-min", lambda x: x.clamp_min(-1)),
+    ("method-clamp-max", lambda x: x.clamp_max(0.4)),
+    ("clamp-beyond-the-range", lambda x: x.clamp(-50, 50)),
+    ("clamp-outside-of-the-range", lambda x: x.clamp(3.0, 4.0)),
+    ("clamp-crossed", lambda x: x.clamp(1.0, -1.0)),
+    ("clamp-by-a-tensor", lambda x, y: torch.clamp(x, min=y), dict(shapes=((2, 6, 5, 7), (1, 6, 1, 1)))),
+    ("clamp-by-tensors", lambda x, y: x.clamp(y, y.abs()), dict(shapes=((2, 6, 5, 7), (2, 1, 5, 7)))),
+    ("clamp-by-constants", lambda x: torch.clamp(x, torch.linspace(-2, 0, 9), torch.linspace(0, 1, 9))),
+    ("hardtanh", module(nn.Hardtanh)),
+    ("hardtanh-in-place", module(nn.Hardtanh, -0.5, 1.5, inplace=True)),
+    ("functional-hardtanh", lambda x: F.hardtanh(x, max_val=0.2)),
+    ("nan-to-num", lambda x: torch.nan_to_num(x, 0.0)),
+    is_smooth=False,
+)
 
-CASES = [*ACTIVATIONS, *MODULES, *KINKED, *FUNCTIONS, *SPELLED, *ROUNDING]
+
+CASES = [*ACTIVATIONS, *MODULES, *KINKED, *FUNCTIONS, *SPELLED, *ROUNDING, *ON_GRID]
