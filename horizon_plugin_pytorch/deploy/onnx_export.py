@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.deploy import (
     onnx_reduction,  # noqa: F401 - registers lowerings
     onnx_sampling,  # noqa: F401 - registers lowerings
     onnx_selection,  # noqa: F401 - registers lowerings
+    onnx_tables,  # noqa: F401 - registers lowerings
 )
 from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT

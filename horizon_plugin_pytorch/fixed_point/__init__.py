@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.fixed_point.accumulator import (
     plan_accumulator,
     split_digits,
 )
+from horizon_plugin_pytorch.fixed_point.angle import AngleTables, atan2, build_angles
 from horizon_plugin_pytorch.fixed_point.coarsening import coarsen
 from horizon_plugin_pytorch.fixed_point.correlation import correlation
 from horizon_plugin_pytorch.fixed_point.elementwise import (
@@ -59,15 +60,16 @@ from horizon_plugin_pytorch.fixed_point.rescaling import (
 from horizon_plugin_pytorch.fixed_point.runs import rle
 from horizon_plugin_pytorch.fixed_point.sampling import grid_factors, grid_sample, roi_align
 from horizon_plugin_pytorch.fixed_point.selection import topk
+from horizon_plugin_pytorch.fixed_point.slopes import choose_slopes, prelu
 from horizon_plugin_pytorch.fixed_point.table import Division, SegmentTable, Table, build_segments, build_table, lookup
 
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
-    "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine", "along", "avg_pool2d",
-    "bilinear_matrix", "build_segments", "build_table", "choose_affine", "choose_factor", "choose_logarithm",
-    "choose_mix", "choose_sum_factors", "coarsen", "conv", "correlation", "cumsum", "dequantize", "divide_by_norm",
-    "flatten", "grid_factors", "grid_sample", "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup",
-    "matmul", "mix_channels", "mul", "multiplier_and_shift", "norm", "normalize", "plan_accumulator", "quantize",
-    "requantize", "resample2d", "rescale_", "rle", "roi_align", "softmax", "split_digits", "sum", "topk", "unflatten",
-    "weight_bits",
+    "AngleTables", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine", "along",
+    "atan2", "avg_pool2d", "bilinear_matrix", "build_angles", "build_segments", "build_table", "choose_affine",
+    "choose_factor", "choose_logarithm", "choose_mix", "choose_slopes", "choose_sum_factors", "coarsen", "conv",
+    "correlation", "cumsum", "dequantize", "divide_by_norm", "flatten", "grid_factors", "grid_sample",
+    "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul",
+    "multiplier_and_shift", "norm", "normalize", "plan_accumulator", "prelu", "quantize", "requantize", "resample2d",
+    "rescale_", "rle", "roi_align", "softmax", "split_digits", "sum", "topk", "unflatten", "weight_bits",
 ]  # fmt: skip

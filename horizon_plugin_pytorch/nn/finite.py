@@ -109,3 +109,13 @@ def acosh(x: Tensor) -> Tensor:
 def atanh(x: Tensor, max_value: float = 6.0) -> Tensor:
     """``atanh(x)`` within ``[-max_value, max_value]``, also beyond (-1, 1)."""
     return _where(x.abs() < math.tanh(max_value), torch.atanh, x, 0.0, torch.where(x < 0, -max_value, max_value))
+
+
+def atan2(y: Tensor, x: Tensor) -> Tensor:
+    """``atan2(y, x)``; no gradient at the origin.
+
+    >>> atan2(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]))
+    tensor([0.0000, 1.5708])
+    """
+    is_origin = (y == 0) & (x == 0)
+    return torch.atan2(torch.where(is_origin, 0.0, y), torch.where(is_origin, 1.0, x))

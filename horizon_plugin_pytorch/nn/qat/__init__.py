@@ -2,6 +2,7 @@
 
 from horizon_plugin_pytorch.nn.qat.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from horizon_plugin_pytorch.nn.qat.affine_grid import AffineGrid
+from horizon_plugin_pytorch.nn.qat.atan2 import Atan2
 from horizon_plugin_pytorch.nn.qat.attention import ScaledDotProductAttention
 from horizon_plugin_pytorch.nn.qat.avg_pool2d import AvgPool2d
 from horizon_plugin_pytorch.nn.qat.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
@@ -31,6 +32,7 @@ from horizon_plugin_pytorch.nn.qat.conv_transpose2d import ConvTranspose2d
 from horizon_plugin_pytorch.nn.qat.conv_transpose3d import ConvTranspose3d
 from horizon_plugin_pytorch.nn.qat.correlation import Correlation
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
+from horizon_plugin_pytorch.nn.qat.glu import GLU
 from horizon_plugin_pytorch.nn.qat.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.qat.group_norm import GroupNorm
 from horizon_plugin_pytorch.nn.qat.instance_norm import InstanceNorm
@@ -41,6 +43,7 @@ from horizon_plugin_pytorch.nn.qat.linear_bn import LinearBN
 from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
 from horizon_plugin_pytorch.nn.qat.multi_head_attention import MultiheadAttention
 from horizon_plugin_pytorch.nn.qat.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from horizon_plugin_pytorch.nn.qat.prelu import PReLU
 from horizon_plugin_pytorch.nn.qat.reduction import CumSum, Norm, Normalize, Std, Var, VarMean
 from horizon_plugin_pytorch.nn.qat.relu import ReLU, ReLU6
 from horizon_plugin_pytorch.nn.qat.rms_norm import RMSNorm
@@ -51,13 +54,13 @@ from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "GRU", "LSTM", "RNN", "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "AvgPool2d", "BatchNorm1d", "BatchNorm2d",
-    "BatchNorm3d", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d",
-    "ConvBN1d", "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d", "ConvBNReLU2d",
-    "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
-    "Correlation", "CumSum", "DeQuantStub", "Einsum", "FloatFunctional", "GRUCell", "GridSample", "GroupNorm",
-    "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm", "Linear", "LinearBN", "LogSoftmax", "MultiScaleRoIAlign",
-    "MultiheadAttention", "Norm", "Normalize", "QuantStub", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "RoIAlign",
-    "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "Std", "SyncBatchNorm", "Upsample",
-    "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean",
+    "GLU", "GRU", "LSTM", "RNN", "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "Atan2", "AvgPool2d", "BatchNorm1d",
+    "BatchNorm2d", "BatchNorm3d", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d",
+    "ConvAddReLU62d", "ConvBN1d", "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d",
+    "ConvBNReLU2d", "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d",
+    "ConvTranspose3d", "Correlation", "CumSum", "DeQuantStub", "Einsum", "FloatFunctional", "GRUCell", "GridSample",
+    "GroupNorm", "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm", "Linear", "LinearBN", "LogSoftmax",
+    "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "PReLU", "QuantStub", "RMSNorm", "RNNCell",
+    "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "Std",
+    "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean",
 ]  # fmt: skip

@@ -188,4 +188,47 @@ ON_GRID = cases(
 )
 
 
-CASES = [*ACTIVATIONS, *MODULES, *KINKED, *FUNCTIONS, *SPELLED, *ROUNDING, *ON_GRID]
+def _prelu(count: int) -> Any:
+    def make() -> nn.Module:
+        prelu = nn.PReLU(count)
+        nn.init.uniform_(prelu.weight, -0.4, 0.8)
+        prelu.weight.data[0] = 0.0 if count > 1 else 0.3
+        return prelu
+
+    return make
+
+
+OTHERS = [
+    *cases(
+        ("prelu", _prelu(1)),
+        ("prelu-channels", _prelu(6)),
+        ("prelu-channels-of-vectors", _prelu(6), dict(shapes=((5, 6),))),
+        ("prelu-1d", _prelu(1), dict(shapes=((7,),))),
+        is_smooth=False,
+    ),
+    *cases(
+        ("glu", module(nn.GLU)),
+        ("glu-channels", module(nn.GLU, dim=1)),
+        ("functional-glu", lambda x: F.glu(x, 1)),
+        shapes=((2, 6, 5, 8),),
+        steps8=0.6,  # the gate is an int16 number
+        steps16=3.0,  # an int16 gate is within 1.5 steps, and the product is rounded
+        train_steps16=3,
+    ),
+    *cases(
+        ("atan2", module(horizon_nn.Atan2)),
+        ("torch-atan2", lambda y, x: torch.atan2(y, x)),
+        ("torch-arctan2-broadcast", lambda y, x: torch.arctan2(y, x), dict(shapes=((2, 6, 5, 7), (6, 1, 1)))),
+        ("method-atan2", lambda y, x: y.atan2(x)),
+        ("atan2-of-other-scales", lambda y, x: torch.atan2(y * 0.01, x), dict(steps8=0.55)),
+        ("atan2-to-the-right", lambda y, x: torch.atan2(x, y), dict(low=0.5, steps16=4.7)),  # a finer scale
+        shapes=((2, 6, 5, 7), (2, 6, 5, 7)),
+        steps8=0.52,  # differences of logarithms in 16 bits: 1.7e-4 radians
+        steps16=2.3,
+        train_steps16=3,
+        is_smooth=False,  # at the negative x axis it jumps
+    ),
+]
+
+
+CASES = [*ACTIVATIONS, *MODULES, *KINKED, *FUNCTIONS, *SPELLED, *ROUNDING, *ON_GRID, *OTHERS]

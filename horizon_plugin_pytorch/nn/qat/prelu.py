@@ -1,0 +1,39 @@
+"""PReLU while training: its slopes are parameters, so it is not a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.qat.module import RoundedModule
+from horizon_plugin_pytorch.nn.quantized import prelu as quantized
+from horizon_plugin_pytorch.nn.support import FROM_BAYES
+
+
+class PReLU(RoundedModule, nn.PReLU):
+    """PReLU with a rounded output; one slope, or one for each channel."""
+
+    quantized_class = quantized.PReLU
+
+    @classmethod
+    def from_float(cls, mod: Any) -> PReLU:
+        """The QAT form; the slopes are shared with `mod`."""
+        self = cls(mod.num_parameters)
+        self.weight = mod.weight
+        self.qconfig = mod.qconfig
+        self.activation_post_process = mod.qconfig.activation(channel_len=1)
+        return self
+
+
+def _bind(*args: Any, **kwargs: Any) -> Call:
+    raise NotBindable("write it as a module, `torch.nn.PReLU(num_parameters)`, which owns its slopes")
+
+
+register(Operator(
+    "prelu", ScaleRule.OWN, PReLU, quantized.PReLU, (nn.PReLU,), {F.prelu: _bind, torch.prelu: _bind},
+    {"prelu": _bind}, FROM_BAYES,
+))  # fmt: skip
