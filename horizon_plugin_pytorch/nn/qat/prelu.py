@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, advise, register
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import prelu as quantized
 from horizon_plugin_pytorch.nn.support import FROM_BAYES
@@ -29,11 +29,5 @@ class PReLU(RoundedModule, nn.PReLU):
         return self
 
 
-def _bind(*args: Any, **kwargs: Any) -> Call:
-    raise NotBindable("write it as a module, `torch.nn.PReLU(num_parameters)`, which owns its slopes")
-
-
-register(Operator(
-    "prelu", ScaleRule.OWN, PReLU, quantized.PReLU, (nn.PReLU,), {F.prelu: _bind, torch.prelu: _bind},
-    {"prelu": _bind}, FROM_BAYES,
-))  # fmt: skip
+register(Operator("prelu", ScaleRule.OWN, PReLU, quantized.PReLU, (nn.PReLU,), marches=FROM_BAYES))
+advise("write it as a module, `torch.nn.PReLU(num_parameters)`, which owns its slopes", F.prelu, torch.prelu, "prelu")
