@@ -42,8 +42,8 @@ from horizon_plugin_pytorch.nn.qat.linear import Linear
 from horizon_plugin_pytorch.nn.qat.linear_bn import LinearBN
 from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
 from horizon_plugin_pytorch.nn.qat.multi_head_attention import MultiheadAttention
-from horizon_plugin_pytorch.nn.qat.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from horizon_plugin_pytorch.nn.qat.prelu import PReLU
+from horizon_plugin_pytorch.nn.qat.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from horizon_plugin_pytorch.nn.qat.reduction import CumSum, Norm, Normalize, Std, Var, VarMean
 from horizon_plugin_pytorch.nn.qat.relu import ReLU, ReLU6
 from horizon_plugin_pytorch.nn.qat.rms_norm import RMSNorm
