@@ -19,10 +19,11 @@ from horizon_plugin_pytorch.nn.colour import (
 )
 from horizon_plugin_pytorch.nn.filtering import filter
 from horizon_plugin_pytorch.nn.nms import batched_nms, nms
+from horizon_plugin_pytorch.nn.rotated_boxes import nms_rotated
 from horizon_plugin_pytorch.nn.selection import argmax, sort
 
 __all__ = [
     "argmax", "batched_nms", "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb", "bgr2yuv",
-    "centered_yuv2bgr", "centered_yuv2rgb", "filter", "nms", "rgb2bgr", "rgb2centered_gray", "rgb2centered_yuv",
-    "rgb2gray", "rgb2yuv", "sort",
+    "centered_yuv2bgr", "centered_yuv2rgb", "filter", "nms", "nms_rotated", "rgb2bgr", "rgb2centered_gray",
+    "rgb2centered_yuv", "rgb2gray", "rgb2yuv", "sort",
 ]  # fmt: skip

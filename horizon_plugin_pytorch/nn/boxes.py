@@ -46,10 +46,11 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
     >>> overlap(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[0.0, 0, 2, 1], [5, 5, 6, 6]]))
     tensor([[0.5000, 0.0000]])
     """
-    corner = torch.maximum(a[:, None, :2], b[None, :, :2])
-    sides = (torch.minimum(a[:, None, 2:], b[None, :, 2:]) - corner).clamp_(min=0)
-    shared = sides[..., 0] * sides[..., 1]
-    return shared / (area(a)[:, None] + area(b)[None, :] - shared)
+    (left_a, top_a, right_a, bottom_a), (left_b, top_b, right_b, bottom_b) = a.T[..., None], b.T[:, None]
+    width = torch.minimum(right_a, right_b).sub_(torch.maximum(left_a, left_b)).clamp_(min=0)
+    height = torch.minimum(bottom_a, bottom_b).sub_(torch.maximum(top_a, top_b)).clamp_(min=0)
+    shared = width.mul_(height)
+    return shared / (area(a)[:, None] + area(b)[None, :]).sub_(shared)
 
 
 def decode(anchors: Tensor, deltas: Tensor, is_absolute: bool = False) -> Tensor:

@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.nn.filtering import filter, rle
 from horizon_plugin_pytorch.nn.nms import batched_nms, nms
 from horizon_plugin_pytorch.nn.operator_table import Call, Kind, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.rcnn_post_process import RcnnPostProcess
+from horizon_plugin_pytorch.nn.rotated_boxes import nms_rotated
 from horizon_plugin_pytorch.nn.support import INT8, INTS, WIDE, Marches, Support, on
 from horizon_plugin_pytorch.nn.voxelization import point_pillars_preprocess
 
@@ -59,6 +60,6 @@ _register("detection_post_process", (DetectionPostProcess,))
 _register("detection_post_process_v1", (DetectionPostProcessV1,), marches=on(bernoulli2=Support(INT8, FLOAT)))
 _register("rcnn_post_process", (RcnnPostProcess,))
 _register("filter", functions=(filter,), marches=on(bernoulli2=Support(INTS, FLOAT), bayes=Support(INTS, FLOAT)))
-_register("nms", functions=(nms, batched_nms))
+_register("nms", functions=(nms, batched_nms, nms_rotated))
 _register("point_pillars_preprocess", functions=(point_pillars_preprocess,))
 _register("rle", functions=(rle,), marches=on(bernoulli2=Support(INTS), bayes=Support(INTS)), result=Kind.INDEX)

@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.boxes import clip, decode, overlap
 from horizon_plugin_pytorch.nn.functional import batched_nms, filter, nms, point_pillars_preprocess, rle
 from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_module, rows
+from horizon_plugin_pytorch.nn.rotated_boxes import rotated_overlap
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -103,6 +104,75 @@ def test_suppression_at_the_edges() -> None:
     with pytest.raises(OperatorInputError, match="`batched_nms` computes in float.*DeQuantStub"):
         batched_nms(QTensor(torch.zeros(1, 4), 1.0, "qint8"), torch.zeros(1), torch.zeros(1), 0.5)
     assert functional.nms is nms and functional.filter is filter
+
+
+# Round numbers make edges parallel and corners meet.
+place, length, turn = (
+    st.one_of(st.floats(low, high), st.integers(-8, 8).map(lambda v, s=step, o=base: o + v * s))
+    for low, high, step, base in ((-5, 5, 0.5, 0), (0.1, 6, 0.25, 2.5), (-4, 4, math.pi / 8, 0))
+)
+turned = st.tuples(place, place, length, length, turn)
+
+
+def _polygon(box: Any) -> list[tuple[float, float]]:
+    x, y, w, h, angle = (float(v) for v in box)
+    cos, sin = math.cos(angle), math.sin(angle)
+    halves = [(-w / 2, -h / 2), (w / 2, -h / 2), (w / 2, h / 2), (-w / 2, h / 2)]
+    return [(x + u * cos - v * sin, y + u * sin + v * cos) for u, v in halves]
+
+
+def _clipped_area(subject: list[tuple[float, float]], window: list[tuple[float, float]]) -> float:
+    """Cut the polygon along each edge of the window, one after the other."""
+    for (ax, ay), (bx, by) in zip(window, window[1:] + window[:1], strict=True):
+        sides = [(bx - ax) * (y - ay) - (by - ay) * (x - ax) for x, y in subject]
+        cut = []
+        for i, ((x, y), side) in enumerate(zip(subject, sides, strict=True)):
+            (px, py), before = subject[i - 1], sides[i - 1]
+            if (side > 0) != (before > 0):
+                t = before / (before - side)
+                cut.append((px + t * (x - px), py + t * (y - py)))
+            if side > 0:
+                cut.append((x, y))
+        subject = cut
+    return abs(sum(subject[i - 1][0] * y - subject[i - 1][1] * x for i, (x, y) in enumerate(subject))) / 2
+
+
+@settings(deadline=None)
+@given(turned, turned)
+def test_turned_boxes_overlap_as_polygons_that_are_cut(a: Any, b: Any) -> None:
+    first, second = torch.tensor([a], dtype=torch.float64), torch.tensor([b], dtype=torch.float64)
+    shared = _clipped_area(_polygon(a), _polygon(b))
+    found = float(rotated_overlap(first, second))
+    assert found == pytest.approx(shared / (a[2] * a[3] + b[2] * b[3] - shared), abs=1e-6)
+    assert float(rotated_overlap(second, first)) == pytest.approx(found, abs=1e-6)
+    assert float(rotated_overlap(first, first)) == pytest.approx(1.0, abs=1e-6)
+
+
+@settings(deadline=None)
+@given(scored)
+def test_boxes_that_are_not_turned_overlap_as_others(items: Any) -> None:
+    boxes, scores, _ = _tensors(items)
+    boxes = boxes + torch.tensor([0.0, 0, 0.25, 0.25])  # no empty ones
+    center, size = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+    for quarter in (0.0, math.pi):
+        turned_boxes = torch.cat([center, size, torch.full((len(boxes), 1), quarter)], 1)
+        assert torch.allclose(rotated_overlap(turned_boxes, turned_boxes), overlap(boxes, boxes), atol=1e-6)
+    assert functional.nms_rotated(turned_boxes, scores, 0.31).tolist() == _naive(boxes, scores, None, 0.31)
+
+
+def test_turned_boxes_with_known_overlaps() -> None:
+    square, diamond = torch.tensor([[3.0, -2, 2, 2, 0]]), torch.tensor([[3.0, -2, 2, 2, math.pi / 4]])
+    octagon = 8 * (math.sqrt(2) - 1)  # of a square of side 2 and the same square turned by 45 degrees
+    assert float(rotated_overlap(square, diamond)) == pytest.approx(octagon / (8 - octagon), rel=1e-6)
+    inner = torch.tensor([[3.0, -2, 1, 1, 0.7]])
+    assert float(rotated_overlap(square, inner)) == pytest.approx(0.25, rel=1e-6)
+    beside = torch.tensor([[5.0, -2, 2, 2, 0]])
+    assert float(rotated_overlap(square, beside)) == 0
+    far = torch.tensor([[1e5, 1e5, 4, 2, 0.3], [1e5, 1e5, 2, 4, 0.3 + math.pi / 2]])
+    assert float(rotated_overlap(far[:1], far[1:])) == pytest.approx(1.0, abs=1e-5)
+    assert functional.nms_rotated(torch.zeros(0, 5), torch.zeros(0), 0.5).tolist() == []
+    with pytest.raises(ValueError, match=r"\[n, 5\].*got \(2, 4\)"):
+        functional.nms_rotated(torch.zeros(2, 4), torch.zeros(2), 0.5)
 
 
 def test_decoding_moves_and_grows() -> None:
@@ -511,6 +581,22 @@ def test_v1_rescales_to_sixteenths() -> None:
         rounded = [((q.double() * scale * 16) + 0.5).floor().clamp(-128, 127).float() / 16 for q in integers]
         for a, b in zip(as_numbers(_v1()(quantized, anchors)), as_numbers(_v1()(rounded, anchors)), strict=True):
             assert torch.equal(a, b)
+
+
+def test_anchors_that_are_buffers_stay_as_they_are() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.head = QuantStub(), nn.Conv2d(3, 10, 1)
+            self.post = _v1(class_offsets=[0], num_classes=1)
+            self.register_buffer("anchors", torch.rand(1, 8, 4, 4) * 1000)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.post([self.head(self.quant(x))], [self.anchors])
+
+    set_march(March.BERNOULLI2)
+    qat = calibrate(prepare_qat_fx(Net().eval(), {"": qconfig()}), (torch.randn(1, 3, 4, 4),))
+    assert not [name for name, _ in qat.named_modules() if "_generated_quant" in name]
 
 
 @pytest.mark.parametrize("post", [hnn.DetectionPostProcess(), hnn.RcnnPostProcess()], ids=lambda m: type(m).__name__)
