@@ -31,7 +31,11 @@ from horizon_plugin_pytorch.quantization.qconfig import (
     get_default_qconfig,
 )
 from horizon_plugin_pytorch import nn  # operators, on top of statistics
-from horizon_plugin_pytorch.quantization.fuse_modules import fuse_known_modules, fuse_modules
+from horizon_plugin_pytorch.quantization.fuse_modules import (
+    fuse_conv_shared_modules,
+    fuse_known_modules,
+    fuse_modules,
+)
 from horizon_plugin_pytorch.quantization.quantize import convert, load_observer_params, prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import convert_fx, fuse_fx, prepare_qat_fx
 from horizon_plugin_pytorch.deploy.check_model import check_model
@@ -63,6 +67,7 @@ __all__ = [
     "default_qat_8bit_weight_32bit_out_fake_quant_qconfig",
     "default_qat_out_8bit_fake_quant_qconfig",
     "default_weight_8bit_fake_quant",
+    "fuse_conv_shared_modules",
     "fuse_fx",
     "fuse_known_modules",
     "fuse_modules",

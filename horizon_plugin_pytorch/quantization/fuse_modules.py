@@ -10,7 +10,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.errors import FusionError
 from horizon_plugin_pytorch.nn.intrinsic import Entry, FusedModule
-from horizon_plugin_pytorch.quantization.fusion import fuse, rule_for
+from horizon_plugin_pytorch.quantization.fusion import FusionRule, fuse, rule_for
 
 
 def fuse_known_modules(
@@ -34,19 +34,29 @@ def fuse_known_modules(
     if custom is not None:
         out[0] = custom(*mod_list)
         return out
-    rule = rule_for(mod_list)
-    fused = fuse(mod_list)
-    assert rule is not None  # `fuse` raised otherwise
+    rule, fused = _fuse(mod_list)
     if rule.has_add and isinstance(fused, FusedModule):
-        entry = Entry()
-        fused.enter_through(entry)
-        out[0].register_forward_hook(entry)
+        _enter(fused, out[0])
+    out[rule.anchor] = fused
+    return out
+
+
+def _fuse(mod_list: Sequence[nn.Module]) -> tuple[FusionRule, nn.Module]:
+    """The fused module, with the hooks and the qconfig of its members, and the rule that made it."""
+    rule, fused = rule_for(mod_list), fuse(mod_list)
+    assert rule is not None  # `fuse` raised otherwise
     explicit = [m.__dict__["qconfig"] for m in mod_list if "qconfig" in m.__dict__]
     if explicit:
         fused.qconfig = explicit[-1]
     _keep_hooks(mod_list, fused)
-    out[rule.anchor] = fused
-    return out
+    return rule, fused
+
+
+def _enter(fused: FusedModule, identity: nn.Module) -> None:
+    """What passes through `identity`, where the layer was, is the layer's operand of the add."""
+    entry = Entry()
+    fused.enter_through(entry)
+    identity.register_forward_hook(entry)
 
 
 def _keep_hooks(mod_list: Sequence[nn.Module], fused: nn.Module) -> None:
@@ -64,6 +74,11 @@ def _parent_and_name(model: nn.Module, path: str) -> tuple[nn.Module, str]:
     except AttributeError:
         raise FusionError(f"fuse_modules: `{type(model).__name__}` has no module `{path}`.") from None
     return owner, name
+
+
+def _groups(modules_to_fuse: Sequence[str] | Sequence[Sequence[str]]) -> Any:
+    is_one = bool(modules_to_fuse) and isinstance(modules_to_fuse[0], str)
+    return [modules_to_fuse] if is_one else modules_to_fuse
 
 
 def fuse_modules(
@@ -87,7 +102,7 @@ def fuse_modules(
     """
     if not inplace:
         model = copy.deepcopy(model)
-    groups: Any = [modules_to_fuse] if modules_to_fuse and isinstance(modules_to_fuse[0], str) else modules_to_fuse
+    groups = _groups(modules_to_fuse)
     mapping = (fuse_custom_config_dict or {}).get("additional_fuser_method_mapping")
     for group in groups:
         places = [_parent_and_name(model, path) for path in group]
@@ -99,4 +114,49 @@ def fuse_modules(
             raise FusionError(f"fuse_modules {list(group)} of `{type(model).__name__}`: {error}") from None
         for (owner, name), module in zip(places, fused, strict=True):
             setattr(owner, name, module)
+    return model
+
+
+def fuse_conv_shared_modules(
+    model: nn.Module, modules_to_fuse: Sequence[str] | Sequence[Sequence[str]], inplace: bool = False
+) -> nn.Module:
+    """Fuse a layer that several branches share, each with a batch normalisation of its own.
+
+    The documents name this function and do not define it. Here it does what a detection head with one convolution for
+    all levels and a batch normalisation for each needs: every branch gets a copy of the layer with its own batch
+    normalisation (and add and ReLU) fused into it. The copy stands where the branch's batch normalisation was, or its
+    add or ReLU where that comes first, since all branches still call the layer: it becomes Identity and hands its
+    input on. So every use of the layer must be listed. With `QATMode.WithBN` the copies share the layer's weight.
+
+    Args:
+        modules_to_fuse: for each branch the names in order of data flow; the layer comes first in all that share it.
+        inplace: change `model` itself rather than a copy.
+
+    >>> class Head(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.conv, self.bn1, self.bn2 = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.BatchNorm2d(2)
+    ...     def forward(self, x, y):
+    ...         return self.bn1(self.conv(x)), self.bn2(self.conv(y))
+    >>> fused = fuse_conv_shared_modules(Head().eval(), [["conv", "bn1"], ["conv", "bn2"]])
+    >>> [type(m).__name__ for m in fused.children()]
+    ['Identity', 'Conv2d', 'Conv2d']
+    """
+    if not inplace:
+        model = copy.deepcopy(model)
+    groups = _groups(modules_to_fuse)
+    places = {path: _parent_and_name(model, path) for group in groups for path in group}
+    modules = {path: getattr(*place) for path, place in places.items()}  # as they are before any is replaced
+    for group in groups:
+        members = [copy.copy(modules[group[0]]), *(modules[path] for path in group[1:])]
+        try:
+            rule, fused = _fuse(members)
+        except FusionError as error:
+            raise FusionError(f"fuse_conv_shared_modules {list(group)} of `{type(model).__name__}`: {error}") from None
+        for path in group:
+            setattr(*places[path], nn.Identity().train(modules[path].training))
+        anchor = rule.anchor if rule.has_add else 1
+        setattr(*places[group[anchor]], fused)
+        if rule.has_add and isinstance(fused, FusedModule):
+            _enter(fused, getattr(*places[group[anchor - 1]]))
     return model

@@ -121,6 +121,12 @@ def get_default_qconfig(
     )
 
 
+def _format(dtype: Any, bits: int | None) -> Any:
+    """A number format, which the oldest scripts give as a number of bits."""
+    chosen = dtype if bits is None else bits
+    return as_dtype(f"qint{chosen}" if isinstance(chosen, int) else chosen)
+
+
 def get_default_qat_qconfig(
     dtype: Any = "qint8",
     weight_dtype: Any = "qint8",
@@ -129,8 +135,13 @@ def get_default_qat_qconfig(
     activation_qkwargs: dict | None = None,
     weight_qkwargs: dict | None = None,
     backend: str = "",
+    bits: int | None = None,
 ) -> QConfig:
     """The first generation's name of `get_default_qconfig`, with the formats as arguments.
+
+    Args:
+        dtype, weight_dtype: formats of the output and the weight, as a dtype, a name, or a number of bits.
+        bits: an older name of `dtype`.
 
     >>> get_default_qat_qconfig(dtype="qint16").activation().dtype
     'qint16'
@@ -138,8 +149,8 @@ def get_default_qat_qconfig(
     return get_default_qconfig(
         activation_fake_quant,
         weight_fake_quant,
-        activation_qkwargs={"dtype": as_dtype(dtype)} | (activation_qkwargs or {}),
-        weight_qkwargs={"dtype": as_dtype(weight_dtype)} | (weight_qkwargs or {}),
+        activation_qkwargs={"dtype": _format(dtype, bits)} | (activation_qkwargs or {}),
+        weight_qkwargs={"dtype": _format(weight_dtype, None)} | (weight_qkwargs or {}),
     )
 
 
@@ -148,25 +159,28 @@ def get_default_qat_out_qconfig(
     weight_fake_quant: str | None = "fake_quant",
     weight_qkwargs: dict | None = None,
     backend: str = "",
+    bits: int | None = None,
 ) -> QConfig:
-    """A qconfig for output layers: the accumulator leaves as float. `dtype` is the weight's format.
+    """A qconfig for output layers: the accumulator leaves as float. `dtype` (or `bits`) is the weight's format.
 
     >>> get_default_qat_out_qconfig().activation is None
     True
     """
     return get_default_qconfig(
-        None, weight_fake_quant, None, weight_qkwargs={"dtype": as_dtype(dtype)} | (weight_qkwargs or {})
+        None, weight_fake_quant, None, weight_qkwargs={"dtype": _format(dtype, bits)} | (weight_qkwargs or {})
     )
 
 
-def get_default_calib_qconfig(dtype: Any = "qint8", calib_qkwargs: dict | None = None, backend: str = "") -> QConfig:
+def get_default_calib_qconfig(
+    dtype: Any = "qint8", calib_qkwargs: dict | None = None, backend: str = "", bits: int | None = None
+) -> QConfig:
     """A qconfig for calibration: percentile observer on activations, min_max on weights.
 
     >>> type(get_default_calib_qconfig().activation().activation_post_process).__name__
     'PercentileObserver'
     """
     return get_default_qconfig(
-        activation_observer="percentile", activation_qkwargs={"dtype": as_dtype(dtype)} | (calib_qkwargs or {})
+        activation_observer="percentile", activation_qkwargs={"dtype": _format(dtype, bits)} | (calib_qkwargs or {})
     )
 
 

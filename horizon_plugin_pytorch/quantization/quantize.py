@@ -55,7 +55,7 @@ def prepare_qat(
     if not inplace:
         model = copy_model(model, "prepare_qat")
     plain_transformers(model)
-    prepared = to_qat(model, resolve_qconfigs(model, None))
+    prepared = to_qat(model, resolve_qconfigs(model, None), march)
     if not any(isinstance(m, QATModule) and m.fake_quantizers() for m in prepared.modules()):
         warnings.warn(
             f"`{type(model).__name__}`: no module has a qconfig, so nothing is quantized. Set one before: "

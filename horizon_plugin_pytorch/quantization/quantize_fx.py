@@ -134,7 +134,7 @@ def prepare_qat_fx(
     check_modules(observed, region, choices, march)
     warn_unquantized(observed, region, choices)
     quantize_half(observed, region, choices, march)
-    to_qat(observed, choices, _called_lines(observed, region))
+    to_qat(observed, choices, march, _called_lines(observed, region))
     warn_int16(observed, march)
     observed.__dict__["march"] = march
     observed.recompile()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -180,3 +181,25 @@ def test_stubs_pass_float_values_and_show_their_scale() -> None:
     assert stub(x) is x
     assert repr(stub) == "QuantStub(scale=0.0078125)"
     assert repr(QuantStub()) == "QuantStub()"
+
+
+@pytest.mark.parametrize("make", [get_default_qat_qconfig, get_default_calib_qconfig])
+def test_the_oldest_scripts_give_a_number_of_bits(make: Any) -> None:
+    for config in (make(bits=16), make(16), make(bits=16, backend="")):
+        assert config.activation().dtype == qint16 and config.weight().dtype == qint8
+    assert get_default_qat_out_qconfig(bits=8).weight().dtype == qint8
+
+
+def test_fake_quantizers_as_users_write_them() -> None:
+    from horizon_plugin_pytorch.quantization import FixedScaleObserver, default_weight_8bit_fake_quant
+
+    fixed = FakeQuantize.with_args(
+        observer=FixedScaleObserver, quant_min=-32768, quant_max=32767, dtype=qint16, saturate=True, scale=1 / 2**10
+    )
+    config = QConfig(activation=fixed, weight=default_weight_8bit_fake_quant)
+    assert float(config.activation().scale) == 1 / 2**10 and config.activation().dtype == qint16
+    assert float(FixedScaleObserver(1 / 128, 0, "qint16").calculate_qparams()[0]) == 1 / 128
+    given = get_default_qat_qconfig(dtype=qint16, activation_qkwargs={"observer": FixedScaleObserver, "scale": 0.5})
+    assert float(given.activation().scale) == 0.5
+    out = get_default_qat_out_qconfig("qint8", weight_fake_quant="fake_quant", weight_qkwargs={"averaging_constant": 1})
+    assert out.activation is None and out.weight().activation_post_process.averaging_constant == 1

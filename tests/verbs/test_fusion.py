@@ -17,10 +17,12 @@ from horizon_plugin_pytorch.nn import intrinsic
 from horizon_plugin_pytorch.nn import qat as qat_nn
 from horizon_plugin_pytorch.nn.qat import conv2d as qat_conv2d
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     QuantStub,
     convert,
+    fuse_conv_shared_modules,
     fuse_fx,
     fuse_known_modules,
     fuse_modules,
@@ -38,6 +40,14 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], tuple[
         lambda: nn.ConvTranspose2d(4, 4, 3, padding=1, groups=2, bias=False), lambda: nn.BatchNorm2d(4), (2, 4, 6, 6),
     ),
     "linear": (lambda: nn.Linear(4, 4), lambda: nn.BatchNorm1d(4), (6, 4)),
+    "conv1d": (lambda: nn.Conv1d(4, 4, 3, padding=1), lambda: nn.BatchNorm1d(4), (2, 4, 9)),
+    "conv3d": (lambda: nn.Conv3d(4, 4, 3, padding=1), lambda: nn.BatchNorm3d(4), (2, 4, 3, 4, 5)),
+    "conv-transpose1d": (lambda: nn.ConvTranspose1d(4, 4, 3, padding=1), lambda: nn.BatchNorm1d(4), (2, 4, 9)),
+    "conv-transpose3d": (
+        lambda: nn.ConvTranspose3d(4, 4, 3, padding=1, groups=2), lambda: nn.BatchNorm3d(4), (2, 4, 3, 4, 5),
+    ),
+    "conv-sync": (lambda: nn.Conv2d(4, 4, 3, padding=1), lambda: nn.SyncBatchNorm(4), (2, 4, 6, 6)),
+    "linear-sync": (lambda: nn.Linear(4, 4), lambda: nn.SyncBatchNorm(4), (6, 4)),
 }  # fmt: skip
 ADDS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "functional": lambda op, a, b: op.add(a, b),
@@ -96,9 +106,8 @@ def _make(layer: str, *args: Any) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 
 def _name(layer: str, add: str, relu: str) -> str:
-    prefix = {"conv": "Conv", "conv-groups": "Conv", "linear": "Linear"}.get(layer, "ConvTranspose")
-    middle = ("Add" if add else "") + ("ReLU6" if relu.endswith("6") else "ReLU" if relu else "")
-    return prefix + middle + ("" if prefix == "Linear" else "2d")
+    activation = {"": None}.get(relu, nn.ReLU6 if relu.endswith("6") else nn.ReLU)
+    return intrinsic.Form(False, bool(add), activation).name_of(type(LAYERS[layer][0]()))
 
 
 # Every layer, with and without batch norm, in every order of add and ReLU; then every way to write add and ReLU.
@@ -347,3 +356,81 @@ def test_a_custom_fuser_is_used() -> None:
     net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Sigmoid())
     fused = fuse_modules(net, ["0", "1"], fuse_custom_config_dict={"additional_fuser_method_mapping": mapping})
     assert type(fused[0]) is nn.Sequential and type(fused[1]) is nn.Identity
+
+
+class Shared(nn.Module):
+    """A head: one convolution for two levels, a batch normalisation for each, a ReLU for both."""
+
+    def __init__(self, has_add: bool = False) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv, self.relu = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.ReLU()
+        self.bns = nn.ModuleList([nn.BatchNorm2d(4), nn.BatchNorm2d(4)])
+        self.adds = nn.ModuleList([FloatFunctional(), FloatFunctional()]) if has_add else None
+
+    @property
+    def names(self) -> list[list[str]]:
+        middle = [[f"bns.{i}", *([f"adds.{i}"] if self.adds else [])] for i in range(2)]
+        return [["conv", *names, "relu"] for names in middle]
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = self.quant(x)
+        out = []
+        for i, bn in enumerate(self.bns):
+            y = bn(self.conv(x))
+            out.append(self.dequant(self.relu(y if self.adds is None else self.adds[i].add(x, y))))
+        return out
+
+
+@pytest.mark.parametrize("mode", list(QATMode), ids=lambda m: m.name)
+@pytest.mark.parametrize("has_add", [False, True])
+def test_a_shared_layer_is_fused_with_the_batch_norm_of_each_branch(has_add: bool, mode: QATMode) -> None:
+    torch.manual_seed(0)
+    model, x = shake_norms(Shared(has_add)).eval(), torch.randn(2, 4, 6, 6)
+    set_qat_mode(mode)
+    try:
+        fused = fuse_conv_shared_modules(model, model.names, inplace=False)
+        fused.qconfig = qconfig()
+        qat = calibrate(prepare_qat(fused), (x,))
+    finally:
+        set_qat_mode(QATMode.FuseBN)
+    assert type(fused.conv) is type(fused.relu) is nn.Identity and type(model.conv) is nn.Conv2d
+    form = intrinsic.Form(mode is not QATMode.FuseBN, has_add, nn.ReLU)
+    for branch in fused.adds if has_add else fused.bns:
+        assert type(branch).__name__ == form.name_of(nn.Conv2d)
+    for found, wanted in zip(fused(x), model(x), strict=True):
+        assert torch.allclose(found, wanted, atol=1e-5)
+    assert mismatches(as_numbers(qat(x)), as_numbers(convert(qat)(x))) == 0
+    weights = {id(m.weight) for m in qat.modules() if isinstance(m, qat_conv2d.Conv2d)}
+    assert len(weights) == (2 if mode is QATMode.FuseBN else 1)
+
+
+def test_sharing_says_what_it_cannot_fuse() -> None:
+    with pytest.raises(FusionError, match=r"fuse_conv_shared_modules \['conv', 'relu', 'bns.0'\] of `Shared`"):
+        fuse_conv_shared_modules(Shared(), [["conv", "relu", "bns.0"]])
+    with pytest.raises(FusionError, match="no module `bns.7`"):
+        fuse_conv_shared_modules(Shared(), ["conv", "bns.7"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("is_training", [False, True])
+def test_torch_fuse_modules_takes_our_fuser(is_training: bool) -> None:
+    torch.manual_seed(0)
+    model, x = shake_norms(Eager()).eval(), torch.randn(2, 4, 6, 6)
+    ours = fuse_modules(model, [["conv", "bn", "add", "relu"], ["tail", "tail_relu"]], fuser_func=fuse_known_modules)
+    model.train(is_training)
+    returned = torch.quantization.fuse_modules(
+        model, [["conv", "bn", "add", "relu"], ["tail", "tail_relu"]], inplace=True, fuser_func=fuse_known_modules
+    )
+    assert returned is model and type(model.add) is intrinsic.ConvAddReLU2d and type(model.bn) is nn.Identity
+    assert torch.equal(model.eval()(x), ours(x))
+
+
+def test_pickled_fused_modules_come_back() -> None:
+    import pickle
+
+    fused = fuse_known_modules([nn.Conv3d(1, 2, 1), nn.BatchNorm3d(2), nn.ReLU6()])[0]
+    again = pickle.loads(pickle.dumps(fused))
+    assert type(again) is type(fused) is intrinsic.ConvReLU63d
+    x = torch.randn(1, 1, 2, 2, 2)
+    assert torch.equal(again(x), fused(x))

@@ -53,19 +53,23 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
                 "`horizon_plugin_pytorch.quantization.qconfig`, or qconfig=None to leave the layer float."
             )
         self.qconfig = qconfig
+        self.attach_weight(qconfig.weight)
+        activation = None if qconfig.activation is None else qconfig.activation(channel_len=1).to(self.weight.device)
+        self.register_module("activation_post_process", activation)  # printed also where it is None, as in the guides
+        self._seen: tuple = ()
+
+    def attach_weight(self, make: Any) -> None:
+        """Make the weight's fake quantizer."""
         channels = self.weight.shape[self.weight_axis]
-        quantizer = qconfig.weight(channel_len=channels)
+        quantizer = make(channel_len=channels)
         if self.weight_axis and quantizer.ch_axis == 0:  # transposed: output channels are axis 1
-            quantizer = qconfig.weight.with_args(ch_axis=self.weight_axis)(channel_len=channels)
+            quantizer = make.with_args(ch_axis=self.weight_axis)(channel_len=channels)
         if quantizer.ch_axis not in (-1, self.weight_axis):
             raise QuantizationConfigError(
                 f"`{type(self).__name__}` {self.place}: weights have one scale for each output channel, ch_axis="
                 f"{self.weight_axis}; the qconfig says ch_axis={quantizer.ch_axis}."
             )
         self.weight_fake_quant: FakeQuantize = quantizer.to(self.weight.device)
-        activation = None if qconfig.activation is None else qconfig.activation(channel_len=1).to(self.weight.device)
-        self.register_module("activation_post_process", activation)  # printed also where it is None, as in the guides
-        self._seen: tuple = ()
 
     @classmethod
     def from_float(cls, mod: Any) -> Any:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype
-from horizon_plugin_pytorch.errors import AccumulatorWarning, ConversionError
+from horizon_plugin_pytorch.errors import AccumulatorWarning, ConversionError, QuantizationWarning
+from horizon_plugin_pytorch.march import March, get_march
 from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd, Form, check_rank
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -113,6 +114,13 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
             residual_scale=residual_scale,
             residual_bits=residual_bits,
         )
+        if get_march() is March.NASH_M and input_dtype.bits > 8 and self.weight_dtype.bits > 8:
+            warnings.warn(
+                f"`{type(self).__name__}` {self.place}: its input and its weight are both qint16, which nash-m takes "
+                "from OE 3.5.0 on; for older ones give it a qint8 weight, or the tensor before it qint8.",
+                QuantizationWarning,
+                stacklevel=2,
+            )
         if plan.limit:
             warnings.warn(
                 f"`{type(self).__name__}` {self.place}: in the worst case its accumulator reaches "

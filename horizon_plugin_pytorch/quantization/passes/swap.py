@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from horizon_plugin_pytorch.dtype import qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, QuantizationWarning, at
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
@@ -53,10 +54,13 @@ def _check_output(row: Operator, path: str, qconfig: Any) -> None:
         )
 
 
-def to_qat(model: nn.Module, choices: dict[str, Choice], lines: dict[str, str] | None = None) -> nn.Module:
+def to_qat(
+    model: nn.Module, choices: dict[str, Choice], march: March, lines: dict[str, str] | None = None
+) -> nn.Module:
     """Replace float modules that have a qconfig by their QAT forms.
 
     Args:
+        march: the chip; it decides which formats weights may have.
         lines: paths of the modules in the quantized part, with the line of the user's model that calls each; None means
             all modules.
     """
@@ -86,6 +90,7 @@ def to_qat(model: nn.Module, choices: dict[str, Choice], lines: dict[str, str] |
         return (qat if device is None else qat.to(device)).train(module.training)
 
     model = _map_modules(model, change)
+    correct_weights(model, march)
     _name_modules(model, lines or {})
     return model
 
@@ -110,6 +115,32 @@ def warn_int16(model: nn.Module, march: March) -> None:
             "later chips only; expect the compiler to refuse most of these operators.",
             QuantizationWarning,
             stacklevel=3,
+        )
+
+
+def correct_weights(model: nn.Module, march: March) -> None:
+    """Give weights a format that the chip has, and say where, as the guides' own configuration falls back to int8."""
+    found = []
+    for path, module in model.named_modules():
+        row = row_of_module(module.float_class) if isinstance(module, QATGemm) else None
+        support = None if row is None else row.support(march)
+        if support is None or not isinstance(module, QATGemm) or str(module.weight_fake_quant.dtype) in support.weights:
+            continue
+        if module.weight_fake_quant.is_fixed:
+            raise QuantizationConfigError(
+                f"`{type(module).__name__}` {at(path)} has {module.weight_fake_quant.dtype} weights with a fixed "
+                f"scale, and weights are qint8 on {march}. Give it a qint8 weight and the scale for that."
+            )
+        weight = module.qconfig.weight.with_args(dtype=qint8, quant_min=None, quant_max=None)
+        module.qconfig = module.qconfig._replace(weight=weight)
+        module.attach_weight(weight)
+        found.append(path)
+    if found:
+        warnings.warn(
+            f"weights are qint8 on {march}; int16 weights exist on nash chips only. Made qint8: {', '.join(found[:6])}"
+            f"{f' and {len(found) - 6} more' if len(found) > 6 else ''}.",
+            QuantizationWarning,
+            stacklevel=4,
         )
 
 
