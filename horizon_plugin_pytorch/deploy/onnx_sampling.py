@@ -235,3 +235,78 @@ def correlation(
     for part in parts[1:]:
         acc = g.node("Add", acc, part)
     return rescale(g, acc, dtype, factor, low, high)
+
+
+def _column(g: OnnxGraph, x: str, index: int) -> str:
+    return g.node("Gather", x, g.constant(index, torch.int64), axis=1)
+
+
+def _whole(g: OnnxGraph, value: int) -> str:
+    return g.constant(value, torch.int64)
+
+
+def _zeros(g: OnnxGraph, rows: int, columns: int) -> str:
+    """Zeros that take no room in the file."""
+    return g.node("Expand", g.scalar(0.0, torch.float32), g.constant([rows, columns], torch.int64, "shape"))
+
+
+@lowers("scatter_rows", data="q coords")
+def scatter_rows(g: OnnxGraph, site: Site, q: str, coords: str, batch: int, height: int, width: int) -> str:
+    """ONNX promises no order for rows with the same target, so all but the last of a cell go to one that is cut off.
+
+    Keys of cell and order are sorted; the first of each cell is its last row.
+    """
+    count, channels = site.input_shape
+    nowhere = batch * height * width
+    wide = g.cast(coords, torch.int64)
+    n, y, x = (_column(g, wide, index) for index in (0, -2, -1))
+    within = []
+    for value, size in ((n, batch), (y, height), (x, width)):
+        begun = g.node("GreaterOrEqual", value, _whole(g, 0))
+        within.append(g.node("And", begun, g.node("Less", value, _whole(g, size))))
+    is_inside = g.node("And", within[0], g.node("And", within[1], within[2]))
+    line = g.node("Add", g.node("Mul", n, _whole(g, height)), y)
+    cell = g.node("Add", g.node("Mul", line, _whole(g, width)), x)
+    cell = g.node("Where", is_inside, cell, _whole(g, nowhere))
+    key = g.node("Add", g.node("Mul", cell, _whole(g, count)), g.constant(torch.arange(count)))
+    ordered, _ = g.node("TopK", key, g.constant([count], torch.int64), outputs=2, axis=0, largest=1, sorted=1)
+    cell = g.node("Div", ordered, _whole(g, count))
+    order = g.node("Sub", ordered, g.node("Mul", cell, _whole(g, count)))
+    before = g.node("Slice", cell, *(g.constant([v], torch.int64) for v in (0, count - 1, 0)))
+    before = g.node("Concat", g.constant([-1], torch.int64), before, axis=0)
+    target = g.node("Where", g.node("Equal", cell, before), _whole(g, nowhere), cell)
+    canvas = g.node(
+        "ScatterND", _zeros(g, nowhere + 1, channels), g.reshape(target, [count, 1]),
+        g.node("Gather", q, order, axis=0),
+    )  # fmt: skip
+    kept = g.node("Slice", canvas, *(g.constant([v], torch.int64) for v in (0, nowhere, 0)))
+    return g.node("Transpose", g.reshape(kept, [batch, height, width, channels]), perm=[0, 3, 1, 2])
+
+
+@lowers("bev_pool", data="depth feat ranks_depth ranks_feat ranks_bev interval_starts interval_lengths")
+def bev_pool(
+    g: OnnxGraph,
+    site: Site,
+    depth: str,
+    feat: str,
+    ranks_depth: str,
+    ranks_feat: str,
+    ranks_bev: str,
+    interval_starts: str,
+    interval_lengths: str,
+    cells: int,
+    bits: int,
+    factor: Tensor,
+    low: int,
+    high: int,
+) -> str:
+    """Sums of intervals as differences of running sums, which are exact in float64."""
+    channels = site.inputs[1].shape[1]
+    weight = g.reshape(g.cast(g.node("Gather", depth, ranks_depth, axis=0), _WIDE), [-1, 1])
+    product = g.node("Mul", g.cast(g.node("Gather", feat, ranks_feat, axis=0), _WIDE), weight)
+    running = g.node("CumSum", product, g.constant(0, torch.int64))
+    running = g.node("Concat", g.constant(torch.zeros(1, channels, dtype=_WIDE)), running, axis=0)
+    ends = g.node("Add", interval_starts, interval_lengths)
+    total = g.node("Sub", g.node("Gather", running, ends, axis=0), g.node("Gather", running, interval_starts, axis=0))
+    place = g.reshape(g.cast(g.node("Gather", ranks_bev, interval_starts, axis=0), torch.int64), [-1, 1])
+    return g.node("ScatterND", _zeros(g, cells, channels), place, rescale(g, total, _WIDE, factor, low, high))

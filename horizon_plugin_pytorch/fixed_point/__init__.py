@@ -59,6 +59,7 @@ from horizon_plugin_pytorch.fixed_point.rescaling import (
 )
 from horizon_plugin_pytorch.fixed_point.runs import rle
 from horizon_plugin_pytorch.fixed_point.sampling import grid_factors, grid_sample, roi_align
+from horizon_plugin_pytorch.fixed_point.scattering import bev_pool, scatter_rows
 from horizon_plugin_pytorch.fixed_point.selection import topk
 from horizon_plugin_pytorch.fixed_point.slopes import choose_slopes, prelu
 from horizon_plugin_pytorch.fixed_point.table import Division, SegmentTable, Table, build_segments, build_table, lookup
@@ -66,10 +67,11 @@ from horizon_plugin_pytorch.fixed_point.table import Division, SegmentTable, Tab
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
     "AngleTables", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine", "along",
-    "atan2", "avg_pool2d", "bilinear_matrix", "build_angles", "build_segments", "build_table", "choose_affine",
-    "choose_factor", "choose_logarithm", "choose_mix", "choose_slopes", "choose_sum_factors", "coarsen", "conv",
-    "correlation", "cumsum", "dequantize", "divide_by_norm", "flatten", "grid_factors", "grid_sample",
-    "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul",
+    "atan2", "avg_pool2d", "bev_pool", "bilinear_matrix", "build_angles", "build_segments", "build_table",
+    "choose_affine", "choose_factor", "choose_logarithm", "choose_mix", "choose_slopes", "choose_sum_factors",
+    "coarsen", "conv", "correlation", "cumsum", "dequantize", "divide_by_norm", "flatten", "grid_factors",
+    "grid_sample", "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul",
     "multiplier_and_shift", "norm", "normalize", "plan_accumulator", "prelu", "quantize", "requantize", "resample2d",
-    "rescale_", "rle", "roi_align", "softmax", "split_digits", "sum", "topk", "unflatten", "weight_bits",
+    "rescale_", "rle", "roi_align", "scatter_rows", "softmax", "split_digits", "sum", "topk", "unflatten",
+    "weight_bits",
 ]  # fmt: skip

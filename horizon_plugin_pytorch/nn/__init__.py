@@ -35,6 +35,8 @@ from horizon_plugin_pytorch.nn.elementwise import (
     Tan,
     Trunc,
 )
+from horizon_plugin_pytorch.nn.point_pillars_scatter import PointPillarsScatter
+from horizon_plugin_pytorch.nn.bev_pool_v2 import BevPoolV2
 from horizon_plugin_pytorch.nn.correlation import Correlation
 from horizon_plugin_pytorch.nn.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.interpolate import Interpolate
@@ -57,11 +59,11 @@ from horizon_plugin_pytorch.nn import functional
 
 __all__ = [
     "GRU", "LSTM", "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Atan", "Atan2", "Atanh",
-    "BgrToYuv444", "Ceil", "ChannelScale2d", "Correlation", "Cos", "Cosh", "DetectionPostProcess",
+    "BevPoolV2", "BgrToYuv444", "Ceil", "ChannelScale2d", "Correlation", "Cos", "Cosh", "DetectionPostProcess",
     "DetectionPostProcessV1", "Erf", "Exp", "Floor", "GRUCell", "GridSample", "GroupNorm", "HardLog", "Interpolate",
-    "LSTMCell", "LayerNorm", "MultiScaleRoIAlign", "MultiheadAttention", "Pow", "RMSNorm", "RcnnPostProcess",
-    "Reciprocal", "RoIAlign", "Round", "Rsqrt", "ScaledDotProductAttention", "SegmentLUT", "Selu", "Sign", "Sin",
-    "Sinh", "Softmax", "SoftmaxBernoulli2", "Sqrt", "Tan", "Transformer", "TransformerDecoder",
+    "LSTMCell", "LayerNorm", "MultiScaleRoIAlign", "MultiheadAttention", "PointPillarsScatter", "Pow", "RMSNorm",
+    "RcnnPostProcess", "Reciprocal", "RoIAlign", "Round", "Rsqrt", "ScaledDotProductAttention", "SegmentLUT", "Selu",
+    "Sign", "Sin", "Sinh", "Softmax", "SoftmaxBernoulli2", "Sqrt", "Tan", "Transformer", "TransformerDecoder",
     "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer", "Trunc", "functional", "intrinsic",
     "qat", "quantized",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from horizon_plugin_pytorch.nn.qat.atan2 import Atan2
 from horizon_plugin_pytorch.nn.qat.attention import ScaledDotProductAttention
 from horizon_plugin_pytorch.nn.qat.avg_pool2d import AvgPool2d
 from horizon_plugin_pytorch.nn.qat.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
+from horizon_plugin_pytorch.nn.qat.bev_pool_v2 import BevPoolV2
 from horizon_plugin_pytorch.nn.qat.channel_scale import ChannelScale2d
 from horizon_plugin_pytorch.nn.qat.conv1d import Conv1d
 from horizon_plugin_pytorch.nn.qat.conv2d import (
@@ -42,6 +43,7 @@ from horizon_plugin_pytorch.nn.qat.linear import Linear
 from horizon_plugin_pytorch.nn.qat.linear_bn import LinearBN
 from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
 from horizon_plugin_pytorch.nn.qat.multi_head_attention import MultiheadAttention
+from horizon_plugin_pytorch.nn.qat.point_pillars_scatter import PointPillarsScatter
 from horizon_plugin_pytorch.nn.qat.prelu import PReLU
 from horizon_plugin_pytorch.nn.qat.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from horizon_plugin_pytorch.nn.qat.reduction import CumSum, Norm, Normalize, Std, Var, VarMean
@@ -55,12 +57,13 @@ from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinea
 
 __all__ = [
     "GLU", "GRU", "LSTM", "RNN", "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "Atan2", "AvgPool2d", "BatchNorm1d",
-    "BatchNorm2d", "BatchNorm3d", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d",
-    "ConvAddReLU62d", "ConvBN1d", "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d",
-    "ConvBNReLU2d", "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d",
-    "ConvTranspose3d", "Correlation", "CumSum", "DeQuantStub", "Einsum", "FloatFunctional", "GRUCell", "GridSample",
-    "GroupNorm", "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm", "Linear", "LinearBN", "LogSoftmax",
-    "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "PReLU", "QuantStub", "RMSNorm", "RNNCell",
-    "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "Std",
-    "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean",
+    "BatchNorm2d", "BatchNorm3d", "BevPoolV2", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d",
+    "ConvAddReLU2d", "ConvAddReLU62d", "ConvBN1d", "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d",
+    "ConvBNAddReLU62d", "ConvBNReLU2d", "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d",
+    "ConvTranspose2d", "ConvTranspose3d", "Correlation", "CumSum", "DeQuantStub", "Einsum", "FloatFunctional",
+    "GRUCell", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm", "Linear", "LinearBN",
+    "LogSoftmax", "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "PReLU", "PointPillarsScatter",
+    "QuantStub", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention", "SegmentLUT",
+    "Softmax", "SoftmaxBernoulli2", "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
+    "Var", "VarMean",
 ]  # fmt: skip

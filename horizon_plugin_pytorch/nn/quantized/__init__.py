@@ -4,6 +4,7 @@ from horizon_plugin_pytorch.nn.quantized.adaptive_avg_pool2d import AdaptiveAvgP
 from horizon_plugin_pytorch.nn.quantized.atan2 import Atan2
 from horizon_plugin_pytorch.nn.quantized.avg_pool2d import AvgPool2d
 from horizon_plugin_pytorch.nn.quantized.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
+from horizon_plugin_pytorch.nn.quantized.bev_pool_v2 import BevPoolV2
 from horizon_plugin_pytorch.nn.quantized.channel_scale import ChannelScale2d
 from horizon_plugin_pytorch.nn.quantized.conv1d import Conv1d
 from horizon_plugin_pytorch.nn.quantized.conv2d import (
@@ -26,6 +27,7 @@ from horizon_plugin_pytorch.nn.quantized.instance_norm import InstanceNorm
 from horizon_plugin_pytorch.nn.quantized.interpolate import Interpolate
 from horizon_plugin_pytorch.nn.quantized.layer_norm import LayerNorm
 from horizon_plugin_pytorch.nn.quantized.linear import Linear
+from horizon_plugin_pytorch.nn.quantized.point_pillars_scatter import PointPillarsScatter
 from horizon_plugin_pytorch.nn.quantized.prelu import PReLU
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
 from horizon_plugin_pytorch.nn.quantized.relu import ReLU, ReLU6
@@ -36,10 +38,11 @@ from horizon_plugin_pytorch.nn.quantized.softmax import LogSoftmax, Softmax, Sof
 from horizon_plugin_pytorch.nn.quantized.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 __all__ = [
-    "AdaptiveAvgPool2d", "Atan2", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelScale2d",
-    "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d",
-    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Correlation", "DeQuantize", "FloatFunctional",
-    "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LayerNorm", "Linear", "LogSoftmax",
-    "MultiScaleRoIAlign", "PReLU", "QFunctional", "Quantize", "RMSNorm", "ReLU", "ReLU6", "RoIAlign", "SegmentLUT",
-    "Softmax", "SoftmaxBernoulli2", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
+    "AdaptiveAvgPool2d", "Atan2", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "BevPoolV2",
+    "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d",
+    "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Correlation", "DeQuantize",
+    "FloatFunctional", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LayerNorm", "Linear", "LogSoftmax",
+    "MultiScaleRoIAlign", "PReLU", "PointPillarsScatter", "QFunctional", "Quantize", "RMSNorm", "ReLU", "ReLU6",
+    "RoIAlign", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
+    "UpsamplingNearest2d",
 ]  # fmt: skip

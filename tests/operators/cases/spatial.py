@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as horizon_nn
+from horizon_plugin_pytorch.nn.functional import point_pillars_scatter
 from horizon_plugin_pytorch.nn.grid_sample import Warp, autocasted_grid_sample_outer, warp
 from horizon_plugin_pytorch.nn.roi_align import roi_align
 from tests.operators.cases.base import cases, module
@@ -159,4 +160,44 @@ CORRELATIONS = cases(
 )
 
 
-CASES = [*RESIZES, *SAMPLES, *GRIDS, *ROIS, *CORRELATIONS]
+def _coords(generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Places (n, z, y, x) in two images of 5 x 6; some twice, some outside."""
+    columns = [torch.randint(low, high, (40,), generator=generator) for low, high in ((0, 2), (0, 1), (-1, 6), (0, 6))]
+    return (torch.stack(columns, 1),)
+
+
+def _ranks(generator: torch.Generator) -> tuple[Tensor, ...]:
+    """50 points of 2 x 4 x 3 x 5 depths and 2 x 3 x 5 features in 7 of 24 cells."""
+    lengths = torch.tensor([4, 1, 20, 3, 10, 5, 7])
+    cells = torch.randperm(24, generator=generator)[:7].sort()[0]
+    ranks_depth = torch.randint(0, 120, (50,), generator=generator)
+    ranks_feat = torch.randint(0, 30, (50,), generator=generator)
+    return ranks_depth, ranks_feat, cells.repeat_interleave(lengths), lengths
+
+
+class Pool(nn.Module):
+    """Intervals from their lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = horizon_nn.BevPoolV2()
+        self.register_buffer("starts", torch.tensor([0, 4, 5, 25, 28, 38, 43]))
+
+    def forward(
+        self, depth: Tensor, feat: Tensor, ranks_depth: Tensor, ranks_feat: Tensor, ranks_bev: Tensor, lengths: Tensor
+    ) -> Tensor:
+        shape = (1, 2, 3, 4, 6)
+        return self.pool(depth, feat, ranks_depth, ranks_feat, ranks_bev, self.starts, lengths, shape)
+
+
+VIEWS = cases(
+    ("point-pillars-scatter", module(horizon_nn.PointPillarsScatter, (2, 7, 5, 6)),
+     dict(shapes=((40, 7),), others=_coords, steps8=0, steps16=0)),
+    ("functional-point-pillars-scatter", lambda x, coords: point_pillars_scatter(x, coords, (2, 7, 5, 6)),
+     dict(shapes=((40, 7, 1, 1),), others=_coords, steps8=0, steps16=0)),
+    ("bev-pool", module(Pool),
+     dict(shapes=((1, 2, 4, 3, 5), (1, 2, 3, 5, 6)), others=_ranks, steps16=0.54)),  # a multiplier has 20 bits
+)  # fmt: skip
+
+
+CASES = [*RESIZES, *SAMPLES, *GRIDS, *ROIS, *CORRELATIONS, *VIEWS]

@@ -1,0 +1,54 @@
+"""Camera features lifted into a bird's eye view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.fixed_point.scattering import pool_intervals
+
+
+def as_image(cells: Tensor, shape: Sequence[int]) -> Tensor:
+    """Rows of cells [B * Z * Y * X, C] as [B, C, Z, Y, X]."""
+    return cells.reshape(*shape[:4], -1).permute(0, 4, 1, 2, 3).contiguous()
+
+
+class BevPoolV2(nn.Module):
+    """The sum, in each cell of a bird's eye view, of features times the probability of their depth (BEVDet, LSS).
+
+    Points are listed by cell: ``p`` adds ``depth[ranks_depth[p]] * feat[ranks_feat[p]]`` to the cell of its interval.
+
+    >>> import torch
+    >>> ranks = torch.tensor([0, 1])
+    >>> depth, feat = torch.tensor([0.5, 0.25]).reshape(1, 1, 2, 1, 1), torch.full((1, 1, 1, 1, 3), 4.0)
+    >>> BevPoolV2()(depth, feat, ranks, ranks * 0, ranks * 0 + 1, ranks[:1], ranks[:1] + 2, (1, 1, 1, 2, 3)).flatten(1)
+    tensor([[0., 3., 0., 3., 0., 3.]])
+    """
+
+    def forward(
+        self,
+        depth: Tensor,
+        feat: Tensor,
+        ranks_depth: Tensor,
+        ranks_feat: Tensor,
+        ranks_bev: Tensor,
+        interval_starts: Tensor,
+        interval_lengths: Tensor,
+        bev_feat_shape: Sequence[int],
+    ) -> Tensor:
+        """The view [B, C, Z, Y, X].
+
+        Args:
+            depth: probabilities [B, N, D, H, W] of N cameras.
+            feat: features [B, N, H, W, C].
+            ranks_depth, ranks_feat, ranks_bev: positions of each point's depth, feature and cell in the flat tensors.
+            interval_starts, interval_lengths: the points of each cell, one interval after the other.
+            bev_feat_shape: [B, Z, Y, X, C].
+        """
+        total = pool_intervals(
+            depth.flatten(), feat.flatten(0, -2), ranks_depth, ranks_feat, interval_starts, interval_lengths
+        )
+        batch, z, y, x = bev_feat_shape[:4]
+        place = ranks_bev.long()[interval_starts.long()]
+        return as_image(feat.new_zeros((batch * z * y * x, feat.shape[-1])).index_put((place,), total), bev_feat_shape)

@@ -1,0 +1,27 @@
+"""Features of pillars back to their places in an image, on integers: the scale is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.point_pillars_scatter import image_size
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.qtensor import QTensor
+
+
+class PointPillarsScatter(QuantizedModule):
+    """Integers go to their cells; the others are 0."""
+
+    def configure(self, mod: Any) -> None:
+        self.output_shape = mod.output_shape
+
+    def forward(self, voxel_features: Any, coords: Any, output_shape: Any = None) -> QTensor:
+        x = self.quantized_input(voxel_features)
+        size = image_size(self.output_shape if output_shape is None else output_shape)
+        out = x.like(fp.scatter_rows(x.plain().flatten(1), coords, *size))
+        out.set_range(min(x.range[0], 0), max(x.range[1], 0))
+        return out
+
+    def extra_repr(self) -> str:
+        return f"output_shape={self.output_shape}"
