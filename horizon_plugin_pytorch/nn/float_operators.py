@@ -21,7 +21,13 @@ from horizon_plugin_pytorch.nn.support import INT8, INTS, WIDE, Marches, Support
 from horizon_plugin_pytorch.nn.voxelization import point_pillars_preprocess
 
 FLOAT = ("float32",)
-_EVERYWHERE = on(bernoulli2=Support(FLOAT, FLOAT), bayes=Support(FLOAT, FLOAT), nash_h=Support(FLOAT, FLOAT))
+INDEX = ("int64",)
+
+
+def _on_all(inputs: tuple[str, ...], outputs: tuple[str, ...], bernoulli2: str = "") -> Marches:
+    """The same formats on every chip, with a note for BERNOULLI2."""
+    same = Support(inputs, outputs)
+    return on(bernoulli2=Support(inputs, outputs, note=bernoulli2), bayes=same, nash=same, nash_h=same)
 
 
 def _as_it_is(*args: Any, **kwargs: Any) -> Call | None:
@@ -33,7 +39,7 @@ def _register(
     name: str,
     modules: tuple[type, ...] = (),
     functions: tuple[Callable, ...] = (),
-    marches: Marches = _EVERYWHERE,
+    marches: Marches | None = None,
     result: Kind = Kind.FLOAT,
 ) -> None:
     register(
@@ -42,7 +48,7 @@ def _register(
             ScaleRule.NONE,
             modules=modules,
             functions=dict.fromkeys(functions, _as_it_is),
-            marches=marches,
+            marches=_on_all(FLOAT, FLOAT) if marches is None else marches,
             results=(result,),
         )
     )
@@ -50,16 +56,12 @@ def _register(
 
 _register("bgr_to_yuv444", (BgrToYuv444,), (bgr_to_yuv444,))
 _register(
-    "anchor_generator",
-    (AnchorGenerator,),
-    marches=on(
-        bernoulli2=Support((*WIDE, *FLOAT), FLOAT, note="shapes must be static"), bayes=Support((*WIDE, *FLOAT), FLOAT)
-    ),
+    "anchor_generator", (AnchorGenerator,), marches=_on_all((*WIDE, *FLOAT), FLOAT, bernoulli2="shapes must be static")
 )
 _register("detection_post_process", (DetectionPostProcess,))
 _register("detection_post_process_v1", (DetectionPostProcessV1,), marches=on(bernoulli2=Support(INT8, FLOAT)))
 _register("rcnn_post_process", (RcnnPostProcess,))
-_register("filter", functions=(filter,), marches=on(bernoulli2=Support(INTS, FLOAT), bayes=Support(INTS, FLOAT)))
+_register("filter", functions=(filter,), marches=_on_all(INTS, FLOAT))
 _register("nms", functions=(nms, batched_nms, nms_rotated))
 _register("point_pillars_preprocess", functions=(point_pillars_preprocess,))
-_register("rle", functions=(rle,), marches=on(bernoulli2=Support(INTS), bayes=Support(INTS)), result=Kind.INDEX)
+_register("rle", functions=(rle,), marches=_on_all((*INTS, *INDEX), INDEX), result=Kind.INDEX)
