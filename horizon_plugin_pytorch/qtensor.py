@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.dtype import QuantDType, as_dtype
+from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
 from horizon_plugin_pytorch.errors import is_user_code
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
@@ -28,7 +28,7 @@ class QTensor(Tensor):
     Args:
         data: real values (floating point), or the integers themselves (an integer tensor).
         scale: tensor of one element, or of one per channel.
-        dtype: `qint8`, `qint16` or `qint32`.
+        dtype: `qint8`, `qint16`, `qint32` or `qbool`.
         per_channel_axis: the channel axis of a per-channel scale, -1 for one scale.
 
     >>> q = QTensor(torch.tensor([3, -7], dtype=torch.int8), torch.tensor([0.5]), "qint8")
@@ -66,6 +66,8 @@ class QTensor(Tensor):
                 f"QTensor: {scale.numel()} scales do not fit data of shape {tuple(data.shape)} with "
                 f"per_channel_axis={per_channel_axis}; give one scale, or one for each channel of that axis."
             )
+        if as_dtype(dtype) == qbool:
+            return bool_qtensor(data != 0)
         if data.is_floating_point():
             return real_qtensor(data, scale, as_dtype(dtype), per_channel_axis)
         return integer_qtensor(data.to(_carrier(as_dtype(dtype))), scale, as_dtype(dtype), per_channel_axis)
@@ -161,7 +163,17 @@ class QTensor(Tensor):
         """The real values, as an ordinary tensor."""
         if not self._is_integer:
             return self.plain()
+        if self._format == qbool:
+            return self.plain().float()
         return self.plain() * _broadcast(self._scale, self._axis, self.dim())
+
+    def as_numbers(self) -> QTensor:
+        """Booleans as the integers 0 and 1 of the scale 1; other formats as they are."""
+        if self._format != qbool:
+            return self
+        out = integer_qtensor(self.plain().float(), self._scale, qint8)
+        out.set_range(0, 1)
+        return out
 
     def like(self, payload: Tensor, grid: Tensor | None = None) -> QTensor:
         """`payload` with this tensor's scale and format."""
@@ -223,7 +235,7 @@ class QTensor(Tensor):
         if handler is not None:
             return handler(func, args, kwargs)
         raise NotImplementedError(
-            f"`{_name(func)}`{_place()} is not implemented for QTensor: it would need to know how to treat the scale. "
+            f"{described(func)} is not implemented for QTensor: it would need to know how to treat the scale. "
             "If it belongs to post-processing, put a DeQuantStub before it. If it should run quantized, call it as a "
             "module or through FloatFunctional (eager mode), or check that the module which calls it has a qconfig; "
             "`prepare_qat_fx` replaces supported functions by itself."
@@ -271,6 +283,15 @@ def integer_qtensor(grid: Tensor, scale: Tensor, dtype: QuantDType, per_channel_
     return out
 
 
+def bool_qtensor(values: Tensor) -> QTensor:
+    """Booleans as a QTensor, the same in training and after conversion.
+
+    >>> bool_qtensor(torch.tensor([True, False])).dequantize()
+    tensor([1., 0.])
+    """
+    return integer_qtensor(values, torch.ones(1, device=values.device), qbool)
+
+
 def _rebuild(data: Tensor, scale: Tensor, dtype: QuantDType, state: dict[str, Any], requires_grad: bool) -> QTensor:
     out = real_qtensor(data, scale, dtype)
     for name, value in state.items():
@@ -307,14 +328,19 @@ def _place() -> str:
     return ""
 
 
+def described(func: Callable) -> str:
+    """A function and the user's line that calls it, for messages."""
+    return f"`{_name(func)}`{_place()}"
+
+
 def only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     """The QTensor that a function works on: its first argument, with one scale."""
     x = args[0] if args else kwargs.get("input", kwargs.get("self"))
     if not isinstance(x, QTensor):
-        raise NotImplementedError(f"`{_name(func)}`{_place()} got a QTensor where an ordinary tensor was expected.")
+        raise NotImplementedError(f"{described(func)} got a QTensor where an ordinary tensor was expected.")
     if x._axis >= 0 and x._scale.numel() > 1 and func not in _STAYING:
         raise NotImplementedError(
-            f"`{_name(func)}`{_place()} is not implemented for a per-channel QTensor (axis {x._axis}); "
+            f"{described(func)} is not implemented for a per-channel QTensor (axis {x._axis}); "
             "quantize activations with one scale."
         )
     return x
@@ -358,7 +384,7 @@ def _as_parts(parts: list[Tensor], like: Any) -> Any:
 
 def _cast_error(func: Callable, x: QTensor, wanted: Any) -> NotImplementedError:
     return NotImplementedError(
-        f"`{_name(func)}`{_place()} cannot turn a {x._format} QTensor into {wanted}. Call dequantize(), or put a "
+        f"{described(func)} cannot turn a {x._format} QTensor into {wanted}. Call dequantize(), or put a "
         "DeQuantStub before it, to get real values; to change the number format, give its producer another qconfig."
     )
 
@@ -368,7 +394,8 @@ def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not isinstance(args[0], QTensor):  # an ordinary tensor takes after a QTensor
         with _PLAIN():
             return func(*args, **kwargs)
-    x = args[0]
+    x = args[0].as_numbers() if any(v is torch.float32 for v in (*args[1:], *kwargs.values())) else args[0]
+    args = (x, *args[1:])
     carrier = x.plain().dtype  # this also computes deferred values, while they and the scale are on one device
     wanted = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, (torch.dtype, QuantDType))]
     if not {x._format, carrier}.issuperset(wanted):
@@ -382,6 +409,21 @@ def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise _cast_error(func, x, out.plain().dtype)
     out._scale = x._scale.to(out.device)
     return out
+
+
+def _float(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Booleans as numbers; real values of other formats are asked for by name."""
+    if args[0]._format != qbool:
+        raise _cast_error(func, args[0], "real values")
+    return args[0].as_numbers()
+
+
+def _integers(func: Callable, args: tuple, kwargs: dict) -> Tensor:
+    """Booleans as ordinary 0 and 1; of other formats the integers alone say nothing."""
+    x = args[0]
+    if x._format != qbool:
+        raise _cast_error(func, x, func.__name__)
+    return func(x.plain())
 
 
 def pad_circular(x: Any, padding: Sequence[int]) -> Any:
@@ -462,6 +504,8 @@ def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Ca
 for _property in ("T", "mT", "data"):
     handle(getattr(Tensor, _property).__get__, keeps=True)(keep_scale)
 handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
+handle(Tensor.float)(_float)
+handle(Tensor.long, Tensor.int)(_integers)
 
 
 def keeps_scale(target: Any) -> bool:

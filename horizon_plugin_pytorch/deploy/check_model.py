@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
 )
 from horizon_plugin_pytorch.nn.placed import PlacedModule, listening
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.support import GENERAL, TensorFact, Use, group_of
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -85,7 +86,7 @@ class _Watch(TorchFunctionMode):
         self._add(row, self._place(module), (args, kwargs), out, _attributes(module))
 
     def method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        row = row_named(name) or row_named(name.split("_")[0])  # add_scalar, mul_scalar and add_relu are in these rows
+        row = row_named(FUNCTIONAL_METHODS.get(name, name))
         if row is not None:
             self._add(
                 row, self._place(module), (args, kwargs), out, {k: v for k, v in kwargs.items() if _is_geometry(v)}

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.deploy import (
     onnx_attention,  # noqa: F401 - registers its lowerings
     onnx_colour,  # noqa: F401 - registers its lowerings
+    onnx_comparison,  # noqa: F401 - registers lowerings
     onnx_detection,  # noqa: F401 - registers its lowerings
     onnx_normalization,  # noqa: F401 - registers lowerings
     onnx_reduction,  # noqa: F401 - registers lowerings

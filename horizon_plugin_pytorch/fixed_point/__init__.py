@@ -16,17 +16,28 @@ from horizon_plugin_pytorch.fixed_point.accumulator import (
 )
 from horizon_plugin_pytorch.fixed_point.angle import AngleTables, atan2, build_angles
 from horizon_plugin_pytorch.fixed_point.coarsening import coarsen
+from horizon_plugin_pytorch.fixed_point.comparison import (
+    choose_comparison,
+    compare,
+    extremum,
+    on_grid_between,
+    select,
+)
 from horizon_plugin_pytorch.fixed_point.correlation import correlation
 from horizon_plugin_pytorch.fixed_point.elementwise import (
     add,
     affine,
     along,
+    away_from_zero,
     choose_affine,
+    choose_quotient_factor,
     choose_sum_factors,
     dequantize,
+    div,
     mul,
     quantize,
     requantize,
+    smallest_divisor,
 )
 from horizon_plugin_pytorch.fixed_point.library import flatten, unflatten
 from horizon_plugin_pytorch.fixed_point.mixing import choose_mix, mix_channels
@@ -67,11 +78,12 @@ from horizon_plugin_pytorch.fixed_point.table import Division, SegmentTable, Tab
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
     "AngleTables", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine", "along",
-    "atan2", "avg_pool2d", "bev_pool", "bilinear_matrix", "build_angles", "build_segments", "build_table",
-    "choose_affine", "choose_factor", "choose_logarithm", "choose_mix", "choose_slopes", "choose_sum_factors",
-    "coarsen", "conv", "correlation", "cumsum", "dequantize", "divide_by_norm", "flatten", "grid_factors",
-    "grid_sample", "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul",
-    "multiplier_and_shift", "norm", "normalize", "plan_accumulator", "prelu", "quantize", "requantize", "resample2d",
-    "rescale_", "rle", "roi_align", "scatter_rows", "softmax", "split_digits", "sum", "topk", "unflatten",
-    "weight_bits",
+    "atan2", "avg_pool2d", "away_from_zero", "bev_pool", "bilinear_matrix", "build_angles", "build_segments",
+    "build_table", "choose_affine", "choose_comparison", "choose_factor", "choose_logarithm", "choose_mix",
+    "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen", "compare", "conv", "correlation",
+    "cumsum", "dequantize", "div", "divide_by_norm", "extremum", "flatten", "grid_factors", "grid_sample",
+    "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul",
+    "multiplier_and_shift", "norm", "normalize", "on_grid_between", "plan_accumulator", "prelu", "quantize",
+    "requantize", "resample2d", "rescale_", "rle", "roi_align", "scatter_rows", "select", "smallest_divisor",
+    "softmax", "split_digits", "sum", "topk", "unflatten", "weight_bits",
 ]  # fmt: skip

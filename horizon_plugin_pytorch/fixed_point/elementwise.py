@@ -7,12 +7,14 @@ import math
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.fixed_point.library import operator
-from horizon_plugin_pytorch.fixed_point.rescaling import rescale_
+from horizon_plugin_pytorch.fixed_point.rescaling import multiplier_and_shift, rescale_
 
 # 8-bit operands times 15-bit multipliers: two such products and a half sum exactly in float32.
 _NARROW_BITS = 15
 _WIDE_BITS = 24
+_SUM_BITS = 36  # of 16-bit operands: their products and a half sum exactly in float64
 _OFFSET_BITS = 51
 _MOST_TRIED = 256  # inputs of an 8-bit tensor: few enough to try each
 
@@ -46,7 +48,7 @@ def requantize(q: Tensor, factor: Tensor, axis: int, low: int, high: int) -> Ten
 
 def choose_sum_factors(ratio_a: float, ratio_b: float, is_narrow: bool) -> tuple[float, float]:
     """Two factors with a common shift, ``Ma / 2**n`` and ``Mb / 2**n``, for a sum of two tensors."""
-    bits = _NARROW_BITS if is_narrow else _WIDE_BITS
+    bits = _NARROW_BITS if is_narrow else _SUM_BITS
     largest = max(abs(ratio_a), abs(ratio_b))
     shift = bits - math.frexp(largest)[1]
     shift = min(shift, 22 if is_narrow else 50)
@@ -80,6 +82,38 @@ def mul(a: Tensor, b: Tensor, factor: Tensor, low: int, high: int) -> Tensor:
     if factor.dtype == torch.float64:
         a = a.double()
     return rescale_(a * b, factor, low, high)
+
+
+def smallest_divisor(dtype: QuantDType) -> float:
+    """The magnitude, in steps, that a divisor counts as at least: 1/256 of its format's range.
+
+    >>> from horizon_plugin_pytorch.dtype import qint8, qint16
+    >>> smallest_divisor(qint8), smallest_divisor(qint16)
+    (0.5, 128.0)
+    """
+    return 2.0 ** (dtype.bits - 9)
+
+
+def away_from_zero(x: Tensor, limit: Tensor | float) -> Tensor:
+    """`x` with magnitudes below `limit` raised to it; 0 becomes positive.
+
+    >>> away_from_zero(torch.tensor([-3.0, -0.1, 0.0]), 0.5)
+    tensor([-3.0000, -0.5000,  0.5000])
+    """
+    return torch.where(x < 0, x.clamp(max=-limit), x.clamp(min=limit))
+
+
+def choose_quotient_factor(ratio: float) -> float:
+    """The ratio of scales of a quotient as ``M / 2**n`` with a 20-bit ``M``."""
+    multiplier, shift = multiplier_and_shift(torch.tensor([ratio], dtype=torch.float64))
+    return math.ldexp(int(multiplier), -int(shift))
+
+
+@operator("div(Tensor a, Tensor b, float factor, float smallest, int low, int high) -> Tensor")
+def div(a: Tensor, b: Tensor, factor: float, smallest: float, low: int, high: int) -> Tensor:
+    """``clamp(floor(a * M / 2**n / b + 1/2))``, with magnitudes of `b` below `smallest` raised to it; float64."""
+    quotient = a.double() * factor / away_from_zero(b, smallest)
+    return quotient.add_(0.5).floor_().clamp_(low, high).float()
 
 
 @operator("affine(Tensor q, Tensor factor, Tensor offset, int axis, int low, int high) -> Tensor")

@@ -8,6 +8,7 @@ from horizon_plugin_pytorch.nn.bgr_to_yuv444 import BgrToYuv444
 from horizon_plugin_pytorch.nn.attention import MultiheadAttention, ScaledDotProductAttention
 from horizon_plugin_pytorch.nn.detection_post_process import DetectionPostProcess
 from horizon_plugin_pytorch.nn.detection_post_process_v1 import DetectionPostProcessV1
+from horizon_plugin_pytorch.nn.div import Div
 from horizon_plugin_pytorch.nn.elementwise import (
     Acos,
     Acosh,
@@ -53,6 +54,7 @@ from horizon_plugin_pytorch.nn.transformer import (
 from horizon_plugin_pytorch.nn.rcnn_post_process import RcnnPostProcess
 from horizon_plugin_pytorch.nn.norms import ChannelScale2d, GroupNorm, RMSNorm
 from horizon_plugin_pytorch.nn.softmax import Softmax, SoftmaxBernoulli2
+from horizon_plugin_pytorch.nn.where import Where
 from horizon_plugin_pytorch.nn import qat
 from horizon_plugin_pytorch.nn import float_operators, grid_functions, pass_through  # noqa: F401 - fill the operator table
 from horizon_plugin_pytorch.nn import functional
@@ -60,10 +62,10 @@ from horizon_plugin_pytorch.nn import functional
 __all__ = [
     "GRU", "LSTM", "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Atan", "Atan2", "Atanh",
     "BevPoolV2", "BgrToYuv444", "Ceil", "ChannelScale2d", "Correlation", "Cos", "Cosh", "DetectionPostProcess",
-    "DetectionPostProcessV1", "Erf", "Exp", "Floor", "GRUCell", "GridSample", "GroupNorm", "HardLog", "Interpolate",
-    "LSTMCell", "LayerNorm", "MultiScaleRoIAlign", "MultiheadAttention", "PointPillarsScatter", "Pow", "RMSNorm",
-    "RcnnPostProcess", "Reciprocal", "RoIAlign", "Round", "Rsqrt", "ScaledDotProductAttention", "SegmentLUT", "Selu",
-    "Sign", "Sin", "Sinh", "Softmax", "SoftmaxBernoulli2", "Sqrt", "Tan", "Transformer", "TransformerDecoder",
-    "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer", "Trunc", "functional", "intrinsic",
-    "qat", "quantized",
+    "DetectionPostProcessV1", "Div", "Erf", "Exp", "Floor", "GRUCell", "GridSample", "GroupNorm", "HardLog",
+    "Interpolate", "LSTMCell", "LayerNorm", "MultiScaleRoIAlign", "MultiheadAttention", "PointPillarsScatter", "Pow",
+    "RMSNorm", "RcnnPostProcess", "Reciprocal", "RoIAlign", "Round", "Rsqrt", "ScaledDotProductAttention",
+    "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Softmax", "SoftmaxBernoulli2", "Sqrt", "Tan", "Transformer",
+    "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer", "Trunc",
+    "Where", "functional", "intrinsic", "qat", "quantized",
 ]  # fmt: skip

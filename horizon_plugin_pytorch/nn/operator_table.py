@@ -50,6 +50,7 @@ class NotBindable(ValueError):
     """A call of a supported operator that has no module form; the message says what to write instead."""
 
 
+AS_IT_IS: Any = object()  # given by a binder where the call keeps its input's scale and needs no module
 Binder = Callable[..., "Call | None"]
 
 
@@ -60,7 +61,7 @@ class Operator:
     Args:
         name: the operator's name; generated modules are called ``_generated_<name>_<n>``.
         modules: float module classes that `qat` replaces.
-        functions: torch functions, each with a binder that turns its arguments into a `Call` (None: leave alone).
+        functions: torch functions, each with a binder that turns its arguments into a `Call` (`AS_IT_IS`: needs none).
         methods: tensor methods, likewise.
         qat, quantized: the operator's classes while training and after conversion; None where it runs as it is.
         scale_rule: where its output's scale comes from.

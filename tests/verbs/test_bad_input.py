@@ -79,14 +79,15 @@ def test_an_unsupported_function_is_named_with_its_place() -> None:
     ("body", "words"),
     [
         (lambda x: x.cumsum(1), ("torch.Tensor.cumsum", "DeQuantStub")),
-        (lambda x: torch.add(x, x, alpha=2), ("torch.add", "arguments")),
-        (lambda x: x / x, ("truediv", "arguments")),
+        (lambda x: torch.div(x, x, rounding_mode="floor"), ("torch.div", "floor(x / y)")),
+        (lambda x: x // 2, ("floordiv", "DeQuantStub")),
+        (lambda x: torch.remainder(x, 2), ("torch.remainder", "DeQuantStub")),
+        (lambda x: torch.where(x > 0), ("torch.where", "both alternatives")),
         (lambda x: F.avg_pool2d(x, x.shape[2:]), ("avg_pool2d", "kernel_size", "numbers")),
         (lambda x: F.softmax(x, 1, dtype=torch.float64), ("softmax", "dtype")),
         (lambda x: x.mean(1, dtype=torch.float64), ("mean", "arguments")),
         (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), ("interpolate", "bicubic", "bilinear")),
         (lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True), ("interpolate", "antialias")),
-        (lambda x: 1 / x, ("truediv", "arguments")),
     ],
 )
 def test_unsupported_arguments_are_named(body: Any, words: tuple[str, ...]) -> None:

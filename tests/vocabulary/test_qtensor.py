@@ -202,8 +202,6 @@ FLOAT_OPERATORS: dict[str, Callable[[Tensor], Any]] = {
     "bool": lambda x: bool(x[0, 0, 0, 0]),
     "numpy": lambda x: x.numpy(),
     "tolist": lambda x: x.tolist(),
-    "equal": lambda x: x == x,
-    "greater": lambda x: x > 0,
     "setitem": lambda x: operator.setitem(x, 0, 1.0),
     "add in place": lambda x: x.add_(1),
     "zeros_like": torch.zeros_like,

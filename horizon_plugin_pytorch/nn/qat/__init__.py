@@ -32,6 +32,7 @@ from horizon_plugin_pytorch.nn.qat.conv_transpose1d import ConvTranspose1d
 from horizon_plugin_pytorch.nn.qat.conv_transpose2d import ConvTranspose2d
 from horizon_plugin_pytorch.nn.qat.conv_transpose3d import ConvTranspose3d
 from horizon_plugin_pytorch.nn.qat.correlation import Correlation
+from horizon_plugin_pytorch.nn.qat.div import Div
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.glu import GLU
 from horizon_plugin_pytorch.nn.qat.grid_sample import GridSample
@@ -54,16 +55,17 @@ from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.qat.softmax import LogSoftmax, Softmax, SoftmaxBernoulli2
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.qat.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
+from horizon_plugin_pytorch.nn.qat.where import Where
 
 __all__ = [
     "GLU", "GRU", "LSTM", "RNN", "AdaptiveAvgPool2d", "AddMatmul", "AffineGrid", "Atan2", "AvgPool2d", "BatchNorm1d",
     "BatchNorm2d", "BatchNorm3d", "BevPoolV2", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d",
     "ConvAddReLU2d", "ConvAddReLU62d", "ConvBN1d", "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d",
     "ConvBNAddReLU62d", "ConvBNReLU2d", "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d",
-    "ConvTranspose2d", "ConvTranspose3d", "Correlation", "CumSum", "DeQuantStub", "Einsum", "FloatFunctional",
-    "GRUCell", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm", "Linear", "LinearBN",
-    "LogSoftmax", "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "PReLU", "PointPillarsScatter",
-    "QuantStub", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention", "SegmentLUT",
-    "Softmax", "SoftmaxBernoulli2", "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d",
-    "Var", "VarMean",
+    "ConvTranspose2d", "ConvTranspose3d", "Correlation", "CumSum", "DeQuantStub", "Div", "Einsum", "FloatFunctional",
+    "GRUCell", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm", "Linear",
+    "LinearBN", "LogSoftmax", "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "PReLU",
+    "PointPillarsScatter", "QuantStub", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "RoIAlign",
+    "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "Std", "SyncBatchNorm", "Upsample",
+    "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean", "Where",
 ]  # fmt: skip

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn.operator_table import Call, Operator, ScaleRule, register
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.placed import placed
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.quantized.functional_modules import (
@@ -20,6 +21,7 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import (
     transposed,
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
+from horizon_plugin_pytorch.nn.support import FROM_BAYES, Limit, Marches, Support, Use, at_most, between, on
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -57,21 +59,37 @@ class FloatFunctional(QATModule):
     def _finish(self, value: Tensor) -> Any:
         return value if self.activation_post_process is None else self.activation_post_process(value)
 
-    def add(self, x: Any, y: Any) -> Any:
-        """``x + y``."""
-        return self._run("add", lambda: real(x) + real(y), x, y)
+    def add(self, x: Any, y: Any, alpha: float = 1) -> Any:
+        """``x + alpha * y``."""
+        return self._run("add", lambda: real(x) + _times(real(y), alpha), x, y, alpha=alpha)
 
-    def sub(self, x: Any, y: Any) -> Any:
-        """``x - y``."""
-        return self._run("sub", lambda: real(x) - real(y), x, y)
+    def sub(self, x: Any, y: Any, alpha: float = 1) -> Any:
+        """``x - alpha * y``."""
+        return self._run("sub", lambda: real(x) - _times(real(y), alpha), x, y, alpha=alpha)
 
     def mul(self, x: Any, y: Any) -> Any:
         """``x * y``."""
         return self._run("mul", lambda: real(x) * real(y), x, y)
 
+    def div(self, x: Any, y: Any) -> Any:
+        """``x / y``; a divisor counts as at least 1/256 of its range."""
+        return self._run("div", lambda: real(x) / _divisor(y), x, y)
+
+    def maximum(self, x: Any, y: Any) -> Any:
+        """The larger of two values, element by element."""
+        return self._run("maximum", lambda: torch.maximum(real(x), real(y)), x, y)
+
+    def minimum(self, x: Any, y: Any) -> Any:
+        """The smaller of two values, element by element."""
+        return self._run("minimum", lambda: torch.minimum(real(x), real(y)), x, y)
+
     def cat(self, x: Sequence[Any], dim: int = 0) -> Any:
         """Concatenate along `dim`."""
         return self._run("cat", lambda: torch.cat([real(v) for v in x], dim), list(x), dim=dim)
+
+    def stack(self, x: Sequence[Any], dim: int = 0) -> Any:
+        """Join along a new axis `dim`."""
+        return self._run("stack", lambda: torch.stack([real(v) for v in x], dim), list(x), dim=dim)
 
     def matmul(self, x: Any, y: Any, x_trans: bool = False, y_trans: bool = False) -> Any:
         """Matrix product."""
@@ -108,50 +126,94 @@ def _all_exact(args: tuple) -> bool:
     return bool(tensors) and all(t.grid is not None for t in tensors)
 
 
+def _times(x: Any, alpha: float) -> Any:
+    return x if alpha == 1 else x * alpha
+
+
+def _divisor(y: Any) -> Any:
+    """Real values that can be divided by."""
+    if not isinstance(y, QTensor):
+        return y
+    y = y.as_numbers()
+    return fp.away_from_zero(y.dequantize(), float(y.scale) * fp.smallest_divisor(y.dtype))
+
+
 def _binary(method: str) -> Callable[..., Call | None]:
-    def bind(x: Any, y: Any = None, *, other: Any = None, alpha: Any = 1, **kwargs: Any) -> Call | None:
+    def bind(x: Any, y: Any = None, *, other: Any = None, alpha: Any = 1, out: Any = None) -> Call | None:
         y = other if y is None else y
-        if alpha != 1 or kwargs:
-            return None
+        if out is not None:
+            raise NotBindable("use its result instead of `out`")
         if is_number(x) and is_number(y):
             return None
-        if method == "sub" or not (is_number(x) or is_number(y)):
-            return Call(_Float(), (x, y), method=method)
+        if not (is_number(x) or is_number(y)):
+            return Call(_Float(), (x, y), {} if alpha == 1 else {"alpha": alpha}, method=method)
+        if method == "sub":
+            return Call(_Float(), (x, y if alpha == 1 else y * alpha), method=method)
         tensor, number = (y, x) if is_number(x) else (x, y)
-        return Call(_Float(), (tensor, number), method=f"{method}_scalar")
+        return Call(_Float(), (tensor, number if alpha == 1 else number * alpha), method=f"{method}_scalar")
 
     return bind
 
 
-def _div(x: Any, y: Any, **kwargs: Any) -> Call | None:
-    if is_number(y) and not kwargs:
-        return Call(_Float(), (x, 1.0 / y), method="mul_scalar")
-    return None
+def _extremum(method: str) -> Callable[..., Call]:
+    def bind(x: Any, y: Any = None, *, other: Any = None) -> Call:
+        return Call(_Float(), (x, other if y is None else y), method=method)
+
+    return bind
 
 
-def _cat(tensors: Any, dim: int = 0, *, axis: int | None = None) -> Call:
-    return Call(_Float(), (tensors,), {"dim": dim if axis is None else axis}, "cat")
+def _join(method: str) -> Callable[..., Call]:
+    def bind(tensors: Any, dim: int = 0, *, axis: int | None = None) -> Call:
+        return Call(_Float(), (tensors,), {"dim": dim if axis is None else axis}, method)
+
+    return bind
 
 
 _add, _sub, _mul = _binary("add"), _binary("sub"), _binary("mul")
+_cat, _stack, _maximum, _minimum = _join("cat"), _join("stack"), _extremum("maximum"), _extremum("minimum")
 
 
-def _right_sub(x: Any, y: Any) -> Call | None:
-    return _sub(y, x)
+def _right_sub(x: Any, y: Any, alpha: float = 1) -> Call | None:
+    return _sub(y, x, alpha=alpha)
 
+
+def _has_whole_operand(use: Use) -> bool:
+    shapes = [x.shape for x in use.inputs]
+    rank = max(map(len, shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    largest = tuple(max(sizes) for sizes in zip(*padded, strict=True))
+    return len(shapes) < 2 or (largest in padded and all(shape[0] == largest[0] for shape in padded if rank == 4))
+
+
+_PAIR = on(
+    bernoulli2=Support(limits=(
+        at_most("C", 2048),
+        Limit("two tensors", lambda use: len(use.inputs) != 1, advice="numbers and constants are not supported here"),
+    )),
+    bayes=Support(limits=(
+        Limit("one operand broadcast, on other axes than N", _has_whole_operand, advice="expand one of them first"),
+    )),
+)  # fmt: skip
+_JOINED = on(
+    bernoulli2=Support(),
+    bayes=Support(limits=(between("inputs", 2, 1024), at_most("N", 4096), at_most("HWC", 65536))),
+)
 
 # A FloatFunctional may be called for matmul, whose accumulator can leave as float; other methods check at the call.
-_functional = dict(qat=FloatFunctional, quantized=QFunctional, has_real_output=True)
-register(Operator("functional", ScaleRule.OWN, modules=(_Float,), **_functional))  # type: ignore[arg-type]
-for _name, _functions, _methods in (
-    ("add", {torch.add: _add, operator.add: _add, operator.iadd: _add}, {"add": _add, "add_": _add}),
+register(Operator("functional", ScaleRule.OWN, FloatFunctional, QFunctional, (_Float,), has_real_output=True))
+_ROWS: tuple[tuple[str, dict[Callable, Any], dict[str, Any], Marches], ...] = (
+    ("add", {torch.add: _add, operator.add: _add, operator.iadd: _add}, {"add": _add, "add_": _add}, _PAIR),
     ("sub", {torch.sub: _sub, torch.subtract: _sub, operator.sub: _sub, operator.isub: _sub, torch.rsub: _right_sub},
-     {"sub": _sub, "sub_": _sub, "subtract": _sub}),
+     {"sub": _sub, "sub_": _sub, "subtract": _sub, "subtract_": _sub}, _PAIR),
     ("mul", {torch.mul: _mul, torch.multiply: _mul, operator.mul: _mul, operator.imul: _mul},
-     {"mul": _mul, "mul_": _mul, "multiply": _mul}),
-    ("div", {torch.div: _div, torch.true_divide: _div, operator.truediv: _div, operator.itruediv: _div},
-     {"div": _div, "div_": _div}),
-    ("cat", {torch.cat: _cat, torch.concat: _cat, torch.concatenate: _cat}, {}),
-):  # fmt: skip
-    register(Operator(_name, ScaleRule.OWN, functions=_functions, methods=_methods, **_functional))  # type: ignore[arg-type]
+     {"mul": _mul, "mul_": _mul, "multiply": _mul, "multiply_": _mul}, _PAIR),
+    ("cat", {torch.cat: _cat, torch.concat: _cat, torch.concatenate: _cat}, {}, _JOINED),
+    ("stack", {torch.stack: _stack}, {}, _JOINED),
+    ("maximum", {torch.maximum: _maximum, torch.fmax: _maximum}, {"maximum": _maximum, "fmax": _maximum}, FROM_BAYES),
+    ("minimum", {torch.minimum: _minimum, torch.fmin: _minimum}, {"minimum": _minimum, "fmin": _minimum}, FROM_BAYES),
+)  # fmt: skip
+for _name, _functions, _methods, _marches in _ROWS:
+    register(Operator(
+        _name, ScaleRule.OWN, FloatFunctional, QFunctional, functions=_functions, methods=_methods, marches=_marches,
+    ))  # fmt: skip
 assert set(FUNCTIONAL_METHODS) <= set(dir(FloatFunctional))

@@ -36,6 +36,7 @@ from horizon_plugin_pytorch.nn.quantized.roi_align import MultiScaleRoIAlign, Ro
 from horizon_plugin_pytorch.nn.quantized.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.softmax import LogSoftmax, Softmax, SoftmaxBernoulli2
 from horizon_plugin_pytorch.nn.quantized.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
+from horizon_plugin_pytorch.nn.quantized.where import Where
 
 __all__ = [
     "AdaptiveAvgPool2d", "Atan2", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "BevPoolV2",
@@ -44,5 +45,5 @@ __all__ = [
     "FloatFunctional", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LayerNorm", "Linear", "LogSoftmax",
     "MultiScaleRoIAlign", "PReLU", "PointPillarsScatter", "QFunctional", "Quantize", "RMSNorm", "ReLU", "ReLU6",
     "RoIAlign", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
-    "UpsamplingNearest2d",
+    "UpsamplingNearest2d", "Where",
 ]  # fmt: skip

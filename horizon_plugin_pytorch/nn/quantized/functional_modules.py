@@ -11,13 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import AccumulatorWarning
 from horizon_plugin_pytorch.nn.placed import placed
-from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, size_of
 from horizon_plugin_pytorch.qtensor import QTensor
 
-FUNCTIONAL_METHODS = ("add", "sub", "mul", "cat", "matmul", "sum", "mean", "add_scalar", "mul_scalar", "add_relu")
+# The methods, each with its row in the operator table.
+FUNCTIONAL_METHODS = {
+    "add": "add", "sub": "sub", "mul": "mul", "div": "div", "add_scalar": "add", "mul_scalar": "mul", "add_relu": "add",
+    "maximum": "maximum", "minimum": "minimum", "cat": "cat", "stack": "stack", "matmul": "matmul", "sum": "sum",
+    "mean": "mean",
+}  # fmt: skip
 
 
 class FloatFunctional(nn.Module):
@@ -40,21 +44,37 @@ class FloatFunctional(nn.Module):
             + ", ".join(FUNCTIONAL_METHODS) + "."
         )  # fmt: skip
 
-    def add(self, x: Any, y: Any) -> Any:
-        """``x + y``."""
-        return self.activation_post_process(torch.add(x, y))
+    def add(self, x: Any, y: Any, alpha: float = 1) -> Any:
+        """``x + alpha * y``."""
+        return self.activation_post_process(torch.add(x, y, alpha=alpha))
 
-    def sub(self, x: Any, y: Any) -> Any:
-        """``x - y``."""
-        return self.activation_post_process(x - y)
+    def sub(self, x: Any, y: Any, alpha: float = 1) -> Any:
+        """``x - alpha * y``."""
+        return self.activation_post_process(x - (y if alpha == 1 else alpha * y))
 
     def mul(self, x: Any, y: Any) -> Any:
         """``x * y``."""
         return self.activation_post_process(torch.mul(x, y))
 
+    def div(self, x: Any, y: Any) -> Any:
+        """``x / y``."""
+        return self.activation_post_process(x / y)
+
+    def maximum(self, x: Any, y: Any) -> Any:
+        """The larger of two values, element by element."""
+        return self.activation_post_process(torch.maximum(x, y))
+
+    def minimum(self, x: Any, y: Any) -> Any:
+        """The smaller of two values, element by element."""
+        return self.activation_post_process(torch.minimum(x, y))
+
     def cat(self, x: Sequence[Any], dim: int = 0) -> Any:
         """Concatenate along `dim`."""
         return self.activation_post_process(torch.cat(list(x), dim))
+
+    def stack(self, x: Sequence[Any], dim: int = 0) -> Any:
+        """Join along a new axis `dim`."""
+        return self.activation_post_process(torch.stack(list(x), dim))
 
     def matmul(self, x: Any, y: Any, x_trans: bool = False, y_trans: bool = False) -> Any:
         """Matrix product; either operand can be transposed first."""
@@ -102,10 +122,6 @@ def transposed(x: Any, y: Any, x_trans: bool, y_trans: bool) -> tuple[Any, Any]:
     return (x.transpose(-1, -2) if x_trans else x), (y.transpose(-1, -2) if y_trans else y)
 
 
-def _size(dtype: QuantDType) -> float:
-    return float(1 << (dtype.bits - 1))
-
-
 def _most(x: QTensor) -> float:
     """The largest magnitude that can occur."""
     return float(max(-x.range[0], x.range[1]))
@@ -117,16 +133,6 @@ class QFunctional(QuantizedModule):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         raise RuntimeError("QFunctional has no forward: call one of its methods.")
 
-    def _ratio(self, *scales: Tensor) -> Tensor:
-        product = torch.ones(1, dtype=torch.float64)
-        for scale in scales:
-            product = product * scale.detach().double().cpu()
-        return product / self._out_scale()
-
-    def _out_scale(self) -> Tensor:
-        assert self.scale is not None, "this operator has no high-precision output"
-        return self.scale.detach().double().cpu()
-
     def _warn_beyond_int32(self, operator: str, bound: float) -> None:
         if bound > fp.INT32_MAX:
             warnings.warn(
@@ -137,29 +143,29 @@ class QFunctional(QuantizedModule):
                 stacklevel=2,
             )
 
-    def _add(self, x: Any, y: Any, sign: int, low: int) -> QTensor:
+    def _add(self, x: Any, y: Any, alpha: float, low: int) -> QTensor:
         if is_number(y):
-            return self._affine(x, 1.0, sign * float(y), low)
+            return self._affine(x, 1.0, alpha * float(y), low)
         if is_number(x):
-            return self._affine(y, float(sign), float(x), low)
+            return self._affine(y, float(alpha), float(x), low)
         x, y = self.quantized_input(x), self.quantized_input(y)
         is_narrow = x.dtype.bits <= 8 and y.dtype.bits <= 8
         factors = self._plans.get(
             (x.scale, y.scale),
-            ("add", sign, is_narrow),
-            lambda: fp.choose_sum_factors(float(self._ratio(x.scale)), sign * float(self._ratio(y.scale)), is_narrow),
+            ("add", alpha, is_narrow),
+            lambda: fp.choose_sum_factors(float(self.ratio(x.scale)), alpha * float(self.ratio(y.scale)), is_narrow),
         )
         return self.output(fp.add(x.plain(), y.plain(), *factors, is_narrow, low, self.high))
 
     @placed
-    def add(self, x: Any, y: Any) -> QTensor:
-        """``x + y``."""
-        return self._add(x, y, 1, self.low)
+    def add(self, x: Any, y: Any, alpha: float = 1) -> QTensor:
+        """``x + alpha * y``."""
+        return self._add(x, y, alpha, self.low)
 
     @placed
-    def sub(self, x: Any, y: Any) -> QTensor:
-        """``x - y``."""
-        return self._add(x, y, -1, self.low)
+    def sub(self, x: Any, y: Any, alpha: float = 1) -> QTensor:
+        """``x - alpha * y``."""
+        return self._add(x, y, -alpha, self.low)
 
     @placed
     def add_relu(self, x: Any, y: Any) -> QTensor:
@@ -173,35 +179,66 @@ class QFunctional(QuantizedModule):
             tensor, number = (y, x) if is_number(x) else (x, y)
             return self._affine(tensor, float(number), 0.0, self.low)
         x, y = self.quantized_input(x), self.quantized_input(y)
-        bound = _size(x.dtype) * _size(y.dtype)
+        bound = size_of(x.dtype) * size_of(y.dtype)
         factor = self._plans.get(
             (x.scale, y.scale),
             ("mul", bound),
-            lambda: fp.choose_factor(self._ratio(x.scale, y.scale), self.low, self.high, bound).to(x.device),
+            lambda: fp.choose_factor(self.ratio(x.scale, y.scale), self.low, self.high, bound).to(x.device),
         )
         return self.output(fp.mul(x.plain(), y.plain(), factor, self.low, self.high))
 
     @placed
+    def div(self, x: Any, y: Any) -> QTensor:
+        """``x / y``; a divisor near 0 counts as `fixed_point.smallest_divisor`."""
+        if is_number(y):
+            return self._affine(x, 1.0 / float(y), 0.0, self.low)
+        y = self.quantized_input(y)
+        one = torch.ones((), device=y.device)  # a number is so many times 1
+        number, dividend = (float(x), None) if is_number(x) else (1.0, self.quantized_input(x))
+        scales = (y.scale,) if dividend is None else (y.scale, dividend.scale)
+        factor = self._plans.get(
+            scales,
+            ("div", number),
+            lambda: fp.choose_quotient_factor(
+                number * float(self.ratio(*scales[1:])) / float(y.scale.detach().double())
+            ),
+        )
+        grid = one if dividend is None else dividend.plain()
+        return self.output(fp.div(grid, y.plain(), factor, fp.smallest_divisor(y.dtype), self.low, self.high))
+
+    def _extremum(self, x: Any, y: Any, is_minimum: bool) -> QTensor:
+        x, y = self.quantized_input(x), self.quantized_input(y)
+        if self.has_output_grid(x) and self.has_output_grid(y):
+            return self.output((torch.minimum if is_minimum else torch.maximum)(x.plain(), y.plain()))
+        factors = self.output_factor(x), self.output_factor(y)
+        return self.output(fp.extremum(x.plain(), y.plain(), *factors, is_minimum, self.low, self.high))
+
+    @placed
+    def maximum(self, x: Any, y: Any) -> QTensor:
+        """The larger of two values, element by element."""
+        return self._extremum(x, y, False)
+
+    @placed
+    def minimum(self, x: Any, y: Any) -> QTensor:
+        """The smaller of two values, element by element."""
+        return self._extremum(x, y, True)
+
+    @placed
     def cat(self, x: Sequence[Any], dim: int = 0) -> QTensor:
         """Concatenate along `dim`, each input first brought to the output's scale."""
-        return self.output(torch.cat([self._rescaled(self.quantized_input(v)) for v in x], dim))
+        return self.output(torch.cat([self.on_output_grid(self.quantized_input(v)) for v in x], dim))
 
-    def _rescaled(self, x: QTensor) -> Tensor:
-        if x.dtype == self.out_dtype and float(self._ratio(x.scale)) == 1.0:
-            return x.plain()
-        factor = self._plans.get(
-            (x.scale,),
-            ("cat", str(x.dtype)),
-            lambda: fp.choose_factor(self._ratio(x.scale), self.low, self.high, _size(x.dtype)).to(x.device),
-        )
-        return fp.requantize(x.plain(), factor, -1, self.low, self.high)
+    @placed
+    def stack(self, x: Sequence[Any], dim: int = 0) -> QTensor:
+        """Join along a new axis `dim`, each input first brought to the output's scale."""
+        return self.output(torch.stack([self.on_output_grid(self.quantized_input(v)) for v in x], dim))
 
     @placed
     def matmul(self, x: Any, y: Any, x_trans: bool = False, y_trans: bool = False) -> Any:
         """Matrix product; real numbers if the output has high precision."""
         x, y = self.quantized_input(x), self.quantized_input(y)
         left, right = transposed(x.plain(), y.plain(), x_trans, y_trans)
-        bound = left.shape[-1] * _size(x.dtype) * _size(y.dtype)
+        bound = left.shape[-1] * size_of(x.dtype) * size_of(y.dtype)
 
         def plan() -> tuple[Tensor, bool]:
             self._warn_beyond_int32("matmul", left.shape[-1] * _most(x) * _most(y))
@@ -209,7 +246,7 @@ class QFunctional(QuantizedModule):
                 product = x.scale.double() * y.scale.double()
                 is_double = fp.is_beyond_float32(bound)
                 return (product if is_double else product.float()), is_double
-            factor = fp.choose_factor(self._ratio(x.scale, y.scale), self.low, self.high, bound).to(x.device)
+            factor = fp.choose_factor(self.ratio(x.scale, y.scale), self.low, self.high, bound).to(x.device)
             return factor, fp.is_beyond_float32(bound)
 
         factor, is_double = self._plans.get((x.scale, y.scale), ("matmul", bound), plan)
@@ -222,11 +259,11 @@ class QFunctional(QuantizedModule):
         count = 1
         for d in dims:
             count *= x.shape[d]
-        bound = count * _size(x.dtype)
+        bound = count * size_of(x.dtype)
 
         def plan() -> Tensor:
             self._warn_beyond_int32("sum", bound)
-            ratio = self._ratio(x.scale) / (count if is_mean else 1)
+            ratio = self.ratio(x.scale) / (count if is_mean else 1)
             factor = fp.choose_factor(ratio, self.low, self.high, bound)
             return factor.reshape(()).to(x.device)  # no axes, so that it fits a sum over all of them
 
@@ -252,8 +289,8 @@ class QFunctional(QuantizedModule):
             lambda: tuple(
                 t.to(x.device)
                 for t in fp.choose_affine(
-                    self._ratio(x.scale) * scale,
-                    torch.tensor([offset], dtype=torch.float64) / self._out_scale(),
+                    self.ratio(x.scale) * scale,
+                    torch.tensor([offset], dtype=torch.float64) / self.out_scale(),
                     x.range,
                     low,
                     self.high,

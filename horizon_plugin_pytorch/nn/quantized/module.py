@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.dtype import QuantDType, qbool
 from horizon_plugin_pytorch.errors import ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
@@ -59,6 +60,11 @@ def require_float32(fn: Callable[[Tensor], Tensor], what: str) -> None:
         raise TypeError(f"{what} computes its integers in float32 and cannot become {dtype}; leave it in float32.")
 
 
+def size_of(dtype: QuantDType) -> float:
+    """The largest magnitude of a format's integers."""
+    return float(1 << (dtype.bits - 1))
+
+
 class QuantizedModule(PlacedModule):
     """Base of quantized modules: an output scale and format, and plans for the inputs met so far."""
 
@@ -98,10 +104,43 @@ class QuantizedModule(PlacedModule):
         out.set_range(self.low if low is None else low, self.high if high is None else high)
         return out
 
+    def out_scale(self) -> Tensor:
+        """The output's scale in float64, on the CPU."""
+        assert self.scale is not None, "this operator has no high-precision output"
+        return self.scale.detach().double().cpu()
+
+    def ratio(self, *scales: Tensor) -> Tensor:
+        """The product of scales over the output's scale, in float64."""
+        product = torch.ones(1, dtype=torch.float64)
+        for scale in scales:
+            product = product * scale.detach().double().cpu()
+        return product / self.out_scale()
+
+    def has_output_grid(self, x: QTensor) -> bool:
+        """Does the tensor have the output's scale and format already?"""
+        low, high = x.range
+        if x.dtype != self.out_dtype or low < self.low or high > self.high:
+            return False
+        return self._plans.get((x.scale,), "has_output_grid", lambda: float(self.ratio(x.scale)) == 1.0)
+
+    def output_factor(self, x: QTensor) -> Tensor:
+        """The factor that brings the tensor's integers to the output's scale."""
+        return self._plans.get(
+            (x.scale,),
+            ("output_factor", str(x.dtype)),
+            lambda: fp.choose_factor(self.ratio(x.scale), self.low, self.high, size_of(x.dtype)).to(x.device),
+        )
+
+    def on_output_grid(self, x: QTensor) -> Tensor:
+        """The tensor's integers at the output's scale."""
+        if self.has_output_grid(x):
+            return x.plain()
+        return fp.requantize(x.plain(), self.output_factor(x), -1, self.low, self.high)
+
     def quantized_input(self, x: Any) -> QTensor:
-        """Insist on integers."""
+        """Insist on integers; booleans count as 0 and 1."""
         if isinstance(x, QTensor) and x.is_integer:
-            return x
+            return x.as_numbers() if x.dtype == qbool else x
         kind = f"a float tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{type(x).__name__}"
         raise ConversionError(
             f"`{type(self).__name__}` {self.place} got {kind} instead of integers with a scale. Put a QuantStub "

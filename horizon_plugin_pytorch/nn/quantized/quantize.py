@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -26,7 +27,11 @@ class Quantize(QuantizedModule):
 
 
 def _dequantized(x: Any) -> Any:
-    return fp.dequantize(x.plain(), x.scale, x.q_per_channel_axis()) if isinstance(x, QTensor) else x
+    if not isinstance(x, QTensor):
+        return x
+    if x.dtype == qbool:
+        return x.dequantize()
+    return fp.dequantize(x.plain(), x.scale, x.q_per_channel_axis())
 
 
 class DeQuantize(QuantizedModule):

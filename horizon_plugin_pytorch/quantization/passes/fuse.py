@@ -27,7 +27,8 @@ def _role(model: fx.GraphModule, node: fx.Node) -> Role | None:
         return None
     role = role_of(module_at(model, path))
     if role is Role.ADD:
-        return role if node.op == "call_method" and node.target == "add" and len(node.args) == 3 else None
+        is_sum = node.op == "call_method" and node.target == "add" and len(node.args) == 3 and not node.kwargs
+        return role if is_sum else None
     return role if node.op == "call_module" else None
 
 

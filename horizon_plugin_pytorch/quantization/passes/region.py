@@ -11,10 +11,12 @@ from horizon_plugin_pytorch.nn.operator_table import (
     Kind,
     Operator,
     ScaleRule,
+    row_named,
     row_of_function,
     row_of_method,
     row_of_module,
 )
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 
 # Attributes that are tensors: results of max, topk and their kin by name, with their position; and views.
 _FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
@@ -113,7 +115,8 @@ def _given(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[Kind, 
         index = _FIELDS.get(node.args[1], 0) if node.target is getattr else node.args[1]  # type: ignore[arg-type]
         if isinstance(index, int) and len(kinds) > 1:
             return (kinds[index],)
-    if sources and all(region.kinds(source) == (Kind.INDEX,) for source in sources):
+    chosen = [source for source in sources if region.kinds(source) != (Kind.BOOL,)]  # as by `where`
+    if chosen and all(region.kinds(source) == (Kind.INDEX,) for source in chosen):
         return (Kind.INDEX,)
     row = row_of_node(model, node)
     if row is None:
@@ -129,10 +132,12 @@ def row_of_node(model: fx.GraphModule, node: fx.Node) -> Operator | None:
     """The row of the operator that a node calls, however it is written."""
     if node.op == "call_module":
         return row_of_module(type(module_at(model, str(node.target))))
+    if called_path(model, node) is not None:  # of a FloatFunctional
+        return row_named(FUNCTIONAL_METHODS.get(str(node.target), ""))
     found = None
     if node.op == "call_function":
         found = row_of_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
-    elif node.op == "call_method":  # of a tensor, or of a FloatFunctional
+    elif node.op == "call_method":
         found = row_of_method(str(node.target), node.args, node.kwargs)
     return None if found is None else found[0]
 

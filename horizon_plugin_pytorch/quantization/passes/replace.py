@@ -18,15 +18,18 @@ from horizon_plugin_pytorch.errors import (
 from horizon_plugin_pytorch.fx.tracer import scope_of
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import (
+    AS_IT_IS,
     Binder,
     Call,
     NotBindable,
     Operator,
     advice_for,
+    row_named,
     row_of_function,
     row_of_method,
     row_of_module,
 )
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
@@ -121,6 +124,8 @@ def replace_functions(
             pass
         if call is None or row.support(march) is None:
             raise _unsupported(_spell(node), node, march, row, advice)
+        if call is AS_IT_IS:
+            continue
         new = _replace(model, node, row.name, call, choices, counters)
         quantized.replace(node, new)
         _quantize_constants(model, new, quantized, choices, counters)
@@ -243,7 +248,7 @@ def check_modules(model: fx.GraphModule, quantized: Region, choices: dict[str, C
         if choice is not None and choice.qconfig is None:
             continue
         if node.op == "call_method":
-            _check_method(node, path, choice)
+            _check_method(node, path, choice, march)
             continue
         row = row_of_module(type(module))
         if row is not None and row.support(march) is not None:
@@ -281,9 +286,13 @@ def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str
     warnings.warn(f"`{model._get_name()}`: {text}", QuantizationWarning, stacklevel=3)
 
 
-def _check_method(node: fx.Node, path: str, choice: Choice | None) -> None:
-    """Of a FloatFunctional's methods, only matmul can give its accumulator."""
-    if choice is None or choice.qconfig.activation is not None or node.target == "matmul":
+def _check_method(node: fx.Node, path: str, choice: Choice | None, march: March) -> None:
+    """Insist that the march has the operator of a FloatFunctional's method, and that it can give what is asked."""
+    row = row_named(FUNCTIONAL_METHODS[str(node.target)])
+    assert row is not None
+    if row.support(march) is None:
+        raise _unsupported(f"FloatFunctional.{node.target}", node, march, row)
+    if choice is None or choice.qconfig.activation is not None or row.has_real_output:
         return
     raise QuantizationConfigError(
         f"`{node.target}` {at(path, source_line(node.stack_trace))} has a qconfig without activation quantization. "

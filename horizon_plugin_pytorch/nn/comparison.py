@@ -1,0 +1,165 @@
+"""Comparisons, booleans, and what is chosen by them: no module, a `QTensor` runs them as they are written.
+
+A comparison gives a `QTensor` of the format `qbool`, whose payload is a bool tensor while training and after
+conversion. As a number, a boolean is 0 or 1 of the scale 1.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.dtype import qbool
+from horizon_plugin_pytorch.fixed_point.comparison import RELATIONS
+from horizon_plugin_pytorch.nn.operator_table import Call, Kind, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.support import INT8, INTS, Limit, Support, on
+from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, described, handle
+
+_MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def compare(relation: str, a: Any, b: Any) -> QTensor:
+    """Compare two tensors with scales, or one with a number or an ordinary tensor.
+
+    >>> x = QTensor(torch.tensor([1, 2, 3], dtype=torch.int8), 0.1, "qint8")
+    >>> compare("gt", x, 0.25).int_repr()
+    tensor([False, False,  True])
+    """
+    if not isinstance(a, QTensor):
+        return compare(_MIRRORED[relation], b, a)
+    a = a.as_numbers()
+    b = b.as_numbers() if isinstance(b, QTensor) else b
+    if not a.is_rounded or (isinstance(b, QTensor) and not b.is_rounded):  # while calibrating there is no grid
+        return bool_qtensor(RELATIONS[relation](a.dequantize(), b.dequantize() if isinstance(b, QTensor) else b))
+    if isinstance(b, QTensor):
+        is_narrow = max(a.dtype.bits, b.dtype.bits) <= 8
+        factors = fp.choose_comparison(float(a.scale), float(b.scale), is_narrow)
+        return bool_qtensor(fp.compare(a.as_grid(), b.as_grid(), *factors, is_narrow, relation))
+    numbers = b if isinstance(b, Tensor) else torch.tensor(float(b), device=a.device)
+    steps = fp.on_grid_between(numbers, a.scale.reshape(()), a.dtype.min, a.dtype.max)
+    return bool_qtensor(RELATIONS[relation](a.as_grid(), steps))
+
+
+def truth(x: Any) -> Any:
+    """The booleans of a tensor, as an ordinary tensor: what is not 0 is true."""
+    if isinstance(x, QTensor):
+        if x.dtype == qbool:
+            return x.plain()
+        return (x.as_grid() if x.is_rounded else x.dequantize()) != 0
+    return x != 0 if isinstance(x, Tensor) and x.dtype != torch.bool else x
+
+
+def _is_boolean(x: Any) -> bool:
+    return isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype in (torch.bool, qbool))
+
+
+def _operands(args: tuple, kwargs: dict) -> tuple[Any, Any]:
+    call = dict(zip(("input", "other"), args, strict=False)) | kwargs
+    return call["input"], call["other"]
+
+
+def _as_it_is(*args: Any, **kwargs: Any) -> Call | None:
+    """Nothing to replace."""
+    return None
+
+
+def _spellings(names: list[str]) -> list[Callable]:
+    """torch's functions and methods of these names."""
+    return [getattr(owner, n) for n in names for owner in (torch, Tensor) if hasattr(owner, n)]
+
+
+def _register(
+    row: str, names: list[str], python: tuple[Callable, ...], support: Support, handler: Callable[..., Any]
+) -> None:
+    """A row, and what a QTensor does for its spellings."""
+    handle(*_spellings(names))(handler)
+    functions = [*(getattr(torch, n) for n in names if hasattr(torch, n)), *python]
+    methods = [n for n in names if hasattr(Tensor, n)]
+    register(Operator(
+        row, ScaleRule.NONE, functions=dict.fromkeys(functions, _as_it_is), methods=dict.fromkeys(methods, _as_it_is),
+        marches=on(bayes=support), results=(Kind.BOOL,),
+    ))  # fmt: skip
+
+
+_ALIASES = {"ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}
+for _relation in RELATIONS:
+
+    def _compare(func: Callable, args: tuple, kwargs: dict, relation: str = _relation) -> QTensor:
+        return compare(relation, *_operands(args, kwargs))
+
+    _names = [_relation, f"__{_relation}__", *([_ALIASES[_relation]] if _relation in _ALIASES else [])]
+    _register(_relation, _names, (getattr(operator, _relation),), Support(outputs=("qbool",)), _compare)
+
+
+def _logical(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    operands = [truth(x) for x in (*args, *kwargs.values())]
+    return bool_qtensor(getattr(torch, func.__name__)(*operands))
+
+
+def _bitwise(function: Callable[..., Tensor]) -> Callable[..., QTensor]:
+    """The same on booleans; bits of scaled integers have no meaning."""
+
+    def handler(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+        operands = (*args, *kwargs.values())
+        if not all(_is_boolean(x) for x in operands):
+            formats = ", ".join(str(getattr(x, "dtype", type(x).__name__)) for x in operands)
+            raise NotImplementedError(
+                f"{described(func)} works on booleans, got {formats}: the bits of integers with a scale mean nothing. "
+                "Compare first, as in `(x > 0) & (y > 0)`."
+            )
+        return bool_qtensor(function(*map(truth, operands)))
+
+    return handler
+
+
+def _reduce(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    return bool_qtensor(func(truth(args[0] if args else kwargs.pop("input")), *args[1:], **kwargs))
+
+
+_BOOLEAN = Support(("qbool", *INTS), ("qbool",))
+_ROWS: tuple[tuple[str, list[str], tuple[Callable, ...], Callable], ...] = (
+    ("logical_and", ["bitwise_and", "__and__", "__rand__"], (operator.and_,), _bitwise(torch.logical_and)),
+    ("logical_or", ["bitwise_or", "__or__", "__ror__"], (operator.or_,), _bitwise(torch.logical_or)),
+    ("logical_xor", ["bitwise_xor", "__xor__", "__rxor__"], (operator.xor,), _bitwise(torch.logical_xor)),
+    ("logical_not", ["bitwise_not", "__invert__"], (operator.invert, operator.inv), _bitwise(torch.logical_not)),
+)
+for _name, _names, _python, _handler in _ROWS:
+    _register(_name, [*_names, _name], _python, _BOOLEAN, _handler)
+    handle(getattr(torch, _name), getattr(Tensor, _name))(_logical)
+_REDUCED = Limit(  # published for the NASH chips
+    "65535 elements a result",
+    lambda use: math.prod(use.inputs[0].shape) <= 65535 * max(math.prod(use.outputs[0].shape), 1),
+)
+for _name in ("any", "all"):
+    _register(_name, [_name], (), replace(_BOOLEAN, limits=(_REDUCED,)), _reduce)
+
+
+@handle(torch.where, Tensor.where)
+def _where(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """A choice between ordinary tensors or numbers, such as positions; one between quantized tensors has a scale."""
+    is_method = func is Tensor.where
+    call = dict(zip(("input", "condition", "other") if is_method else ("condition", "input", "other"), args,
+                    strict=False)) | kwargs  # fmt: skip
+    if any(isinstance(call.get(name), QTensor) for name in ("input", "other")) or "other" not in call:
+        raise NotImplementedError(
+            f"{described(func)} between quantized tensors needs a scale of its own: in eager mode call the module "
+            "`horizon_plugin_pytorch.nn.Where()`, or put a DeQuantStub before it; `prepare_qat_fx` replaces it by "
+            "itself."
+        )
+    return torch.where(truth(call["condition"]), call["input"], call["other"])
+
+
+register(Operator(
+    "to_numbers", ScaleRule.NONE, methods={"float": _as_it_is}, marches=on(bayes=Support(("qbool",), INT8)),
+))  # fmt: skip
+register(Operator(
+    "to_integers", ScaleRule.NONE, methods={"long": _as_it_is, "int": _as_it_is}, results=(Kind.INDEX,),
+    marches=on(bayes=Support(("qbool",), ())),
+))  # fmt: skip

@@ -1,0 +1,71 @@
+"""Division while training: the reciprocal in int16, the product in the qconfig's format."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.div import Div as _Float
+from horizon_plugin_pytorch.nn.elementwise import Reciprocal
+from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.qat.composite import inner_qconfig
+from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
+from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Functional
+from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
+from horizon_plugin_pytorch.nn.support import INTS, Support, on
+from horizon_plugin_pytorch.qtensor import QTensor
+
+_LARGEST = 1e30  # stands for 1 / 0 in the table, where it saturates
+
+
+class Div(nn.Module):
+    """``x / y`` from a table and a product; conversion replaces these."""
+
+    def __init__(self, qconfig: Any = None) -> None:
+        super().__init__()
+        self.qconfig = qconfig
+        self.reciprocal = SegmentLUT(_reciprocal, "reciprocal", inner_qconfig(qconfig))
+        self.mul = FloatFunctional(qconfig)
+
+    @classmethod
+    def from_float(cls, mod: nn.Module) -> Div:
+        """The QAT form of a division."""
+        return cls(mod.qconfig)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        if is_number(y):
+            return self.mul.mul(x, 1.0 / y)
+        if not isinstance(y, QTensor):
+            return self.mul.mul(x, torch.reciprocal(y))
+        if y.grid is None:
+            y = y.like(fp.away_from_zero(y.plain(), float(y.scale) * fp.smallest_divisor(y.dtype)))
+        return self.mul.mul(x, self.reciprocal(y))
+
+
+def _reciprocal(x: Tensor) -> Tensor:
+    is_zero = x == 0
+    return torch.where(is_zero, _LARGEST, torch.reciprocal(torch.where(is_zero, 1.0, x)))
+
+
+def _div(x: Any, y: Any = None, *, other: Any = None, rounding_mode: str | None = None) -> Call | None:
+    y = other if y is None else y
+    if rounding_mode is not None:
+        raise NotBindable("divide first, then round: `torch.floor(x / y)`")
+    if is_number(y):
+        return None if is_number(x) else Call(_Functional(), (x, 1.0 / y), method="mul_scalar")
+    if is_number(x) and x == 1:
+        return Call(Reciprocal(), (y,))
+    return Call(_Float(), (x, y))
+
+
+register(Operator(
+    "div", ScaleRule.OWN, Div, Div, (_Float,),
+    {torch.div: _div, torch.divide: _div, torch.true_divide: _div, operator.truediv: _div, operator.itruediv: _div},
+    {"div": _div, "div_": _div, "divide": _div, "true_divide": _div},
+    on(bayes=Support(INTS, INTS, note="the published table has int16 only: reciprocal by table in int16")),
+))  # fmt: skip

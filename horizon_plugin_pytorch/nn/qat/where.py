@@ -1,0 +1,112 @@
+"""Choosing between two tensors while training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.nn.comparison import truth
+from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.qat.module import RoundedModule, real
+from horizon_plugin_pytorch.nn.quantized import where as quantized
+from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
+from horizon_plugin_pytorch.nn.support import INT8, Support, on
+from horizon_plugin_pytorch.nn.where import Where as _Float
+from horizon_plugin_pytorch.qtensor import QTensor, described, handle
+
+INFINITE = 1000.0  # numbers from here on stand for infinity
+REACH = 16.0  # exp(-16) is below every step of softmax
+
+
+class Where(RoundedModule):
+    """``where(condition, x, y)`` with a scale of its own."""
+
+    quantized_class = quantized.Where
+
+    def __init__(self, qconfig: Any = None) -> None:
+        super().__init__()
+        self.qconfig = qconfig
+        self.activation_post_process = qconfig.activation(channel_len=1)
+
+    @classmethod
+    def from_float(cls, mod: nn.Module) -> Where:
+        """The QAT form of a `Where`."""
+        return cls(mod.qconfig)
+
+    def forward(self, condition: Any, x: Any, y: Any) -> Any:
+        return super().forward(truth(condition), x, y)
+
+    def _train(self, condition: Tensor, x: Any, y: Any) -> Any:
+        assert self.activation_post_process is not None
+        x, y = real(x), real(y)
+        out = self.activation_post_process(torch.where(condition, _bounded(x, y), _bounded(y, x)))
+        if not out.is_rounded:
+            return out
+        twin: Any = self.twin()
+        for number, mask in ((x, condition), (y, ~condition)):
+            if is_number(number):  # what stands for infinity is at the end of the range, whatever this batch's values
+                out = out.like(torch.where(mask, twin.steps(number) * out.scale.reshape(()), out.plain()))
+        return out
+
+
+def _bounded(x: Any, other: Any) -> Any:
+    """A number that stands for infinity, no further than `REACH` beyond the other operand's values."""
+    if not is_number(x) or abs(x) < INFINITE or is_number(other) or other.numel() == 0:
+        return x
+    limit = float(other.detach().abs().max()) + REACH
+    return max(-limit, min(limit, float(x)))
+
+
+def _where(condition: Any, x: Any = None, y: Any = None, *, input: Any = None, other: Any = None) -> Call:
+    x, y = (input if x is None else x), (other if y is None else y)
+    if x is None or y is None:
+        raise NotBindable("the number of its results depends on values; give torch.where both alternatives")
+    return Call(_Float(), (condition, x, y))
+
+
+def _method_where(x: Any, condition: Any, other: Any) -> Call:
+    return Call(_Float(), (condition, x, other))
+
+
+def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
+    return AS_IT_IS if is_number(value) and value == 0 else Call(_Float(), (mask, value, x))
+
+
+_bayes = on(bayes=Support())
+register(Operator(
+    "where", ScaleRule.OWN, Where, quantized.Where, (_Float,), {torch.where: _where}, {"where": _method_where}, _bayes,
+))  # fmt: skip
+register(Operator(
+    "masked_fill", ScaleRule.OWN, Where, quantized.Where, functions={torch.masked_fill: _masked_fill},
+    methods={"masked_fill": _masked_fill, "masked_fill_": _masked_fill},
+    marches=on(bayes=Support(INT8, INT8), nash=Support()),
+))  # fmt: skip
+
+
+@handle(torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_)
+def masked_fill(func: Any, args: tuple, kwargs: dict) -> Tensor:
+    """Fill with a number that the input's grid has; the scale is kept."""
+    call = dict(zip(("input", "mask", "value"), args, strict=False)) | kwargs
+    x, mask, value = call["input"], truth(call["mask"]), call["value"]
+    if not isinstance(x, QTensor):
+        return torch.masked_fill(x, mask, value)
+    if not is_number(value):
+        raise NotImplementedError(f"{described(func)} takes a number; choose between tensors with `nn.Where()`.")
+    if not x.is_rounded:
+        return x.like(x.plain().masked_fill(mask, float(value)))
+    steps = round(float(value) / float(x.scale)) if abs(value) < float("inf") else value
+    if not x.dtype.min <= steps <= x.dtype.max:
+        raise NotImplementedError(
+            f"{described(func)} with {value} leaves the range of its input, whose scale is {float(x.scale):.4g}. Call "
+            "`horizon_plugin_pytorch.nn.Where()(mask, value, x)`, which has a scale of its own; `prepare_qat_fx` does "
+            "it by itself."
+        )
+    grid = None if x.grid is None else x.grid.masked_fill(mask, steps)
+    if x.is_integer:
+        out = x.like(grid)  # type: ignore[arg-type]
+    else:
+        out = x.like(x.plain().masked_fill(mask, float(x.scale * steps)), grid)
+    out.set_range(min(x.range[0], int(steps)), max(x.range[1], int(steps)))
+    return out
