@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.fixed_point.library import operator
-from horizon_plugin_pytorch.fixed_point.reduction import is_beyond_float32
+from horizon_plugin_pytorch.fixed_point.normalization import pieces
+from horizon_plugin_pytorch.fixed_point.reduction import exact_sum, is_beyond_float32
 from horizon_plugin_pytorch.fixed_point.rescaling import rescale_
 
 # What is measured: the sum of squares, of squared deviations (times the count), of magnitudes; or one magnitude.
@@ -29,17 +30,19 @@ def _measure(q: Tensor, dims: list[int], keepdim: bool, kind: str, is_double: bo
         return torch.abs(q).amax(dims, keepdim).double()
     if kind == SMALLEST:
         return torch.abs(q).amin(dims, keepdim).double()
-    wide = q.double() if is_double else q
     if kind == MAGNITUDES:
-        return torch.abs(wide).sum(dims, keepdim).double()
-    squares = torch.mul(wide, wide).sum(dims, keepdim).double()
+        return exact_sum(torch.abs(q), dims, keepdim, is_double).double()
+    squares = q.double() if is_double else torch.mul(q, q)
+    if is_double:
+        squares.mul_(squares)
+    measure = squares.sum(dims, keepdim).double()
     if kind == SQUARES:
-        return squares
+        return measure
     count = 1
     for dim in dims:
         count *= q.shape[dim]
-    total = wide.sum(dims, keepdim).double()
-    return squares.mul_(count).sub_(total.mul_(total))
+    total = exact_sum(q, dims, keepdim, is_double).double()
+    return measure.mul_(count).sub_(total.mul_(total))
 
 
 @operator(
@@ -72,12 +75,16 @@ def divide_by_norm(
     q: Tensor, dims: list[int], kind: str, gain: float, smallest: float, is_double: bool, low: int, high: int
 ) -> Tensor:
     """``clamp(round(q * float32(gain / max(m, smallest))))`` with the norm ``m`` of each group."""
-    measure = _measure(q, dims, True, kind, is_double)
-    if kind == SQUARES:
-        measure.sqrt_()
-    measure.clamp_(min=smallest)
-    factor = torch.full_like(measure, gain).div_(measure)  # `gain / measure` would multiply by a reciprocal
-    return torch.mul(q, factor.float()).round_().clamp_(low, high)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for piece in pieces(q, dims):
+        x, y = piece.of(q), piece.of(out)
+        measure = _measure(x, dims, True, kind, is_double)
+        if kind == SQUARES:
+            measure.sqrt_()
+        measure.clamp_(min=smallest)
+        factor = torch.full_like(measure, gain).div_(measure)  # `gain / measure` would multiply by a reciprocal
+        torch.mul(x, factor.float(), out=y).round_().clamp_(low, high)
+    return out
 
 
 @operator("cumsum(Tensor q, int dim, Tensor factor, bool is_double, int low, int high) -> Tensor")

@@ -19,26 +19,27 @@ _PIECE = 1 << 18
 SMALLEST_VARIANCE = 2.0**-64  # of a constant group without epsilon: its deviations are 0, whatever they are divided by
 
 
-class _Piece:
+class Piece:
     """A stretch of one axis, and the same stretch of whatever broadcasts along that axis."""
 
     def __init__(self, axis: int, start: int, length: int) -> None:
         self.axis, self.start, self.length = axis, start, length  # the axis counts from the end
 
     def of(self, x: Tensor) -> Tensor:
+        """The stretch of a tensor."""
         if x.dim() < -self.axis or x.shape[self.axis] == 1:
             return x
         return x.narrow(self.axis, self.start, self.length)
 
 
-def _pieces(q: Tensor, dims: list[int]) -> Iterator[_Piece]:
+def pieces(q: Tensor, dims: list[int]) -> Iterator[Piece]:
     """Cut the longest axis that is not in `dims`, so that each piece holds whole groups."""
     free = [axis for axis in range(q.dim()) if axis not in dims]
     axis = max(free, key=lambda a: q.shape[a], default=0)
     length = q.shape[axis]
     step = length if axis in dims else max(_PIECE * length // max(q.numel(), 1), 1)
     for start in range(0, length if q.numel() else 0, max(step, 1)):
-        yield _Piece(axis - q.dim(), start, min(step, length - start))
+        yield Piece(axis - q.dim(), start, min(step, length - start))
 
 
 def _over(number: float, x: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def normalize(
     count = 1
     for axis in dims:
         count *= q.shape[axis]
-    for piece in _pieces(q, dims):
+    for piece in pieces(q, dims):
         x, y = piece.of(q), piece.of(out)
         wide = x.double() if is_double else x
         total = wide.sum(dims, keepdim=True).double() if is_centred else None
@@ -137,7 +138,7 @@ def softmax(
         is_double: the sum can pass 2**24.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for piece in _pieces(q, [dim]):
+    for piece in pieces(q, [dim]):
         mask = None if hidden is None else piece.of(hidden)
         _, entries = _exponentials(piece.of(q), mask, table, dim)
         entries.mul_(_over(gain, _total(entries, dim, is_double)).float())

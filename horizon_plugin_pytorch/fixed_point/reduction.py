@@ -15,10 +15,23 @@ def weight_bits(input_bits: int) -> int:
     return 8 if input_bits <= 8 else 16
 
 
+def exact_sum(q: Tensor, dims: list[int], keepdim: bool, is_double: bool) -> Tensor:
+    """The sum of 16-bit integers over axes; `is_double` says that it can pass 2**24, and makes it float64.
+
+    An axis that cannot pass it by itself is summed in float32 first: that is exact, and much faster.
+    """
+    if not is_double:
+        return torch.sum(q, dims, keepdim)
+    short = [d for d in dims if 1 < q.shape[d] < EXACT_FLOAT32 >> 15]
+    if short:
+        q = torch.sum(q, max(short, key=lambda d: q.shape[d]), keepdim=True)
+    return torch.sum(q.double(), dims, keepdim)
+
+
 @operator("sum(Tensor q, int[] dims, bool keepdim, Tensor factor, bool is_double, int low, int high) -> Tensor")
 def sum(q: Tensor, dims: list[int], keepdim: bool, factor: Tensor, is_double: bool, low: int, high: int) -> Tensor:
     """``clamp((sum(q) * M + 2**(n-1)) >> n)``; a mean has the count in its factor."""
-    return rescale_(torch.sum(q.double() if is_double else q, dims, keepdim), factor, low, high)
+    return rescale_(exact_sum(q, dims, keepdim, is_double), factor, low, high)
 
 
 @operator(
