@@ -194,7 +194,7 @@ def log_softmax(
         gain: one over the output's scale.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for piece in _pieces(q, [dim]):
+    for piece in pieces(q, [dim]):
         steps, entries = _exponentials(piece.of(q), None, table, dim)
         logs = logarithm(_total(entries, dim, is_double), *tables).mul_(gain).float()
         torch.clamp(steps.mul_(factor).sub_(logs).round_(), low, high, out=piece.of(out))

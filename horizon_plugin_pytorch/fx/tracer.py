@@ -136,8 +136,7 @@ def trace(model: nn.Module) -> torch.fx.Graph:
     except Exception as error:
         where = _innermost_user_line(error)
         raise TraceError(
-            f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: "
-            f"{str(error).rstrip('.')}. {_remedy(error)}"
+            f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: {_remedy(error)}"
         ) from error
 
 
@@ -145,19 +144,19 @@ def _remedy(error: Exception) -> str:
     text = str(error)
     if "cannot be iterated" in text:
         return (
-            "A tensor's length is not known while tracing, so it cannot be looped over, passed to zip() or unpacked "
+            "a tensor's length is not known while tracing, so it cannot be looped over, passed to zip() or unpacked "
             "with *. Take a known number of parts: `a, b = x.unbind(1)`, `for part in x.chunk(2, 1)`, or "
             "`x[:, i]` for i in range(2)."
         )
     if "item assignment" in text:
         return (
-            "Writing into a part of a tensor has no form in a graph. Build the tensor from its parts with `torch.cat` "
+            "writing into a part of a tensor has no form in a graph. Build the tensor from its parts with `torch.cat` "
             "or `torch.stack`, or choose between two tensors with `torch.where`."
         )
     return (
-        "The graph must not depend on the values of tensors: move that code out of the model's forward. Before the "
-        "QuantStub or after the DeQuantStub it can also be hidden in a function or module marked with "
-        "`horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then called as it is."
+        f"{text.rstrip('.')}. The graph must not depend on the values of tensors: move that code out of the model's "
+        "forward. Before the QuantStub or after the DeQuantStub it can also be hidden in a function or module marked "
+        "with `horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then called as it is."
     )
 
 

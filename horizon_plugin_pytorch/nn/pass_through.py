@@ -83,6 +83,11 @@ def _keep_with_zeros(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     return _with_zero(keep_scale(func, args, kwargs))
 
 
+def _without_writing(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """``x.squeeze_()`` as ``x.squeeze()``: in a graph, later readers read the result."""
+    return keep_scale(getattr(Tensor, func.__name__.removesuffix("_")), args, kwargs)
+
+
 _PAD = _arguments("input, pad, mode='constant', value=None")
 
 
@@ -289,11 +294,23 @@ _ROWS: dict[str, _Row] = {
         marches=on(bayes=Support(WIDE, WIDE, limits=(_FIRST,))),
         signature="input dim0 dim1",
     ),
+    "reshape_in_place": _Row(
+        "squeeze_ unsqueeze_",
+        _without_writing,
+        on(bernoulli2=Support(note="only the axes of height and width"), bayes=Support(limits=(_SIZES,))),
+    ),
+    "transpose_in_place": _Row(
+        "transpose_ t_ swapaxes_ swapdims_",
+        _without_writing,
+        on(bayes=Support(WIDE, WIDE, limits=(_FIRST,))),
+        signature="input dim0 dim1",
+    ),
+    "zeros": _Row("zeros_like new_zeros", _keep_with_zeros, _MOVES_EVERYWHERE),
     "expand": _Row("expand expand_as broadcast_to repeat tile repeat_interleave", marches=FROM_BAYES),
     "split": _Row("split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind"),
     "slice": _Row("__getitem__", _getitem, _MOVES_EVERYWHERE),
     "select": _Row("narrow select diagonal", marches=_MOVES_EVERYWHERE),
-    "gather": _Row("gather take_along_dim index_select", marches=_MOVES_FROM_BAYES),
+    "gather": _Row("gather take_along_dim index_select take", marches=_MOVES_FROM_BAYES),
     "flip": _Row("flip fliplr flipud rot90 roll", marches=FROM_BAYES),
     "tril": _Row("tril triu", _keep_with_zeros, FROM_BAYES),
     "unfold": _Row("unfold", _keep_with_zeros, FROM_BAYES, (nn.Unfold,)),
@@ -388,6 +405,11 @@ advise(
     "index_put", "index_put_", torch.index_add, "index_add", "index_add_", torch.index_copy, "index_copy",
     "index_copy_", torch.masked_scatter, "masked_scatter", "masked_scatter_",
 )  # fmt: skip
+advise(
+    "it adds overlapping windows; write it as a `ConvTranspose2d` with a fixed kernel of ones and zeros, or move it "
+    "after the DeQuantStub",
+    F.fold,
+)
 advise(
     "a product over an axis leaves every range. Multiply the slices with `*` (each product has a scale of its own), "
     "add logarithms, or move it after the DeQuantStub",

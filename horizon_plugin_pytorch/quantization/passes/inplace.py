@@ -15,11 +15,24 @@ _SAME_MEMORY = {
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split",
     "narrow", "select", "expand", "t", "getitem", "unbind", "view_as", "movedim", "swapaxes", "contiguous", "detach",
     "to", "dropout", "expand_as", "reshape_as", "split_with_sizes", "tensor_split", "moveaxis", "swapdims",
+    "hsplit", "vsplit", "dsplit", "diagonal", "unfold", "ravel", "adjoint", "broadcast_to", "T", "mT", "data",
 }  # fmt: skip
-_SAME_MEMORY_MODULES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Unflatten)
+_SAME_MEMORY_MODULES = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.Flatten,
+    nn.Unflatten,
+)
 
 
 def _name(node: fx.Node) -> str:
+    if node.target is getattr:
+        return str(node.args[1])
     return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 

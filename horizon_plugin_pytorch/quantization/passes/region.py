@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.nn.operator_table import (
@@ -21,6 +22,8 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_ME
 # Attributes that are tensors: results of max, topk and their kin by name, with their position; and views.
 _FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
 _VIEWS = ("T", "mT", "data")
+# Functions that make tensors of numbers; with a float type, or turned to float, they are constants of the model.
+_MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye}
 _FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
 
 
@@ -57,17 +60,22 @@ def is_fact(node: fx.Node) -> bool:
 def _is_size(node: fx.Node) -> bool:
     """Is it a number that depends on shapes only?"""
     sources = node.all_input_nodes
-    return is_fact(node) or (node.op == "call_function" and bool(sources) and all(_is_size(s) for s in sources))
+    if is_fact(node):
+        return True
+    is_number = node.op == "call_function" and node.target not in _MAKERS
+    return is_number and bool(sources) and all(_is_size(s) for s in sources)
 
 
 def is_constant(model: nn.Module, node: fx.Node) -> bool:
-    """Is it a float tensor made of parameters and buffers, such as ``self.position[:, : x.shape[1]]``?"""
+    """Is it a float tensor made of parameters, buffers and sizes, such as ``self.position[:, : x.shape[1]]``?"""
     if node.op == "get_attr":
         value = attribute_at(model, str(node.target))
         return isinstance(value, Tensor) and value.is_floating_point()
     if node.op not in ("call_function", "call_method") or is_fact(node):
         return False
     tensors = [source for source in node.all_input_nodes if not _is_size(source)]
+    if node.target in _MAKERS:
+        return not tensors
     return bool(tensors) and all(is_constant(model, source) for source in tensors)
 
 

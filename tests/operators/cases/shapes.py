@@ -11,6 +11,8 @@ from torch import nn
 from horizon_plugin_pytorch.nn.functional import window_partition, window_reverse
 from tests.operators.cases.base import cases, module
 
+CONSTANT = dict(steps8=1.03, steps16=1.03)  # the constant is rounded as well
+
 SHAPES = cases(
     ("reshape", lambda x: x.reshape(2, -1)),
     ("torch-reshape", lambda x: torch.reshape(x, (2, 3, -1))),
@@ -117,6 +119,15 @@ SHAPES = cases(
     ("circular-pad-3d", module(nn.CircularPad3d, 1), dict(shapes=((1, 2, 3, 4, 5),))),
     ("functional-pixel-unshuffle", lambda x: F.pixel_unshuffle(x, 2), dict(shapes=((2, 2, 6, 4),))),
     ("functional-channel-shuffle", lambda x: F.channel_shuffle(x, 2)),
+    ("squeeze-in-place", lambda x: x.unsqueeze_(1).squeeze_(1)),
+    ("transpose-in-place", lambda x: x.transpose_(1, 2)),
+    ("zeros-like", lambda x: torch.cat([x, torch.zeros_like(x)], 1)),
+    ("new-zeros", lambda x: torch.cat([x, x.new_zeros(2, 1, 7, 9)], 1)),
+    ("take", lambda x: x.take(torch.tensor([[3, 100], [0, 7]]))),
+    ("add-positions", lambda x: x + torch.arange(9.0), CONSTANT),
+    ("add-positions-of-its-size", lambda x: x + torch.arange(x.shape[-1]).float() / 8, CONSTANT),
+    ("mul-ramp", lambda x: x * torch.linspace(0, 1, x.shape[-1], device=x.device), CONSTANT),
+    ("add-mesh", lambda x: x + torch.meshgrid(torch.arange(7.0), torch.arange(9.0), indexing="ij")[0], CONSTANT),
     ("window-partition", lambda x: window_partition(x, 3), dict(shapes=((2, 6, 9, 4),))),
     ("window-reverse", lambda x: window_reverse(x, 3, 6, 9), dict(shapes=((12, 3, 3, 4),))),
     ("windows", lambda x: _shifted_windows(x), dict(shapes=((2, 6, 9, 4),))),
