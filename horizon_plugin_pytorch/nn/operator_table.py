@@ -70,6 +70,7 @@ class Operator:
         results: what it gives; several for an operator that gives a tuple, such as values and positions.
         real_inputs: arguments of the module's forward that may be real numbers; a constant there gets no QuantStub.
         takes: where several rows have one function, such as ``torch.max``, says which calls belong to this one.
+        is_source: does it make integers with a scale from plain indices, as an embedding does?
         signature: names of a function's arguments, where limits ask for them: ``input dim``, ``input *dims``.
     """
 
@@ -85,6 +86,7 @@ class Operator:
     results: tuple[Kind, ...] = (Kind.QUANTIZED,)
     real_inputs: tuple[str, ...] = ()
     takes: Callable[..., bool] | None = None
+    is_source: bool = False
     signature: str = ""
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

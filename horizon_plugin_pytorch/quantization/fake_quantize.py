@@ -316,6 +316,13 @@ class FakeQuantize(nn.Module):
             with torch.no_grad():
                 self._update_scale()
 
+    def gather(self, x: Tensor) -> bool:
+        """Inside `observe_together`, keep a tensor for the end; says whether it did."""
+        if self._gathered is None:
+            return False
+        self._gathered.append(x.detach())
+        return True
+
     def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> Tensor:
         """Real values on the grid; gradients pass straight through inside the range."""
         return round_to_grid(x, self.scale, self.ch_axis, self.quant_min, self.quant_max, limits, self.saturate)
@@ -329,9 +336,7 @@ class FakeQuantize(nn.Module):
         """
         if type(x) is not Tensor:
             x = x.as_subclass(Tensor)
-        if self._gathered is not None:
-            self._gathered.append(x.detach())
-        elif self.is_observing and not self._keeps_range:
+        if not self.gather(x) and self.is_observing and not self._keeps_range:
             self.observe(x, limits)
         if self.is_quantizing and self._gathered is None:
             out = self.round(x, limits)

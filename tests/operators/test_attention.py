@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as horizon_nn
-from horizon_plugin_pytorch.errors import CalibrationWarning, UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.quantization import (
     convert,
     convert_fx,
     default_qat_8bit_fake_quant_qconfig,
+    get_default_qconfig,
     prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
@@ -218,3 +219,177 @@ def test_a_constant_mask_is_no_quantized_tensor() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", CalibrationWarning)
         convert_fx(calibrate(qat, _sentences()))
+
+
+class Tagger(nn.Module):
+    """Words to classes: embedding, recurrent layers, a linear head. There is no QuantStub: words have no scale."""
+
+    def __init__(self, recurrent: Any, **options: Any) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8, padding_idx=0)
+        self.rnn = recurrent(8, 6, batch_first=True, bidirectional=True, **options)
+        self.head, self.dequant = nn.Linear(12, 3), DeQuantStub()
+
+    def forward(self, words: Tensor) -> Tensor:
+        out, _ = self.rnn(self.words(words))
+        return self.dequant(self.head(out))
+
+
+@pytest.mark.parametrize("recurrent", [nn.LSTM, horizon_nn.GRU], ids=["lstm", "gru"])
+def test_a_sequence_tagger_goes_all_the_way(recurrent: Any, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model = Tagger(recurrent, num_layers=2, dropout=0.1).eval()
+    words = torch.randint(0, 20, (3, 6), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = model(words)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qat = prepare_qat_fx(model, {"": default_qat_8bit_fake_quant_qconfig})
+        calibrate(qat, (words,))
+    with torch.no_grad():
+        assert float(torch.cosine_similarity(qat(words).flatten(), wanted.flatten(), 0)) > 0.99
+    assert qat.state_dict().keys() >= model.state_dict().keys()
+    _train_a_step(qat, (words,))
+    quantized = assert_one_arithmetic(qat, (words,), tmp_path, [(words.flip(1),)])
+    assert not dict(quantized.named_parameters())
+
+
+class Stateful(nn.Module):
+    """A recurrent module whose first state is a parameter, or zeros made on the way."""
+
+    def __init__(self, is_learned: bool) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.lstm = QuantStub(), DeQuantStub(), nn.LSTM(6, 5)
+        self.first = nn.Parameter(torch.randn(2, 1, 1, 5) / 4) if is_learned else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first is None:
+            zeros = torch.zeros(1, x.shape[1], 5)
+            state: Any = (zeros, zeros)
+        else:
+            state = (self.first[0].expand(-1, x.shape[1], -1), self.first[1].expand(-1, x.shape[1], -1))
+        return self.dequant(self.lstm(self.quant(x), state)[0])
+
+
+@pytest.mark.parametrize("is_learned", [True, False])
+def test_a_first_state_of_real_numbers_is_put_on_the_grid(is_learned: bool, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Stateful(is_learned).eval(), torch.randn(5, 2, 6)
+    qat = prepared(model, (x,), "qint16")
+    assert torch.allclose(qat(x), model(x), atol=0.01)
+    assert_one_arithmetic(qat, (x,), tmp_path)
+    for state in (FakeQuantState.QAT, FakeQuantState.VALIDATION):
+        set_fake_quantize(qat, state)
+        gradients = []
+        for net in (model, qat):
+            net.zero_grad()
+            net(x).square().sum().backward()
+            gradients.append({name: p.grad for name, p in net.named_parameters()})
+        for name, wanted in gradients[0].items():
+            assert float(torch.cosine_similarity(gradients[1][name].flatten(), wanted.flatten(), 0)) > 0.98, name
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.01])
+def test_all_steps_of_a_sequence_set_one_scale(constant: float) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.rnn = QuantStub(), nn.RNN(1, 1, bias=False, nonlinearity="relu")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rnn(self.quant(x))[0]
+
+    model = Model()
+    model.rnn.weight_ih_l0.data.fill_(1.0)
+    model.rnn.weight_hh_l0.data.fill_(1.0)
+    x = torch.ones(8, 1, 1)  # outputs are 1, 2, ... 8
+    qconfig = get_default_qconfig(activation_qkwargs={"averaging_constant": constant})
+    for state in (FakeQuantState.CALIBRATION, FakeQuantState.QAT):
+        qat = prepare_qat_fx(model, {"": qconfig})
+        set_fake_quantize(qat, state)
+        out = qat(x)
+        assert float(out.scale) == pytest.approx(8 / 127.5, rel=0.04)  # the weight is 127 / 127.5
+        assert torch.allclose(out.dequantize().flatten(), torch.arange(1.0, 9.0), atol=0.3)
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "message"),
+    [
+        (nn.LSTM(6, 5, proj_size=3), UnsupportedOperatorError, "proj_size.*Linear after"),
+        (nn.Bilinear(6, 6, 5), UnsupportedOperatorError, "Bilinear.*has no quantized form"),
+        (Body(lambda x, y: torch.cdist(x, y)), UnsupportedOperatorError, "cdist.*has no quantized form"),
+        (Body(lambda x, y: F.embedding(x, y)), NotImplementedError, "plain integers as indices"),
+    ],
+    ids=["proj-size", "bilinear", "cdist", "indices-with-a-scale"],
+)
+def test_what_has_no_form_says_so(module: nn.Module, error: Any, message: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.module = QuantStub(), module
+
+        def forward(self, x: Tensor) -> Any:
+            x = self.quant(x)
+            return self.module(x) if isinstance(module, nn.LSTM) else self.module(x, x)
+
+    with pytest.raises(error, match=message):
+        prepare_qat_fx(Model(), {"": default_qat_8bit_fake_quant_qconfig})(torch.randn(4, 6))
+
+
+def test_a_recurrent_module_wants_a_quantized_tensor() -> None:
+    qat = prepared(bench(nn.LSTM(6, 5), 1, picks=(0,)), (torch.randn(4, 2, 6),))
+    with pytest.raises(ConversionError, match="LSTM at `body`.*QuantStub"):
+        qat.body(torch.randn(4, 2, 6))
+    with pytest.raises(ConversionError, match="a PackedSequence.*padded tensors"):
+        qat.body(nn.utils.rnn.pack_sequence([torch.randn(4, 6)]))
+
+
+class Words(nn.Module):
+    """Where an embedding's rows go decides whether they are quantized."""
+
+    def __init__(self, call: Callable[..., Any], **options: Any) -> None:
+        super().__init__()
+        self.table, self.quant, self.other = nn.Embedding(9, 4, **options), QuantStub(), QuantStub()
+        self.dequant, self.call = DeQuantStub(), call
+
+    def forward(self, words: Tensor, x: Tensor) -> Any:
+        return self.call(self, words, x)
+
+
+@pytest.mark.parametrize(
+    ("call", "is_quantized"),
+    [
+        (lambda m, words, x: m.dequant(m.quant(x) + m.table(words)), True),
+        (lambda m, words, x: m.dequant(m.quant(x) + m.table(words) * 2.0), True),
+        (lambda m, words, x: m.dequant(m.quant(x) + m.other(m.table(words))), False),
+        (lambda m, words, x: (m.dequant(m.quant(x) * 1.5), m.dequant(m.table(words))), True),
+        (lambda m, words, x: (m.dequant(m.quant(x) * 1.5), m.table(words)), False),
+        (lambda m, words, x: m.dequant(m.table(torch.argmax(m.quant(x), -1)) + m.quant(x)), True),
+    ],
+    ids=["sum", "after-a-product", "own-stub", "dequant", "float", "of-positions"],
+)
+def test_an_embedding_is_quantized_where_it_meets_the_quantized_part(
+    call: Callable[..., Any], is_quantized: bool, tmp_path: Any
+) -> None:
+    torch.manual_seed(0)
+    inputs = (torch.randint(0, 9, (5,)), torch.randn(5, 4))
+    qat = prepared(Words(call).eval(), inputs)
+    assert (type(qat.table).__module__ == "horizon_plugin_pytorch.nn.qat.embedding") is is_quantized
+    assert_one_arithmetic(qat, inputs, tmp_path)
+
+
+def test_an_embedding_that_changes_its_table_says_so() -> None:
+    model = Words(lambda m, words, x: m.quant(x) + m.table(words), max_norm=1.0)
+    with pytest.raises(UnsupportedOperatorError, match="`Embedding` at `table` has no quantized form with max_norm"):
+        prepare_qat_fx(model, {"": default_qat_8bit_fake_quant_qconfig})
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 6), (1, 1, 6)], ids=["no-batch", "one-step"])
+def test_small_batches(shape: tuple[int, ...]) -> None:
+    for module in (nn.LSTM(6, 5, batch_first=True), nn.GRU(6, 5, batch_first=True)):
+        qat = prepared(bench(module, 1, picks=(0,)), (torch.randn(2, 5, 6),))
+        assert qat(torch.randn(shape))[1].shape == (*shape[:2], 5)
+    attention = prepared(
+        bench(nn.MultiheadAttention(6, 2, batch_first=True), 3, picks=(0,)), (torch.randn(2, 5, 6),) * 3
+    )
+    assert attention(*[torch.randn(shape)] * 3)[1].shape == shape

@@ -33,6 +33,7 @@ from horizon_plugin_pytorch.nn.qat.conv_transpose2d import ConvTranspose2d
 from horizon_plugin_pytorch.nn.qat.conv_transpose3d import ConvTranspose3d
 from horizon_plugin_pytorch.nn.qat.correlation import Correlation
 from horizon_plugin_pytorch.nn.qat.div import Div
+from horizon_plugin_pytorch.nn.qat.embedding import Embedding
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.glu import GLU
 from horizon_plugin_pytorch.nn.qat.grid_sample import GridSample
@@ -62,9 +63,9 @@ __all__ = [
     "BatchNorm2d", "BatchNorm3d", "BevPoolV2", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d",
     "ConvAddReLU2d", "ConvAddReLU62d", "ConvBN1d", "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d",
     "ConvBNAddReLU62d", "ConvBNReLU2d", "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d",
-    "ConvTranspose2d", "ConvTranspose3d", "Correlation", "CumSum", "DeQuantStub", "Div", "Einsum", "FloatFunctional",
-    "GRUCell", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm", "Linear",
-    "LinearBN", "LogSoftmax", "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "PReLU",
+    "ConvTranspose2d", "ConvTranspose3d", "Correlation", "CumSum", "DeQuantStub", "Div", "Einsum", "Embedding",
+    "FloatFunctional", "GRUCell", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm",
+    "Linear", "LinearBN", "LogSoftmax", "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "PReLU",
     "PointPillarsScatter", "QuantStub", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "RoIAlign",
     "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "Std", "SyncBatchNorm", "Upsample",
     "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean", "Where",

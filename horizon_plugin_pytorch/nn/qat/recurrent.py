@@ -41,6 +41,7 @@ def _on_grid_of(part: Any, x: Any) -> QTensor:
     assert quantizer is not None
     scale, dtype = quantizer.current_scale(), quantizer.dtype
     if not quantizer.is_exact:
+        quantizer.gather(x)
         value = quantizer.round(x) if quantizer.is_quantizing else x
         return real_qtensor(value, scale, dtype, is_rounded=quantizer.is_quantizing)
     grid = fp.quantize(x.detach(), scale, -1, quantizer.quant_min, quantizer.quant_max)

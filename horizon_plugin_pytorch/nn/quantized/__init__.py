@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.nn.quantized.conv_transpose1d import ConvTranspose1d
 from horizon_plugin_pytorch.nn.quantized.conv_transpose2d import ConvTranspose2d
 from horizon_plugin_pytorch.nn.quantized.conv_transpose3d import ConvTranspose3d
 from horizon_plugin_pytorch.nn.quantized.correlation import Correlation
+from horizon_plugin_pytorch.nn.quantized.embedding import Embedding
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional, QFunctional
 from horizon_plugin_pytorch.nn.quantized.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.quantized.group_norm import GroupNorm
@@ -41,7 +42,7 @@ from horizon_plugin_pytorch.nn.quantized.where import Where
 __all__ = [
     "AdaptiveAvgPool2d", "Atan2", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "BevPoolV2",
     "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d",
-    "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Correlation", "DeQuantize",
+    "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Correlation", "DeQuantize", "Embedding",
     "FloatFunctional", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LayerNorm", "Linear", "LogSoftmax",
     "MultiScaleRoIAlign", "PReLU", "PointPillarsScatter", "QFunctional", "Quantize", "RMSNorm", "ReLU", "ReLU6",
     "RoIAlign", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",

@@ -117,6 +117,8 @@ class Region:
 
 def _given(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[Kind, ...]:
     """What a node gives whose inputs are in the quantized part."""
+    if _is_table(model, node):
+        return (Kind.QUANTIZED,)
     sources = [source for source in node.all_input_nodes if region.kinds(source)]
     if node.op == "call_function" and node.target in (operator.getitem, getattr):
         kinds = region.kinds(node.args[0])  # type: ignore[arg-type]
@@ -151,22 +153,64 @@ def row_of_node(model: fx.GraphModule, node: fx.Node) -> Operator | None:
 
 
 def quantized_nodes(model: fx.GraphModule) -> Region:
-    """What comes after a QuantStub. Without any stub, all nodes that compute."""
+    """What comes after a QuantStub, and after embeddings that meet it. Without either, all nodes that compute."""
+    tables = [node for node in model.graph.nodes if _is_table(model, node)]
+    if not _has_quant(model):
+        return _downstream(model, set(tables) or {node for node in model.graph.nodes if node.op == "placeholder"})
+    chosen: set[fx.Node] = set()
+    while True:
+        region = _downstream(model, chosen)
+        met = {node for node in tables if node not in chosen and _meets(model, node, region)}
+        if not met:
+            return region
+        chosen |= met
+
+
+def _downstream(model: fx.GraphModule, sources: set[fx.Node]) -> Region:
+    """What comes after QuantStubs and after these nodes; embeddings among them belong to it themselves."""
     region = Region()
-    sources = set() if has_stub(model) else {node for node in model.graph.nodes if node.op == "placeholder"}
     for node in model.graph.nodes:
         name = _row_name(model, node)
         if name == "quant":
             region.add(node)
         if name in ("quant", "dequant") or node.op in ("placeholder", "get_attr", "output") or is_fact(node):
             continue
-        if any(region.kinds(source) not in ((), (Kind.FLOAT,)) or source in sources for source in node.all_input_nodes):
+        inputs = node.all_input_nodes
+        if node in sources or any(_is_inside(region, source) or source in sources for source in inputs):
             region.add(node, *_given(model, node, region))
     return region
 
 
+def _is_inside(region: Region, node: fx.Node) -> bool:
+    return region.kinds(node) not in ((), (Kind.FLOAT,))
+
+
+def _is_table(model: fx.GraphModule, node: fx.Node) -> bool:
+    """Does the node select rows of a table by plain indices?"""
+    row = row_of_node(model, node)
+    return row is not None and row.is_source
+
+
+def _meets(model: fx.GraphModule, node: fx.Node, region: Region) -> bool:
+    """Does what a node gives reach the quantized part, or a DeQuantStub, other than through a QuantStub?"""
+    pending, seen = [node], {node}
+    while pending:
+        for user in pending.pop().users:
+            name = _row_name(model, user)
+            if name == "dequant" or (name != "quant" and not is_fact(user) and _is_inside(region, user)):
+                return True
+            if name != "quant" and not is_fact(user) and user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return False
+
+
 def has_stub(model: fx.GraphModule) -> bool:
     """Does the model say where it is quantized?"""
+    return _has_quant(model) or any(_is_table(model, node) for node in model.graph.nodes)
+
+
+def _has_quant(model: fx.GraphModule) -> bool:
     return any(_row_name(model, node) == "quant" for node in model.graph.nodes)
 
 

@@ -110,6 +110,8 @@ def replace_functions(
         if row.qat is None:  # it keeps the scale, and runs as it is
             if row.support(march) is None:
                 raise _unsupported(_spell(node), node, march, row)
+            if row.is_source:
+                _quantize_constants(model, node, quantized, choices, counters)
             continue
         scope = scope_of(node)
         choice = choices.get(scope)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from horizon_plugin_pytorch import nn as horizon_nn
-from tests.operators.cases.base import cases
+from tests.operators.cases.base import cases, module
 
 
 def _einsum(name: str, equation: str, *shapes: tuple[int, ...]) -> tuple[Any, ...]:
@@ -189,4 +189,36 @@ RECURRENT = cases(
     train_steps16=6,
 )  # fmt: skip
 
-CASES = [*PRODUCTS, *SUMS, *ATTENTION, *HEADED, *RECURRENT]
+
+def _indices(high: int, *shape: int) -> Any:
+    return lambda generator: (torch.randint(0, high, shape, generator=generator),)
+
+
+class _Table(nn.Module):
+    """A table of the model's own, by function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.randn(9, 6))
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(self.weight, *inputs)
+
+
+def _table(function: Any) -> Any:
+    def make() -> nn.Module:
+        return _Table(function)
+
+    return make
+
+
+EMBEDDINGS = cases(
+    ("embedding", module(nn.Embedding, 9, 6), dict(shapes=(), others=_indices(9, 2, 5))),
+    ("embedding-padding", module(nn.Embedding, 9, 6, padding_idx=2), dict(shapes=(), others=_indices(9, 5))),
+    ("embedding-and-sum", _table(lambda w, x, i: F.embedding(i, w) + x),
+     dict(shapes=((2, 5, 6),), others=_indices(9, 2, 5), steps8=1.0, steps16=1.0)),  # the table is rounded too
+    ("embedding-torch", _table(lambda w, x, i: torch.embedding(w, i) * x),
+     dict(shapes=((2, 5, 6),), others=_indices(9, 2, 5), steps8=1.0, steps16=1.0)),
+)  # fmt: skip
+
+CASES = [*PRODUCTS, *SUMS, *ATTENTION, *HEADED, *RECURRENT, *EMBEDDINGS]
