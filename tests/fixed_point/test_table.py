@@ -14,6 +14,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
+from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fixed_point.table import INTERVALS, MOST_SEGMENTS
 from tests.fixed_point import reference
 from tests.strategies import ratios
@@ -129,6 +130,31 @@ def test_segments_tile_the_domain_and_give_exactly_the_values(name: str, in_scal
     assert int(table.entries.max()) <= qint16.max
     np.testing.assert_array_equal(table.values.numpy(), evaluate(table, qint16.min, qint16.max))
     assert float((table.values.double() - targets).abs().max()) == table.worst_error
+
+
+def test_evenly_divided_tables_have_equal_segments_and_say_their_error() -> None:
+    targets = targets_of("tanh", 64 / 32768, 1 / 32768, qint16)
+    even = fp.build_segments(targets, qint16, fp.Division("evenly", 16))
+    assert even.widths.tolist() == [4096] * 16
+    np.testing.assert_array_equal(even.values.numpy(), evaluate(even, qint16.min, qint16.max))
+    assert float((even.values.double() - targets).abs().max()) == even.worst_error
+    bent = fp.build_segments(targets, qint16, fp.Division("curvature", 16))
+    assert len(bent.widths) == 16
+    assert bent.worst_error < even.worst_error / 3  # segments are where the function bends
+    assert max(bent.widths.tolist()) > 4 * min(bent.widths.tolist())
+
+
+@pytest.mark.parametrize("wrong", [dict(auto_divide_strategy="best"), dict(max_segments=0), dict(max_segments=65),
+                                   dict(auto_divide_strategy="evenly", max_segments=48)])  # fmt: skip
+def test_a_division_that_makes_no_sense_is_refused(wrong: dict) -> None:
+    with pytest.raises(QuantizationConfigError, match="auto_divide_strategy|max_segments"):
+        fp.Division(**wrong)
+
+
+def test_the_last_interval_follows_a_steep_function_to_the_end() -> None:
+    targets = torch.linspace(-30000, 30000, 1 << 16, dtype=torch.float64)
+    table = fp.build_segments(targets, qint16)
+    assert len(table.starts) == 1 and table.worst_error < 1
 
 
 @settings(max_examples=15, deadline=None)

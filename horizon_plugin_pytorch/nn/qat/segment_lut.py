@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn import elementwise, finite
@@ -166,18 +166,18 @@ def _as_float32(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def _power(input: Any, exponent: Any) -> Call:
     if isinstance(exponent, (int, float)):
         return Call(elementwise.Pow(exponent), (input,))
-    if isinstance(input, (int, float)) and input > 0:  # 2 ** x
-        return Call(elementwise.SegmentLUT(partial(_raised, base=float(input)), "pow"), (exponent,))
-    if isinstance(exponent, fx.Node):
+    if not isinstance(input, (int, float)):
         raise NotBindable("the exponent must be a number; for a tensor write `torch.exp(exponent * torch.log(x))`")
-    raise NotBindable("a base that is a number must be positive")
+    if input <= 0:
+        raise NotBindable("a base that is a number must be positive")
+    return Call(elementwise.SegmentLUT(partial(_raised, base=float(input)), "pow"), (exponent,))  # 2 ** x
 
 
 def _raised(x: Tensor, base: float) -> Tensor:
     return torch.pow(base, x)
 
 
-_DECLARATIONS = (
+DECLARATIONS = (
     # Published tables: these are looked up on BERNOULLI2 too, the others only from BAYES on.
     Function("sigmoid", (nn.Sigmoid,), "expit", function=torch.sigmoid, marches=EVERYWHERE),
     Function("tanh", (nn.Tanh,), function=torch.tanh, marches=EVERYWHERE),
@@ -230,6 +230,6 @@ _DECLARATIONS = (
     Function("trunc", (elementwise.Trunc,), "fix", marches=WHOLE, is_whole=True),
 )
 _BY_MODULE: dict[type, Function] = {}
-for _declared in _DECLARATIONS:
+for _declared in DECLARATIONS:
     register(_declared.row())
     _BY_MODULE.update(dict.fromkeys(_declared.modules, _declared))
