@@ -227,21 +227,27 @@ def _pair(value: Any) -> list[int]:
     return values * 2 if len(values) == 1 else values
 
 
-@lowers("max_pool2d_with_indices", "max_pool2d")
-def max_pool2d(
+@lowers(*(f"max_pool{axes}d{end}" for axes in (1, 2, 3) for end in ("", "_with_indices")))
+def max_pool(
     g: OnnxGraph, site: Site, x: str, kernel: list[int], stride: list[int] | None = None, padding: list[int] | int = 0,
     dilation: list[int] | int = 1, ceil_mode: bool = False,
 ) -> list[str | None]:  # fmt: skip
-    kernel, begins, dilation = _pair(kernel), _pair(padding), _pair(dilation)
-    steps = _pair(stride) if stride else kernel
-    is_single = len(site.input_shape) == 3  # one image without a batch axis
+    axes = int(site.name.split("max_pool")[1][0])
+
+    def sizes(value: Any) -> list[int]:
+        values = [value] if isinstance(value, int) else list(value)
+        return values * axes if len(values) == 1 else values
+
+    kernel, begins, dilation = sizes(kernel), sizes(padding), sizes(dilation)
+    steps = sizes(stride) if stride else kernel
+    is_single = site.rank == axes + 1  # one image without a batch axis
     if is_single:
         x = g.reshape(x, [1, *site.input_shape])
     # ONNX counts windows differently in ceil mode, so the end is padded to exactly the windows that torch has.
     ends = [
         max((out - 1) * s + d * (k - 1) + 1 - size - begin, 0)
         for out, s, d, k, size, begin in zip(
-            site.output_shape[-2:], steps, dilation, kernel, site.input_shape[-2:], begins, strict=True
+            site.output_shape[-axes:], steps, dilation, kernel, site.input_shape[-axes:], begins, strict=True
         )
     ]
     if any(
@@ -249,9 +255,26 @@ def max_pool2d(
     ):  # more than ONNX Runtime's MaxPool takes
         lead = [0, 0]
         pads = g.constant([*lead, *begins, *lead, *ends], torch.int64, "pads")
-        x, begins, ends = g.node("Pad", x, pads, g.scalar(-math.inf, torch.float32)), [0, 0], [0, 0]
+        x, begins, ends = g.node("Pad", x, pads, g.scalar(-math.inf, torch.float32)), [0] * axes, [0] * axes
     out = g.node("MaxPool", x, kernel_shape=kernel, strides=steps, pads=begins + ends, dilations=dilation)
-    return [g.reshape(out, site.output_shape) if is_single else out, None]
+    found = g.reshape(out, site.output_shape) if is_single else out
+    return [found, None][: len(site.outputs)]
+
+
+@lowers("adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(g: OnnxGraph, site: Site, x: str, size: list[int]) -> list[str | None]:
+    """Along one axis after the other: the positions of each window, the last one repeated to a common length."""
+    shape = list(site.input_shape)
+    for axis in range(site.rank - len(size), site.rank):
+        source, target = shape[axis], site.output_shape[axis]
+        starts = [i * source // target for i in range(target)]
+        ends = [-(-(i + 1) * source // target) for i in range(target)]
+        length = max(end - start for start, end in zip(starts, ends, strict=True))
+        index = [[min(start + j, end - 1) for j in range(length)] for start, end in zip(starts, ends, strict=True)]
+        windows = g.node("Gather", x, g.constant(index, torch.int64, "windows"), axis=axis)
+        x = g.axes("ReduceMax", windows, [axis + 1], False)
+        shape[axis] = target
+    return [x, None]
 
 
 @lowers(*(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)))

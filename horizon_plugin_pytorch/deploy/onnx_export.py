@@ -113,6 +113,10 @@ class _Exporter:
             return
         if not any(self.is_data(source) for source in sources):
             return  # made from constants alone: its result is a constant too
+        unknown = [self.missing[key] for key in map(tensor_key, sources) if key in self.missing]
+        if unknown:  # nothing is lost unless the model gives it, or computes integers with it
+            self.missing.update({tensor_key(out): unknown[0] for out in outputs})
+            return
         if lower is None:
             raise ExportError(
                 f"`{step.name}` has no ONNX form. It is a float operator outside the quantized part of the model: "

@@ -254,7 +254,8 @@ def matmul(
 
 
 @lowers("avg_pool2d")
-def avg_pool2d(
+@lowers("avg_pool3d")
+def avg_pool(
     g: OnnxGraph,
     site: Site,
     q: str,
@@ -268,12 +269,13 @@ def avg_pool2d(
     high: int,
 ) -> str:
     """The window's sum as a convolution with ones: ONNX's AveragePool divides, and so rounds."""
-    channels = site.input_shape[-3]
+    axes = len(kernel)
+    channels = site.input_shape[-axes - 1]
     stride = list(stride) or list(kernel)
     ends = [
         max((out - 1) * s + k - size - begin, 0)
         for out, s, k, size, begin in zip(
-            site.output_shape[-2:], stride, kernel, site.input_shape[-2:], padding, strict=True
+            site.output_shape[-axes:], stride, kernel, site.input_shape[-axes:], padding, strict=True
         )
     ]
     ones = g.compact(torch.ones(channels, 1, *kernel), "ones")
@@ -297,3 +299,23 @@ def resample2d(
     across = g.node("MatMul", wide, g.compact(columns, "columns"))
     acc = g.node("Round", g.node("MatMul", g.compact(rows, "rows"), across))
     return rescale(g, acc, dtype, factor, low, high)
+
+
+@lowers("resample3d")
+def resample3d(
+    g: OnnxGraph,
+    site: Site,
+    q: str,
+    planes: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    factor: Tensor,
+    low: int,
+    high: int,
+) -> str:
+    dtype = rows.dtype
+    wide = q if dtype == torch.float32 else g.cast(q, dtype)
+    across = g.node("MatMul", g.compact(rows, "rows"), g.node("MatMul", wide, g.compact(columns, "columns")))
+    flat = g.reshape(across, [*site.input_shape[:-2], rows.shape[0] * columns.shape[1]])
+    total = g.reshape(g.node("MatMul", g.compact(planes, "planes"), flat), site.output_shape)
+    return rescale(g, g.node("Round", total), dtype, factor, low, high)

@@ -56,9 +56,11 @@ from horizon_plugin_pytorch.fixed_point.normalization import choose_logarithm, l
 from horizon_plugin_pytorch.fixed_point.reduction import (
     adaptive_matrix,
     avg_pool2d,
+    avg_pool3d,
     bilinear_matrix,
     is_beyond_float32,
     resample2d,
+    resample3d,
     sum,
     weight_bits,
 )
@@ -78,12 +80,12 @@ from horizon_plugin_pytorch.fixed_point.table import Division, SegmentTable, Tab
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
     "AngleTables", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine", "along",
-    "atan2", "avg_pool2d", "away_from_zero", "bev_pool", "bilinear_matrix", "build_angles", "build_segments",
-    "build_table", "choose_affine", "choose_comparison", "choose_factor", "choose_logarithm", "choose_mix",
-    "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen", "compare", "conv", "correlation",
-    "cumsum", "dequantize", "div", "divide_by_norm", "extremum", "flatten", "grid_factors", "grid_sample",
-    "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul",
+    "atan2", "avg_pool2d", "avg_pool3d", "away_from_zero", "bev_pool", "bilinear_matrix", "build_angles",
+    "build_segments", "build_table", "choose_affine", "choose_comparison", "choose_factor", "choose_logarithm",
+    "choose_mix", "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen", "compare", "conv",
+    "correlation", "cumsum", "dequantize", "div", "divide_by_norm", "extremum", "flatten", "grid_factors",
+    "grid_sample", "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul",
     "multiplier_and_shift", "norm", "normalize", "on_grid_between", "plan_accumulator", "prelu", "quantize",
-    "requantize", "resample2d", "rescale_", "rle", "roi_align", "scatter_rows", "select", "smallest_divisor",
-    "softmax", "split_digits", "sum", "topk", "unflatten", "weight_bits",
+    "requantize", "resample2d", "resample3d", "rescale_", "rle", "roi_align", "scatter_rows", "select",
+    "smallest_divisor", "softmax", "split_digits", "sum", "topk", "unflatten", "weight_bits",
 ]  # fmt: skip

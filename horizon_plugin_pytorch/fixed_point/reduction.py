@@ -54,11 +54,41 @@ def avg_pool2d(
     return rescale_(total, factor, low, high)
 
 
+@operator(
+    "avg_pool3d(Tensor q, int[] kernel, int[] stride, int[] padding, bool ceil_mode, Tensor factor, bool is_double, "
+    "int low, int high) -> Tensor"
+)
+def avg_pool3d(
+    q: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    factor: Tensor,
+    is_double: bool,
+    low: int,
+    high: int,
+) -> Tensor:
+    """As `avg_pool2d`, over three axes."""
+    total = F.avg_pool3d(q.double() if is_double else q, kernel, stride, padding, ceil_mode, True, divisor_override=1)
+    return rescale_(total, factor, low, high)
+
+
 @operator("resample2d(Tensor q, Tensor rows, Tensor columns, Tensor factor, int low, int high) -> Tensor")
 def resample2d(q: Tensor, rows: Tensor, columns: Tensor, factor: Tensor, low: int, high: int) -> Tensor:
     """``clamp((rows @ q @ columns * M + 2**(n-1)) >> n)`` with integer matrices: bilinear resize, adaptive pooling."""
     dtype = rows.dtype
     return rescale_(torch.matmul(rows, torch.matmul(q.to(dtype), columns)), factor, low, high)
+
+
+@operator(
+    "resample3d(Tensor q, Tensor planes, Tensor rows, Tensor columns, Tensor factor, int low, int high) -> Tensor"
+)
+def resample3d(q: Tensor, planes: Tensor, rows: Tensor, columns: Tensor, factor: Tensor, low: int, high: int) -> Tensor:
+    """As `resample2d`, with a matrix for the third axis from the end too."""
+    across = torch.matmul(rows, torch.matmul(q.to(rows.dtype), columns))
+    total = torch.matmul(planes, across.flatten(-2)).unflatten(-1, across.shape[-2:])
+    return rescale_(total, factor, low, high)
 
 
 def bilinear_matrix(source: int, target: int, ratio: float | None, align_corners: bool, bits: int = 8) -> Tensor:

@@ -29,6 +29,7 @@ from horizon_plugin_pytorch.nn.support import (
     Support,
     Use,
     at_most,
+    between,
     on,
 )
 from horizon_plugin_pytorch.qtensor import QTensor, handle, keep_scale, only_qtensor, pad_circular
@@ -208,6 +209,11 @@ def _msort(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     return _sort(func, (*args, 0), kwargs).values
 
 
+def _gives_values(*args: Any, return_indices: Any = False, **kwargs: Any) -> bool:
+    """Max pooling without positions."""
+    return not return_indices
+
+
 def _has_dim(*args: Any, **kwargs: Any) -> bool:
     return ("dim" in kwargs or "axis" in kwargs or len(args) > 1) and not _is_pair(*args, **kwargs)
 
@@ -274,6 +280,20 @@ _NO_REFLECT = Limit(
 _REFLECTS = Limit("no reflect padding", lambda use: False, lambda use: "reflect", "pad with `replicate` or a constant")
 _BYTES_ON_BERNOULLI = on(bernoulli2=Support(INT8, INT8), bayes=Support())
 
+_SMALLER = "use a smaller window, or several pools in a row"
+_MAX_POOL = on(
+    bernoulli2=Support(INT8, INT8, limits=(between("kernel_size", 1, 64, _SMALLER), between("stride", 1, 256))),
+    bayes=Support(
+        INT8,
+        INT8,
+        limits=(
+            at_most("H", 8192), at_most("W", 8192), at_most("C", 8192), between("kernel_size", 1, 256, _SMALLER),
+            between("stride", 1, 256), at_most("padding", 255),
+        ),
+    ),
+)  # fmt: skip
+_OTHER_MAX_POOLS = on(bayes=Support(INT8, INT8, note="not in the published tables"))
+
 _ROWS: dict[str, _Row] = {
     "identity": _Row("clone contiguous detach", marches=_MOVES_EVERYWHERE, modules=(nn.Identity,)),
     "to": _Row("to type_as cpu cuda", None, _MOVES_EVERYWHERE),
@@ -330,9 +350,19 @@ _ROWS: dict[str, _Row] = {
         (nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d),
     ),
     "max_pool": _Row(
-        "max_pool2d max_pool1d adaptive_max_pool2d",
-        modules=(nn.MaxPool2d, nn.MaxPool1d, nn.AdaptiveMaxPool2d),
+        "max_pool2d",
+        marches=_MAX_POOL,
+        modules=(nn.MaxPool2d,),
         others=(F._max_pool2d,),  # type: ignore[attr-defined]
+        takes=_gives_values,
+    ),
+    "other_max_pools": _Row(
+        "max_pool1d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d",
+        marches=_OTHER_MAX_POOLS,
+        modules=(nn.MaxPool1d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+        others=(F._max_pool1d, F._max_pool3d, F._adaptive_max_pool1d, F._adaptive_max_pool2d,  # type: ignore[attr-defined]
+                F._adaptive_max_pool3d),  # type: ignore[attr-defined]
+        takes=_gives_values,
     ),
     "max": _Row("max", marches=_MAX, takes=_has_no_dim),
     "max_dim": _Row("max", marches=_MAX, results=_VALUES_AND_POSITIONS, takes=_has_dim),
@@ -393,6 +423,12 @@ for _name, _row in _ROWS.items():
 handle(torch.relu, Tensor.relu, keeps=True)(keep_scale)
 handle(F.relu, torch.relu_, Tensor.relu_, keeps=True)(_relu)
 
+advise(
+    "leave out return_indices: what needs the positions of max pooling (MaxUnpool) has no quantized form either",
+    F.max_pool1d, F.max_pool2d, F.max_pool3d, F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d,
+    F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices,
+)  # fmt: skip
+advise("use upsampling or a transposed convolution", F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
 advise(
     "the number of results depends on the values, which no chip can plan for. Keep the shape: `torch.where`, "
     "`masked_fill`, or a multiplication by the mask; or move it after the DeQuantStub",

@@ -1,4 +1,4 @@
-"""Adaptive average pooling while training: it has a scale of its own."""
+"""Adaptive average pooling of images while training."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
-from horizon_plugin_pytorch.nn.qat.avg_pool2d import Pool
+from horizon_plugin_pytorch.nn.qat.adaptive_avg_pool import ADAPTIVE
+from horizon_plugin_pytorch.nn.qat.avg_pool import Pool
 from horizon_plugin_pytorch.nn.quantized import adaptive_avg_pool2d as quantized
-from horizon_plugin_pytorch.nn.support import FROM_BAYES
 
 
 class AdaptiveAvgPool2d(Pool, nn.AdaptiveAvgPool2d):
@@ -21,5 +21,5 @@ class AdaptiveAvgPool2d(Pool, nn.AdaptiveAvgPool2d):
 register(Operator(
     "adaptive_avg_pool2d", ScaleRule.OWN, AdaptiveAvgPool2d, quantized.AdaptiveAvgPool2d, (nn.AdaptiveAvgPool2d,),
     {F.adaptive_avg_pool2d: as_module(nn.AdaptiveAvgPool2d, "input, output_size")},
-    marches=FROM_BAYES,
+    marches=ADAPTIVE,
 ))  # fmt: skip

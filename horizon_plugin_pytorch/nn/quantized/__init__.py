@@ -1,7 +1,9 @@
 """Integer modules, and `FloatFunctional`."""
 
+from horizon_plugin_pytorch.nn.quantized.adaptive_avg_pool import AdaptiveAvgPool1d, AdaptiveAvgPool3d
 from horizon_plugin_pytorch.nn.quantized.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from horizon_plugin_pytorch.nn.quantized.atan2 import Atan2
+from horizon_plugin_pytorch.nn.quantized.avg_pool import AvgPool1d, AvgPool3d
 from horizon_plugin_pytorch.nn.quantized.avg_pool2d import AvgPool2d
 from horizon_plugin_pytorch.nn.quantized.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from horizon_plugin_pytorch.nn.quantized.bev_pool_v2 import BevPoolV2
@@ -40,11 +42,11 @@ from horizon_plugin_pytorch.nn.quantized.upsampling import Upsample, UpsamplingB
 from horizon_plugin_pytorch.nn.quantized.where import Where
 
 __all__ = [
-    "AdaptiveAvgPool2d", "Atan2", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "BevPoolV2",
-    "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d",
-    "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Correlation", "DeQuantize", "Embedding",
-    "FloatFunctional", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate", "LayerNorm", "Linear", "LogSoftmax",
-    "MultiScaleRoIAlign", "PReLU", "PointPillarsScatter", "QFunctional", "Quantize", "RMSNorm", "ReLU", "ReLU6",
-    "RoIAlign", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
-    "UpsamplingNearest2d", "Where",
+    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "Atan2", "AvgPool1d", "AvgPool2d", "AvgPool3d",
+    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "BevPoolV2", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d",
+    "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d",
+    "ConvTranspose3d", "Correlation", "DeQuantize", "Embedding", "FloatFunctional", "GridSample", "GroupNorm",
+    "InstanceNorm", "Interpolate", "LayerNorm", "Linear", "LogSoftmax", "MultiScaleRoIAlign", "PReLU",
+    "PointPillarsScatter", "QFunctional", "Quantize", "RMSNorm", "ReLU", "ReLU6", "RoIAlign", "SegmentLUT", "Softmax",
+    "SoftmaxBernoulli2", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Where",
 ]  # fmt: skip

@@ -162,6 +162,7 @@ BERNOULLI2 = cases(
     differing=0.02,
 )
 
+ROWS, VOLUMES = ((2, 5, 24),), ((2, 3, 4, 5, 6),)
 POOLS = cases(
     ("max-pool", module(nn.MaxPool2d, 2), dict(is_smooth=False)),
     ("max-pool-padding", module(nn.MaxPool2d, 3, 2, 1), dict(is_smooth=False)),
@@ -189,6 +190,36 @@ POOLS = cases(
     ("adaptive-none", module(nn.AdaptiveAvgPool2d, (None, 3))),
     ("functional-adaptive", lambda x: F.adaptive_avg_pool2d(x, (2, 2))),
     ("functional-adaptive-one", lambda x: F.adaptive_avg_pool2d(x, 1)),
+    ("avg-pool-single", module(nn.AvgPool2d, 2), dict(shapes=((3, 6, 8),))),
+    ("avg-pool-1d", module(nn.AvgPool1d, 3, 2, 1), dict(shapes=ROWS)),
+    ("avg-pool-1d-ceil", module(nn.AvgPool1d, 4, 3, ceil_mode=True, count_include_pad=False), dict(shapes=ROWS)),
+    ("avg-pool-1d-single", module(nn.AvgPool1d, 2), dict(shapes=((5, 24),))),
+    ("functional-avg-pool-1d", lambda x: F.avg_pool1d(x, 2), dict(shapes=ROWS)),
+    ("torch-avg-pool-1d", lambda x: torch.avg_pool1d(x, 3, stride=1), dict(shapes=ROWS)),
+    ("avg-pool-3d", module(nn.AvgPool3d, 2), dict(shapes=VOLUMES)),
+    ("avg-pool-3d-padding", module(nn.AvgPool3d, 3, 2, 1, count_include_pad=False), dict(shapes=VOLUMES)),
+    ("avg-pool-3d-divisor", module(nn.AvgPool3d, (1, 2, 3), divisor_override=5), dict(shapes=VOLUMES)),
+    ("functional-avg-pool-3d", lambda x: F.avg_pool3d(x, 2, 1), dict(shapes=VOLUMES)),
+    ("adaptive-1d", module(nn.AdaptiveAvgPool1d, 5), dict(shapes=ROWS)),
+    ("functional-adaptive-1d", lambda x: F.adaptive_avg_pool1d(x, 1), dict(shapes=ROWS)),
+    ("adaptive-3d", module(nn.AdaptiveAvgPool3d, (3, None, 4)), dict(shapes=VOLUMES)),
+    ("functional-adaptive-3d", lambda x: F.adaptive_avg_pool3d(x, 1), dict(shapes=VOLUMES)),
+    ("max-pool-1d", module(nn.MaxPool1d, 3, 2, 1), dict(shapes=ROWS, is_smooth=False)),
+    ("functional-max-pool-1d", lambda x: F.max_pool1d(x, 2, ceil_mode=True), dict(shapes=ROWS, is_smooth=False)),
+    ("torch-max-pool-1d", lambda x: torch.max_pool1d(x, 2), dict(shapes=ROWS, is_smooth=False)),
+    ("torch-max-pool", lambda x: torch.max_pool2d(x, 2), dict(is_smooth=False)),
+    ("max-pool-3d", module(nn.MaxPool3d, 2, 1, 1), dict(shapes=VOLUMES, is_smooth=False)),
+    ("max-pool-3d-dilation", module(nn.MaxPool3d, 2, 2, 0, 2, ceil_mode=True), dict(shapes=VOLUMES, is_smooth=False)),
+    ("functional-max-pool-3d", lambda x: F.max_pool3d(x, (1, 2, 3)), dict(shapes=VOLUMES, is_smooth=False)),
+    ("adaptive-max-one", module(nn.AdaptiveMaxPool2d, 1), dict(is_smooth=False)),
+    ("adaptive-max-uneven", module(nn.AdaptiveMaxPool2d, (3, 4)), dict(is_smooth=False)),
+    ("adaptive-max-larger", module(nn.AdaptiveMaxPool2d, (9, None)), dict(is_smooth=False)),
+    ("functional-adaptive-max", lambda x: F.adaptive_max_pool2d(x, 2), dict(is_smooth=False)),
+    ("adaptive-max-1d", module(nn.AdaptiveMaxPool1d, 5), dict(shapes=ROWS, is_smooth=False)),
+    ("functional-adaptive-max-1d", lambda x: F.adaptive_max_pool1d(x, 1), dict(shapes=ROWS, is_smooth=False)),
+    ("adaptive-max-3d", module(nn.AdaptiveMaxPool3d, (2, 3, 2)), dict(shapes=VOLUMES, is_smooth=False)),
+    ("functional-adaptive-max-3d", lambda x: F.adaptive_max_pool3d(x, 2), dict(shapes=VOLUMES, is_smooth=False)),
+    steps16=0.52,  # multipliers have 20 bits
 )
 
 

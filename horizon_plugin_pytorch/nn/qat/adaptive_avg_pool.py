@@ -1,0 +1,41 @@
+"""Adaptive average pooling while training: it has a scale of its own."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.nn.qat.avg_pool import Pool
+from horizon_plugin_pytorch.nn.quantized import adaptive_avg_pool as quantized
+from horizon_plugin_pytorch.nn.support import INT8, Support, on
+
+ADAPTIVE = on(bayes=Support(INT8, INT8, note="the chip emulates it by AvgPool2d, whose windows may differ"))
+_UNPUBLISHED = on(bayes=Support(INT8, INT8, note="not in the published tables"))
+
+
+class AdaptiveAvgPool1d(Pool, nn.AdaptiveAvgPool1d):
+    """AdaptiveAvgPool1d whose output is rounded."""
+
+    quantized_class = quantized.AdaptiveAvgPool1d
+    copied = ("output_size",)
+
+
+class AdaptiveAvgPool3d(Pool, nn.AdaptiveAvgPool3d):
+    """AdaptiveAvgPool3d whose output is rounded."""
+
+    quantized_class = quantized.AdaptiveAvgPool3d
+    copied = ("output_size",)
+
+
+register(Operator(
+    "adaptive_avg_pool1d", ScaleRule.OWN, AdaptiveAvgPool1d, quantized.AdaptiveAvgPool1d, (nn.AdaptiveAvgPool1d,),
+    {torch.adaptive_avg_pool1d: as_module(nn.AdaptiveAvgPool1d, "input, output_size")},
+    marches=_UNPUBLISHED,
+))  # fmt: skip
+register(Operator(
+    "adaptive_avg_pool3d", ScaleRule.OWN, AdaptiveAvgPool3d, quantized.AdaptiveAvgPool3d, (nn.AdaptiveAvgPool3d,),
+    {F.adaptive_avg_pool3d: as_module(nn.AdaptiveAvgPool3d, "input, output_size")},
+    marches=_UNPUBLISHED,
+))  # fmt: skip
