@@ -199,6 +199,12 @@ def _row_of_call(
     return next((pair for pair in found if pair[0].takes is None or pair[0].takes(*args, **(kwargs or {}))), None)
 
 
+def is_pair(*args: Any, **kwargs: Any) -> bool:
+    """Is it a call with two tensors, such as ``torch.max(x, y)`` rather than ``torch.max(x, 1)``?"""
+    second = args[1] if len(args) > 1 else kwargs.get("other")
+    return second is not None and not isinstance(second, int)
+
+
 def advise(text: str, *targets: Any) -> None:
     """Say what to write instead of functions, and methods given by name, that have no quantized form."""
     _ADVICE.update(dict.fromkeys(targets, text))

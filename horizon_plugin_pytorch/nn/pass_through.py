@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn.operator_table import Call, Kind, Operator, ScaleRule, advise, register
+from horizon_plugin_pytorch.nn.operator_table import Call, Kind, Operator, ScaleRule, advise, is_pair, register
 from horizon_plugin_pytorch.nn.support import (
     EVERYWHERE,
     FROM_BAYES,
@@ -115,15 +115,20 @@ def _relu(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 _DROPOUT = _arguments("input, p=0.5, training=True, inplace=False")
+_ALPHA_DROPOUT = _arguments("input, p=0.5, training=False, inplace=False")
 
 
-def _dropout(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+def _dropout(func: Callable, args: tuple, kwargs: dict, read: Any = _DROPOUT) -> QTensor:
     """Dropout trains on real values; once training is over it is not there."""
-    call = _DROPOUT(args, kwargs)
+    call = read(args, kwargs)
     x = only_qtensor(func, (call["input"],), {})
     if not call["training"] or x.is_integer:
         return x
     return x.unrounded(func(x.plain(), call["p"], True))  # what is left was divided by 1 - p
+
+
+def _alpha_dropout(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    return _dropout(func, args, kwargs, _ALPHA_DROPOUT)
 
 
 def _getitem(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -215,17 +220,11 @@ def _gives_values(*args: Any, return_indices: Any = False, **kwargs: Any) -> boo
 
 
 def _has_dim(*args: Any, **kwargs: Any) -> bool:
-    return ("dim" in kwargs or "axis" in kwargs or len(args) > 1) and not _is_pair(*args, **kwargs)
-
-
-def _is_pair(*args: Any, **kwargs: Any) -> bool:
-    """Is it ``torch.max(x, y)`` of two tensors?"""
-    second = args[1] if len(args) > 1 else kwargs.get("other")
-    return second is not None and not isinstance(second, (int, bool))
+    return ("dim" in kwargs or "axis" in kwargs or len(args) > 1) and not is_pair(*args, **kwargs)
 
 
 def _has_no_dim(*args: Any, **kwargs: Any) -> bool:
-    return not _has_dim(*args, **kwargs) and not _is_pair(*args, **kwargs)
+    return not _has_dim(*args, **kwargs) and not is_pair(*args, **kwargs)
 
 
 def _axis_size(use: Use) -> int:
@@ -298,10 +297,16 @@ _ROWS: dict[str, _Row] = {
     "identity": _Row("clone contiguous detach", marches=_MOVES_EVERYWHERE, modules=(nn.Identity,)),
     "to": _Row("to type_as cpu cuda", None, _MOVES_EVERYWHERE),
     "dropout": _Row(
-        "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout",
+        "dropout dropout1d dropout2d dropout3d",
         _dropout,
         _MOVES_EVERYWHERE,
-        (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+        (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    ),
+    "alpha_dropout": _Row(
+        "alpha_dropout feature_alpha_dropout",
+        _alpha_dropout,
+        _MOVES_EVERYWHERE,
+        (nn.AlphaDropout, nn.FeatureAlphaDropout),
     ),
     "reshape": _Row(
         "reshape view flatten unflatten squeeze unsqueeze reshape_as view_as ravel",
@@ -440,6 +445,12 @@ advise(
     torch.scatter, "scatter", "scatter_", torch.scatter_add, "scatter_add", "scatter_add_", torch.index_put,
     "index_put", "index_put_", torch.index_add, "index_add", "index_add_", torch.index_copy, "index_copy",
     "index_copy_", torch.masked_scatter, "masked_scatter", "masked_scatter_",
+)  # fmt: skip
+advise(
+    "it makes numbers that have no scale. Stochastic depth (DropPath) is not there in a model that is prepared in eval "
+    "mode; other constants belong into a buffer, or before the QuantStub",
+    "new_empty", "new_full", "new_ones", torch.empty_like, torch.full_like, torch.ones_like, torch.rand_like,
+    torch.randn_like,
 )  # fmt: skip
 advise(
     "it adds overlapping windows; write it as a `ConvTranspose2d` with a fixed kernel of ones and zeros, or move it "

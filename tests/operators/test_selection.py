@@ -193,6 +193,13 @@ def test_check_model_lets_pass_what_fits(function: Callable) -> None:
     assert not find_limits(convert_fx(prepared(_model(function), (x,))), (x,), March.BAYES)
 
 
+def test_two_scales_are_not_compared_as_if_they_were_one() -> None:
+    a, b = (QTensor(torch.arange(4.0), torch.tensor([scale]), "qint8") for scale in (1.0, 0.5))
+    with pytest.raises(NotImplementedError, match="two QTensors"):
+        torch.max(a, b)
+    assert a.expand_as(b).scale == 1
+
+
 def test_a_quantized_mask_is_refused_with_a_remedy() -> None:
     values = QTensor(torch.arange(4.0), torch.tensor([1.0]), "qint8")
     mask = QTensor(torch.ones(4), torch.tensor([1.0]), "qint8")
@@ -307,3 +314,31 @@ def test_a_constant_group_has_no_deviation_and_a_finite_gradient() -> None:
     out.sum().backward()
     assert not bool(out[0].any())
     assert leaf.grad is not None and bool(leaf.grad.isfinite().all())
+
+
+class DropPath(nn.Module):
+    """Stochastic depth as it is usually written."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        mask = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(0.9)
+        return x.div(0.9) * mask
+
+
+def test_stochastic_depth_is_prepared_in_eval_mode() -> None:
+    x = torch.randn(2, 3, 4)
+    assert prepared(bench(DropPath()).eval(), (x,))(x)[1].shape == x.shape
+    with pytest.raises(UnsupportedOperatorError, match="eval mode"):
+        prepare_qat_fx(bench(DropPath()).train(), {"": default_qat_8bit_fake_quant_qconfig})
+
+
+@pytest.mark.parametrize("function", [F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout2d])
+def test_dropout_acts_while_training_as_torch_does_by_default(function: Callable) -> None:
+    x = torch.rand(2, 8, 6, 6) + 1
+    qat = prepare_qat_fx(_model(function), {"": default_qat_8bit_fake_quant_qconfig}).train()
+    torch.manual_seed(3)
+    found = qat(x)[0].dequantize()
+    torch.manual_seed(3)
+    wanted = function(qat.quant_0(x).dequantize())
+    assert torch.equal(found, wanted)

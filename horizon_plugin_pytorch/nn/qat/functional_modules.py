@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, is_pair, register
 from horizon_plugin_pytorch.nn.placed import placed
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.quantized.functional_modules import (
@@ -209,11 +209,15 @@ _ROWS: tuple[tuple[str, dict[Callable, Any], dict[str, Any], Marches], ...] = (
      {"mul": _mul, "mul_": _mul, "multiply": _mul, "multiply_": _mul}, _PAIR),
     ("cat", {torch.cat: _cat, torch.concat: _cat, torch.concatenate: _cat}, {}, _JOINED),
     ("stack", {torch.stack: _stack}, {}, _JOINED),
-    ("maximum", {torch.maximum: _maximum, torch.fmax: _maximum}, {"maximum": _maximum, "fmax": _maximum}, FROM_BAYES),
-    ("minimum", {torch.minimum: _minimum, torch.fmin: _minimum}, {"minimum": _minimum, "fmin": _minimum}, FROM_BAYES),
 )  # fmt: skip
 for _name, _functions, _methods, _marches in _ROWS:
     register(Operator(
         _name, ScaleRule.OWN, FloatFunctional, QFunctional, functions=_functions, methods=_methods, marches=_marches,
+    ))  # fmt: skip
+for _name, _bind, _spelled in (("maximum", _maximum, "maximum fmax max"), ("minimum", _minimum, "minimum fmin min")):
+    register(Operator(
+        _name, ScaleRule.OWN, FloatFunctional, QFunctional,
+        functions={getattr(torch, n): _bind for n in _spelled.split()}, methods=dict.fromkeys(_spelled.split(), _bind),
+        marches=FROM_BAYES, takes=is_pair,
     ))  # fmt: skip
 assert set(FUNCTIONAL_METHODS) <= set(dir(FloatFunctional))

@@ -81,6 +81,8 @@ SELECTION = cases(
     ("max-indices", lambda x: x.max(1).indices, POSITIONS),
     ("min", lambda x: torch.min(x), TIED),
     ("min-dim", lambda x: torch.min(x, 1, True), BOTH),
+    ("max-pair", lambda x, y: torch.max(x, y), dict(shapes=((2, 6, 5), (2, 6, 5)), is_smooth=False)),
+    ("min-pair", lambda x, y: x.min(other=y), dict(shapes=((2, 6, 5), (2, 6, 5)), is_smooth=False)),
     ("amax", lambda x: x.amax(1, keepdim=True)),
     ("amax-all", lambda x: x.amax(), TIED),
     ("torch-amax", lambda x: torch.amax(x, 1)),
