@@ -39,6 +39,7 @@ FORMATS = {
 IMAGE = (1, 64, 112, 112)
 TOKENS = (1, 1024, 256)
 HEADS = (1, 8, 512, 64)
+VOLUME = (1, 32, 8, 56, 56)
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ JOBS = [
     Job("conv2d 1x1", lambda: nn.Conv2d(64, 64, 1)),
     Job("conv2d depthwise", lambda: nn.Conv2d(64, 64, 3, padding=1, groups=64)),
     Job("conv_transpose2d", lambda: nn.ConvTranspose2d(64, 32, 2, 2)),
+    Job("conv_transpose2d 4x4", lambda: nn.ConvTranspose2d(64, 32, 4, 2, 1), ((1, 64, 56, 56),)),
+    Job("conv1d", lambda: nn.Conv1d(256, 256, 3, padding=1), ((1, 256, 1024),)),
+    Job("conv_transpose1d", lambda: nn.ConvTranspose1d(256, 128, 4, 2, 1), ((1, 256, 1024),)),
+    Job("conv3d", lambda: nn.Conv3d(32, 32, 3, padding=1), (VOLUME,)),
+    Job("conv3d depthwise", lambda: nn.Conv3d(32, 32, 3, padding=1, groups=32), (VOLUME,)),
+    Job("conv_transpose3d", lambda: nn.ConvTranspose3d(32, 16, 2, 2), (VOLUME,)),
     Job("linear", lambda: nn.Linear(256, 256), (TOKENS,)),
     Job("batch_norm", lambda: nn.BatchNorm2d(64)),
     Job("add", **_pair(lambda x, y: x + y)),

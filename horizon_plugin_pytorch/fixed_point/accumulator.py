@@ -392,6 +392,8 @@ def _run(product: Product, x: Tensor, residual: Tensor | None, plan: Accumulator
     is_double = plan.is_double or x.device.type != "cpu"
     is_scaled = is_double and x.device.type == "cpu" and finish.is_plain and residual is None
     pieces = [] if is_double else list(_pieces(product, x, plan, layout))
+    if pieces and finish.is_plain and residual is None and _is_large(pieces):
+        return finish.in_blocks(pieces)
     kernel = (plan.weights[1] if is_scaled else _whole(plan.weights, plan.parts, layout)) if is_double else None
     out = None if is_double else pieces[0].value
     for rows in _chunks(x if is_double else pieces[0].value, residual):
@@ -411,6 +413,12 @@ def _run(product: Product, x: Tensor, residual: Tensor | None, plan: Accumulator
         out = finish.store(out, rows, x.shape[0], value)
     assert out is not None
     return out
+
+
+def _is_large(pieces: list[_Piece]) -> bool:
+    """Does one image pass the chunk's size, with every piece there for all of its channels?"""
+    shape = pieces[0].value.shape
+    return len(shape) > 2 and shape[1:].numel() > _CHUNK and all(p.channels is None for p in pieces)
 
 
 def _rows_of(residual: Tensor | None, rows: slice, rank: int, count: int) -> Tensor | None:
@@ -472,6 +480,19 @@ class _WideFinish:
         if self.is_real:
             return acc.mul_(self.factor)
         return self.rounded(acc.mul_(self.factor).add_(0.5))
+
+    def in_blocks(self, pieces: list[_Piece]) -> Tensor:
+        """The rounded sum of large images, a block of output channels at a time, in the memory of the first piece."""
+        out = pieces[0].value
+        step = max(_CHUNK // out[0, 0].numel(), 1)
+        for row in range(out.shape[0]):
+            for start in range(0, out.shape[1], step):
+                channels = slice(start, start + step)
+                acc = out[row, channels].double()  # the first piece counts for 1
+                for piece in pieces[1:]:
+                    acc.add_(piece.value[row, channels], alpha=piece.weight)
+                out[row, channels].copy_(self.rounded(acc.mul_(self.factor[channels]).add_(self.offset[channels])))
+        return out
 
     def rounded(self, scaled: Tensor) -> Tensor:
         """The last step: what is left of a half is cut off."""

@@ -277,6 +277,19 @@ def test_wide_layers_are_exact_in_the_worst_case(name: str, fill: str) -> None:
         assert plan.parts == parts
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 24])
+@pytest.mark.parametrize("name", WIDE)
+def test_large_images_are_finished_in_blocks_of_channels(
+    name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from horizon_plugin_pytorch.fixed_point import accumulator
+
+    monkeypatch.setattr(accumulator, "_CHUNK", chunk)
+    layer, _ = WIDE[name]
+    for bias in ("none", "small"):
+        check(Layer(**{**layer.__dict__, "bias": bias, "outputs": 5}))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1060, 2200),

@@ -212,6 +212,8 @@ def layer_function(float_class: type, signature: str) -> Binder:
 
 def _channels(float_class: type, weight: Tensor, groups: int) -> tuple:
     if float_class is nn.Linear:
+        if weight.dim() != 2:
+            raise NotBindable("its weight has one axis and a layer's has two: use weight.unsqueeze(0) when making it")
         return weight.shape[1], weight.shape[0]
     first, second, *kernel = weight.shape
     is_transposed = issubclass(float_class, nn.modules.conv._ConvTransposeNd)
