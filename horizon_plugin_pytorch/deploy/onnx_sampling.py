@@ -8,7 +8,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import lowers, rescale
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.fixed_point.correlation import correlation_windows
-from horizon_plugin_pytorch.fixed_point.sampling import FAR, base_positions, reflection_of
+from horizon_plugin_pytorch.fixed_point.sampling import FAR, base_positions, deformed_factor, reflection_of
 
 _WIDE = torch.float64
 
@@ -38,23 +38,27 @@ def round_positions(g: OnnxGraph, position: str, bits: int) -> str:
 class Pixels:
     """Images as rows of channels, with zeros around them: one pixel before and two after each line."""
 
-    def __init__(self, g: OnnxGraph, images: list[str], shapes: list[list[int]]) -> None:
-        self.graph = g
+    def __init__(self, g: OnnxGraph, images: list[str], shapes: list[list[int]], heads: int = 1) -> None:
+        """Images [N, C, H, W]; with several heads [N, H, W, C], a row for the channels of each head."""
+        self.graph, self.pitch = g, float(heads)
         rows, first, self.lines, self.firsts, self.sizes = [], 0, [], [], []
         for image, (batch, channels, height, width) in zip(images, shapes, strict=True):
-            padded = g.node("Pad", image, g.constant([0, 0, 1, 1, 0, 0, 2, 2], torch.int64, "pads"))
-            rows.append(g.reshape(g.node("Transpose", padded, perm=[0, 2, 3, 1]), [-1, channels]))
-            self.lines.append(float(width + 3))
+            if heads == 1:
+                image = g.node("Transpose", image, perm=[0, 2, 3, 1])
+            padded = g.node("Pad", image, g.constant([0, 1, 1, 0, 0, 2, 2, 0], torch.int64, "pads"))
+            rows.append(g.reshape(padded, [-1, channels // heads]))
+            self.lines.append(float((width + 3) * heads))
             self.firsts.append(float(first))
-            self.sizes.append(float((height + 3) * (width + 3)))
-            first += batch * (height + 3) * (width + 3)
+            self.sizes.append(float((height + 3) * (width + 3) * heads))
+            first += batch * (height + 3) * (width + 3) * heads
         self.rows = rows[0] if len(rows) == 1 else g.node("Concat", *rows, axis=0)
 
     def at(self, x: str, y: str, first: str, line: str) -> str:
         """Rows at whole positions (float64) of images, given the first row and the rows in a line of each."""
         g = self.graph
         down = g.node("Mul", g.node("Add", y, _number(g, 1)), line)
-        row = g.node("Add", g.node("Add", down, g.node("Add", x, _number(g, 1))), first)
+        across = g.node("Mul", g.node("Add", x, _number(g, 1)), _number(g, self.pitch))
+        row = g.node("Add", g.node("Add", down, across), first)
         return g.node("Gather", self.rows, g.cast(row, torch.int64), axis=0)
 
     def between(self, x: str, y: str, first: str, line: str, bits: int) -> tuple[str, torch.dtype]:
@@ -310,3 +314,72 @@ def bev_pool(
     total = g.node("Sub", g.node("Gather", running, ends, axis=0), g.node("Gather", running, interval_starts, axis=0))
     place = g.reshape(g.cast(g.node("Gather", ranks_bev, interval_starts, axis=0), torch.int64), [-1, 1])
     return g.node("ScatterND", _zeros(g, cells, channels), place, rescale(g, total, _WIDE, factor, low, high))
+
+
+@lowers("deformable_attention", data="value offsets weights reference")
+def deformable_attention(
+    g: OnnxGraph,
+    site: Site,
+    value: str,
+    offsets: str,
+    weights: str,
+    reference: str,
+    heights: list[int],
+    widths: list[int],
+    scale: float,
+    bits: int,
+    factor: Tensor,
+    is_double: bool,
+    low: int,
+    high: int,
+) -> str:
+    batch, _, heads, depth = site.input_shape
+    points, numbers = site.inputs[1].shape[4], site.inputs[3].shape[-1] // 2
+    unit = float(1 << bits)
+    dtype = _WIDE if is_double else torch.float32
+    wide_offsets, wide_reference = g.cast(offsets, _WIDE), g.cast(reference, _WIDE)
+
+    total, start = None, 0
+    for level, (height, width) in enumerate(zip(heights, widths, strict=True)):
+        places = []
+        for axis, size in enumerate((width, height)):
+            step = g.node(
+                "Mul", _pick(g, wide_offsets, axis, level, 3), _number(g, deformed_factor(numbers, scale, points, bits))
+            )
+            if numbers == 2:
+                extent = g.node("Mul", _pick(g, wide_reference, axis + 2, level, 2), _number(g, size))
+                step = g.node("Mul", step, _unsqueeze(g, extent, 2, 3))
+            base = g.node("Mul", _pick(g, wide_reference, axis, level, 2), _number(g, size * unit))
+            base = g.node("Sub", base, _number(g, unit / 2))
+            position = g.node("Add", step, _unsqueeze(g, base, 2, 3))
+            position = g.node("Where", g.node("IsNaN", position), _number(g, -FAR), position)
+            position = round_positions(g, g.clip(position, -FAR, FAR, _WIDE), bits)
+            position = g.clip(position, -unit, size * unit, _WIDE)
+            places.append(g.node("Transpose", position, perm=[0, 2, 3, 1]))  # batch, head, point, query
+        ends = [start + height * width]
+        image = g.node("Slice", value, *(g.constant(v, torch.int64) for v in ([start], ends, [1])))
+        image = g.reshape(image, [batch, height, width, heads * depth])
+        pixels = Pixels(g, [image], [[batch, heads * depth, height, width]], heads)
+        first = torch.arange(batch, dtype=_WIDE).mul_(pixels.sizes[0]).reshape(-1, 1, 1, 1)
+        first = first + torch.arange(heads, dtype=_WIDE).reshape(-1, 1, 1)
+        acc, acc_dtype = pixels.between(places[0], places[1], g.constant(first), _number(g, pixels.lines[0]), bits)
+        samples = g.node("Mul", acc, g.scalar(0.25**bits, acc_dtype))
+        samples = g.node("Floor", g.node("Add", samples, g.scalar(0.5, acc_dtype)))
+        weight = g.node("Gather", weights, _whole(g, level), axis=3)
+        weight = _unsqueeze(g, g.node("Transpose", weight, perm=[0, 2, 3, 1]), 4)
+        product = g.node("Mul", g.cast(samples, dtype), g.cast(weight, dtype))
+        summed = g.axes("ReduceSum", product, [2], False)
+        total = summed if total is None else g.node("Add", total, summed)
+        start += height * width
+    assert total is not None
+    out = g.node("Transpose", rescale(g, total, dtype, factor, low, high), perm=[0, 2, 1, 3])
+    return g.reshape(out, site.output_shape)
+
+
+def _pick(g: OnnxGraph, x: str, number: int, level: int, axis: int) -> str:
+    """One of the last axis's numbers, of one level."""
+    return g.node("Gather", g.node("Gather", x, _whole(g, number), axis=-1), _whole(g, level), axis=axis)
+
+
+def _unsqueeze(g: OnnxGraph, x: str, *axes: int) -> str:
+    return g.node("Unsqueeze", x, g.constant(list(axes), torch.int64, "axes"))

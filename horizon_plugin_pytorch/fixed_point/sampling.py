@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch.fixed_point.library import operator
+from horizon_plugin_pytorch.fixed_point.rescaling import rescale_
 
 FAR = 2.0**40  # positions beyond are as good as here, and all that follows stays exact in float64
 _CHUNK = 1 << 19  # pixels copied at a time: they stay in the cache while they are sampled
@@ -108,29 +109,41 @@ def grid_sample(
 
 def sample(q: Tensor, x: Tensor, y: Tensor, bits: int) -> Tensor:
     """The image at positions x and y; zero outside of it."""
-    if bits == 0:
-        return sample_exactly(q, x, y, bits, lambda out: out)
-    return sample_exactly(q, x, y, bits, lambda out: out.add_(0.5).floor_())
+    return sample_exactly(q, x, y, bits, lambda out, images: _rounded(out, bits).to(q.dtype))
 
 
-def sample_exactly(q: Tensor, x: Tensor, y: Tensor, bits: int, finish: Callable[[Tensor], Tensor]) -> Tensor:
-    """What `finish` makes of the exact interpolation (in steps, with ``2 * bits`` fraction bits), in float32."""
+def _rounded(samples: Tensor, bits: int) -> Tensor:
+    return samples.add_(0.5).floor_() if bits else samples
+
+
+def sample_exactly(q: Tensor, x: Tensor, y: Tensor, bits: int, finish: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """What `finish` makes of the exact interpolation, which is in steps with ``2 * bits`` fraction bits.
+
+    It is called with parts of the result, [images, channels, ...], and says which images they are of.
+    """
     batch, channels, height, width = q.shape
     rows, columns = _power_of_two(height), _power_of_two(width)
     unit = float(1 << bits)
     grid = torch.stack([(2 * p + unit) / (unit * side) - 1 for p, side in ((x, columns), (y, rows))], -1)
     dtype = torch.float32 if bits <= 8 and max(rows, columns) <= 1 << 15 else torch.float64
     grid, mode = grid.to(dtype), "bilinear" if bits else "nearest"
-    if dtype == q.dtype and (rows, columns) == (height, width):
-        return finish(F.grid_sample(q, grid, mode, "zeros", False)).to(q.dtype)
-    step = max(1, min(channels, _CHUNK // max(1, batch * rows * columns)))
-    padded = q.new_zeros((batch, step, rows, columns), dtype=dtype)
-    parts = []
-    for image in q.split(step, 1):
-        window = padded[:, : image.shape[1]]
-        window[:, :, :height, :width] = image
-        parts.append(finish(F.grid_sample(window, grid, mode, "zeros", False)).to(q.dtype))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    if q.numel() == 0 or (dtype == q.dtype and (rows, columns) == (height, width)):
+        return finish(F.grid_sample(q.to(dtype), grid, mode, "zeros", False), slice(0, batch))
+    step = max(1, min(channels, _CHUNK // max(rows * columns, x[0].numel())))
+    padded = q.new_zeros((1, step, rows, columns), dtype=dtype)
+    out = None
+    for index in range(batch):
+        image = slice(index, index + 1)
+        for start in range(0, channels, step):
+            part = slice(start, min(start + step, channels))
+            window = padded[:, : part.stop - start]
+            window[:, :, :height, :width] = q[image, part]
+            found = finish(F.grid_sample(window, grid[image], mode, "zeros", False), image)
+            if out is None:
+                out = found.new_empty((batch, channels, *found.shape[2:]))
+            out[image, part] = found
+    assert out is not None
+    return out
 
 
 @operator(
@@ -199,11 +212,85 @@ def _inside_or_zero(position: Tensor, size: int, bits: int) -> Tensor:
     return position.clamp(0, (size - 1) * unit).masked_fill_(~is_near, -unit)
 
 
-def _sum_bins(samples: Tensor, ratio: int, factor: float, low: int, high: int) -> Tensor:
+def _sum_bins(samples: Tensor, images: slice, ratio: int, factor: float, low: int, high: int) -> Tensor:
     total = samples.double()
     if ratio > 1:
         total = total.unflatten(2, (-1, ratio)).unflatten(4, (-1, ratio)).sum((3, 5))
-    return total.mul_(factor).add_(0.5).floor_().clamp_(low, high)
+    return total.mul_(factor).add_(0.5).floor_().clamp_(low, high).float()
+
+
+@operator(
+    "deformable_attention(Tensor value, Tensor offsets, Tensor weights, Tensor reference, int[] heights, int[] widths, "
+    "float scale, int bits, Tensor factor, bool is_double, int low, int high) -> Tensor"
+)
+def deformable_attention(
+    value: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    reference: Tensor,
+    heights: list[int],
+    widths: list[int],
+    scale: float,
+    bits: int,
+    factor: Tensor,
+    is_double: bool,
+    low: int,
+    high: int,
+) -> Tensor:
+    """``clamp((sum over levels and points of sample * weight * M + 2**(n-1)) >> n)``; samples as in `grid_sample`.
+
+    Args:
+        value: features of all levels, [N, positions, heads, D].
+        offsets: distances in pixels, or in parts of the reference's size, [N, queries, heads, levels, points, 2].
+        weights: [N, queries, heads, levels, points].
+        reference: real numbers x, y, or x, y, width, height, in [0, 1]: [N, queries, levels, 2 or 4].
+        scale: the real value of one unit of the offsets.
+    """
+    batch, _, heads, depth = value.shape
+    planes = value.permute(0, 2, 3, 1).flatten(0, 1)
+    total, start = None, 0
+    for level, (height, width) in enumerate(zip(heights, widths, strict=True)):
+        x, y = (
+            deformed_positions(
+                offsets[..., level, :, axis], reference[:, :, level, axis::2], scale, size, bits
+            ).permute(0, 2, 3, 1).flatten(0, 1)
+            for axis, size in enumerate((width, height))
+        )  # fmt: skip
+        image = planes[..., start : start + height * width].unflatten(-1, (height, width))
+        weight = weights[..., level, :].permute(0, 2, 3, 1).flatten(0, 1).unsqueeze(1)
+        part = sample_exactly(image, x, y, bits, partial(_weighted_sum, weight=weight, bits=bits, is_double=is_double))
+        total = part if total is None else total.add_(part)
+        start += height * width
+    assert total is not None
+    out = rescale_(total, factor, low, high)
+    return out.reshape(batch, heads * depth, -1).transpose(1, 2).contiguous()
+
+
+def _weighted_sum(samples: Tensor, images: slice, weight: Tensor, bits: int, is_double: bool) -> Tensor:
+    """Rounded samples times their weights, summed over points."""
+    rounded = _rounded(samples, bits).to(torch.float64 if is_double else torch.float32)
+    return rounded.mul_(weight[images]).sum(2)
+
+
+def deformed_positions(offset: Tensor, reference: Tensor, scale: float, size: int, bits: int) -> Tensor:
+    """Positions along an axis of [N, queries, heads, points]; zeros lie outside.
+
+    Args:
+        reference: place, or place and size, in [0, 1]: [N, queries, 1 or 2].
+    """
+    unit = float(1 << bits)
+    wide = reference.double()[:, :, None, None]
+    step = offset.double() * deformed_factor(wide.shape[-1], scale, offset.shape[-1], bits)
+    if wide.shape[-1] == 2:
+        step.mul_(wide[..., 1] * size)
+    position = step.add_((wide[..., 0] * (size * unit)).sub_(unit / 2))
+    position = round_positions(position.nan_to_num_(nan=-FAR).clamp_(-FAR, FAR), bits)
+    return position.clamp_(-unit, size * unit)
+
+
+def deformed_factor(numbers: int, scale: float, points: int, bits: int) -> float:
+    """From units of the offsets to positions; with a reference's size, to twice its parts."""
+    return scale * (1 << bits) * (0.5 / points if numbers == 2 else 1.0)
 
 
 def _power_of_two(size: int) -> int:

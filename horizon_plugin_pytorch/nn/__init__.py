@@ -38,6 +38,7 @@ from horizon_plugin_pytorch.nn.elementwise import (
 )
 from horizon_plugin_pytorch.nn.point_pillars_scatter import PointPillarsScatter
 from horizon_plugin_pytorch.nn.bev_pool_v2 import BevPoolV2
+from horizon_plugin_pytorch.nn.multi_scale_deform_attn import MultiScaleDeformableAttention
 from horizon_plugin_pytorch.nn.correlation import Correlation
 from horizon_plugin_pytorch.nn.grid_sample import GridSample
 from horizon_plugin_pytorch.nn.interpolate import Interpolate
@@ -63,9 +64,9 @@ __all__ = [
     "GRU", "LSTM", "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Atan", "Atan2", "Atanh",
     "BevPoolV2", "BgrToYuv444", "Ceil", "ChannelScale2d", "Correlation", "Cos", "Cosh", "DetectionPostProcess",
     "DetectionPostProcessV1", "Div", "Erf", "Exp", "Floor", "GRUCell", "GridSample", "GroupNorm", "HardLog",
-    "Interpolate", "LSTMCell", "LayerNorm", "MultiScaleRoIAlign", "MultiheadAttention", "PointPillarsScatter", "Pow",
-    "RMSNorm", "RcnnPostProcess", "Reciprocal", "RoIAlign", "Round", "Rsqrt", "ScaledDotProductAttention",
-    "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Softmax", "SoftmaxBernoulli2", "Sqrt", "Tan", "Transformer",
-    "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer", "Trunc",
-    "Where", "functional", "intrinsic", "qat", "quantized",
+    "Interpolate", "LSTMCell", "LayerNorm", "MultiScaleDeformableAttention", "MultiScaleRoIAlign",
+    "MultiheadAttention", "PointPillarsScatter", "Pow", "RMSNorm", "RcnnPostProcess", "Reciprocal", "RoIAlign",
+    "Round", "Rsqrt", "ScaledDotProductAttention", "SegmentLUT", "Selu", "Sign", "Sin", "Sinh", "Softmax",
+    "SoftmaxBernoulli2", "Sqrt", "Tan", "Transformer", "TransformerDecoder", "TransformerDecoderLayer",
+    "TransformerEncoder", "TransformerEncoderLayer", "Trunc", "Where", "functional", "intrinsic", "qat", "quantized",
 ]  # fmt: skip

@@ -47,6 +47,7 @@ from horizon_plugin_pytorch.nn.qat.linear import Linear
 from horizon_plugin_pytorch.nn.qat.linear_bn import LinearBN
 from horizon_plugin_pytorch.nn.qat.matmul import AddMatmul, Einsum
 from horizon_plugin_pytorch.nn.qat.multi_head_attention import MultiheadAttention
+from horizon_plugin_pytorch.nn.qat.multi_scale_deform_attn import MultiScaleDeformableAttention
 from horizon_plugin_pytorch.nn.qat.point_pillars_scatter import PointPillarsScatter
 from horizon_plugin_pytorch.nn.qat.prelu import PReLU
 from horizon_plugin_pytorch.nn.qat.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
@@ -68,8 +69,8 @@ __all__ = [
     "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
     "Correlation", "CumSum", "DeQuantStub", "Div", "Einsum", "Embedding", "FloatFunctional", "GRUCell", "GridSample",
     "GroupNorm", "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm", "Linear", "LinearBN", "LogSoftmax",
-    "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "PReLU", "PointPillarsScatter", "QuantStub",
-    "RMSNorm", "RNNCell", "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention", "SegmentLUT", "Softmax",
-    "SoftmaxBernoulli2", "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var",
-    "VarMean", "Where",
+    "MultiScaleDeformableAttention", "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "PReLU",
+    "PointPillarsScatter", "QuantStub", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention",
+    "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
+    "UpsamplingNearest2d", "Var", "VarMean", "Where",
 ]  # fmt: skip

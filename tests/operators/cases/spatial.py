@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -46,9 +48,11 @@ RESIZES = cases(
     ("upsampling-bilinear-down", module(nn.UpsamplingBilinear2d, scale_factor=0.7), BILINEAR),
 )  # fmt: skip
 
-# A position is off by half a unit on each axis, as a weight above. Gradients in the grid jump from pixel to pixel.
-SAMPLED = dict(shapes=((2, 6, 7, 9), (2, 5, 8, 2)), steps8=1.5, steps16=1.5, is_smooth=False)
-NEAREST = dict(SAMPLED, steps8=0, steps16=0)
+# A position is off by half a unit on each axis, as a weight above. Gradients in the grid jump from pixel to pixel, so
+# they differ where rounding takes a point into another pixel.
+SAMPLED = dict(shapes=((2, 6, 7, 9), (2, 5, 8, 2)), steps8=1.5, steps16=1.5)
+NEAREST = dict(SAMPLED, steps8=0, steps16=0, is_smooth=False)
+JUMPING = dict(SAMPLED, is_smooth=False)
 
 
 def _grid(generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -68,7 +72,7 @@ class ConstantGrid(nn.Module):
 
 SAMPLES = cases(
     ("grid-sample", module(horizon_nn.GridSample), SAMPLED),
-    ("grid-sample-corners", module(horizon_nn.GridSample, "bilinear", "zeros", True), SAMPLED),
+    ("grid-sample-corners", module(horizon_nn.GridSample, "bilinear", "zeros", True), JUMPING),
     ("grid-sample-border", module(horizon_nn.GridSample, padding_mode="border", align_corners=False), SAMPLED),
     ("grid-sample-border-corners", module(horizon_nn.GridSample, "bilinear", "border", True), SAMPLED),
     ("grid-sample-reflection", module(horizon_nn.GridSample, "bilinear", "reflection"), SAMPLED),
@@ -78,11 +82,11 @@ SAMPLES = cases(
     ("functional-grid-sample", lambda x, grid: F.grid_sample(x, grid, align_corners=False), SAMPLED),
     ("functional-grid-sample-nearest",
      lambda x, grid: F.grid_sample(x, grid, mode="nearest", align_corners=True), NEAREST),
-    ("autocasted-grid-sample", lambda x, grid: autocasted_grid_sample_outer(x, grid, align_corners=True), SAMPLED),
+    ("autocasted-grid-sample", lambda x, grid: autocasted_grid_sample_outer(x, grid, align_corners=True), JUMPING),
     ("grid-sample-real-grid", module(horizon_nn.GridSample), dict(SAMPLED, shapes=((2, 6, 7, 9),), others=_grid)),
     ("grid-sample-nearest-real-grid", module(horizon_nn.GridSample, "nearest", "reflection"),
      dict(NEAREST, shapes=((2, 6, 7, 9),), others=_grid)),
-    ("grid-sample-constant-grid", module(ConstantGrid), dict(SAMPLED, shapes=((2, 6, 7, 9),), is_smooth=True)),
+    ("grid-sample-constant-grid", module(ConstantGrid), dict(SAMPLED, shapes=((2, 6, 7, 9),))),
     ("grid-sample-one-pixel", module(horizon_nn.GridSample, "bilinear", "zeros", True),
      dict(SAMPLED, shapes=((2, 3, 1, 1), (2, 2, 2, 2)))),
     ("warp", lambda x, flow: warp(x, flow), SAMPLED),
@@ -91,7 +95,7 @@ SAMPLES = cases(
 )  # fmt: skip
 
 # Places of pixels are rounded to 2**-14: half of that times two numbers of theta, in steps of the output.
-AFFINE = dict(shapes=((2, 2, 3),), steps8=0.6, steps16=2.5)
+AFFINE = dict(shapes=((2, 2, 3),), steps8=0.51, steps16=1.5)
 GRIDS = cases(
     ("affine-grid", lambda theta: F.affine_grid(theta, (2, 3, 5, 6), align_corners=False), AFFINE),
     ("affine-grid-corners", module(horizon_nn.AffineGrid, (2, 3, 5, 6), True), AFFINE),
@@ -101,7 +105,7 @@ GRIDS = cases(
     # A step of the grid moves a sample.
     ("affine-grid-sample",
      lambda theta, x: F.grid_sample(x, F.affine_grid(theta, x.shape, align_corners=False), align_corners=False),
-     dict(shapes=((2, 2, 3), (2, 3, 5, 6)), is_smooth=False, steps8=60, steps16=9)),
+     dict(shapes=((2, 2, 3), (2, 3, 5, 6)), steps8=9, steps16=9)),
 )  # fmt: skip
 
 
@@ -200,4 +204,39 @@ VIEWS = cases(
 )  # fmt: skip
 
 
-CASES = [*RESIZES, *SAMPLES, *GRIDS, *ROIS, *CORRELATIONS, *VIEWS]
+class Deformable(nn.Module):
+    """Deformable attention on two feature maps of 6 x 5 and 3 x 4 positions."""
+
+    def __init__(self, has_all: bool = False, **arguments: Any) -> None:
+        super().__init__()
+        self.attention = horizon_nn.MultiScaleDeformableAttention(8, 2, 2, 3, dropout=0.0, **arguments)
+        for layer in (self.attention.sampling_offsets, self.attention.attention_weights):
+            nn.init.uniform_(layer.weight, -0.4, 0.4)
+        self.has_all = has_all
+
+    def forward(self, query: Tensor, value: Tensor, pos: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+        shapes = [(6, 5), (3, 4)]
+        if not self.has_all:
+            return self.attention(query, value=value, reference_points=reference, spatial_shapes=shapes)
+        return self.attention(query, None, value, value[:7], pos, mask, reference, shapes)
+
+
+def _references(numbers: int) -> Any:
+    def make(generator: torch.Generator) -> tuple[Tensor, ...]:
+        reference = torch.rand(2, 7, 2, numbers, generator=generator) * 1.2 - 0.1
+        return reference, torch.rand(2, 42, generator=generator) < 0.2
+
+    return make
+
+
+# Errors of four linear layers with int8 weights, softmax, sampling and an add.
+ATTENTION = dict(steps8=2, steps16=160)
+DEFORMABLE = cases(
+    ("deformable-attention", module(Deformable, batch_first=True),
+     dict(ATTENTION, shapes=((2, 7, 8), (2, 42, 8), (2, 7, 8)), others=_references(2))),
+    ("deformable-attention-all-inputs", module(Deformable, True, value_proj_ratio=0.5),
+     dict(ATTENTION, shapes=((7, 2, 8), (42, 2, 8), (7, 2, 8)), others=_references(4))),
+)  # fmt: skip
+
+
+CASES = [*RESIZES, *SAMPLES, *GRIDS, *ROIS, *CORRELATIONS, *VIEWS, *DEFORMABLE]
