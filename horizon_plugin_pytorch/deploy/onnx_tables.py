@@ -1,26 +1,29 @@
-"""PReLU and angles as standard ONNX operators."""
+"""Tables, PReLU and angles as standard ONNX operators."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.deploy.onnx_fixed_point import lookup, lowers, round_half_up
+from horizon_plugin_pytorch.deploy.onnx_fixed_point import lookup, lowers
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.fixed_point.elementwise import along
 
 _HALF = 1 << 15
 
 
+@lowers("evaluate")
+def evaluate(g: OnnxGraph, site: Site, q: str, program: str, table: Tensor, offset: int) -> str:
+    return lookup(g, site, q, table, offset)
+
+
 @lowers("prelu")
-def prelu(g: OnnxGraph, site: Site, q: str, above: Tensor, below: Tensor, axis: int, low: int, high: int) -> str:
-    dtype = above.dtype
+def prelu(
+    g: OnnxGraph, site: Site, q: str, above: Tensor, below: Tensor, axis: int, is_convex: bool, low: int, high: int
+) -> str:
     is_below = g.node("Less", q, g.scalar(0.0, torch.float32))
-    factors = [g.constant(along(f, a, site.rank), dtype, "slope") for f, a in ((below, axis), (above, -1))]
-    scaled = g.node("Mul", g.node("Where", is_below, *factors), g.cast(q, dtype) if dtype == torch.float64 else q)
-    if dtype == torch.float32:
-        return g.clip(g.node("Round", scaled), low, high)
-    return round_half_up(g, scaled, low, high, dtype)
+    slopes = [g.constant(along(s, a, site.rank), hint="slope") for s, a in ((below, axis), (above, -1))]
+    return g.clip(g.node("Round", g.node("Mul", q, g.node("Where", is_below, *slopes))), low, high)
 
 
 @lowers("atan2", data="y x")

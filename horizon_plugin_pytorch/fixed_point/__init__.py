@@ -74,8 +74,16 @@ from horizon_plugin_pytorch.fixed_point.runs import rle
 from horizon_plugin_pytorch.fixed_point.sampling import deformable_attention, grid_factors, grid_sample, roi_align
 from horizon_plugin_pytorch.fixed_point.scattering import bev_pool, scatter_rows
 from horizon_plugin_pytorch.fixed_point.selection import topk
-from horizon_plugin_pytorch.fixed_point.slopes import choose_slopes, prelu
-from horizon_plugin_pytorch.fixed_point.table import Division, SegmentTable, Table, build_segments, build_table, lookup
+from horizon_plugin_pytorch.fixed_point.slopes import prelu
+from horizon_plugin_pytorch.fixed_point.table import (
+    Division,
+    SegmentTable,
+    Table,
+    build_segments,
+    build_table,
+    evaluate,
+    lookup,
+)
 
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
@@ -83,9 +91,10 @@ __all__ = [
     "atan2", "avg_pool2d", "avg_pool3d", "away_from_zero", "bev_pool", "bilinear_matrix", "build_angles",
     "build_segments", "build_table", "choose_affine", "choose_comparison", "choose_factor", "choose_logarithm",
     "choose_mix", "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen", "compare", "conv",
-    "correlation", "cumsum", "deformable_attention", "dequantize", "div", "divide_by_norm", "extremum", "flatten",
-    "grid_factors", "grid_sample", "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "matmul",
-    "mix_channels", "mul", "multiplier_and_shift", "norm", "normalize", "on_grid_between", "plan_accumulator", "prelu",
-    "quantize", "requantize", "resample2d", "resample3d", "rescale_", "rle", "roi_align", "scatter_rows", "select",
-    "smallest_divisor", "softmax", "split_digits", "sum", "topk", "unflatten", "weight_bits",
+    "correlation", "cumsum", "deformable_attention", "dequantize", "div", "divide_by_norm", "evaluate", "extremum",
+    "flatten", "grid_factors", "grid_sample", "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup",
+    "matmul", "mix_channels", "mul", "multiplier_and_shift", "norm", "normalize", "on_grid_between",
+    "plan_accumulator", "prelu", "quantize", "requantize", "resample2d", "resample3d", "rescale_", "rle", "roi_align",
+    "scatter_rows", "select", "smallest_divisor", "softmax", "split_digits", "sum", "topk", "unflatten",
+    "weight_bits",
 ]  # fmt: skip

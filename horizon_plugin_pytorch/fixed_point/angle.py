@@ -61,5 +61,5 @@ def atan2(
 ) -> Tensor:
     """``atan2(y, x)`` on integers."""
     ratio = (lookup(y, y_log, y_min) - lookup(x, x_log, x_min)).clamp_(-_HALF, _HALF - 1)
-    ratio += torch.where(x < 0, 2.0 * _HALF, 0.0)
-    return lookup(ratio, angles, -_HALF).mul_(torch.where(y < 0, -1.0, 1.0)).clamp_(low, high)
+    ratio += x.clamp(-1, 0).mul_(-2.0 * _HALF)  # the second table for x < 0
+    return lookup(ratio, angles, -_HALF).mul_(y.clamp(-1, 0).mul_(2).add_(1)).clamp_(low, high)

@@ -8,9 +8,10 @@ are one look-up: a segment table is expanded once to its 65,536 values. Every ta
 
 from __future__ import annotations
 
+import functools
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ MOST_SEGMENTS = 64
 INTERVALS = 64
 _INPUT_BITS = 16
 _INTERVAL_BITS = 6
+_ROUNDED = 0.51  # a float32 number near a half may be rounded to the other side
 
 
 STRATEGIES = ("curvature", "evenly")
@@ -63,19 +65,21 @@ class Table:
     """The value for every input, from the lowest up.
 
     `worst_error` is the largest distance, in output steps, between the table and the function over all inputs.
+    `program` computes the same values, where that is quicker than looking them up; it was compared on every input.
     """
 
     values: Tensor
     worst_error: float
+    program: str = ""
 
 
 @dataclass(frozen=True)
 class SegmentTable(Table):
     """An int16 table: where segments start (in steps from the lowest input), their widths, their entries."""
 
-    starts: Tensor
-    widths: Tensor
-    entries: Tensor
+    starts: Tensor = field(default_factory=lambda: torch.zeros(0))
+    widths: Tensor = field(default_factory=lambda: torch.zeros(0))
+    entries: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 @operator("lookup(Tensor q, Tensor table, int offset) -> Tensor")
@@ -87,6 +91,25 @@ def lookup(q: Tensor, table: Tensor, offset: int) -> Tensor:
     return flat.as_strided(index.shape, index.stride())
 
 
+@functools.lru_cache(maxsize=256)
+def _parsed(program: str) -> tuple[tuple[str, tuple], ...]:
+    steps = [step.split() for step in program.split(";")]
+    return tuple((name, tuple(a if a == "q" else float(a) for a in args)) for name, *args in steps)
+
+
+@operator("evaluate(Tensor q, str program, Tensor table, int offset) -> Tensor")
+def evaluate(q: Tensor, program: str, table: Tensor, offset: int) -> Tensor:
+    """``table[q - offset]``, computed by a program that gives these values.
+
+    A program is a list of operators of torch, each applied to what the last gave: ``mul 0.5; add 3; mul q; round``.
+    """
+    out = q
+    for index, (name, args) in enumerate(_parsed(program)):
+        step = getattr(torch.ops.aten, name if index == 0 else f"{name}_")
+        out = step(out, *(q if a == "q" else a for a in args))
+    return out
+
+
 def build_table(
     function: Callable[[Tensor], Tensor],
     in_scale: Tensor,
@@ -94,6 +117,7 @@ def build_table(
     out_scale: Tensor,
     out_dtype: QuantDType,
     division: Division | None = None,
+    programs: Iterable[str] = (),
 ) -> Table:
     """The table of a function between two scales, its values as float32 integers.
 
@@ -101,6 +125,8 @@ def build_table(
         function: on real values, element by element; where it has none (NaN) the table has 0.
         division: how a 16-bit table is made of segments; None leaves it whole: every entry is rounded to nearest,
             as in an 8-bit table. Functions that jump all over their range (floor) need that.
+        programs: float32 operators that compute the function in output steps, as `evaluate` takes them. The first is
+            used that gives every entry of an 8-bit table, or all of a 16-bit one within 0.51 steps.
 
     >>> from horizon_plugin_pytorch.dtype import qint8
     >>> t = build_table(torch.sigmoid, torch.tensor([0.1]), qint8, torch.tensor([1 / 128]), qint8)
@@ -110,10 +136,27 @@ def build_table(
     q = torch.arange(in_dtype.min, in_dtype.max + 1, dtype=torch.float64)
     exact = function(q * in_scale.detach().double().cpu()) / out_scale.detach().double().cpu()
     targets = torch.nan_to_num(exact, nan=0.0).clamp(out_dtype.min, out_dtype.max)
+    values = torch.round(targets)
+    for program in programs:
+        program, computed = _finished(program, q.float(), out_dtype)
+        error = float((computed.double() - targets).abs().max())
+        if torch.equal(computed.double(), values) or (in_dtype.bits > 8 and error <= _ROUNDED):
+            return Table(computed, error, program)
     if in_dtype.bits > 8 and division is not None:
         return build_segments(targets, out_dtype, division)
-    values = torch.round(targets)
     return Table(values.float(), float((values - targets).abs().max()))
+
+
+def _finished(program: str, q: Tensor, out_dtype: QuantDType) -> tuple[str, Tensor]:
+    """A program that ends in integers of the format, and what it gives for every input."""
+    computed = evaluate(q, program, q, 0)
+    if not torch.equal(computed, computed.round()):
+        program = f"{program}; round"
+        computed = computed.round()
+    if float(computed.min()) < out_dtype.min or float(computed.max()) > out_dtype.max:
+        program = f"{program}; clamp {out_dtype.min} {out_dtype.max}"
+        computed = computed.clamp(out_dtype.min, out_dtype.max)
+    return program, computed
 
 
 def _interpolated(targets: Tensor, level: int, low: int, high: int) -> tuple[Tensor, Tensor]:

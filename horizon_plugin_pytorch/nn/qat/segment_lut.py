@@ -38,6 +38,8 @@ class SegmentLUT(RoundedModule):
         qconfig: gives the output's format.
         is_whole: its values are whole numbers, between which it jumps (floor): the scale is at least 1, and an int16
             table is not made of segments.
+        form: for functions that a few operators compute: what they are, given the scales of input and output; see
+            `fixed_point.evaluate`.
         table_kwargs: parameters of an int16 table: `auto_divide_strategy` (``"curvature"`` makes segments short where
             the function bends, ``"evenly"`` equally wide) and `max_segments`.
     """
@@ -50,10 +52,12 @@ class SegmentLUT(RoundedModule):
         name: str = "",
         qconfig: Any = None,
         is_whole: bool = False,
+        form: Callable[[float, float], str] | None = None,
         **table_kwargs: Any,
     ) -> None:
         super().__init__()
         self.function, self.name, self.qconfig = function, name, qconfig
+        self.form = None if table_kwargs else form
         self.division = None if is_whole else fp.Division(**table_kwargs)
         self.activation_post_process = qconfig.activation(channel_len=1)
         if is_whole:
@@ -68,7 +72,8 @@ class SegmentLUT(RoundedModule):
         """
         made = next(_BY_MODULE[base] for base in type(mod).__mro__ if base in _BY_MODULE)
         name = getattr(mod, "name", made.name)
-        return cls(made.tabulated(mod), name, mod.qconfig, made.is_whole, **getattr(mod, "table_kwargs", {}))
+        table_kwargs = getattr(mod, "table_kwargs", {})
+        return cls(made.tabulated(mod), name, mod.qconfig, made.is_whole, made.program(mod), **table_kwargs)
 
     def value(self, x: Tensor) -> Tensor:
         return self.function(x)
@@ -118,6 +123,8 @@ class Function:
         function: what is put into the table, given x and these arguments; None for an `Elementwise`, which knows.
         marches: where it runs.
         is_whole: its values are whole numbers.
+        form: of functions that a few operators compute quicker than a table is read: what they are, given the scales
+            of input and output and the arguments of `function`; empty where they do not apply.
         bind: the binder, where the arguments do not say it all.
     """
 
@@ -128,6 +135,7 @@ class Function:
     function: Callable[..., Tensor] | None = None
     marches: Marches = field(default_factory=lambda: FROM_BAYES)
     is_whole: bool = False
+    form: Callable[..., str] | None = None
     bind: Binder | None = None
 
     def tabulated(self, mod: Any) -> Callable[[Tensor], Tensor]:
@@ -136,8 +144,16 @@ class Function:
             return partial(_as_float32, mod.quantized_function())
         if self.function is None:
             return mod.quantized_function()
+        given = self._given(mod)
+        return partial(self.function, **given) if given else self.function
+
+    def program(self, mod: Any) -> Callable[[float, float], str] | None:
+        """The quick form of a module of this class."""
+        return None if self.form is None else partial(self.form, **self._given(mod))
+
+    def _given(self, mod: Any) -> dict[str, Any]:
         names = [argument.partition("=")[0].strip() for argument in self.arguments.split(",") if argument]
-        return partial(self.function, **{name: getattr(mod, name) for name in names}) if names else self.function
+        return {name: getattr(mod, name) for name in getattr(mod, "arguments", names)}
 
     def row(self) -> Operator:
         """The row of the operator table."""
@@ -161,6 +177,30 @@ class Function:
 def _as_float32(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A function that jumps must see the value that float code sees, not one just below the whole number."""
     return function(x.float()).to(x.dtype)
+
+
+def _leaky_relu(s: float, o: float, negative_slope: float) -> str:
+    return f"leaky_relu {negative_slope}; mul {s / o}"
+
+
+def _hardsigmoid(s: float, o: float) -> str:
+    return f"mul {s / 6 / o}; add {0.5 / o}; clamp 0 {1 / o}"
+
+
+def _hardswish(s: float, o: float) -> str:
+    return f"mul {s}; add 3; clamp 0 6; mul q; mul {s / 6 / o}"
+
+
+def _pow(s: float, o: float, exponent: float, max_value: float) -> str:
+    return f"mul q; mul {s * s / o}" if exponent == 2 else ""
+
+
+def _reciprocal(s: float, o: float, max_value: float) -> str:  # adding 0 makes -0 a plain 0
+    return f"add 0; reciprocal; mul {1 / s / o}; clamp {-max_value / o} {max_value / o}"
+
+
+def _whole(s: float, o: float, name: str) -> str:
+    return f"mul {s}; {name}" + (f"; mul {1 / o}" if o != 1 else "")
 
 
 def _power(input: Any, exponent: Any) -> Call:
@@ -194,23 +234,23 @@ DECLARATIONS = (
     Function("cosh", (elementwise.Cosh,)),
     Function("erf", (elementwise.Erf,)),
     Function("log", (elementwise.HardLog,)),
-    Function("pow", (elementwise.Pow,), bind=_power),
+    Function("pow", (elementwise.Pow,), form=_pow, bind=_power),
     Function("square", (), bind=as_module(lambda: elementwise.Pow(2), "input")),
-    Function("reciprocal", (elementwise.Reciprocal,)),
+    Function("reciprocal", (elementwise.Reciprocal,), form=_reciprocal),
     Function("rsqrt", (elementwise.Rsqrt,)),
     Function("sin", (elementwise.Sin,)),
     Function("sinh", (elementwise.Sinh,)),
     Function("sqrt", (elementwise.Sqrt,)),
     Function("tan", (elementwise.Tan,)),
     Function("elu", (nn.ELU,), arguments="alpha=1.0", function=F.elu),
-    Function("hardsigmoid", (nn.Hardsigmoid,), function=F.hardsigmoid),
-    Function("leaky_relu", (nn.LeakyReLU,), arguments="negative_slope=0.01", function=F.leaky_relu),
+    Function("hardsigmoid", (nn.Hardsigmoid,), function=F.hardsigmoid, form=_hardsigmoid),
+    Function("leaky_relu", (nn.LeakyReLU,), "", "negative_slope=0.01", F.leaky_relu, form=_leaky_relu),
     Function("softplus", (nn.Softplus,), arguments="beta=1.0, threshold=20.0", function=F.softplus),
     Function("selu", (nn.SELU, elementwise.Selu), function=F.selu),
     # Not in the tables, but of the same make.
     Function("celu", (nn.CELU,), arguments="alpha=1.0", function=F.celu),
     Function("hardshrink", (nn.Hardshrink,), arguments="lambd=0.5", function=F.hardshrink),
-    Function("hardswish", (nn.Hardswish,), function=F.hardswish),
+    Function("hardswish", (nn.Hardswish,), function=F.hardswish, form=_hardswish),
     Function("logsigmoid", (nn.LogSigmoid,), function=F.logsigmoid),
     Function("mish", (nn.Mish,), function=F.mish),
     Function("softshrink", (nn.Softshrink,), arguments="lambd=0.5", function=F.softshrink),
@@ -223,11 +263,11 @@ DECLARATIONS = (
     Function("log1p", (), function=finite.log1p),
     Function("log2", (), function=finite.log2),
     Function("segment_lut", (elementwise.SegmentLUT,)),
-    Function("ceil", (elementwise.Ceil,), marches=WHOLE, is_whole=True),
-    Function("floor", (elementwise.Floor,), marches=WHOLE, is_whole=True),
-    Function("round", (elementwise.Round,), marches=WHOLE, is_whole=True),
-    Function("sign", (elementwise.Sign,), "sgn", marches=WHOLE, is_whole=True),
-    Function("trunc", (elementwise.Trunc,), "fix", marches=WHOLE, is_whole=True),
+    Function("ceil", (elementwise.Ceil,), marches=WHOLE, is_whole=True, form=partial(_whole, name="ceil")),
+    Function("floor", (elementwise.Floor,), marches=WHOLE, is_whole=True, form=partial(_whole, name="floor")),
+    Function("round", (elementwise.Round,), marches=WHOLE, is_whole=True, form=partial(_whole, name="round")),
+    Function("sign", (elementwise.Sign,), "sgn", marches=WHOLE, is_whole=True, form=partial(_whole, name="sign")),
+    Function("trunc", (elementwise.Trunc,), "fix", marches=WHOLE, is_whole=True, form=partial(_whole, name="trunc")),
 )
 _BY_MODULE: dict[type, Function] = {}
 for _declared in DECLARATIONS:

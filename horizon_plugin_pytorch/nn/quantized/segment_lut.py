@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.errors import ConversionError, TableWarning
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 
+_NUDGES = (0, 1, -1, 2, -2, 4, -4, 8, -8)
 MOST_STEPS = 2.0  # a table that is further from its function than this deserves a warning
 
 
@@ -23,9 +24,10 @@ class SegmentLUT(QuantizedModule):
     function: Callable[[Tensor], Tensor]
     name: str
     division: fp.Division | None
+    form: Callable[[float, float], str] | None
 
     def configure(self, mod: Any) -> None:
-        self.function, self.name, self.division = mod.function, mod.name, mod.division
+        self.function, self.name, self.division, self.form = mod.function, mod.name, mod.division, mod.form
         self.magnitude = 0.0  # of the largest input that it was planned for: some chips limit it
         self._met: tuple[Tensor, QuantDType] | None = None
         for scale, dtype in mod.inputs_seen():
@@ -38,7 +40,9 @@ class SegmentLUT(QuantizedModule):
 
     def _build(self, in_scale: Tensor, in_dtype: QuantDType) -> fp.Table:
         assert self.scale is not None and self.out_dtype is not None
-        table = fp.build_table(self.function, in_scale, in_dtype, self.scale, self.out_dtype, self.division)
+        table = fp.build_table(
+            self.function, in_scale, in_dtype, self.scale, self.out_dtype, self.division, self._programs(in_scale)
+        )
         self.magnitude = reach = -in_dtype.min * float(in_scale)
         if table.worst_error > MOST_STEPS:
             warnings.warn(
@@ -49,7 +53,15 @@ class SegmentLUT(QuantizedModule):
                 TableWarning,
                 stacklevel=2,
             )
-        return fp.Table(table.values.to(in_scale.device), table.worst_error)
+        return fp.Table(table.values.to(in_scale.device), table.worst_error, table.program)
+
+    def _programs(self, in_scale: Tensor) -> Iterator[str]:
+        """Quick forms of the function; some move the scale by a few 2**-23, away from a tie that float32 would miss."""
+        assert self.scale is not None
+        for nudge in _NUDGES if self.form is not None else ():
+            program = self.form(float(in_scale), float(self.scale) * (1 + nudge * 2.0**-23))  # type: ignore[misc]
+            if program:
+                yield program
 
     def table_error(self, in_scale: Tensor | None = None, in_dtype: QuantDType | None = None) -> float:
         """The largest distance between table and function, in output steps, over all inputs of a scale and format.
@@ -64,7 +76,10 @@ class SegmentLUT(QuantizedModule):
 
     def forward(self, x: QTensor) -> QTensor:
         x = self.quantized_input(x)
-        return self.output(fp.lookup(x.plain(), self.table(x.scale, x.dtype).values, x.dtype.min))
+        table = self.table(x.scale, x.dtype)
+        if table.program:
+            return self.output(fp.evaluate(x.plain(), table.program, table.values, x.dtype.min))
+        return self.output(fp.lookup(x.plain(), table.values, x.dtype.min))
 
     def extra_repr(self) -> str:
         error = "" if self._met is None else f", table_error={self.table_error():.2f} steps"
