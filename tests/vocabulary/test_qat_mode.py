@@ -29,7 +29,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from tests.models import shake_norms
+from tests.models import ZOO, shake_norms
 from tests.routes import as_numbers, assert_one_arithmetic, calibrate, mismatches, qconfig
 
 KEPT = [QATMode.WithBN, QATMode.WithBNReverseFold]
@@ -324,3 +324,21 @@ def test_a_batch_norm_after_a_linear_layer_wants_rows(mode: QATMode) -> None:
     _, qat, _ = _prepared(mode, "linear")
     with pytest.raises(RuntimeError, match="2-d inputs only"):
         qat(torch.randn(2, 4, 4), torch.randn(2, 4, 4))
+
+
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "unet", "detector"])  # those with layers before batch norms
+@pytest.mark.parametrize("mode", KEPT, ids=lambda m: m.name)
+def test_whole_models_train_with_batch_norm(mode: QATMode, name: str, tmp_path: Any) -> None:
+    set_qat_mode(mode)
+    make, shapes = ZOO[name]
+    inputs = tuple(torch.randn(shape) for shape in shapes)
+    model = shake_norms(make())
+    qat = prepare_qat_fx(model, {"": get_default_qconfig()}).train()
+    layers = [m for m in qat.modules() if isinstance(m, QATGemmBN)]
+    assert layers
+    before = [m.bn.running_mean.clone() for m in layers]
+    for _ in range(2):
+        qat(*inputs)
+    assert all(not torch.equal(m.bn.running_mean, b) for m, b in zip(layers, before, strict=True))
+    set_fake_quantize(qat.eval(), FakeQuantState.VALIDATION)
+    assert_one_arithmetic(qat, inputs, tmp_path, has_float_code=True)
