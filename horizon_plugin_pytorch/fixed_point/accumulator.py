@@ -544,9 +544,30 @@ def linear(x: Tensor, residual: Tensor | None, *constants: Any) -> Tensor:
 @operator("matmul(Tensor a, Tensor b, Tensor factor, bool is_double, int low, int high, bool is_real) -> Tensor")
 def matmul(a: Tensor, b: Tensor, factor: Tensor, is_double: bool, low: int, high: int, is_real: bool) -> Tensor:
     """``acc = a @ b``, requantized or as real numbers; `is_double` where the sum can pass 2**24."""
-    if is_double or a.device.type != "cpu":
+
+    def finish(acc: Tensor) -> Tensor:
+        return acc.mul_(factor.reshape([1] * acc.dim())).float() if is_real else rescale_(acc, factor, low, high)
+
+    if a.device.type != "cpu":
         acc = torch.matmul(a.double(), b.double()).round_()
-        acc = acc if is_double else acc.float()
+        return finish(acc if is_double else acc.float())
+    if min(a.dim(), b.dim()) < 2 or a[..., 0].numel() * b.shape[-1] <= _CHUNK:
+        return finish(torch.matmul(a.double(), b.double()) if is_double else torch.matmul(a, b))
+    return _matmul_in_blocks(a, b, is_double, finish)
+
+
+def _matmul_in_blocks(a: Tensor, b: Tensor, is_double: bool, finish: Callable[[Tensor], Tensor]) -> Tensor:
+    """A product of matrices whose sums are finished while they are in cache."""
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = (*batch, a.shape[-2], b.shape[-1])
+    if b.dim() == 2:  # one matrix for the whole batch
+        a, b = a.reshape(1, -1, a.shape[-1]), b.unsqueeze(0)
     else:
-        acc = torch.matmul(a, b)
-    return acc.mul_(factor.reshape([1] * acc.dim())).float() if is_real else rescale_(acc, factor, low, high)
+        a, b = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (a, b))
+    out = torch.empty((len(a), a.shape[1], b.shape[2]), dtype=torch.float32)
+    step = max(_CHUNK // (b.shape[2] * (2 if is_double else 1)), 1)
+    for left, right, rows in zip(a, b, out, strict=True):
+        right = right.double() if is_double else right
+        for part, block in zip(left.split(step), rows.split(step), strict=True):
+            block.copy_(finish(torch.mm(part.double() if is_double else part, right)))
+    return out.reshape(shape)

@@ -71,6 +71,7 @@ class Operator:
         real_inputs: arguments of the module's forward that may be real numbers; a constant there gets no QuantStub.
         takes: where several rows have one function, such as ``torch.max``, says which calls belong to this one.
         is_source: does it make integers with a scale from plain indices, as an embedding does?
+        unless_read: keyword arguments that spare a result which nobody reads, by its position.
         signature: names of a function's arguments, where limits ask for them: ``input dim``, ``input *dims``.
     """
 
@@ -87,6 +88,7 @@ class Operator:
     real_inputs: tuple[str, ...] = ()
     takes: Callable[..., bool] | None = None
     is_source: bool = False
+    unless_read: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     signature: str = ""
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

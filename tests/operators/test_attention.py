@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch import nn as horizon_nn
 from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
@@ -174,6 +175,23 @@ def test_attention_without_a_form_says_so(options: dict[str, Any]) -> None:
 
     with pytest.raises(UnsupportedOperatorError, match="`MultiheadAttention` at `attn` has no quantized form with"):
         prepare_qat_fx(Model(), {"": default_qat_8bit_fake_quant_qconfig})
+
+
+def test_weights_that_nobody_reads_are_not_computed() -> None:
+    class Model(nn.Module):
+        def __init__(self, is_read: bool) -> None:
+            super().__init__()
+            self.quant, self.attn, self.is_read = QuantStub(), nn.MultiheadAttention(8, 2), is_read
+
+        def forward(self, x: Tensor) -> Any:
+            x = self.quant(x)
+            out, weights = self.attn(x, x, x)
+            return (out, weights) if self.is_read else out
+
+    x = torch.randn(3, 1, 8)
+    for is_read in (True, False):
+        qat = prepared(Model(is_read), (x,))
+        assert qat.attn.weights_mean.activation_post_process.has_statistics is is_read
 
 
 def _attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -393,3 +411,29 @@ def test_small_batches(shape: tuple[int, ...]) -> None:
         bench(nn.MultiheadAttention(6, 2, batch_first=True), 3, picks=(0,)), (torch.randn(2, 5, 6),) * 3
     )
     assert attention(*[torch.randn(shape)] * 3)[1].shape == shape
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((2, 3, 300, 16), (2, 3, 16, 200)),
+        ((2, 300, 16), (16, 600)),
+        ((600, 16), (3, 16, 200)),
+        ((1, 3, 300, 16), (2, 1, 16, 200)),
+        ((2000, 16), (16, 300)),
+    ],
+    ids=str,
+)
+def test_large_products_are_the_integers_of_their_definition(
+    left: tuple[int, ...], right: tuple[int, ...], bits: int
+) -> None:
+    generator = torch.Generator().manual_seed(4)
+    high = 1 << (bits - 1)
+    a, b = (torch.randint(-high, high, shape, generator=generator) for shape in (left, right))
+    bound = 16 * float(high) ** 2
+    factor = fp.choose_factor(torch.tensor([300.0 / bound]), -high, high - 1, bound)
+    found = fp.matmul(a.float(), b.float(), factor, fp.is_beyond_float32(bound), -high, high - 1, False)
+    multiplier, shift = fp.multiplier_and_shift(factor.double())
+    wanted = (a @ b * multiplier + (1 << (shift - 1))) >> shift
+    assert torch.equal(found.long(), wanted.clamp(-high, high - 1))

@@ -129,6 +129,6 @@ register(Operator(
     "multi_head_attention", ScaleRule.OWN, MultiheadAttention, MultiheadAttention,
     (nn.MultiheadAttention, floats.MultiheadAttention),
     marches=on(bayes=Support(note="no add_bias_kv, no add_zero_attn; query, key and value of one embed_dim")),
-    results=(Kind.QUANTIZED, Kind.QUANTIZED),
+    results=(Kind.QUANTIZED, Kind.QUANTIZED), unless_read={1: {"need_weights": False}},
     real_inputs=("attn_mask", "key_padding_mask"),
 ))  # fmt: skip

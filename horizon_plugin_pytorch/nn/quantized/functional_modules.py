@@ -238,10 +238,10 @@ class QFunctional(QuantizedModule):
         """Matrix product; real numbers if the output has high precision."""
         x, y = self.quantized_input(x), self.quantized_input(y)
         left, right = transposed(x.plain(), y.plain(), x_trans, y_trans)
-        bound = left.shape[-1] * size_of(x.dtype) * size_of(y.dtype)
+        bound = left.shape[-1] * _most(x) * _most(y)
 
         def plan() -> tuple[Tensor, bool]:
-            self._warn_beyond_int32("matmul", left.shape[-1] * _most(x) * _most(y))
+            self._warn_beyond_int32("matmul", bound)
             if self.scale is None:
                 product = x.scale.double() * y.scale.double()
                 is_double = fp.is_beyond_float32(bound)

@@ -52,7 +52,11 @@ class Softmax(QuantizedModule):
         values = values.neg() if self.is_negated else values
         dim = softmax_axis(self.dim, x.dim())
         table = self._plans.get((x.scale,), str(x.dtype), lambda: exp_table(x.scale, x.dtype).to(x.device))
-        return self.output(self.compute(values, dim, hidden, table, x).reshape(x.shape))
+        return self.output(self.compute(values, dim, hidden, table, x).reshape(x.shape), *self.range())
+
+    def range(self) -> tuple[int, int]:
+        """No weight is negative: products with the weights are planned by that."""
+        return max(self.low, 0), self.high
 
     def compute(self, values: Tensor, dim: int, hidden: Tensor | None, table: Tensor, x: QTensor) -> Tensor:
         """The result's integers."""
@@ -63,6 +67,9 @@ class Softmax(QuantizedModule):
 
 class LogSoftmax(Softmax):
     """``x - max - log(sum(exp(x - max)))`` on integers."""
+
+    def range(self) -> tuple[int, int]:
+        return self.low, min(self.high, 0)
 
     def compute(self, values: Tensor, dim: int, hidden: Tensor | None, table: Tensor, x: QTensor) -> Tensor:
         assert self.scale is not None

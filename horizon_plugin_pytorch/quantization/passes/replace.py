@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
 from typing import Any
 
@@ -97,6 +98,8 @@ def replace_functions(
             continue
         if called_path(model, node) is not None:
             called = row_of_node(model, node)
+            if called is not None:
+                _spare_results(node, called)
             if called is None or not called.is_real:
                 _quantize_constants(model, node, quantized, choices, counters)
             continue
@@ -133,6 +136,15 @@ def replace_functions(
         _quantize_constants(model, new, quantized, choices, counters)
     model.recompile()
     return model
+
+
+def _spare_results(node: fx.Node, row: Operator) -> None:
+    """Leave out results that nobody reads, where a module can; arguments that the user gives by position stay."""
+    for position, arguments in row.unless_read.items():
+        readers = [user for user in node.users if user.users]
+        is_read = any(user.target is not operator.getitem or user.args[1] == position for user in readers)
+        if readers and not is_read and len(node.args) <= 3:
+            node.kwargs = {**node.kwargs, **arguments}
 
 
 def replace_fusable(model: fx.GraphModule, choices: dict[str, Choice]) -> fx.GraphModule:
