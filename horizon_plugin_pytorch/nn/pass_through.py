@@ -309,25 +309,14 @@ _ROWS: dict[str, _Row] = {
         (nn.AlphaDropout, nn.FeatureAlphaDropout),
     ),
     "reshape": _Row(
-        "reshape view flatten unflatten squeeze unsqueeze reshape_as view_as ravel",
+        "reshape view flatten unflatten squeeze unsqueeze squeeze_ unsqueeze_ reshape_as view_as ravel",
         marches=on(bernoulli2=Support(note="only the axes of height and width"), bayes=Support(limits=(_SIZES,))),
         modules=(nn.Flatten, nn.Unflatten),
     ),
     "permute": _Row("permute", marches=on(bayes=Support(WIDE, WIDE, limits=(_FIRST,))), signature="input *dims"),
     "transpose": _Row(
-        "transpose swapaxes swapdims movedim moveaxis t adjoint",
+        "transpose swapaxes swapdims movedim moveaxis t adjoint transpose_ swapaxes_ swapdims_ t_",
         marches=on(bayes=Support(WIDE, WIDE, limits=(_FIRST,))),
-        signature="input dim0 dim1",
-    ),
-    "reshape_in_place": _Row(
-        "squeeze_ unsqueeze_",
-        _without_writing,
-        on(bernoulli2=Support(note="only the axes of height and width"), bayes=Support(limits=(_SIZES,))),
-    ),
-    "transpose_in_place": _Row(
-        "transpose_ t_ swapaxes_ swapdims_",
-        _without_writing,
-        on(bayes=Support(WIDE, WIDE, limits=(_FIRST,))),
         signature="input dim0 dim1",
     ),
     "zeros": _Row("zeros_like new_zeros", _keep_with_zeros, _MOVES_EVERYWHERE),
@@ -404,7 +393,11 @@ def _register(name: str, row: _Row) -> None:
     names = row.names.split()
     functions = [*_found((torch, F), names), *row.others]
     if row.handler is not None:
-        handle(*functions, *_found((Tensor,), names), keeps=row.results == _VALUES)(row.handler)
+        for spelled in names:
+            is_written = spelled.endswith("_") and not spelled.endswith("__")
+            handler = _without_writing if is_written else row.handler
+            handle(*_found((torch, F, Tensor), [spelled]), keeps=row.results == _VALUES)(handler)
+        handle(*row.others, keeps=row.results == _VALUES)(row.handler)
     if "__getitem__" in names:
         functions.append(operator.getitem)
     register(

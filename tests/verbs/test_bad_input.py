@@ -78,14 +78,14 @@ def test_an_unsupported_function_is_named_with_its_place() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (lambda x: x.cumsum(1), ("torch.Tensor.cumsum", "DeQuantStub")),
+        (lambda x: x.cumprod(1), ("torch.Tensor.cumprod", "DeQuantStub")),
         (lambda x: torch.div(x, x, rounding_mode="floor"), ("torch.div", "floor(x / y)")),
         (lambda x: x // 2, ("floordiv", "DeQuantStub")),
         (lambda x: torch.remainder(x, 2), ("torch.remainder", "DeQuantStub")),
         (lambda x: torch.where(x > 0), ("torch.where", "both alternatives")),
         (lambda x: F.avg_pool2d(x, x.shape[2:]), ("avg_pool2d", "kernel_size", "numbers")),
         (lambda x: F.softmax(x, 1, dtype=torch.float64), ("softmax", "dtype")),
-        (lambda x: x.mean(1, dtype=torch.float64), ("mean", "arguments")),
+        (lambda x: x.mean(1, dtype=torch.float64), ("mean", "leave dtype out")),
         (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), ("interpolate", "bicubic", "bilinear")),
         (lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True), ("interpolate", "antialias")),
     ],
