@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as horizon_nn
+from horizon_plugin_pytorch.deploy.check_model import find_limits
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import (
     ConversionError,
@@ -27,6 +29,7 @@ from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
 from horizon_plugin_pytorch.quantization import QuantWrapper, convert_fx, prepare_qat_fx
 from tests.operators.cases.base import bench
 from tests.routes import calibrate, prepared, qconfig
+from tests.strategies import ratios
 
 ARGUMENTS: dict[str, tuple] = {"pow": (3,), "threshold": (0.5, 0.25), "segment_lut": (torch.sinc,)}
 SMOOTH = [f for f in DECLARATIONS if f.name not in ("square",)]
@@ -163,6 +166,38 @@ def test_users_set_where_steep_functions_are_clipped() -> None:
     assert float(converted(horizon_nn.Reciprocal(max_value=10), x)(x)[1].max()) == pytest.approx(10, abs=0.01)
     assert float(converted(horizon_nn.HardLog(min_value=-3), x)(x)[1].min()) == pytest.approx(-3, abs=0.01)
     assert float(converted(horizon_nn.Pow(-2, max_value=16), x)(x)[1].max()) == pytest.approx(16, abs=0.01)
+
+
+COMPUTED = [f for f in DECLARATIONS if f.form is not None]
+
+
+@settings(max_examples=8, deadline=None)
+@given(ratios(-9, 3), ratios(-9, 3))
+@pytest.mark.parametrize("declared", COMPUTED, ids=lambda f: f.name)
+def test_what_is_computed_is_what_the_table_holds(declared: Function, in_scale: float, out_scale: float) -> None:
+    module = declared.modules[0](2) if declared.name == "pow" else declared.modules[0]()
+    for in_dtype, out_dtype, size in ((qint8, qint8, 1), (qint8, qint16, 256), (qint16, qint16, 256)):
+        module.qconfig = qconfig(str(out_dtype))
+        lut = SegmentLUT.from_float(module)
+        lut.activation_post_process.set_qparams(out_scale / size)
+        quantized = SegmentLUT.quantized_class.from_qat(lut)
+        scale = torch.tensor([in_scale]) / (256 if in_dtype == qint16 else 1)
+        table = quantized.table(scale, in_dtype)
+        assert table.worst_error <= 0.5 or in_dtype == qint16
+        q = torch.arange(in_dtype.min, in_dtype.max + 1).float()
+        for part in (slice(None), slice(None, None, 37), slice(3, 8), slice(130, 131)):  # whole vectors, strides, tails
+            out = quantized(integer_qtensor(q[part], scale, in_dtype)).plain()
+            assert torch.equal(out, table.values[part])
+        zero = integer_qtensor(torch.tensor([-0.0]), scale, in_dtype)
+        assert torch.equal(quantized(zero).plain(), table.values[-in_dtype.min].reshape(1))
+
+
+def test_a_floor_of_large_numbers_breaks_a_limit_of_the_chip() -> None:
+    for largest, broken in ((9e5, 0), (3e6, 1)):
+        x = torch.linspace(-largest, largest, 64).reshape(1, 4, 4, 4)
+        findings = find_limits(converted(horizon_nn.Floor(), x, "qint8"), (x,), March.BAYES)
+        assert len(findings) == broken
+        assert all("magnitude <= 1e6" in finding.limit for finding in findings)
 
 
 def test_whole_numbers_have_a_scale_of_at_least_one() -> None:
