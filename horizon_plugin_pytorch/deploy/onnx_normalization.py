@@ -7,7 +7,8 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import lowers
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
-from horizon_plugin_pytorch.fixed_point.normalization import LOWEST, SMALLEST_VARIANCE
+from horizon_plugin_pytorch.fixed_point import EXACT_FLOAT32
+from horizon_plugin_pytorch.fixed_point.normalization import LOG_2, LOWEST, OCTAVES, SMALLEST_VARIANCE
 
 _WIDE = torch.float64
 
@@ -32,7 +33,7 @@ def normalize(
     gain: float,
     epsilon: float,
     is_centred: bool,
-    is_double: bool,
+    bits: int,
     low: int,
     high: int,
 ) -> str:
@@ -40,19 +41,18 @@ def normalize(
     count = 1
     for axis in dims:
         count *= site.input_shape[axis]
+    square, number = float(count) ** 2, g.scalar(count, _WIDE)
+    is_double = count << (2 * bits - 2) >= EXACT_FLOAT32
     wide = g.cast(q, _WIDE) if is_double else q
-    squares = _sum(g, g.node("Mul", wide, wide), dims, is_double)
+    spread = g.node("Mul", _sum(g, g.node("Mul", wide, wide), dims, is_double), number)
     value = q
     if is_centred:
-        total, number = _sum(g, wide, dims, is_double), g.scalar(count, _WIDE)
-        spread = g.node("Sub", g.node("Mul", squares, number), g.node("Mul", total, total))
-        variance = g.node("Div", spread, g.scalar(float(count) ** 2, _WIDE))
+        total = _sum(g, wide, dims, is_double)
+        spread = g.node("Sub", spread, g.node("Mul", total, total))
         value = g.node("Sub", q, g.cast(g.node("Div", total, number), torch.float32))
-    else:
-        variance = g.node("Div", squares, g.scalar(count, _WIDE))
-    shifted = g.node("Add", variance, g.scalar(epsilon, _WIDE))
-    root = g.node("Sqrt", g.node("Max", shifted, g.scalar(SMALLEST_VARIANCE, _WIDE)))
-    value = g.node("Mul", value, g.cast(g.node("Div", g.scalar(gain, _WIDE), root), torch.float32))
+    shifted = g.node("Add", spread, g.scalar(epsilon * square, _WIDE))
+    root = g.node("Sqrt", g.node("Max", shifted, g.scalar(SMALLEST_VARIANCE * square, _WIDE)))
+    value = g.node("Mul", value, g.cast(g.node("Div", g.scalar(gain * count, _WIDE), root), torch.float32))
     if weight is not None:
         value = g.node("Mul", value, g.constant(weight, hint="weight"))
     if bias is not None:
@@ -88,22 +88,25 @@ def softmax(
 
 @lowers("log_softmax")
 def log_softmax(
-    g: OnnxGraph, site: Site, q: str, dim: int, table: Tensor, tables: list[Tensor], factor: float, gain: float,
+    g: OnnxGraph, site: Site, q: str, dim: int, table: Tensor, logarithms: Tensor, factor: float, gain: float,
     is_double: bool, low: int, high: int,
 ) -> str:  # fmt: skip
     steps, entries = _exponentials(g, q, dim, None, table)
-    logs = g.node("Mul", _logarithm(g, _total(g, entries, dim, is_double), site.rank, tables), g.scalar(gain, _WIDE))
+    logs = g.node(
+        "Mul", _logarithm(g, _total(g, entries, dim, is_double), site.rank, logarithms), g.scalar(gain, _WIDE)
+    )
     scaled = g.node("Mul", steps, g.scalar(factor, torch.float32))
     return _rounded(g, g.node("Sub", scaled, g.cast(logs, torch.float32)), low, high)
 
 
-def _logarithm(g: OnnxGraph, total: str, rank: int, tables: list[Tensor]) -> str:
-    bounds, shrink, octaves, mantissas = tables
+def _logarithm(g: OnnxGraph, total: str, rank: int, table: Tensor) -> str:
+    octaves = torch.arange(OCTAVES + 1, dtype=_WIDE)
+    bounds = torch.ldexp(torch.full_like(octaves[1:], table.numel()), octaves[1:])
     apart = g.node("Unsqueeze", total, g.constant([rank], torch.int64, "axes"))
     is_reached = g.node("GreaterOrEqual", apart, g.constant(bounds, hint="bounds"))
     octave = g.axes("ReduceSum", g.cast(is_reached, torch.int32), [rank], False)
-    least = g.scalar(mantissas.numel(), _WIDE)
-    shrunk = g.node("Mul", g.node("Max", total, least), g.node("Gather", g.constant(shrink), octave, axis=0))
-    mantissa = g.cast(g.node("Sub", g.node("Floor", shrunk), least), torch.int32)
-    share = g.node("Gather", g.constant(octaves), octave, axis=0)
-    return g.node("Add", share, g.node("Gather", g.constant(mantissas), mantissa, axis=0))
+    least = g.scalar(table.numel(), _WIDE)
+    shrink = g.node("Gather", g.constant(torch.ldexp(torch.ones_like(octaves), -octaves)), octave, axis=0)
+    mantissa = g.node("Floor", g.node("Mul", g.node("Max", total, least), shrink))
+    entry = g.node("Gather", g.constant(table), g.cast(g.node("Sub", mantissa, least), torch.int32), axis=0)
+    return g.node("Add", g.node("Mul", g.cast(octave, _WIDE), g.scalar(LOG_2, _WIDE)), entry)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.fixed_point.library import operator
+from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32
 
 # Temporaries of a piece stay in the cache, and the calls for a piece cost little next to its work.
 _PIECE = 1 << 18
@@ -27,7 +28,7 @@ class Piece:
 
     def of(self, x: Tensor) -> Tensor:
         """The stretch of a tensor."""
-        if x.dim() < -self.axis or x.shape[self.axis] == 1:
+        if x.dim() < -self.axis or x.shape[self.axis] in (1, self.length):
             return x
         return x.narrow(self.axis, self.start, self.length)
 
@@ -42,6 +43,38 @@ def pieces(q: Tensor, dims: list[int]) -> Iterator[Piece]:
         yield Piece(axis - q.dim(), start, min(step, length - start))
 
 
+class Scratch:
+    """Memory for temporaries that the pieces of a call take in turn: mapping it anew costs more than the work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor of that shape, with anything in it."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < shape.numel():
+            buffer = self._buffers[name] = torch.empty(shape.numel(), dtype=dtype, device=self._device)
+        return buffer[: shape.numel()].view(shape)
+
+
+def exact_sums(x: Tensor, dims: list[int], largest: int) -> Tensor:
+    """Sums of integers over axes, in float64, with the axes kept; no integer is beyond `largest`.
+
+    What cannot pass 2**24 is summed in float32 first, block by block of the last axis: that is exact, and faster.
+    """
+    count = 1
+    for axis in dims:
+        count *= x.shape[axis]
+    if x.dtype == torch.float64 or count * largest < EXACT_FLOAT32:
+        return x.sum(dims, keepdim=True).double()
+    length, most = x.shape[-1], (EXACT_FLOAT32 - 1) // largest
+    block = next((b for b in range(min(length, most), 16, -1) if length % b == 0), 1)
+    if x.dim() - 1 in dims and block > 1:
+        x = x.unflatten(-1, (length // block, block)).sum(-1)
+    return x.double().sum(dims, keepdim=True)
+
+
 def _over(number: float, x: Tensor) -> Tensor:
     """``number / x`` in one rounding: torch would multiply by the reciprocal."""
     return torch.full_like(x, number).div_(x)
@@ -54,7 +87,7 @@ def _divided_(x: Tensor, number: float) -> Tensor:
 
 @operator(
     "normalize(Tensor q, int[] dims, Tensor? weight, Tensor? bias, float gain, float epsilon, bool is_centred, "
-    "bool is_double, int low, int high) -> Tensor"
+    "int bits, int low, int high) -> Tensor"
 )
 def normalize(
     q: Tensor,
@@ -64,7 +97,7 @@ def normalize(
     gain: float,
     epsilon: float,
     is_centred: bool,
-    is_double: bool,
+    bits: int,
     low: int,
     high: int,
 ) -> Tensor:
@@ -75,47 +108,55 @@ def normalize(
         weight, bias: float32, in output steps; they broadcast to `q`.
         epsilon: in squares of input steps.
         is_centred: subtract the mean; otherwise the mean of squares takes the place of the variance.
-        is_double: sums of squares can pass 2**24.
+        bits: of the input's format.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     count = 1
     for axis in dims:
         count *= q.shape[axis]
+    shift, least = epsilon * float(count) ** 2, SMALLEST_VARIANCE * float(count) ** 2
+    scratch = Scratch(q.device)
     for piece in pieces(q, dims):
-        x, y = piece.of(q), piece.of(out)
-        wide = x.double() if is_double else x
-        total = wide.sum(dims, keepdim=True).double() if is_centred else None
-        value = torch.mul(wide, wide)
-        variance = value.sum(dims, keepdim=True).double()
+        x, value = piece.of(q), scratch.take("value", piece.of(q).shape)
+        wide = x if bits <= 8 else scratch.take("wide", x.shape, torch.float64).copy_(x)
+        total = exact_sums(wide, dims, 1 << (bits - 1)) if is_centred else None
+        squares = torch.mul(wide, wide, out=value if bits <= 8 else wide)
+        spread = exact_sums(squares, dims, 1 << (2 * bits - 2)).mul_(count)  # the variance, times the count squared
+        if total is not None:
+            spread.sub_(total * total)
+        factor = _over(gain * count, spread.add_(shift).clamp_(min=least).sqrt_()).float()
         if total is None:
-            _divided_(variance, count)
+            torch.mul(x, factor, out=value)
         else:
-            _divided_(variance.mul_(count).sub_(total * total), float(count) ** 2)
-        factor = _over(gain, variance.add_(epsilon).clamp_(min=SMALLEST_VARIANCE).sqrt_()).float()
-        if total is None:
-            value = torch.mul(x, factor, out=None if is_double else value)
-        else:
-            value = torch.sub(x, _divided_(total, count).float(), out=None if is_double else value).mul_(factor)
+            torch.sub(x, _divided_(total, count).float(), out=value).mul_(factor)
         if weight is not None:
             value.mul_(piece.of(weight))
         if bias is not None:
             value.add_(piece.of(bias))
-        torch.clamp(value.round_(), low, high, out=y)
+        torch.clamp(value.round_(), low, high, out=piece.of(out))
     return out
 
 
 LOWEST = -(2.0**17)  # below every integer of 16 bits
 
 
-def _exponentials(x: Tensor, hidden: Tensor | None, table: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def _exponentials(x: Tensor, hidden: Tensor | None, table: Tensor, dim: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
     """Steps below the largest value of each group, and their entries in the table; 0 where a position is left out."""
-    if hidden is None:
-        steps = torch.sub(x.amax(dim, keepdim=True), x).contiguous()
-    else:
-        largest = x.masked_fill(hidden, LOWEST).amax(dim, keepdim=True)
-        steps = torch.sub(largest, x).masked_fill_(hidden, 0.0).contiguous()
-    entries = table.index_select(0, steps.to(torch.int32).view(-1)).view(steps.shape)
+    shown = x if hidden is None else x.masked_fill(hidden, LOWEST)
+    steps = torch.sub(shown.amax(dim, keepdim=True), x, out=scratch.take("steps", x.shape))
+    if hidden is not None:
+        steps.masked_fill_(hidden, 0.0)
+    index = scratch.take("index", x.shape, torch.int32).copy_(steps)
+    entries = scratch.take("entries", x.shape)
+    torch.index_select(table, 0, index.view(-1), out=entries.view(-1))
     return steps, entries if hidden is None else entries.masked_fill_(hidden, 0.0)
+
+
+def _as_groups(q: Tensor, dim: int) -> tuple[Tensor, int]:
+    """Axes before and after `dim` as one each, so that they can be cut anywhere; without them if they are 1."""
+    if dim == q.dim() - 1:
+        return q.reshape(-1, q.shape[dim]), 1
+    return q.flatten(dim + 1).flatten(0, dim - 1) if dim else q.flatten(1), min(dim, 1)
 
 
 def _total(entries: Tensor, dim: int, is_double: bool) -> Tensor:
@@ -137,49 +178,49 @@ def softmax(
         table: integers for ``exp`` of 0, -1, -2, ... input steps.
         is_double: the sum can pass 2**24.
     """
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    shape = q.shape
+    if hidden is None:
+        q, dim = _as_groups(q, dim)
+    out, scratch = torch.empty(q.shape, dtype=q.dtype, device=q.device), Scratch(q.device)
     for piece in pieces(q, [dim]):
         mask = None if hidden is None else piece.of(hidden)
-        _, entries = _exponentials(piece.of(q), mask, table, dim)
+        _, entries = _exponentials(piece.of(q), mask, table, dim, scratch)
         entries.mul_(_over(gain, _total(entries, dim, is_double)).float())
         torch.clamp(entries.round_(), low, high, out=piece.of(out))
-    return out
+    return out.view(shape)
 
 
-# A sum of 16-bit entries is a 16-bit mantissa, from 2**15 up, times a power of two; larger sums do not occur.
-_LEAST, _OCTAVES = 1 << 15, 40
+_MANTISSA = 1 << 15
+OCTAVES = 40  # a sum of 16-bit entries never has more
+LOG_2 = math.log(2)
 
 
-def choose_logarithm(scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tables for ``log(total * scale)``: bounds of octaves, their inverse factors, their shares, those of a mantissa.
+def choose_logarithm(scale: float) -> Tensor:
+    """The table of `logarithm`: ``log(m * scale)`` for m from 2**15 to 2**16.
 
-    >>> bounds, shrink, octaves, mantissas = choose_logarithm(1.0)
-    >>> total = torch.tensor([100000.0], dtype=torch.float64)
-    >>> float(logarithm(total, bounds, shrink, octaves, mantissas)) - math.log(100000) < 2e-5
+    >>> total = torch.tensor([1e5, 1e9], dtype=torch.float64)
+    >>> bool((logarithm(total, choose_logarithm(1.0)) - total.log()).abs().max() < 2**-16)
     True
     """
-    octave = torch.arange(_OCTAVES + 1, dtype=torch.float64)
-    bounds = torch.ldexp(torch.full_like(octave[1:], _LEAST), octave[1:])
-    middles = torch.arange(_LEAST, 2 * _LEAST, dtype=torch.float64).add_(0.5)
-    return bounds, torch.ldexp(torch.ones_like(octave), -octave), octave * math.log(2), torch.log(middles * scale)
+    return torch.log(torch.arange(_MANTISSA, 2 * _MANTISSA, dtype=torch.float64).add_(0.5).mul_(scale))
 
 
-def logarithm(total: Tensor, bounds: Tensor, shrink: Tensor, octaves: Tensor, mantissas: Tensor) -> Tensor:
-    """``log(total * scale)`` by table, in float64; within 2**-16."""
-    octave = torch.bucketize(total, bounds, right=True)
-    mantissa = total.clamp(min=_LEAST).mul_(shrink[octave]).floor_().sub_(_LEAST).long()
-    return octaves[octave].add_(mantissas[mantissa])
+def logarithm(total: Tensor, table: Tensor) -> Tensor:
+    """``log(total * scale)`` for integers from 2**15 up: a table for the first 16 bits, and a multiple of log(2)."""
+    mantissa, exponent = torch.frexp(total.clamp(min=_MANTISSA))
+    index = mantissa.mul_(2 * _MANTISSA).floor_().sub_(_MANTISSA).long()
+    return exponent.double().sub_(16.0).mul_(LOG_2).add_(table.take(index))
 
 
 @operator(
-    "log_softmax(Tensor q, int dim, Tensor table, Tensor[] logarithm, float factor, float gain, bool is_double, "
+    "log_softmax(Tensor q, int dim, Tensor table, Tensor logarithms, float factor, float gain, bool is_double, "
     "int low, int high) -> Tensor"
 )
 def log_softmax(
     q: Tensor,
     dim: int,
     table: Tensor,
-    tables: list[Tensor],
+    logarithms: Tensor,
     factor: float,
     gain: float,
     is_double: bool,
@@ -189,13 +230,15 @@ def log_softmax(
     """``clamp(round((max(q) - q) * factor - log(sum(e)) * gain))`` with ``e = table[max(q) - q]`` for each group.
 
     Args:
-        tables: of the logarithm, see `choose_logarithm`.
+        logarithms: see `choose_logarithm`.
         factor: minus the input's scale over the output's, a float32 number.
         gain: one over the output's scale.
     """
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    shape = q.shape
+    q, dim = _as_groups(q, dim)
+    out, scratch = torch.empty(q.shape, dtype=q.dtype, device=q.device), Scratch(q.device)
     for piece in pieces(q, [dim]):
-        steps, entries = _exponentials(piece.of(q), None, table, dim)
-        logs = logarithm(_total(entries, dim, is_double), *tables).mul_(gain).float()
+        steps, entries = _exponentials(piece.of(q), None, table, dim, scratch)
+        logs = logarithm(_total(entries, dim, is_double), logarithms).mul_(gain).float()
         torch.clamp(steps.mul_(factor).sub_(logs).round_(), low, high, out=piece.of(out))
-    return out
+    return out.view(shape)

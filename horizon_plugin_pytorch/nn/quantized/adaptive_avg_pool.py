@@ -44,8 +44,12 @@ class AdaptiveAvgPool(QuantizedModule):
         batch = as_batch(x.plain(), self.axes)
         space = tuple(batch.shape[2:])
         matrices, factor = self._plans.get((x.scale,), (space, str(x.dtype)), lambda: self._plan(x, space))
-        resample = fp.resample3d if self.axes == 3 else fp.resample2d
-        out = resample(batch, *matrices, factor, self.low, self.high)
+        if all(m.numel() == size for m, size in zip(matrices, space, strict=True)):  # one window, of everything
+            dims, is_double = list(range(2, batch.dim())), matrices[0].dtype == torch.float64
+            out = fp.sum(batch, dims, True, factor.reshape(()), is_double, self.low, self.high)
+        else:
+            resample = fp.resample3d if self.axes == 3 else fp.resample2d
+            out = resample(batch, *matrices, factor, self.low, self.high)
         return self.output(out.reshape(*x.shape[: -self.axes], *out.shape[-self.axes :]))
 
 

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from horizon_plugin_pytorch.nn.quantized.batchnorm import BatchNorm
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.qtensor import QTensor
 
 
-class ChannelScale2d(BatchNorm):
+class ChannelScale2d(QuantizedModule):
     """ChannelScale2d on integers, in one rounding."""
+
+    weight: Tensor
 
     def configure(self, mod: Any) -> None:
         self.num_features = mod.num_features
-        gain = mod.weight.detach().double()
-        self.register_buffer("gain", gain)
-        self.register_buffer("shift", torch.zeros_like(gain))
+        self.register_buffer("weight", mod.weight.detach().clone())
+
+    def forward(self, x: QTensor) -> QTensor:
+        x = self.quantized_input(x)
+        assert self.scale is not None
+        out_scale = self.scale.double()
+        factor = self._plans.get(
+            (x.scale,), "factor", lambda: (self.weight.double() * x.scale.double() / out_scale).float()
+        )
+        return self.output(fp.requantize(x.plain(), factor, x.dim() - 3, self.low, self.high))

@@ -94,19 +94,14 @@ class Normalization(QuantizedModule):
             return steps if groups.parameters is None else steps.reshape(groups.parameters)
 
         gain = 1.0 if self.weight is not None else 1.0 / float(out_scale)
-        largest = prod(groups.view[d] for d in groups.dims) * float(1 << (2 * x.dtype.bits - 2))
-        epsilon = self.eps / float(x.scale.double()) ** 2
-        return in_steps(self.weight), in_steps(self.bias), gain, epsilon, fp.is_beyond_float32(largest)
+        return in_steps(self.weight), in_steps(self.bias), gain, self.eps / float(x.scale.double()) ** 2
 
     def forward(self, x: QTensor) -> QTensor:
         x = self.quantized_input(x)
         shape = tuple(x.shape)
         groups, plan = self._plans.get((x.scale,), (shape, str(x.dtype)), lambda: self._made(x, shape))
-        weight, bias, gain, epsilon, is_double = plan
-        out = fp.normalize(
-            x.plain().reshape(groups.view), groups.dims, weight, bias, gain, epsilon, self.is_centred, is_double,
-            self.low, self.high,
-        )  # fmt: skip
+        values = x.plain().reshape(groups.view)
+        out = fp.normalize(values, groups.dims, *plan, self.is_centred, x.dtype.bits, self.low, self.high)
         return self.output(out.reshape(shape))
 
     def _made(self, x: QTensor, shape: tuple[int, ...]) -> tuple:

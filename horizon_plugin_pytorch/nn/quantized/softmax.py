@@ -75,14 +75,14 @@ class LogSoftmax(Softmax):
         assert self.scale is not None
         out_scale = self.scale.double()
 
-        def plan() -> tuple[list[Tensor], float]:
+        def plan() -> tuple[Tensor, float]:
             factor = float((-x.scale.double() / out_scale).float())
-            return [t.to(x.device) for t in fp.choose_logarithm(EXP_SCALE)], factor
+            return fp.choose_logarithm(EXP_SCALE).to(x.device), factor
 
-        tables, factor = self._plans.get((x.scale,), "logarithm", plan)
+        logarithms, factor = self._plans.get((x.scale,), "logarithm", plan)
         is_double = fp.is_beyond_float32(values.shape[dim] * float(qint16.max))
         gain = 1.0 / float(out_scale)
-        return fp.log_softmax(values, dim, table, tables, factor, gain, is_double, self.low, self.high)
+        return fp.log_softmax(values, dim, table, logarithms, factor, gain, is_double, self.low, self.high)
 
 
 class SoftmaxBernoulli2(SegmentLUT):
