@@ -95,6 +95,10 @@ def _pair(function: Callable[..., Any], shape: tuple[int, ...] = IMAGE) -> dict[
     return {"make": lambda: function, "shapes": (shape, shape)}
 
 
+def _mask() -> tuple[Tensor, ...]:
+    return (torch.rand(IMAGE) < 0.3,)
+
+
 JOBS = [
     Job("conv2d 3x3", lambda: nn.Conv2d(64, 64, 3, padding=1)),
     Job("conv2d 1x1", lambda: nn.Conv2d(64, 64, 1)),
@@ -112,6 +116,13 @@ JOBS = [
     Job("sub", **_pair(lambda x, y: x - y)),
     Job("mul", **_pair(lambda x, y: x * y)),
     Job("cat", **_pair(lambda x, y: torch.cat([x, y], 1))),
+    Job("stack", **_pair(lambda x, y: torch.stack([x, y], 1))),
+    Job("maximum", **_pair(lambda x, y: torch.maximum(x, y))),
+    Job("div", lambda: lambda x, y: x / y, (IMAGE, IMAGE), low=0.5),
+    Job("where", lambda: lambda x, y, mask: torch.where(mask, x, y), (IMAGE, IMAGE), others=_mask),
+    Job("masked_fill", lambda: lambda x, mask: x.masked_fill(mask, -1e9), others=_mask),
+    Job("compare", **_pair(lambda x, y: x > y)),
+    Job("compare number", lambda: lambda x: x > 0.3),
     Job("add number", lambda: lambda x: x + 0.5),
     Job("matmul", lambda: lambda x, y: x @ y.transpose(-1, -2), (HEADS, HEADS)),
     Job("sum", lambda: lambda x: x.sum(1)),

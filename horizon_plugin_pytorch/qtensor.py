@@ -376,7 +376,7 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _with_scale_of(x: QTensor, out: Tensor, grid: Tensor | None) -> Tensor:
-    if not out.is_floating_point():
+    if not (out.is_floating_point() or (x._format == qbool and out.dtype == torch.bool)):
         return out
     if x._is_deferred:
         assert grid is not None

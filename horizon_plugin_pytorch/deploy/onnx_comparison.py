@@ -49,18 +49,6 @@ def extremum(
     return _rounded(g, g.node("Min" if is_minimum else "Max", left, right), dtype, low, high)
 
 
-@lowers("select", data="condition a b")
-def select(
-    g: OnnxGraph, site: Site, condition: str, a: str, b: str, factor_a: Tensor, factor_b: Tensor, low: int, high: int
-) -> str:
-    dtype, *factors = _factors(g, factor_a, factor_b)
-    chosen = g.node("Where", condition, a, b)
-    if dtype == torch.float64:
-        chosen = g.cast(chosen, dtype)
-    factor = g.node("Where", condition, *factors)
-    return _rounded(g, g.node("Mul", chosen, factor), dtype, low, high)
-
-
 @lowers("div", data="a b")
 def div(g: OnnxGraph, site: Site, a: str, b: str, factor: float, smallest: float, low: int, high: int) -> str:
     limit, zero = g.scalar(smallest, torch.float32), g.scalar(0.0, torch.float32)

@@ -21,7 +21,6 @@ from horizon_plugin_pytorch.fixed_point.comparison import (
     compare,
     extremum,
     on_grid_between,
-    select,
 )
 from horizon_plugin_pytorch.fixed_point.correlation import correlation
 from horizon_plugin_pytorch.fixed_point.elementwise import (
@@ -95,6 +94,6 @@ __all__ = [
     "flatten", "grid_factors", "grid_sample", "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup",
     "matmul", "mix_channels", "mul", "multiplier_and_shift", "norm", "normalize", "on_grid_between",
     "plan_accumulator", "prelu", "quantize", "requantize", "resample2d", "resample3d", "rescale_", "rle", "roi_align",
-    "scatter_rows", "select", "smallest_divisor", "softmax", "split_digits", "sum", "topk", "unflatten",
+    "scatter_rows", "smallest_divisor", "softmax", "split_digits", "sum", "topk", "unflatten",
     "weight_bits",
 ]  # fmt: skip

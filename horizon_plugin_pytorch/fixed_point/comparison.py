@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.fixed_point.blocks import blockwise
 from horizon_plugin_pytorch.fixed_point.library import operator
 
 # An 8-bit integer times a 16-bit multiplier is exact in float32, a 16-bit one times 24 bits in float64.
@@ -31,11 +32,13 @@ def choose_comparison(scale_a: float, scale_b: float, is_narrow: bool) -> tuple[
 @operator("compare(Tensor a, Tensor b, float factor_a, float factor_b, bool is_narrow, str relation) -> Tensor")
 def compare(a: Tensor, b: Tensor, factor_a: float, factor_b: float, is_narrow: bool, relation: str) -> Tensor:
     """``a * Ma <relation> b * Mb`` on integers; one of the factors is 1."""
-    if factor_a != 1:
-        a = (a if is_narrow else a.double()) * factor_a
-    if factor_b != 1:
-        b = (b if is_narrow else b.double()) * factor_b
-    return RELATIONS[relation](a, b)
+    if is_narrow:
+        return RELATIONS[relation](_times(a, factor_a), _times(b, factor_b))
+    return blockwise(lambda x, y: RELATIONS[relation](_times(x.double(), factor_a), _times(y.double(), factor_b)), a, b)
+
+
+def _times(q: Tensor, factor: float) -> Tensor:
+    return q if factor == 1 else q * factor
 
 
 def on_grid_between(numbers: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
@@ -59,31 +62,19 @@ def on_grid_between(numbers: Tensor, scale: Tensor, low: int, high: int) -> Tens
 def extremum(a: Tensor, b: Tensor, factor_a: Tensor, factor_b: Tensor, is_minimum: bool, low: int, high: int) -> Tensor:
     """The larger (or smaller) of two tensors after each is requantized; rounding keeps the order, so it comes last."""
     factor_a, factor_b = _alike(factor_a, factor_b)
-    if factor_a.dtype == torch.float64:
-        a, b = a.double(), b.double()
-    left, right = a * factor_a, b * factor_b
-    scaled = torch.minimum(left, right) if is_minimum else torch.maximum(left, right)
-    return _rounded_(scaled, low, high)
+    choose = torch.minimum if is_minimum else torch.maximum
+    if factor_a.dtype == torch.float32:
+        left, right = a * factor_a, b * factor_b
+        return choose(left, right, out=left if left.shape == right.shape else None).round_().clamp_(low, high)
 
+    def chosen(x: Tensor, y: Tensor) -> Tensor:
+        scaled = choose(x.double().mul_(factor_a), y.double().mul_(factor_b))
+        return scaled.add_(0.5).floor_().float().clamp_(low, high)
 
-@operator("select(Tensor condition, Tensor a, Tensor b, Tensor factor_a, Tensor factor_b, int low, int high) -> Tensor")
-def select(condition: Tensor, a: Tensor, b: Tensor, factor_a: Tensor, factor_b: Tensor, low: int, high: int) -> Tensor:
-    """``where(condition, a, b)`` after each is requantized."""
-    factor_a, factor_b = _alike(factor_a, factor_b)
-    chosen = torch.where(condition, a, b)
-    if factor_a.dtype == torch.float64:
-        chosen = chosen.double()
-    return _rounded_(chosen.mul_(torch.where(condition, factor_a, factor_b)), low, high)
+    return blockwise(chosen, a, b)
 
 
 def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Factors without axes, in float64 if one of them is; the value of a factor does not depend on its dtype."""
     a, b = a.reshape(()), b.reshape(())
     return (a, b) if a.dtype == b.dtype else (a.double(), b.double())
-
-
-def _rounded_(scaled: Tensor, low: int, high: int) -> Tensor:
-    """As `rescale_`, once the factor is in: the dtype says how to round."""
-    if scaled.dtype == torch.float32:
-        return scaled.round_().clamp_(low, high)
-    return scaled.add_(0.5).floor_().clamp_(low, high).float()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch.fixed_point.blocks import blockwise
 from horizon_plugin_pytorch.fixed_point.library import operator
 from horizon_plugin_pytorch.fixed_point.rescaling import multiplier_and_shift, rescale_
 
@@ -43,7 +44,12 @@ def dequantize(q: Tensor, scale: Tensor, axis: int) -> Tensor:
 @operator("requantize(Tensor q, Tensor factor, int axis, int low, int high) -> Tensor")
 def requantize(q: Tensor, factor: Tensor, axis: int, low: int, high: int) -> Tensor:
     """``clamp((q * M + 2**(n-1)) >> n)`` with ``factor = M / 2**n``."""
-    return rescale_(q.clone(), along(factor, axis, q.dim()), low, high)
+    if factor.numel() == 1 and factor.dtype == torch.float64:
+        return blockwise(lambda x: rescale_(x, factor, low, high), q)
+    factor = along(factor, axis, q.dim())
+    if factor.dtype == torch.float32:
+        return torch.mul(q, factor).round_().clamp_(low, high)
+    return rescale_(q.clone(), factor, low, high)
 
 
 def choose_sum_factors(ratio_a: float, ratio_b: float, is_narrow: bool) -> tuple[float, float]:
@@ -64,24 +70,22 @@ def choose_sum_factors(ratio_a: float, ratio_b: float, is_narrow: bool) -> tuple
 def add(a: Tensor, b: Tensor, factor_a: float, factor_b: float, is_narrow: bool, low: int, high: int) -> Tensor:
     """``clamp((a * Ma + b * Mb + 2**(n-1)) >> n)``; a negative factor subtracts."""
     if not is_narrow:
-        a, b = a.double(), b.double()
-    left, right = a * factor_a, b
-    if (
-        right.shape == left.shape
-        or right.numel() <= left.numel() == torch.broadcast_shapes(left.shape, right.shape).numel()
-    ):
-        total = left.add_(right, alpha=factor_b)
-    else:
-        total = torch.add(left, right, alpha=factor_b)
+        return blockwise(lambda x, y: _sum_(x.double() * factor_a, y, factor_b, low, high), a, b)
+    return _sum_(a * factor_a, b, factor_b, low, high)
+
+
+def _sum_(left: Tensor, right: Tensor, factor: float, low: int, high: int) -> Tensor:
+    is_whole = left.shape == torch.broadcast_shapes(left.shape, right.shape)
+    total = left.add_(right, alpha=factor) if is_whole else torch.add(left, right, alpha=factor)
     return total.add_(0.5).floor_().float().clamp_(low, high)
 
 
 @operator("mul(Tensor a, Tensor b, Tensor factor, int low, int high) -> Tensor")
 def mul(a: Tensor, b: Tensor, factor: Tensor, low: int, high: int) -> Tensor:
     """``clamp((a * b * M + 2**(n-1)) >> n)``."""
-    if factor.dtype == torch.float64:
-        a = a.double()
-    return rescale_(a * b, factor, low, high)
+    if factor.dtype == torch.float32:
+        return rescale_(a * b, factor, low, high)
+    return blockwise(lambda x, y: rescale_(x.double() * y, factor, low, high), a, b)
 
 
 def smallest_divisor(dtype: QuantDType) -> float:
@@ -100,7 +104,8 @@ def away_from_zero(x: Tensor, limit: Tensor | float) -> Tensor:
     >>> away_from_zero(torch.tensor([-3.0, -0.1, 0.0]), 0.5)
     tensor([-3.0000, -0.5000,  0.5000])
     """
-    return torch.where(x < 0, x.clamp(max=-limit), x.clamp(min=limit))
+    signed = x + 0.0  # not -0
+    return signed.abs().clamp(min=limit).copysign(signed)
 
 
 def choose_quotient_factor(ratio: float) -> float:
@@ -112,8 +117,12 @@ def choose_quotient_factor(ratio: float) -> float:
 @operator("div(Tensor a, Tensor b, float factor, float smallest, int low, int high) -> Tensor")
 def div(a: Tensor, b: Tensor, factor: float, smallest: float, low: int, high: int) -> Tensor:
     """``clamp(floor(a * M / 2**n / b + 1/2))``, with magnitudes of `b` below `smallest` raised to it; float64."""
-    quotient = a.double() * factor / away_from_zero(b, smallest)
-    return quotient.add_(0.5).floor_().clamp_(low, high).float()
+
+    def quotient(x: Tensor, y: Tensor) -> Tensor:
+        ratio = x.double().mul_(factor) / away_from_zero(y, smallest)
+        return ratio.add_(0.5).floor_().float().clamp_(low, high)
+
+    return blockwise(quotient, a, b)
 
 
 @operator("affine(Tensor q, Tensor factor, Tensor offset, int axis, int low, int high) -> Tensor")

@@ -48,11 +48,13 @@ def compare(relation: str, a: Any, b: Any) -> QTensor:
 
 
 def truth(x: Any) -> Any:
-    """The booleans of a tensor, as an ordinary tensor: what is not 0 is true."""
+    """The booleans of a tensor, or one boolean, as an ordinary tensor: what is not 0 is true."""
     if isinstance(x, QTensor):
         if x.dtype == qbool:
             return x.plain()
         return (x.as_grid() if x.is_rounded else x.dequantize()) != 0
+    if isinstance(x, bool):
+        return torch.tensor(x)
     return x != 0 if isinstance(x, Tensor) and x.dtype != torch.bool else x
 
 

@@ -57,6 +57,11 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
     "add wide": (fp.add, (X, X + 0, 0.5, 0.25, False, *INT8)),
     "mul": (fp.mul, (X, X + 0, NARROW, *INT8)),
     "mul wide": (fp.mul, (X, X + 0, WIDE, *INT8)),
+    "div": (fp.div, (X, X + 0, 0.7, 0.5, *INT8)),
+    "extremum": (fp.extremum, (X, X + 0, NARROW, NARROW, False, *INT8)),
+    "extremum wide": (fp.extremum, (X, X[:, :1] + 0, NARROW, WIDE, True, *INT8)),
+    "compare": (fp.compare, (X, X + 0, 1.5, 1.0, True, "lt")),
+    "compare wide": (fp.compare, (X, X[:1] + 0, 1.0, 1.5, False, "ne")),
     "affine": (fp.affine, (X, WIDE.expand(4), WIDE.expand(4), 1, *INT8)),
     "lookup": (fp.lookup, (X, torch.arange(256.0), -128)),
     "sum": (fp.sum, (X, [1, 2], True, NARROW, False, *INT8)),
@@ -100,7 +105,7 @@ def test_operators_change_no_argument_and_tracers_see_their_shapes(name: str) ->
     call, args = CALLS[name]
     torch.library.opcheck(call.default, args, test_utils=("test_schema", "test_faketensor"))
     out = call(*args)
-    assert out.dtype == torch.float32
+    assert out.dtype == (torch.bool if name.startswith("compare") else torch.float32)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -7,7 +7,7 @@ import operator
 import warnings
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from horizon_plugin_pytorch.errors import (
     QuantizationConfigError,
@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     AS_IT_IS,
     Binder,
     Call,
+    Kind,
     NotBindable,
     Operator,
     advice_for,
@@ -116,13 +117,15 @@ def replace_functions(
             if row.is_source:
                 _quantize_constants(model, node, quantized, choices, counters)
             continue
+        if row.needs_qconfig and quantized.kinds(node) == (Kind.INDEX,):
+            continue  # a choice between positions, by booleans of the quantized part
         scope = scope_of(node)
         choice = choices.get(scope)
         if choice is None or choice.qconfig is None:
             continue  # the user keeps this module float; a QTensor that reaches it raises with a remedy
         call, advice = None, ""
         try:
-            call = bind(*node.args, **node.kwargs)
+            call = bind(*_with_numbers(model, node.args), **_with_numbers(model, node.kwargs))
         except NotBindable as error:
             advice = str(error)
         except TypeError:  # arguments that the function's signature does not have
@@ -145,6 +148,17 @@ def _spare_results(node: fx.Node, row: Operator) -> None:
         is_read = any(user.target is not operator.getitem or user.args[1] == position for user in readers)
         if readers and not is_read and len(node.args) <= 3:
             node.kwargs = {**node.kwargs, **arguments}
+
+
+def _with_numbers(model: fx.GraphModule, arguments: Any) -> Any:
+    """Arguments in which a tensor without axes that the model writes down, as ``torch.tensor(0.5)``, is its number."""
+
+    def number(node: fx.Node) -> Any:
+        is_written = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")  # torch.fx's name
+        value = getattr(model, str(node.target)) if is_written else None
+        return value.item() if isinstance(value, Tensor) and value.dim() == 0 else node
+
+    return fx.node.map_arg(arguments, number)
 
 
 def replace_fusable(model: fx.GraphModule, choices: dict[str, Choice]) -> fx.GraphModule:
