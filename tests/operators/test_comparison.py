@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.ao.nn.quantized import FloatFunctional as TorchFunctional
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch import nn as horizon_nn
@@ -27,12 +26,14 @@ from horizon_plugin_pytorch.nn.support import TensorFact, Use
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, integer_qtensor, real_qtensor
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
+    convert_fx,
     default_qat_8bit_fake_quant_qconfig,
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.operators.cases.base import Body, bench, functional
-from tests.routes import assert_one_arithmetic, prepared
+from tests.routes import as_numbers, assert_one_arithmetic, mismatches, prepared, run_onnx
 
 ALL = torch.arange(-128.0, 128.0)
 SCALES = st.floats(2.0**-13, 8.0, width=32)
@@ -267,12 +268,42 @@ def test_the_three_forms_of_a_functional_have_the_same_methods() -> None:
     ],
 )
 def test_functionals_of_torch_are_known(call: Any, tmp_path: Any) -> None:
+    theirs = pytest.importorskip("torch.ao.nn.quantized", reason="torch has dropped its FloatFunctional")
     body = functional(call)()
-    body.op = TorchFunctional()
+    body.op = theirs.FloatFunctional()
     inputs = torch.randn(3, 4, 4), torch.randn(3, 4, 4)
     qat = prepared(bench(body, 2), inputs)
     assert isinstance(qat.body.op, QATFunctional)
     assert_one_arithmetic(qat, inputs, tmp_path)
+
+
+@pytest.mark.parametrize("opset", [13, 15, 18, 20])
+def test_every_opset_has_the_operators(opset: int, tmp_path: Any) -> None:
+    def body(x: Tensor, y: Tensor) -> Tensor:
+        mask = (x >= y) & ~(x == y.amax(1, keepdim=True)) | ((x != 0.5) ^ (y < 2)).all(1, keepdim=True)
+        mask = torch.logical_or(mask, (x > y).any(dim=0))
+        return torch.where(mask, torch.maximum(x, y), x / (y * y + 1)).masked_fill(x < -1, -1e9)
+
+    inputs = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    quantized = convert_fx(prepared(bench(Body(body), 2), inputs, "qint16"))
+    model = export_quantized_onnx(quantized, inputs, tmp_path / "model.onnx", opset_version=opset)
+    for optimization in ("off", "on"):
+        assert mismatches(as_numbers(quantized(*inputs)), run_onnx(model, inputs, optimization)) == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        (lambda x, y: torch.hstack([x, y]), "torch.cat"),
+        (lambda x, y: torch.addcmul(x, y, y), "x \\+ value \\* a \\* b"),
+        (lambda x, y: torch.lerp(x, y, 0.5), "x \\+ weight"),
+        (lambda x, y: x % 2, "DeQuantStub"),
+        (lambda x, y: torch.div(x, y, rounding_mode="trunc"), "divide first"),
+    ],
+)
+def test_what_has_no_form_says_what_to_write(function: Any, advice: str) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=advice):
+        prepare_qat_fx(bench(Body(function), 2), {"": default_qat_8bit_fake_quant_qconfig})
 
 
 def test_a_chip_without_the_operator_refuses_the_method() -> None:

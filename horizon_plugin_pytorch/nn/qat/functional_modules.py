@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, is_pair, register
+from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, advise, is_pair, register
 from horizon_plugin_pytorch.nn.placed import placed
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.quantized.functional_modules import (
@@ -220,4 +220,11 @@ for _name, _bind, _spelled in (("maximum", _maximum, "maximum fmax max"), ("mini
         functions={getattr(torch, n): _bind for n in _spelled.split()}, methods=dict.fromkeys(_spelled.split(), _bind),
         marches=FROM_BAYES, takes=is_pair,
     ))  # fmt: skip
+advise(
+    "write it with torch.cat, which names its axis",
+    torch.hstack, torch.vstack, torch.dstack, torch.column_stack, torch.row_stack,
+)  # fmt: skip
+advise("write it as `x + value * a * b`", torch.addcmul, "addcmul", "addcmul_")
+advise("write it as `x + value * a / b`", torch.addcdiv, "addcdiv", "addcdiv_")
+advise("write it as `x + weight * (y - x)`", torch.lerp, "lerp", "lerp_")
 assert set(FUNCTIONAL_METHODS) <= set(dir(FloatFunctional))
