@@ -37,16 +37,23 @@ def unflatten(values: tuple, *classes: Any) -> list[Any]:
     return [cls(*(next(rest) for _ in dataclasses.fields(cls))) for cls in classes]
 
 
-def operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def operator(
+    schema: str, shape: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a pure function on integer-valued tensors as ``horizon::<name>``.
 
     The Python body is the kernel on every device, and the shape rule for fake tensors.
+
+    Args:
+        shape: the shape rule, for a body that looks at values: it takes the same arguments, and gives an empty tensor.
     """
     name = schema.split("(", 1)[0]
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, _in_full_precision(function), "CompositeExplicitAutograd")
+        if shape is not None:
+            torch.library.register_fake(f"horizon::{name}", shape, lib=_LIBRARY)
         call = getattr(torch.ops.horizon, name)
         call.__doc__ = function.__doc__
         return call

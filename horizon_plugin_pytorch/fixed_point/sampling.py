@@ -148,7 +148,8 @@ def sample_exactly(q: Tensor, x: Tensor, y: Tensor, bits: int, finish: Callable[
 
 @operator(
     "roi_align(Tensor[] maps, Tensor boxes, Tensor images, float[] scales, float[] thresholds, float[] factors, "
-    "int[] output_size, int ratio, bool aligned, int bits, int low, int high) -> Tensor"
+    "int[] output_size, int ratio, bool aligned, int bits, int low, int high) -> Tensor",
+    shape=lambda maps, boxes, *rest: maps[0].new_empty((len(boxes), maps[0].shape[1], *rest[4])),
 )
 def roi_align(
     maps: list[Tensor],

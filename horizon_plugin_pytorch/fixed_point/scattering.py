@@ -36,7 +36,8 @@ def scatter(rows: Tensor, cells: Tensor, batch: int, height: int, width: int) ->
 
 @operator(
     "bev_pool(Tensor depth, Tensor feat, Tensor ranks_depth, Tensor ranks_feat, Tensor ranks_bev, "
-    "Tensor interval_starts, Tensor interval_lengths, int cells, int bits, Tensor factor, int low, int high) -> Tensor"
+    "Tensor interval_starts, Tensor interval_lengths, int cells, int bits, Tensor factor, int low, int high) -> Tensor",
+    shape=lambda depth, feat, *rest: feat.new_empty((rest[5], feat.shape[1])),
 )
 def bev_pool(
     depth: Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.deploy.recorder import plain, record
 from horizon_plugin_pytorch.fixed_point import library
+from horizon_plugin_pytorch.march import set_march
+from horizon_plugin_pytorch.quantization import convert_fx
+from tests.operators.cases import CASES
+from tests.routes import prepared
 from tests.strategies import integers
 
 INT8 = (-128, 127)
@@ -81,6 +88,10 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
         fp.log_softmax,
         (X, 1, torch.arange(256.0).flip(0), fp.choose_logarithm(1e-4), -0.5, 20.0, False, *INT8),
     ),
+    "mix_channels": (
+        fp.mix_channels,
+        (X, torch.eye(4), torch.full((4,), 0.5), torch.full((4,), -128.0), torch.full((4,), 127.0)),
+    ),
     "matmul": (fp.matmul, (X, X.transpose(-1, -2) + 0, NARROW, False, *INT8, False)),
     "matmul wide": (fp.matmul, (X, X.transpose(-1, -2) + 0, WIDE, True, *INT8, False)),
     "matmul real": (fp.matmul, (X, X.transpose(-1, -2) + 0, NARROW, False, *INT8, True)),
@@ -93,29 +104,66 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
 }
 
 
+# Operators with many arguments: a call as a case of the operator table makes it.
+OF_CASES = {
+    "atan2": "atan2", "avg_pool3d": "avg-pool-3d", "bev_pool": "bev-pool", "compare": "where-compared",
+    "correlation": "correlation", "cumsum": "cumsum", "deformable_attention": "deformable-attention",
+    "div": "functional-div", "divide_by_norm": "normalize", "evaluate": "one-div", "extremum": "functional-maximum",
+    "grid_sample": "grid-sample", "log_softmax": "log-softmax", "norm": "norm", "normalize": "layer-norm",
+    "prelu": "prelu", "resample3d": "adaptive-3d", "rle": "rle-of-classes", "roi_align": "multi-scale-roi-align",
+    "scatter_rows": "point-pillars-scatter", "select": "where-compared", "softmax": "softmax", "topk": "topk",
+}  # fmt: skip
+# Its length depends on the values, which no tracer can know.
+OPEN_SHAPES = {"rle"}
+
+
+def _call(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    if name in CALLS:
+        return CALLS[name]
+    case = next(case for case in CASES if case.name == OF_CASES[name])
+    set_march(case.march)
+    quantized = convert_fx(prepared(case.model(), case.inputs(), "qint8"))
+    steps, _ = record(quantized, case.inputs())
+    step = next(step for step in steps if step.name == f"horizon::{name}")
+    return getattr(torch.ops.horizon, name), pytree.tree_map(_plain, step.args)
+
+
+def _plain(value: Any) -> Any:
+    return plain(value).detach().clone() if isinstance(value, Tensor) else value
+
+
 def test_every_operator_is_tried() -> None:
-    names = {str(call._qualified_op_name) for call, _ in CALLS.values()}
+    names = {str(call._qualified_op_name) for call, _ in CALLS.values()} | {f"horizon::{name}" for name in OF_CASES}
     defined = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("horizon::")}
     assert names == {name.split(".")[0] for name in defined}
     assert library._LIBRARY.ns == "horizon"
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [*CALLS, *OF_CASES])
 def test_operators_change_no_argument_and_tracers_see_their_shapes(name: str) -> None:
-    call, args = CALLS[name]
-    torch.library.opcheck(call.default, args, test_utils=("test_schema", "test_faketensor"))
-    out = call(*args)
-    assert out.dtype == (torch.bool if name.startswith("compare") else torch.float32)
+    call, args = _call(name)
+    checks = ("test_schema",) if name in OPEN_SHAPES else ("test_schema", "test_faketensor")
+    torch.library.opcheck(call.default, args, test_utils=checks)
+    first = pytree.tree_leaves(call(*args))[0]
+    assert first.dtype in (torch.float32, torch.bool) or name in OPEN_SHAPES
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [name for name in (*CALLS, *OF_CASES) if name not in OPEN_SHAPES])
 def test_a_graph_has_one_node_for_an_operator(name: str) -> None:
-    call, args = CALLS[name]
-    graph = make_fx(lambda x: call(x, *args[1:]), tracing_mode="fake", _allow_non_fake_inputs=True)(args[0])
+    call, args = _call(name)
+    leaves, spec = pytree.tree_flatten(args)
+    place = next(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+
+    def run(x: Tensor) -> Any:
+        return call(*pytree.tree_unflatten([*leaves[:place], x, *leaves[place + 1 :]], spec))
+
+    graph = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(leaves[place])
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
-    assert [t for t in targets if t.namespace == "horizon"] == [call.default]
-    assert all(t.namespace == "horizon" or t is torch.ops.aten.detach.default for t in targets)
-    assert torch.equal(graph(args[0]), call(*args))
+    assert [t for t in targets if getattr(t, "namespace", "") == "horizon"] == [call.default]
+    others = {t for t in targets if getattr(t, "namespace", "") != "horizon"}
+    assert others <= {torch.ops.aten.detach.default, operator.getitem}
+    found, wanted = (pytree.tree_leaves(f(leaves[place])) for f in (graph, run))
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -136,5 +184,5 @@ def test_exported_programs_keep_operators() -> None:
 
 
 def test_operators_are_documented() -> None:
-    for call, _ in CALLS.values():
+    for call in [call for call, _ in CALLS.values()] + [getattr(torch.ops.horizon, name) for name in OF_CASES]:
         assert call.__doc__
