@@ -111,7 +111,7 @@ OF_CASES = {
     "div": "functional-div", "divide_by_norm": "normalize", "evaluate": "one-div", "extremum": "functional-maximum",
     "grid_sample": "grid-sample", "log_softmax": "log-softmax", "norm": "norm", "normalize": "layer-norm",
     "prelu": "prelu", "resample3d": "adaptive-3d", "rle": "rle-of-classes", "roi_align": "multi-scale-roi-align",
-    "scatter_rows": "point-pillars-scatter", "select": "where-compared", "softmax": "softmax", "topk": "topk",
+    "scatter_rows": "point-pillars-scatter", "softmax": "softmax", "topk": "topk",
 }  # fmt: skip
 # Its length depends on the values, which no tracer can know.
 OPEN_SHAPES = {"rle"}
