@@ -8,7 +8,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import lowers
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.fixed_point import EXACT_FLOAT32
-from horizon_plugin_pytorch.fixed_point.normalization import LOG_2, LOWEST, OCTAVES, SMALLEST_VARIANCE
+from horizon_plugin_pytorch.fixed_point.normalization import LOG_2, LOWEST, OCTAVES, SMALLEST_VARIANCE, folds
 
 _WIDE = torch.float64
 
@@ -45,19 +45,39 @@ def normalize(
     is_double = count << (2 * bits - 2) >= EXACT_FLOAT32
     wide = g.cast(q, _WIDE) if is_double else q
     spread = g.node("Mul", _sum(g, g.node("Mul", wide, wide), dims, is_double), number)
-    value = q
+    mean = None
     if is_centred:
         total = _sum(g, wide, dims, is_double)
         spread = g.node("Sub", spread, g.node("Mul", total, total))
-        value = g.node("Sub", q, g.cast(g.node("Div", total, number), torch.float32))
+        mean = g.node("Div", total, number)
     shifted = g.node("Add", spread, g.scalar(epsilon * square, _WIDE))
     root = g.node("Sqrt", g.node("Max", shifted, g.scalar(SMALLEST_VARIANCE * square, _WIDE)))
-    value = g.node("Mul", value, g.cast(g.node("Div", g.scalar(gain * count, _WIDE), root), torch.float32))
+    factor = g.node("Div", g.scalar(gain * count, _WIDE), root)
+    finish = _scale_and_shift if folds(site.rank, dims, weight, bias, bits) else _in_steps
+    return _rounded(g, finish(g, q, factor, mean, weight, bias), low, high)
+
+
+def _scale_and_shift(
+    g: OnnxGraph, q: str, factor: str, mean: str | None, weight: Tensor | None, bias: Tensor | None
+) -> str:
+    if weight is not None:
+        factor = g.node("Mul", factor, g.constant(weight, _WIDE, "weight"))
+    scale = g.cast(factor, torch.float32)
+    value = g.node("Mul", q, scale)
+    if mean is not None:
+        shift = g.node("Neg", g.node("Mul", mean, g.cast(scale, _WIDE)))
+        if bias is not None:
+            shift = g.node("Add", shift, g.constant(bias, _WIDE, "bias"))
+        return g.node("Add", value, g.cast(shift, torch.float32))
+    return value if bias is None else g.node("Add", value, g.constant(bias, hint="bias"))
+
+
+def _in_steps(g: OnnxGraph, q: str, factor: str, mean: str | None, weight: Tensor | None, bias: Tensor | None) -> str:
+    value = q if mean is None else g.node("Sub", q, g.cast(mean, torch.float32))
+    value = g.node("Mul", value, g.cast(factor, torch.float32))
     if weight is not None:
         value = g.node("Mul", value, g.constant(weight, hint="weight"))
-    if bias is not None:
-        value = g.node("Add", value, g.constant(bias, hint="bias"))
-    return _rounded(g, value, low, high)
+    return value if bias is None else g.node("Add", value, g.constant(bias, hint="bias"))
 
 
 def _exponentials(g: OnnxGraph, q: str, dim: int, hidden: str | None, table: Tensor) -> tuple[str, str]:
