@@ -85,7 +85,7 @@ class SegmentTable(Table):
 @operator("lookup(Tensor q, Tensor table, int offset) -> Tensor")
 def lookup(q: Tensor, table: Tensor, offset: int) -> Tensor:
     """``table[q - offset]``."""
-    index = q.sub(offset).to(torch.int32)  # with int32 and one axis torch's selection is at its fastest
+    index = q.to(torch.int32, copy=True).sub_(offset)  # with int32 and one axis torch's selection is at its fastest
     # The index is dense, so it can be walked in the order of memory, whatever its layout.
     flat = torch.index_select(table, 0, index.as_strided((index.numel(),), (1,)))
     return flat.as_strided(index.shape, index.stride())
