@@ -40,6 +40,7 @@ IMAGE = (1, 64, 112, 112)
 TOKENS = (1, 1024, 256)
 HEADS = (1, 8, 512, 64)
 VOLUME = (1, 32, 8, 56, 56)
+BEV = (1, 256, 100, 100)
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,55 @@ def _pair(function: Callable[..., Any], shape: tuple[int, ...] = IMAGE) -> dict[
 
 def _mask() -> tuple[Tensor, ...]:
     return (torch.rand(IMAGE) < 0.3,)
+
+
+class Rois(nn.Module):
+    """Features of boxes from two maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.align = hnn.MultiScaleRoIAlign(7, [8, 16], 2)
+
+    def forward(self, fine: Any, coarse: Any, boxes: Tensor) -> Any:
+        return self.align([fine, coarse], [boxes])
+
+
+def _boxes(count: int) -> Tensor:
+    corners = torch.rand(count, 2) * 400
+    return torch.cat((corners, corners + torch.rand(count, 2) * 400), 1)
+
+
+class Deformable(nn.Module):
+    """Deformable attention of 8 heads with 4 points on maps of these sizes."""
+
+    def __init__(self, shapes: list[tuple[int, int]]) -> None:
+        super().__init__()
+        self.attention = hnn.MultiScaleDeformableAttention(256, 8, len(shapes), 4, batch_first=True)
+        self.shapes = shapes
+        for layer in (self.attention.sampling_offsets, self.attention.attention_weights):
+            nn.init.uniform_(layer.weight, -0.1, 0.1)
+
+    def forward(self, query: Any, value: Any, reference: Tensor) -> Any:
+        return self.attention(query, value=value, reference_points=reference, spatial_shapes=self.shapes)
+
+
+class Pool(nn.Module):
+    """Six cameras of 59 depths and 16 x 44 features, half of their points in a view of 128 x 128."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        points, pixels = 6 * 59 * 16 * 44, 16 * 44
+        depth = torch.randperm(points)[: points // 2]
+        cell = torch.randint(128 * 128, depth.shape).sort()[0]
+        lengths = torch.bincount(cell)[cell.unique()]
+        self.pool = hnn.BevPoolV2()
+        ranks = (depth, depth // (59 * pixels) * pixels + depth % pixels, cell, lengths.cumsum(0) - lengths, lengths)
+        for index, rank in enumerate(ranks):
+            self.register_buffer(f"rank_{index}", rank)
+
+    def forward(self, depth: Any, feat: Any) -> Any:
+        ranks = [getattr(self, f"rank_{index}") for index in range(5)]
+        return self.pool(depth, feat, *ranks, (1, 1, 128, 128, 80))
 
 
 JOBS = [
@@ -198,6 +248,32 @@ JOBS = [
     Job("adaptive_avg_pool 3d", lambda: nn.AdaptiveAvgPool3d(4), ((1, 32, 16, 56, 56),)),
     Job("interpolate nearest", lambda: hnn.Interpolate(scale_factor=2, mode="nearest", recompute_scale_factor=True)),
     Job("interpolate bilinear", lambda: hnn.Interpolate(scale_factor=2, recompute_scale_factor=True)),
+    Job("interpolate bilinear wide", lambda: hnn.Interpolate(scale_factor=2, recompute_scale_factor=True), (BEV,)),
+    Job("grid_sample", hnn.GridSample, ((1, 64, 128, 128), (1, 128, 128, 2)), -1.0, 1.0),
+    Job("grid_sample bev", hnn.GridSample, (BEV, (1, 100, 100, 2)), -1.0, 1.0),
+    Job("grid_sample nearest", lambda: hnn.GridSample("nearest"), (BEV, (1, 100, 100, 2)), -1.0, 1.0),
+    Job("warp", lambda: lambda x, flow: hnn.functional.warp(x, flow), ((1, 64, 128, 128), (1, 128, 128, 2))),
+    Job("multi_scale_roi_align", Rois, (BEV, (1, 256, 50, 50)), others=lambda: (_boxes(100),)),
+    Job("correlation", lambda: hnn.Correlation(1, 4, 1, 1, 4), ((1, 64, 56, 56),) * 2),
+    Job(
+        "deformable attention",
+        lambda: Deformable([(64, 64), (32, 32), (16, 16), (8, 8)]),
+        ((1, 300, 256), (1, 5440, 256)),
+        others=lambda: (torch.rand(1, 300, 4, 2),),
+    ),
+    Job(
+        "deformable attention bev",
+        lambda: Deformable([(100, 100)]),
+        ((1, 2500, 256), (1, 10000, 256)),
+        others=lambda: (torch.rand(1, 2500, 1, 2),),
+    ),
+    Job(
+        "point_pillars_scatter",
+        lambda: hnn.PointPillarsScatter((1, 64, 256, 256)),
+        ((20000, 64),),
+        others=lambda: (torch.randint(256, (20000, 4)) * torch.tensor([0, 0, 1, 1]),),
+    ),
+    Job("bev_pool_v2", Pool, ((1, 6, 59, 16, 44), (1, 6, 16, 44, 80)), 0.0),
     Job("pad", lambda: lambda x: F.pad(x, (1, 1, 1, 1))),
     Job("permute", lambda: lambda x: x.permute(0, 2, 3, 1).contiguous()),
     Job("pixel_shuffle", lambda: nn.PixelShuffle(2)),

@@ -8,6 +8,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import lowers, rescale
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.fixed_point.correlation import correlation_windows
+from horizon_plugin_pytorch.fixed_point.reduction import bilinear_matrix
 from horizon_plugin_pytorch.fixed_point.sampling import FAR, base_positions, deformed_factor, reflection_of
 
 _WIDE = torch.float64
@@ -127,6 +128,19 @@ def grid_sample(
         out = g.node("Floor", g.node("Add", mean, g.scalar(0.5, dtype)))
         out = out if dtype == torch.float32 else g.cast(out, torch.float32)
     return g.node("Transpose", out, perm=[0, 3, 1, 2])
+
+
+@lowers("resize2d")
+def resize2d(g: OnnxGraph, site: Site, q: str, x: Tensor, y: Tensor, bits: int) -> str:
+    """Rows and columns by integer matrices: few large products are faster than gathering single pixels."""
+    dtype = torch.float32 if bits <= 8 else _WIDE
+    down, across = (bilinear_matrix(n, p, bits) for n, p in zip(site.input_shape[2:], (y, x), strict=True))
+    wide = q if bits <= 8 else g.cast(q, _WIDE)
+    lines = g.node("MatMul", wide, g.compact(across.T.contiguous().to(dtype), "columns"))
+    acc = g.node("Round", g.node("MatMul", g.compact(down.to(dtype), "rows"), lines))
+    mean = g.node("Mul", acc, g.scalar(0.25**bits, dtype))
+    out = g.node("Floor", g.node("Add", mean, g.scalar(0.5, dtype)))
+    return out if dtype == torch.float32 else g.cast(out, torch.float32)
 
 
 @lowers("roi_align", data="maps boxes images")

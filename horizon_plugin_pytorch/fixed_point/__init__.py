@@ -57,6 +57,7 @@ from horizon_plugin_pytorch.fixed_point.reduction import (
     avg_pool2d,
     avg_pool3d,
     bilinear_matrix,
+    bilinear_positions,
     is_beyond_float32,
     resample2d,
     resample3d,
@@ -70,7 +71,13 @@ from horizon_plugin_pytorch.fixed_point.rescaling import (
     rescale_,
 )
 from horizon_plugin_pytorch.fixed_point.runs import rle
-from horizon_plugin_pytorch.fixed_point.sampling import deformable_attention, grid_factors, grid_sample, roi_align
+from horizon_plugin_pytorch.fixed_point.sampling import (
+    deformable_attention,
+    grid_factors,
+    grid_sample,
+    resize2d,
+    roi_align,
+)
 from horizon_plugin_pytorch.fixed_point.scattering import bev_pool, scatter_rows
 from horizon_plugin_pytorch.fixed_point.selection import topk
 from horizon_plugin_pytorch.fixed_point.slopes import prelu
@@ -87,13 +94,13 @@ from horizon_plugin_pytorch.fixed_point.table import (
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
     "AngleTables", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine", "along",
-    "atan2", "avg_pool2d", "avg_pool3d", "away_from_zero", "bev_pool", "bilinear_matrix", "build_angles",
-    "build_segments", "build_table", "choose_affine", "choose_comparison", "choose_factor", "choose_logarithm",
-    "choose_mix", "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen", "compare", "conv",
-    "correlation", "cumsum", "deformable_attention", "dequantize", "div", "divide_by_norm", "evaluate", "extremum",
-    "flatten", "grid_factors", "grid_sample", "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup",
-    "matmul", "mix_channels", "mul", "multiplier_and_shift", "norm", "normalize", "on_grid_between",
-    "plan_accumulator", "prelu", "quantize", "requantize", "resample2d", "resample3d", "rescale_", "rle", "roi_align",
-    "scatter_rows", "smallest_divisor", "softmax", "split_digits", "sum", "topk", "unflatten",
-    "weight_bits",
+    "atan2", "avg_pool2d", "avg_pool3d", "away_from_zero", "bev_pool", "bilinear_matrix", "bilinear_positions",
+    "build_angles", "build_segments", "build_table", "choose_affine", "choose_comparison", "choose_factor",
+    "choose_logarithm", "choose_mix", "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen",
+    "compare", "conv", "correlation", "cumsum", "deformable_attention", "dequantize", "div", "divide_by_norm",
+    "evaluate", "extremum", "flatten", "grid_factors", "grid_sample", "is_beyond_float32", "is_wide", "linear",
+    "log_softmax", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift", "norm", "normalize",
+    "on_grid_between", "plan_accumulator", "prelu", "quantize", "requantize", "resample2d", "resample3d", "rescale_",
+    "resize2d", "rle", "roi_align", "scatter_rows", "smallest_divisor", "softmax", "split_digits", "sum", "topk",
+    "unflatten", "weight_bits",
 ]  # fmt: skip

@@ -91,33 +91,44 @@ def resample3d(q: Tensor, planes: Tensor, rows: Tensor, columns: Tensor, factor:
     return rescale_(total, factor, low, high)
 
 
-def bilinear_matrix(source: int, target: int, ratio: float | None, align_corners: bool, bits: int = 8) -> Tensor:
-    """Integer weights in ``1 / 2**bits`` that resize an axis, one row per output position; each row sums to 2**bits.
+def bilinear_positions(source: int, target: int, ratio: float | None, align_corners: bool, bits: int = 8) -> Tensor:
+    """Where the outputs of a resized axis lie in its input, in ``1 / 2**bits``.
 
     Args:
         ratio: source step per output step as torch uses it; None takes ``source / target``.
         bits: see `weight_bits`.
 
-    >>> bilinear_matrix(2, 3, None, False)
-    tensor([[256.,   0.],
-            [128., 128.],
-            [  0., 256.]], dtype=torch.float64)
+    >>> bilinear_positions(2, 3, None, False)
+    tensor([  0., 128., 256.], dtype=torch.float64)
     """
-    if source == target:  # torch copies such an axis, whatever the ratio
-        return torch.eye(source, dtype=torch.float64).mul_(1 << bits)
+    unit = 1 << bits
     index = torch.arange(target, dtype=torch.float64)
+    if source == target:  # torch copies such an axis, whatever the ratio
+        return index * unit
     if align_corners:
         position = index * ((source - 1) / (target - 1)) if target > 1 else index * 0
     else:
         step = source / target if ratio is None else ratio
         position = ((index + 0.5) * step - 0.5).clamp(min=0)
-    first = position.floor().long().clamp(max=source - 1)
-    second = (first + 1).clamp(max=source - 1)
-    weight = torch.round((position - first) * (1 << bits))
-    matrix = torch.zeros(target, source, dtype=torch.float64)
-    row = torch.arange(target)
-    matrix.index_put_((row, first), (1 << bits) - weight, accumulate=True)
-    matrix.index_put_((row, second), weight, accumulate=True)
+    whole = position.floor()
+    return (whole * unit + torch.round((position - whole) * unit)).clamp_(max=(source - 1) * unit)
+
+
+def bilinear_matrix(source: int, positions: Tensor, bits: int) -> Tensor:
+    """Integer weights in ``1 / 2**bits`` that resize an axis, one row per output position; each row sums to 2**bits.
+
+    >>> bilinear_matrix(2, bilinear_positions(2, 3, None, False), 8)
+    tensor([[256.,   0.],
+            [128., 128.],
+            [  0., 256.]], dtype=torch.float64)
+    """
+    unit = 1 << bits
+    first = (positions / unit).floor().long()
+    weight = positions - first * unit
+    matrix = torch.zeros(len(positions), source, dtype=torch.float64)
+    row = torch.arange(len(positions))
+    matrix.index_put_((row, first), unit - weight, accumulate=True)
+    matrix.index_put_((row, (first + 1).clamp(max=source - 1)), weight, accumulate=True)
     return matrix
 
 

@@ -107,6 +107,13 @@ def grid_sample(
     return sample(q, x, y, bits)
 
 
+@operator("resize2d(Tensor q, Tensor x, Tensor y, int bits) -> Tensor")
+def resize2d(q: Tensor, x: Tensor, y: Tensor, bits: int) -> Tensor:
+    """The image at all pairs of positions x of columns and y of rows, which lie inside of it."""
+    shape = (q.shape[0], y.numel(), x.numel())
+    return sample(q, x.expand(shape), y.unsqueeze(1).expand(shape), bits)
+
+
 def sample(q: Tensor, x: Tensor, y: Tensor, bits: int) -> Tensor:
     """The image at positions x and y; zero outside of it."""
     return sample_exactly(q, x, y, bits, lambda out, images: _rounded(out, bits).to(q.dtype))

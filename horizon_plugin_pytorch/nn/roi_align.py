@@ -162,7 +162,7 @@ class MultiScaleRoIAlign(nn.Module):
         aligned: coordinates mean centres of pixels, half a pixel off.
 
     >>> maps = [torch.zeros(1, 2, 16, 16), torch.ones(1, 2, 8, 8)]
-    >>> boxes = [torch.tensor([[0.0, 0.0, 20.0, 20.0], [0.0, 0.0, 500.0, 300.0]])]
+    >>> boxes = [torch.tensor([[0.0, 0.0, 20.0, 20.0], [0.0, 0.0, 120.0, 120.0]])]
     >>> MultiScaleRoIAlign(1, [4, 8])(maps, boxes).flatten(1)
     tensor([[0., 0.],
             [1., 1.]])

@@ -75,6 +75,7 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
     "sum wide": (fp.sum, (X, [3], False, WIDE, True, *INT8)),
     "avg_pool2d": (fp.avg_pool2d, (X, [3, 2], [2, 1], [1, 0], True, NARROW, False, *INT8)),
     "resample2d": (fp.resample2d, (X, torch.rand(3, 6).round(), torch.rand(6, 9).round(), NARROW, *INT8)),
+    "resize2d": (fp.resize2d, (X, torch.arange(9.0).double() * 100, torch.arange(4.0).double() * 300, 8)),
     "avg_pool3d": (fp.avg_pool3d, (X, [3, 2, 1], [2, 1, 1], [1, 0, 0], True, NARROW, False, *INT8)),
     "resample3d": (
         fp.resample3d,

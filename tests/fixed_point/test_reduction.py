@@ -114,16 +114,12 @@ def test_avg_pool_takes_one_factor_for_each_position() -> None:
 def test_bilinear_resampling_is_exact_and_close_to_torch(source, target, align_corners, seed, fill, bits) -> None:
     q = integers((1, 2, *source), bits, seed, fill)
     limits, weight_bits = (INT8 if bits == 8 else INT16), fp.weight_bits(bits)
-    rows, columns = (
-        fp.bilinear_matrix(s, t, None, align_corners, weight_bits) for s, t in zip(source, target, strict=True)
-    )
+    y, x = (fp.bilinear_positions(s, t, None, align_corners, weight_bits) for s, t in zip(source, target, strict=True))
+    rows, columns = (fp.bilinear_matrix(s, p, weight_bits) for s, p in zip(source, (y, x), strict=True))
     assert torch.equal(rows.sum(1), torch.full((target[0],), 2.0**weight_bits, dtype=torch.float64))
-    bound = 2.0 ** (bits - 1) * 4.0**weight_bits
-    factor = fp.choose_factor(torch.tensor([4.0**-weight_bits], dtype=torch.float64), *limits, bound)
-    dtype = torch.float64 if fp.is_beyond_float32(bound) else torch.float32
-    got = fp.resample2d(q, rows.to(dtype), columns.T.contiguous().to(dtype), factor, *limits)
+    got = fp.resize2d(q, x, y, weight_bits)
     total = reference.whole(rows) @ reference.whole(q) @ reference.whole(columns).T
-    reference.equal(got, reference.requantize(total, factor.item(), *limits))
+    reference.equal(got, reference.requantize(total, 4.0**-weight_bits, *limits))
     real = F.interpolate(q.double(), target, mode="bilinear", align_corners=align_corners)
     tolerance = 0.5 + 2.0 ** (bits - weight_bits)  # one rounding, and two weights each half a unit away
     assert float((got - real).abs().max()) <= tolerance
@@ -134,7 +130,7 @@ def test_bilinear_resampling_is_exact_and_close_to_torch(source, target, align_c
 def test_bilinear_weights_follow_the_given_step(scale_factor: float, size: int) -> None:
     """Without recompute_scale_factor torch steps by 1 / scale_factor, not by the ratio of sizes."""
     target = int(size * scale_factor)
-    matrix = fp.bilinear_matrix(size, target, 1 / scale_factor, False, 16) / 2.0**16
+    matrix = fp.bilinear_matrix(size, fp.bilinear_positions(size, target, 1 / scale_factor, False, 16), 16) / 2.0**16
     x = torch.eye(size, dtype=torch.float64).reshape(size, 1, size, 1)
     expected = F.interpolate(x, scale_factor=(scale_factor, 1.0), mode="bilinear", align_corners=False)[:, 0, :, 0].T
     torch.testing.assert_close(matrix, expected, atol=2.0**-16, rtol=0)
