@@ -39,6 +39,7 @@ FORMATS = {
 IMAGE = (1, 64, 112, 112)
 TOKENS = (1, 1024, 256)
 HEADS = (1, 8, 512, 64)
+STEPS = (64, 32, 128)
 VOLUME = (1, 32, 8, 56, 56)
 BEV = (1, 256, 100, 100)
 
@@ -149,6 +150,15 @@ class Pool(nn.Module):
         return self.pool(depth, feat, *ranks, (1, 1, 128, 128, 80))
 
 
+def _attention(query: Any, key: Any, value: Any) -> Any:
+    return torch.softmax(query @ key.transpose(-1, -2) * 0.125, -1) @ value
+
+
+def _fused_attention(query: Any, key: Any, value: Any) -> Any:
+    """Float is one kernel of torch's, which never has all scores in memory."""
+    return F.scaled_dot_product_attention(query, key, value)
+
+
 JOBS = [
     Job("conv2d 3x3", lambda: nn.Conv2d(64, 64, 3, padding=1)),
     Job("conv2d 1x1", lambda: nn.Conv2d(64, 64, 1)),
@@ -175,6 +185,12 @@ JOBS = [
     Job("compare number", lambda: lambda x: x > 0.3),
     Job("add number", lambda: lambda x: x + 0.5),
     Job("matmul", lambda: lambda x, y: x @ y.transpose(-1, -2), (HEADS, HEADS)),
+    Job("einsum", lambda: lambda x, y: torch.einsum("bhqd,bhkd->bhqk", x, y), (HEADS, HEADS)),
+    Job("attention by operators", lambda: _attention, (HEADS, HEADS, HEADS)),
+    Job("scaled_dot_product_attention", lambda: _fused_attention, (HEADS, HEADS, HEADS)),
+    Job("multi_head_attention", lambda: nn.MultiheadAttention(256, 8, batch_first=True), (TOKENS, TOKENS, TOKENS)),
+    Job("lstm", lambda: nn.LSTM(128, 256), (STEPS,)),  # float is one kernel of torch's
+    Job("gru", lambda: nn.GRU(128, 256), (STEPS,)),
     Job("sum", lambda: lambda x: x.sum(1)),
     Job("mean", lambda: lambda x: x.mean((2, 3), keepdim=True)),
     Job("norm", lambda: lambda x: torch.norm(x, dim=1)),
