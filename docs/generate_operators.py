@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-import horizon_plugin_pytorch  # noqa: F401 - fills the operator table
+import horizon_plugin_pytorch  # fills the operator table
 from horizon_plugin_pytorch.nn.operator_table import Operator, rows
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.nn.support import GROUPS, Support
@@ -59,6 +59,8 @@ def _path(cls: type | None) -> str:
 
 
 def _module(cls: type) -> str:
+    if getattr(horizon_plugin_pytorch.nn, cls.__name__, None) is cls:
+        return f"`horizon.nn.{cls.__name__}`"
     module = "torch.nn" if cls.__module__.startswith("torch.nn.modules.") else cls.__module__
     return f"`{module.replace('horizon_plugin_pytorch', 'horizon')}.{cls.__name__}`"
 

@@ -82,7 +82,7 @@ def _register(
 ) -> None:
     """A row, and what a QTensor does for its spellings."""
     handle(*_spellings(names))(handler)
-    functions = [*(getattr(torch, n) for n in names if hasattr(torch, n)), *python]
+    functions = [*(getattr(torch, n) for n in names if not n.startswith("__") and hasattr(torch, n)), *python]
     methods = [n for n in names if hasattr(Tensor, n)]
     register(Operator(
         row, ScaleRule.NONE, functions=dict.fromkeys(functions, _as_it_is), methods=dict.fromkeys(methods, _as_it_is),
