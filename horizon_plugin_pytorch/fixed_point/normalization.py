@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.fixed_point.library import operator
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32
 
 # Temporaries of a piece stay in the cache, and the calls for a piece cost little next to its work.
-_PIECE = 1 << 19
+_PIECE = 1 << 18
 SMALLEST_VARIANCE = 2.0**-64  # of a constant group without epsilon: its deviations are 0, whatever they are divided by
 
 
@@ -57,6 +57,10 @@ class Scratch:
         if buffer is None or buffer.numel() < shape.numel():
             buffer = self._buffers[name] = torch.empty(shape.numel(), dtype=dtype, device=self._device)
         return buffer[: shape.numel()].view(shape)
+
+    def like(self, result: Tensor, name: str = "result") -> Tensor:
+        """Where to compute a piece of the result: its own memory, if that has no gaps."""
+        return result if result.is_contiguous() else self.take(name, result.shape)
 
 
 @lru_cache
@@ -160,7 +164,8 @@ def normalize(
     is_folded = folds(q.dim(), dims, weight, bias, bits)
     scratch = Scratch(q.device)
     for piece in pieces(q, dims):
-        x, value = piece.of(q), scratch.take("value", piece.of(q).shape)
+        x, y = piece.of(q), piece.of(out)
+        value = scratch.like(y)
         wide = x if bits <= 8 else scratch.take("wide", x.shape, torch.float64).copy_(x)
         total = exact_sums(wide, dims, 1 << (bits - 1)) if is_centred else None
         squares = torch.mul(wide, wide, out=value if bits <= 8 else wide)
@@ -178,23 +183,25 @@ def normalize(
             None if weight is None else piece.of(weight),
             None if bias is None else piece.of(bias),
         )
-        torch.clamp(value.round_(), low, high, out=piece.of(out))
+        torch.clamp(value.round_(), low, high, out=y)
     return out
 
 
 LOWEST = -(2.0**17)  # below every integer of 16 bits
 
 
-def _exponentials(x: Tensor, hidden: Tensor | None, table: Tensor, dim: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
-    """Steps below the largest value of each group, and their entries in the table; 0 where a position is left out."""
+def _steps(x: Tensor, hidden: Tensor | None, dim: int, out: Tensor) -> Tensor:
+    """Steps below the largest value of each group; 0 where a position is left out."""
     shown = x if hidden is None else x.masked_fill(hidden, LOWEST)
-    steps = torch.sub(shown.amax(dim, keepdim=True), x, out=scratch.take("steps", x.shape))
-    if hidden is not None:
-        steps.masked_fill_(hidden, 0.0)
-    index = scratch.take("index", x.shape, torch.int32).copy_(steps)
-    entries = scratch.take("entries", x.shape)
-    torch.index_select(table, 0, index.view(-1), out=entries.view(-1))
-    return steps, entries if hidden is None else entries.masked_fill_(hidden, 0.0)
+    torch.sub(shown.amax(dim, keepdim=True), x, out=out)
+    return out if hidden is None else out.masked_fill_(hidden, 0.0)
+
+
+def _exponentials(steps: Tensor, hidden: Tensor | None, table: Tensor, scratch: Scratch, out: Tensor) -> Tensor:
+    """Their entries in the table; 0 where a position is left out. `out` may be the memory of the steps."""
+    index = scratch.take("index", steps.shape, torch.int32).copy_(steps)
+    torch.index_select(table, 0, index.view(-1), out=out.view(-1))
+    return out if hidden is None else out.masked_fill_(hidden, 0.0)
 
 
 def _as_groups(q: Tensor, dim: int) -> tuple[Tensor, int]:
@@ -228,10 +235,11 @@ def softmax(
         q, dim = _as_groups(q, dim)
     out, scratch = torch.empty(q.shape, dtype=q.dtype, device=q.device), Scratch(q.device)
     for piece in pieces(q, [dim]):
-        mask = None if hidden is None else piece.of(hidden)
-        _, entries = _exponentials(piece.of(q), mask, table, dim, scratch)
+        y, mask = piece.of(out), None if hidden is None else piece.of(hidden)
+        steps = _steps(piece.of(q), mask, dim, scratch.like(y))
+        entries = _exponentials(steps, mask, table, scratch, steps)
         entries.mul_(_over(gain, _total(entries, dim, is_double)).float())
-        torch.clamp(entries.round_(), low, high, out=piece.of(out))
+        torch.clamp(entries.round_(), low, high, out=y)
     return out.view(shape)
 
 
@@ -283,7 +291,9 @@ def log_softmax(
     q, dim = _as_groups(q, dim)
     out, scratch = torch.empty(q.shape, dtype=q.dtype, device=q.device), Scratch(q.device)
     for piece in pieces(q, [dim]):
-        steps, entries = _exponentials(piece.of(q), None, table, dim, scratch)
+        y = piece.of(out)
+        steps = _steps(piece.of(q), None, dim, scratch.like(y))
+        entries = _exponentials(steps, None, table, scratch, scratch.take("entries", y.shape))
         logs = logarithm(_total(entries, dim, is_double), logarithms).mul_(gain).float()
-        torch.clamp(steps.mul_(factor).sub_(logs).round_(), low, high, out=piece.of(out))
+        torch.clamp(steps.mul_(factor).sub_(logs).round_(), low, high, out=y)
     return out.view(shape)
