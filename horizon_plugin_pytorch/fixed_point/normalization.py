@@ -34,12 +34,16 @@ class Piece:
         return x.narrow(self.axis, self.start, self.length)
 
 
-def pieces(q: Tensor, dims: list[int]) -> Iterator[Piece]:
-    """Cut the longest axis that is not in `dims`, so that each piece holds whole groups."""
+def pieces(q: Tensor, dims: list[int], times: int = 1) -> Iterator[Piece]:
+    """Cut the longest axis that is not in `dims`, so that each piece holds whole groups.
+
+    Args:
+        times: larger pieces by this factor, for work without temporaries of its own.
+    """
     free = [axis for axis in range(q.dim()) if axis not in dims]
     axis = max(free, key=lambda a: q.shape[a], default=0)
     length = q.shape[axis]
-    step = length if axis in dims else max(_PIECE * length // max(q.numel(), 1), 1)
+    step = length if axis in dims else max(times * _PIECE * length // max(q.numel(), 1), 1)
     for start in range(0, length if q.numel() else 0, max(step, 1)):
         yield Piece(axis - q.dim(), start, min(step, length - start))
 
@@ -163,7 +167,7 @@ def normalize(
     shift, least = epsilon * float(count) ** 2, SMALLEST_VARIANCE * float(count) ** 2
     is_folded = folds(q.dim(), dims, weight, bias, bits)
     scratch = Scratch(q.device)
-    for piece in pieces(q, dims):
+    for piece in pieces(q, dims, 2 if bits <= 8 else 1):
         x, y = piece.of(q), piece.of(out)
         value = scratch.like(y)
         wide = x if bits <= 8 else scratch.take("wide", x.shape, torch.float64).copy_(x)
