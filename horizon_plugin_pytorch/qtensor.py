@@ -444,8 +444,9 @@ def pad_circular(x: Any, padding: Sequence[int]) -> Any:
     for index in range(len(padding) // 2):
         before, after = padding[2 * index : 2 * index + 2]
         axis = x.dim() - 1 - index
-        size = x.shape[axis]
-        x = torch.index_select(x, axis, torch.arange(-before, size + after, device=x.device) % size)
+        start, stop = max(-before, 0), x.shape[axis] - max(-after, 0)  # negative padding crops first
+        positions = torch.arange(-max(before, 0), stop - start + max(after, 0), device=x.device)
+        x = torch.index_select(x, axis, positions % (stop - start) + start)
     return x
 
 

@@ -109,6 +109,12 @@ class _Exporter:
         lower = ATEN.get(step.name)
         outputs = tensors_of(step.outputs)
         sources = [plain(t) for t in tensors_of((step.args, step.kwargs))]
+        if step.name == "aten::_local_scalar_dense" and any(self.is_data(source) for source in sources):
+            raise ExportError(
+                "the model reads a number out of a computed tensor (`x[:, i]`, `x.select`, `x.narrow`, `x.roll` with a "
+                "tensor of no axes, or `.item()`), which the file would keep as a constant. Keep an axis and select "
+                "with it, as in `x.index_select(1, i.reshape(1)).squeeze(1)`."
+            )
         if not outputs:
             return
         if not any(self.is_data(source) for source in sources):

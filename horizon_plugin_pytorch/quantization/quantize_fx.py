@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
     QuantizedGraphModule,
 )
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
+from horizon_plugin_pytorch.quantization.passes.dropout import follow_training
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
 from horizon_plugin_pytorch.quantization.passes.half import quantize_half
 from horizon_plugin_pytorch.quantization.passes.inplace import follow_writes
@@ -70,6 +71,7 @@ def fuse_fx(model: nn.Module, fuse_custom_config_dict: dict[str, Any] | None = N
     """
     copied = plain_transformers(copy_model(model, "fuse_fx"))
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
+    follow_training(graph_module)
     choices = resolve_qconfigs(copied, None)
     replace_fusable(graph_module, choices)  # `x + y` must become a module before it can be fused
     fuse_graph(graph_module, choices)
@@ -119,6 +121,7 @@ def prepare_qat_fx(
     copied = plain_transformers(copy_model(model, "prepare_qat_fx"))
     choices = resolve_qconfigs(copied, qconfig_dict)
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
+    follow_training(observed)
     follow_writes(observed)
     region = quantized_nodes(observed)
     if not has_stub(observed):

@@ -406,3 +406,66 @@ def test_preparing_in_inference_mode() -> None:
     with torch.inference_mode():
         qat = prepared(QuantWrapper(nn.Conv2d(4, 4, 1)), (X,))
         assert torch.equal(qat(X), convert_fx(qat)(X))
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x, i: x[:, i],
+        lambda x, i: x.select(1, i),
+        lambda x, i: x.narrow(1, i, 1),
+        lambda x, i: x.roll(i, 1),
+        lambda x, i: x[:, i.item()],
+    ],
+)
+def test_a_computed_position_is_not_exported_as_a_constant(take: Any, tmp_path: Any) -> None:
+    model = QuantWrapper(Body(lambda x: take(x, x.flatten().argmax() % 4)))
+    quantized = convert_fx(prepared(model, (X,)))
+    with pytest.raises(ExportError, match="reads a number out of a computed tensor .*index_select"):
+        export_quantized_onnx(quantized, X, tmp_path / "model.onnx")
+
+
+class _Drops(nn.Module):
+    def __init__(self, drop: Any) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.drop = QuantStub(), DeQuantStub(), drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.quant(self.drop(x, self.training)), self.training)
+        return self.drop(self.dequant(x), self.training)
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        lambda x, training: F.dropout(x, 0.5, training),
+        lambda x, training: F.dropout2d(x, training=training),
+        lambda x, training: F.alpha_dropout(x, 0.5, training),
+        lambda x, training: torch.dropout(x, 0.5, train=training),
+    ],
+)
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_dropout_follows_train_and_eval_of_a_model_prepared_in_train_mode(drop: Any, is_fused: bool) -> None:
+    model = _Drops(drop).train()
+    qat = prepare_qat_fx(fuse_fx(model) if is_fused else model, {"": INT8})
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    assert not torch.equal(qat(X), qat(X))
+    qat.eval()
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    with torch.no_grad():
+        out = qat(X)
+        assert torch.equal(out, qat(X)) and torch.equal(out, convert_fx(qat)(X))
+    assert (out - X).abs().mean() < 0.2
+
+
+@pytest.mark.parametrize("padding", [(-1, 2), (2, -1), (-2, -1), (1, 2)])
+def test_circular_padding_crops_where_it_is_negative(padding: tuple[int, int]) -> None:
+    quantized = convert_fx(prepared(QuantWrapper(Body(lambda x: F.pad(x, padding, "circular"))), (X[0],)))
+    assert (quantized(X[0]) - F.pad(X[0], padding, "circular")).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("move", [lambda m, i: m.gather(-1, i), lambda m, i: m[..., i[0, 0, 0]]])
+def test_booleans_moved_by_computed_positions_stay_booleans(move: Any) -> None:
+    model = QuantWrapper(Body(lambda x: move(x > 0, x.argsort(-1)).float()))
+    out = convert_fx(prepared(model, (X,)))(X)
+    assert type(out) is Tensor and set(out.unique().tolist()) == {0.0, 1.0}

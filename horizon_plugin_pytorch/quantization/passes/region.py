@@ -125,10 +125,11 @@ def _given(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[Kind, 
         index = _FIELDS.get(node.args[1], 0) if node.target is getattr else node.args[1]  # type: ignore[arg-type]
         if isinstance(index, int) and len(kinds) > 1:
             return (kinds[index],)
-    chosen = [source for source in sources if region.kinds(source) != (Kind.BOOL,)]  # as by `where`
-    if chosen and all(region.kinds(source) == (Kind.INDEX,) for source in chosen):
-        return (Kind.INDEX,)
     row = row_of_node(model, node)
+    chooses = row is not None and row.name in ("where", "masked_fill")  # between positions, by booleans
+    moved = [source for source in sources if not (chooses and region.kinds(source) == (Kind.BOOL,))]
+    if moved and all(region.kinds(source) == (Kind.INDEX,) for source in moved):
+        return (Kind.INDEX,)
     if row is None:
         return (Kind.QUANTIZED,)
     moves = row.scale_rule is ScaleRule.INHERIT and row.results == (Kind.QUANTIZED,)
