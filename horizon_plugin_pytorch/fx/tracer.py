@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,21 @@ _LEAF_CLASSES: set[type] = set()
 def add_leaf_class(cls: type) -> None:
     """Treat modules of this class as one node."""
     _LEAF_CLASSES.add(cls)
+
+
+class _Written(torch.fx.Proxy):
+    """A proxy that records ``x += y`` as what it is: torch's own takes it for ``x = x + y``, and loses it for views."""
+
+
+def _in_place(target: Any) -> Any:
+    def record(self: torch.fx.Proxy, other: Any) -> torch.fx.Proxy:
+        return self.tracer.create_proxy("call_function", target, (self, other), {})
+
+    return record
+
+
+for _target in (operator.iadd, operator.isub, operator.imul, operator.itruediv):
+    setattr(_Written, f"__{_target.__name__}__", _in_place(_target))
 
 
 class _Parts(torch.fx.Proxy):
@@ -55,7 +71,7 @@ class QuantizationTracer(torch.fx.Tracer):
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
         count = _known_length(node)
-        return super().proxy(node) if count is None else _Parts(node, self, count)
+        return _Written(node, self) if count is None else _Parts(node, self, count)
 
     @contextlib.contextmanager
     def _functional_calls(self, root: nn.Module) -> Iterator[None]:

@@ -72,6 +72,7 @@ def fuse_fx(model: nn.Module, fuse_custom_config_dict: dict[str, Any] | None = N
     copied = plain_transformers(copy_model(model, "fuse_fx"))
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
     follow_training(graph_module)
+    follow_writes(graph_module)
     choices = resolve_qconfigs(copied, None)
     replace_fusable(graph_module, choices)  # `x + y` must become a module before it can be fused
     fuse_graph(graph_module, choices)

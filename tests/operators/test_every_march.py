@@ -74,6 +74,8 @@ def _check_formats(quantized: nn.Module, case: Case, found: list[Operator], chip
     reported = {f.operator for f in find_limits(quantized, case.inputs(), chip) if f.limit.startswith("input ")}
     outside = {row.name for row in found if dtype not in row.support(chip).inputs}  # type: ignore[union-attr]
     assert reported <= outside
+    if len({row.name for row in found} - {"quant"}) == 1 and not any(row.is_source for row in found):
+        assert reported == outside
 
 
 def _bounds() -> list[tuple[str, str, Limit]]:

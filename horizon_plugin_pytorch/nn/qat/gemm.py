@@ -134,6 +134,11 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         return out if self.limits == NO_LIMIT else out.clamp(*self.limits)
 
 
+def has_integer_weight(row: Operator) -> bool:
+    """Is the operator a layer, whose weights can be integers while its result is float16?"""
+    return row.qat is not None and issubclass(row.qat, QATGemm)
+
+
 def share_tensor(module: nn.Module, name: str, value: Tensor | None) -> None:
     """Let a module use another's parameter; one that is a buffer there is a buffer here."""
     if value is None or isinstance(value, nn.Parameter):

@@ -42,7 +42,7 @@ class Where(RoundedModule):
         assert self.activation_post_process is not None
         x, y = real(x), real(y)
         out = self.activation_post_process(torch.where(condition, _bounded(x, y), _bounded(y, x)))
-        if not out.is_rounded:
+        if not out.is_rounded or not (is_number(x) or is_number(y)):
             return out
         twin: Any = self.twin()
         for number, mask in ((x, condition), (y, ~condition)):

@@ -16,7 +16,7 @@ from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 
-_MOST_PLANS = 64
+_MOST_PLANS = 256
 
 
 class PlanCache:
@@ -33,6 +33,8 @@ class PlanCache:
             if len(self._plans) >= _MOST_PLANS:  # shapes that vary from call to call must not fill memory
                 self._plans.pop(next(iter(self._plans)))
             found = self._plans[full_key] = (build(), scales)  # the scales are kept alive: ids may be in the key
+        elif len(self._plans) >= _MOST_PLANS // 2:  # the plan in use longest ago goes first
+            self._plans[full_key] = self._plans.pop(full_key)
         return found[0]
 
     def __deepcopy__(self, memo: dict) -> PlanCache:

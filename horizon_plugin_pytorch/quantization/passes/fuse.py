@@ -96,6 +96,7 @@ def fuse_graph(model: fx.GraphModule, choices: dict[str, Choice], only: Region |
         only: restrict fusion to these nodes; new nodes are added to the set.
     """
     matcher = _Matcher(model, choices, only)
+    replaced: list[str] = []
     with_add = [rule for rule in FUSION_RULES if rule.has_add]
     without = [rule for rule in FUSION_RULES if not rule.has_add]
     for rules, operand in ((with_add, 1), (with_add, 2), (without, 0)):
@@ -105,8 +106,12 @@ def fuse_graph(model: fx.GraphModule, choices: dict[str, Choice], only: Region |
             for rule in rules:
                 chain = matcher.match(rule, node, operand)
                 if chain is not None:
-                    _apply(model, choices, rule, chain, operand, only)
+                    replaced += _apply(model, choices, rule, chain, operand, only)
                     break
+    still_called = {called_path(model, node) for node in model.graph.nodes}
+    for path in replaced:
+        if path not in still_called:
+            _set_module(model, path, nn.Identity().train(model.training))
     model.graph.eliminate_dead_code()
     model.recompile()
     return model
@@ -119,7 +124,8 @@ def _apply(
     chain: list[fx.Node],
     operand: int,
     only: Region | None,
-) -> None:
+) -> list[str]:
+    """Put the fused module in place; gives the paths of the members that it replaces."""
     paths = [called_path(model, node) or "" for node in chain]
     fused = fuse([module_at(model, path) for path in paths])
     place = paths[rule.anchor]
@@ -141,10 +147,7 @@ def _apply(
         model.graph.erase_node(node)
         if isinstance(owner, fx.Node) and not owner.users:
             model.graph.erase_node(owner)
-    still_called = {called_path(model, node) for node in model.graph.nodes}
-    for path in paths:
-        if path != place and path not in still_called:
-            _set_module(model, path, nn.Identity().train(model.training))
+    return [path for path in paths if path != place]
 
 
 def _set_module(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -9,6 +9,7 @@ from torch import fx
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import ScaleRule
+from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.passes.configure import Choice
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, row_of_node
@@ -37,7 +38,7 @@ def quantize_half(model: fx.GraphModule, region: Region, choices: dict[str, Choi
                     "qint16 here."
                 )
             half.add(node)
-            is_integer = qconfig.weight is not None and not is_cast(qconfig.weight) and _has_weight(model, path)
+            is_integer = qconfig.weight is not None and not is_cast(qconfig.weight) and _has_weight(model, node)
         elif qconfig is not None and _has_own_scale(model, node):
             is_integer = True
         else:  # it moves values, and keeps their format
@@ -70,7 +71,6 @@ def _has_own_scale(model: fx.GraphModule, node: fx.Node) -> bool:
     return row is not None and row.scale_rule in (ScaleRule.OWN, ScaleRule.FIXED)
 
 
-def _has_weight(model: fx.GraphModule, path: str | None) -> bool:
-    module = model.get_submodule(path) if path is not None else None
-    inner = getattr(module, "conv", None) or getattr(module, "linear", None) or module
-    return getattr(inner, "weight", None) is not None
+def _has_weight(model: fx.GraphModule, node: fx.Node) -> bool:
+    row = row_of_node(model, node)
+    return row is not None and has_integer_weight(row)

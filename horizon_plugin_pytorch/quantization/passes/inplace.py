@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 from torch import fx, nn
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.fx.tracer import scope_of
-from horizon_plugin_pytorch.quantization.passes.region import module_at
+from horizon_plugin_pytorch.quantization.passes.region import is_size, module_at
 
-_OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
+_OPERATORS: dict[Any, Any] = {
+    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}  # fmt: skip
 _SAME_MEMORY = {
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split",
     "narrow", "select", "expand", "t", "getitem", "unbind", "view_as", "movedim", "swapaxes", "contiguous", "detach",
     "to", "dropout", "expand_as", "reshape_as", "split_with_sizes", "tensor_split", "moveaxis", "swapdims",
-    "hsplit", "vsplit", "dsplit", "diagonal", "unfold", "ravel", "adjoint", "broadcast_to", "T", "mT", "data",
+    "hsplit", "vsplit", "dsplit", "diagonal", "unfold", "ravel", "adjoint", "broadcast_to", "T", "mT", "mH", "data",
+    "float", "cpu", "cuda", "type_as", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
 }  # fmt: skip
 _SAME_MEMORY_MODULES = (
     nn.Identity,
@@ -55,6 +60,20 @@ def _shares_memory(model: fx.GraphModule, node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method") and _name(node) in _SAME_MEMORY
 
 
+def _part(node: fx.Node) -> tuple[Any, int] | None:
+    """The tensor, or tuple of tensors, and the index that a node takes of it."""
+    if node.target is operator.getitem and type(node.args[1]) is int:
+        return node.args[0], node.args[1]
+    return None
+
+
+def _are_apart(a: tuple[Any, int] | None, b: tuple[Any, int] | None) -> bool:
+    """Are these different parts of one tensor, as of ``q, k, v = qkv.chunk(3)``?"""
+    if a is None or b is None or a[0] is not b[0]:
+        return False
+    return a[1] != b[1] and (a[1] < 0) == (b[1] < 0)
+
+
 def follow_writes(model: fx.GraphModule) -> fx.GraphModule:
     """Make readers after an in-place operator read its result.
 
@@ -64,13 +83,18 @@ def follow_writes(model: fx.GraphModule) -> fx.GraphModule:
     """
     order = {node: index for index, node in enumerate(model.graph.nodes)}
     memory: dict[fx.Node, fx.Node] = {}
+    parts: dict[fx.Node, tuple[Any, int] | None] = {}
     for node in model.graph.nodes:
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        if first is not None and node.target in _OPERATORS and is_size(first):
+            node.target = _OPERATORS[node.target]  # a number is not written to
         writes = first is not None and _writes(model, node)
         memory[node] = memory[first] if first is not None and (writes or _shares_memory(model, node)) else node
+        parts[node] = _part(node) or (parts[first] if first is not None and memory[node] is not node else None)
         if first is None or not writes:
             continue
         others = [n for n, m in memory.items() if m is memory[node] and n not in (node, first)]
+        others = [n for n in others if not _are_apart(parts[n], parts[node])]
         if any(order[user] > order[node] for other in others for user in other.users):
             raise UnsupportedOperatorError(
                 f"`{_name(node)}` {at(scope_of(node), source_line(node.stack_trace))} changes a tensor in place whose "

@@ -57,13 +57,13 @@ def is_fact(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is getattr and node.args[1] not in (*_FIELDS, *_VIEWS)
 
 
-def _is_size(node: fx.Node) -> bool:
+def is_size(node: fx.Node) -> bool:
     """Is it a number that depends on shapes only?"""
     sources = node.all_input_nodes
     if is_fact(node):
         return True
     is_number = node.op == "call_function" and node.target not in _MAKERS
-    return is_number and bool(sources) and all(_is_size(s) for s in sources)
+    return is_number and bool(sources) and all(is_size(s) for s in sources)
 
 
 def is_constant(model: nn.Module, node: fx.Node) -> bool:
@@ -73,7 +73,7 @@ def is_constant(model: nn.Module, node: fx.Node) -> bool:
         return isinstance(value, Tensor) and value.is_floating_point()
     if node.op not in ("call_function", "call_method") or is_fact(node):
         return False
-    tensors = [source for source in node.all_input_nodes if not _is_size(source)]
+    tensors = [source for source in node.all_input_nodes if not is_size(source)]
     if node.target in _MAKERS:
         return not tensors
     return bool(tensors) and all(is_constant(model, source) for source in tensors)

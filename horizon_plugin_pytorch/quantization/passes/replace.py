@@ -244,7 +244,8 @@ def insert_stub(
 
 
 def _has_module(model: fx.GraphModule, path: str) -> bool:
-    return any(name == path for name, _ in model.named_modules())
+    parent, _, name = path.rpartition(".")
+    return name in dict(model.get_submodule(parent).named_children())
 
 
 def _stays_real(model: fx.GraphModule, node: fx.Node, source: fx.Node) -> bool:

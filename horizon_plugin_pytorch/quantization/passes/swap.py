@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.qat.composite import Composite
-from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
@@ -71,7 +71,7 @@ def to_qat(
         row = row_of_module(type(module))
         if row is None or row.qat is None:
             return None
-        if lines is not None and not any(path == p or path.startswith(p + ".") for p in lines):
+        if lines is not None and _line(path, lines) is None:
             return None
         choice = choices.get(path)
         qconfig = _inherited(choices, path) if choice is None else choice.qconfig
@@ -99,8 +99,7 @@ def _is_half(row: Operator, qconfig: Any) -> bool:
     """Is the operator computed in float16? A layer with integer weights sums integers, and only its result is cast."""
     if not is_cast(qconfig.activation):
         return False
-    has_weight = row.qat is not None and issubclass(row.qat, QATGemm)
-    return not has_weight or qconfig.weight is None or is_cast(qconfig.weight)
+    return not has_integer_weight(row) or qconfig.weight is None or is_cast(qconfig.weight)
 
 
 def warn_int16(model: nn.Module, march: March) -> None:
@@ -157,10 +156,19 @@ def _name_modules(model: nn.Module, lines: dict[str, str]) -> None:
     for path, module in model.named_modules():
         if isinstance(module, PlacedModule):
             module.path = path
-            module.line = next((line for owner, line in lines.items() if f"{path}.".startswith(f"{owner}.")), "")
+            module.line = _line(path, lines) or ""
         elif isinstance(module, FakeQuantize):
             owner = path.removesuffix(".activation_post_process").removesuffix(".weight_fake_quant")
             module.set_owner(f"{owner} (weight)" if path.endswith("weight_fake_quant") else owner)
+
+
+def _line(path: str, lines: dict[str, str]) -> str | None:
+    """The line that calls a module, or a module around it; None if none is called."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path.rpartition(".")[0]
+    return lines.get("")
 
 
 def _never_calibrated(model: nn.Module) -> list[str]:

@@ -1,0 +1,114 @@
+"""Writes in place: other names of the tensor see them, or the model is refused; nothing is lost in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    default_qat_8bit_fake_quant_qconfig,
+    fuse_fx,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+
+X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    def __init__(self, body: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.body = QuantStub(), DeQuantStub(), body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.body(self.quant(x)))
+
+
+def _difference(body: Callable[[Tensor], Tensor]) -> float:
+    """Between the prepared model, not rounding yet, and the float model."""
+    qat = prepare_qat_fx(Net(body).eval(), {"": default_qat_8bit_fake_quant_qconfig})
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        return float((qat(X.clone()) - Net(body)(X.clone())).abs().max())
+
+
+def _other_name(x: Tensor) -> Tensor:
+    x = x * 1.0
+    y = x
+    y += 1.0
+    y -= 0.5
+    y *= 2.0
+    y /= 4.0
+    return x * 2
+
+
+def _parts(x: Tensor) -> Tensor:
+    q, k, v = (x * 1.0).chunk(3, -1)
+    q *= 0.5
+    k = k + q
+    return torch.cat([q, k, v], -1)
+
+
+def _sizes(x: Tensor) -> Tensor:
+    count = x.shape[1]
+    all_of_them = count
+    count += 1
+    count -= 2
+    x = x * 1.0
+    return x[:, :count] + x[:, all_of_them - count :]
+
+
+@pytest.mark.parametrize("body", [_other_name, _parts, _sizes])
+def test_python_operators_in_place(body: Any) -> None:
+    assert _difference(body) < 1e-6
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "slice": lambda x: x[:, 1:],
+    "float": lambda x: x.float(),
+    "cpu": lambda x: x.cpu(),
+    "type_as": lambda x: x.type_as(x),
+    "dropout2d": lambda x: F.dropout2d(x, 0.5, False),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, False),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_that_is_written_while_its_source_is_read_is_refused(name: str) -> None:
+    def by_method(x: Tensor) -> Tensor:
+        x = x * 1.0
+        VIEWS[name](x).add_(1.0)
+        return x * 2
+
+    def by_operator(x: Tensor) -> Tensor:
+        x = x * 1.0
+        y = VIEWS[name](x)
+        y += 1.0
+        return x * 2
+
+    for body in (by_method, by_operator):
+        with pytest.raises(UnsupportedOperatorError, match="in place"):
+            _difference(body)
+
+
+class Written(nn.Module):
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        x = x * 1.0
+        x.add_(z)
+        torch.relu_(x)
+        return x * 2
+
+
+def test_fuse_fx_keeps_writes() -> None:
+    model = Written()
+    z = torch.randn(6)
+    assert torch.equal(fuse_fx(model)(X, z), model(X, z))
