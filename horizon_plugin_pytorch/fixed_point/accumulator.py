@@ -6,7 +6,7 @@ parts, and 16-bit operands into byte digits, so that each convolution fits; the 
 
 Which of these routes a layer takes never changes its integers: the definition is
 
-    acc = sum(x * w) + bias + ((residual * R + 2**(k-1)) >> k)
+    acc = sum(x * w) + bias + ((residual * R + 2**(k-1)) >> k)      limited to int32, if the weights have 8 bits
     y   = clamp((acc * M + 2**(n-1)) >> n, low, high)
 """
 
@@ -44,6 +44,7 @@ class AccumulatorPlan:
         input_digits, parts: how inputs are cut; `parts` 0 means that no cut of the channels is enough.
         is_double: on the CPU, one float64 convolution is faster than the cut ones.
         worst_case: largest magnitude that the sum can reach.
+        saturates: the sum is limited to int32; one of int16 weights is not.
         low, high: range of the output.
         is_real: the sum leaves as real numbers.
     """
@@ -56,6 +57,7 @@ class AccumulatorPlan:
     parts: int
     is_double: bool
     worst_case: float
+    saturates: bool
     low: int
     high: int
     is_real: bool
@@ -63,7 +65,7 @@ class AccumulatorPlan:
     @property
     def limit(self) -> float:
         """Where the sum saturates, 0 if it cannot get there."""
-        return float(INT32_MAX) if self.worst_case > INT32_MAX else 0.0
+        return float(INT32_MAX) if self.saturates and self.worst_case > INT32_MAX else 0.0
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,7 @@ def plan_accumulator(
         parts=cut.parts,
         is_double=is_double,
         worst_case=float(reach.max()),
+        saturates=weight_bits <= 8,
         low=low,
         high=high,
         is_real=output_scale is None,
@@ -463,7 +466,8 @@ class _WideFinish:
         self.factor, self.residual_factor = factor, residual_factor
         self.bias = None if bias is None else bias.double()
         self.limit, self.low, self.high, self.is_real = plan.limit, plan.low, plan.high, plan.is_real
-        self.is_plain = not self.limit and not self.is_real
+        # Beyond int32 a scaled product is rounded, so that its terms must be added before they are scaled.
+        self.is_plain = plan.worst_case <= INT32_MAX and not self.is_real
         half = torch.full_like(factor, 0.5)
         # Exact: 32-bit bias times 20-bit multiplier, and a half, on one grid of at most 53 bits.
         self.offset = half if self.bias is None else self.bias * factor + half

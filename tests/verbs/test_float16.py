@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch import nn as hnn
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat.half import Float16
@@ -169,3 +171,53 @@ def test_chips_without_float16_say_so(march: March) -> None:
     net = nn.Sequential(QuantStub(), nn.Conv2d(4, 4, 1), DeQuantStub())
     with pytest.raises(QuantizationConfigError, match="float16.*NASH"):
         prepare_qat_fx(net, {"": qconfig(), "module_name": [("1", HALF)]})
+
+
+def test_weights_and_results_have_casts_of_their_own() -> None:
+    """The weights are not limited to where the results are."""
+    limited = QConfig(activation=FakeCast.with_args(min_val=-1.0, max_val=1.0), weight=default_fp16_fake_cast)
+    net = nn.Sequential(QuantStub(), nn.Linear(2, 2, bias=False), DeQuantStub())
+    nn.init.constant_(net[1].weight, 4.0)
+    qat = calibrate(prepare_qat_fx(net, {"": qconfig("qint16"), "module_name": [("1", limited)]}), (torch.ones(1, 2),))
+    with torch.no_grad():
+        assert torch.allclose(qat(torch.full((1, 2), 0.05)), torch.tensor([[0.4, 0.4]]), atol=1e-3)
+        assert torch.equal(qat(torch.ones(1, 2)), torch.ones(1, 2))
+
+
+_GRID = torch.rand(2, 5, 5, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1
+_BOXES = [torch.tensor([[0.0, 0.0, 4.0, 3.0]]), torch.tensor([[1.0, 1.0, 5.0, 5.0]])]
+_COORDS = torch.tensor([[0, 0, 1, 2], [1, 0, 3, 0]])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: F.interpolate(y, scale_factor=2.0, mode="bilinear", align_corners=True),
+        lambda y: F.interpolate(y, size=(3, 9)),
+        nn.Upsample(scale_factor=1.5, mode="bilinear"),
+        nn.UpsamplingBilinear2d(scale_factor=2),
+        nn.UpsamplingNearest2d(scale_factor=2),
+        lambda y: F.grid_sample(y, _GRID, align_corners=True),
+        lambda y: F.grid_sample(y, y.permute(0, 2, 3, 1)[..., :2], padding_mode="border", align_corners=False),
+        lambda y: hnn.functional.warp(y, _GRID),
+        lambda y: hnn.functional.roi_align(y, _BOXES, 2, 1.0, 2),
+        lambda y: hnn.functional.point_pillars_scatter(y.flatten(1)[:, :5], _COORDS, (2, 5, 4, 4)),
+    ],
+)
+def test_what_keeps_its_input_format_keeps_float16(function: Any) -> None:
+    class Resized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant, self.act = QuantStub(), DeQuantStub(), nn.SiLU()
+            self.function = function
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dequant(self.function(self.act(self.quant(x))))
+
+    model = Resized()
+    qat = calibrate(prepare_qat_fx(model, {"": qconfig(), "module_name": [("act", HALF)]}), (X,))
+    quantized = convert_fx(qat)
+    with torch.no_grad():
+        wanted = model.eval()(X)
+        assert torch.equal(quantized(X), qat(X))
+        assert float((quantized(X) - wanted).abs().max()) < 0.1

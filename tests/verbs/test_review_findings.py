@@ -356,15 +356,34 @@ def test_constants_and_private_attributes_of_the_model_are_kept() -> None:
         assert stage.number == 7 and float(stage.halved(torch.tensor(4.0))) == 2
 
 
-def test_saturating_sums_are_the_same_in_onnx(tmp_path: Any) -> None:
+@pytest.mark.filterwarnings("ignore::horizon_plugin_pytorch.errors.AccumulatorWarning")
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(64, 64), (64, 64)),
+        (nn.Conv2d(32, 8, 3, padding=1), (2, 32, 8, 8)),
+        (nn.Conv2d(8, 8, 7, groups=8), (1, 8, 9, 9)),
+        (nn.ConvTranspose2d(32, 4, 3, stride=2), (1, 32, 5, 5)),
+    ],
+)
+@pytest.mark.parametrize("last", ["qint16", None])
+def test_int16_weights_with_int16_inputs_lose_nothing(layer: nn.Module, shape: Any, last: Any, tmp_path: Any) -> None:
+    """Their sums pass int32 on ordinary data."""
     torch.manual_seed(0)
     set_march(March.NASH_E)  # BAYES has int8 weights only
     both = get_default_qconfig(activation_qkwargs={"dtype": "qint16"}, weight_qkwargs={"dtype": "qint16"})
-    model = prepare_qat_fx(QuantWrapper(nn.Linear(64, 64)), {"": both})
-    x = torch.randn(512, 64)
+    nn.init.normal_(layer.weight, 0.5, 0.1)
+    layer.bias = None
+    config = {"": both} if last else {"": both, "module_name": [("module", both._replace(activation=None))]}
+    model = prepare_qat_fx(QuantWrapper(layer), config)
+    x = torch.rand(shape)
+    set_fake_quantize(model.eval(), FakeQuantState.CALIBRATION)
     model(x)
-    set_fake_quantize(model.eval(), FakeQuantState.VALIDATION)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    wanted = layer(x)
+    assert float((model(x) - wanted).abs().max()) < 1e-4 * float(wanted.abs().max())
     quantized = convert_fx(model)
+    assert torch.equal(quantized(x), model(x))
     assert torch.equal(_onnx(quantized, x, tmp_path / "m.onnx"), quantized(x))
 
 

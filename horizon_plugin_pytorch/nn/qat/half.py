@@ -34,7 +34,9 @@ class Float16(PlacedModule):
         self.__dict__["_buffers"] = operator._buffers
         self.__dict__["_modules"] = operator._modules
         self.activation_post_process = qconfig.activation(channel_len=1)
-        self._casts_weight = is_cast(qconfig.weight)
+        self._weight_cast = None
+        if is_cast(qconfig.weight):  # not a child: the children are those of the module at this place
+            object.__setattr__(self, "_weight_cast", qconfig.weight(channel_len=1))
 
     def train(self, mode: bool = True) -> Any:
         self._float.training = mode
@@ -42,8 +44,8 @@ class Float16(PlacedModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = _real(args), _real(kwargs)
-        if self._casts_weight and FakeCast.enabled:
-            weights = {name: self._cast(value) for name, value in self._float.named_parameters()}
+        if self._weight_cast is not None and FakeCast.enabled:
+            weights = {name: self._weight_cast(value) for name, value in self._float.named_parameters()}
             return self._cast(functional_call(self._float, weights, args, kwargs))
         return self._cast(self._float(*args, **kwargs))
 

@@ -121,12 +121,13 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
                 QuantizationWarning,
                 stacklevel=2,
             )
-        if plan.limit:
+        if plan.worst_case > fp.INT32_MAX:
+            fate = "sums are saturated there" if plan.limit else "the sum is exact here, but the chip's may overflow"
+            narrow = "a qint8 input" if plan.limit else "a qint8 input or weight"
             warnings.warn(
                 f"`{type(self).__name__}` {self.place}: in the worst case its accumulator reaches "
-                f"{plan.worst_case:.3g}, beyond int32 ({fp.INT32_MAX:.3g}); sums are saturated there. Its input is "
-                f"{input_dtype}, its weight {self.weight_dtype}: use a qint8 input, fewer input channels, "
-                "or more groups.",
+                f"{plan.worst_case:.3g}, beyond int32 ({fp.INT32_MAX:.3g}); {fate}. Its input is "
+                f"{input_dtype}, its weight {self.weight_dtype}: use {narrow}, fewer input channels, or more groups.",
                 AccumulatorWarning,
                 stacklevel=2,
             )

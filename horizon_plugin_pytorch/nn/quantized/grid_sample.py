@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.grid_sample import warp
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.quantized.module import is_real as has_no_scale
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -38,7 +41,13 @@ class GridSample(QuantizedModule):
             factor, offset = fp.choose_affine(factor, offset)
         return factor.to(x.device), offset.to(x.device)
 
-    def forward(self, input: Any, grid: Any) -> QTensor:
+    def on_real(self, x: Tensor, grid: Tensor) -> Tensor:
+        """The float function."""
+        return F.grid_sample(x, grid, self.mode, self.padding_mode, self.align_corners)
+
+    def forward(self, input: Any, grid: Any) -> Any:
+        if has_no_scale(input):
+            return self.on_real(input, grid.dequantize() if isinstance(grid, QTensor) else grid)
         x = self.quantized_input(input)
         is_real = not isinstance(grid, QTensor)
         factor, offset = self._plans.get(
@@ -61,3 +70,6 @@ class Warp(GridSample):
     """As `GridSample`, at distances in pixels from each place of the output."""
 
     is_flow = True
+
+    def on_real(self, x: Tensor, grid: Tensor) -> Tensor:
+        return warp(x, grid, self.mode, self.padding_mode)

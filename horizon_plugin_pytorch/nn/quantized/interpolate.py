@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, is_real
 from horizon_plugin_pytorch.qtensor import QTensor
 
 NEAREST = ("nearest", "nearest-exact")
@@ -31,8 +31,9 @@ class Interpolate(QuantizedModule):
         self.recompute_scale_factor = bool(getattr(mod, "recompute_scale_factor", False))
 
     def _resize(self, x: Tensor, size: Any) -> Tensor:
+        corners = None if self.mode in NEAREST else self.align_corners
         recompute = self.recompute_scale_factor or None
-        return F.interpolate(x, self.size if size is None else size, self.scale_factor, self.mode, None, recompute)
+        return F.interpolate(x, self.size if size is None else size, self.scale_factor, self.mode, corners, recompute)
 
     def _positions(self, x: QTensor, size: Any) -> tuple[Tensor, Tensor]:
         """Where the rows and columns of the result lie, in ``1 / 2**bits``; a line has one row, which is kept."""
@@ -63,7 +64,9 @@ class Interpolate(QuantizedModule):
 
         return self._plans.get((), ("real", *x.shape[2:], str(size), str(x.dtype)), build)
 
-    def forward(self, x: QTensor, size: Any = None) -> QTensor:
+    def forward(self, x: Any, size: Any = None) -> Any:
+        if is_real(x):
+            return self._resize(x, size)
         x = self.quantized_input(x)
         if self.mode in NEAREST:
             return x.like(self._resize(x.plain(), size))

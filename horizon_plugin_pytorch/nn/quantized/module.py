@@ -62,6 +62,11 @@ def require_float32(fn: Callable[[Tensor], Tensor], what: str) -> None:
         raise TypeError(f"{what} computes its integers in float32 and cannot become {dtype}; leave it in float32.")
 
 
+def is_real(x: Any) -> bool:
+    """Is this a float tensor without a scale, such as one in float16? Operators that keep formats leave it one."""
+    return isinstance(x, Tensor) and not isinstance(x, QTensor) and x.is_floating_point()
+
+
 def size_of(dtype: QuantDType) -> float:
     """The largest magnitude of a format's integers."""
     return float(1 << (dtype.bits - 1))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn.point_pillars_scatter import image_size
-from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.nn.point_pillars_scatter import image_size, point_pillars_scatter
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, is_real
 
 
 class PointPillarsScatter(QuantizedModule):
@@ -16,9 +15,12 @@ class PointPillarsScatter(QuantizedModule):
     def configure(self, mod: Any) -> None:
         self.output_shape = mod.output_shape
 
-    def forward(self, voxel_features: Any, coords: Any, output_shape: Any = None) -> QTensor:
+    def forward(self, voxel_features: Any, coords: Any, output_shape: Any = None) -> Any:
+        shape = self.output_shape if output_shape is None else output_shape
+        if is_real(voxel_features):
+            return point_pillars_scatter(voxel_features, coords, shape)
         x = self.quantized_input(voxel_features)
-        size = image_size(self.output_shape if output_shape is None else output_shape)
+        size = image_size(shape)
         out = x.like(fp.scatter_rows(x.plain().flatten(1), coords, *size))
         out.set_range(min(x.range[0], 0), max(x.range[1], 0))
         return out

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.nn.roi_align import boxes_and_images
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, is_real
+from horizon_plugin_pytorch.nn.roi_align import boxes_and_images, roi_align
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -55,7 +55,10 @@ class RoIAlign(_Align):
         super().configure(mod)
         self.spatial_scale = mod.spatial_scale
 
-    def forward(self, input: Any, boxes: Any) -> QTensor:
+    def forward(self, input: Any, boxes: Any) -> Any:
+        if is_real(input):
+            boxes = real_boxes(boxes)
+            return roi_align(input, boxes, self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned)
         x = self.quantized_input(input)
         result = x.like(self._run([x], boxes, [self.spatial_scale], [], [self.sampling_ratio**-2.0]))
         result.set_range(min(x.range[0], 0), max(x.range[1], 0))
