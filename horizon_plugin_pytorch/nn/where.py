@@ -11,8 +11,9 @@ from torch import Tensor, nn
 class Where(nn.Module):
     """``torch.where`` as a module, so that its result can have a scale.
 
-    A number of magnitude 1000 or more stands for infinity, as in the masks of attention: its quantized form is the end
-    of the range, which is made to reach `REACH` beyond the values of the tensor.
+    An infinite number, or one of magnitude 1000 or more that is 100 times the largest value of the tensor, stands for
+    infinity, as in the masks of attention: its quantized form is the end of the range, which is made to reach `REACH`
+    beyond the values of the tensor.
 
     >>> Where()(torch.tensor([True, False]), torch.tensor([1.0, 2.0]), -1e9).tolist()
     [1.0, -1000000000.0]

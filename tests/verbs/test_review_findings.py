@@ -488,3 +488,21 @@ def test_booleans_moved_by_computed_positions_stay_booleans(move: Any) -> None:
     model = QuantWrapper(Body(lambda x: move(x > 0, x.argsort(-1)).float()))
     out = convert_fx(prepared(model, (X,)))(X)
     assert type(out) is Tensor and set(out.unique().tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("choose", [lambda x: torch.where(x > 0, x, 2000.0), lambda x: x.masked_fill(x <= 0, 2000.0)])
+def test_a_large_number_beside_large_values_is_itself(choose: Any) -> None:
+    x = torch.linspace(-1500, 1500, 201)
+    qat = prepared(QuantWrapper(Body(choose)), (x,))
+    with torch.no_grad():
+        exact, converted = qat(x), convert_fx(qat)(x)
+        set_fake_quantize(qat, FakeQuantState.QAT)
+        trained = qat(x)
+    for out in (exact, converted, trained):
+        assert (out - choose(x)).abs().max() < 16  # one step of the result
+
+
+def test_a_number_far_beyond_the_values_is_infinity_and_said_to_be() -> None:
+    with pytest.warns(QuantizationWarning, match=r"Where.*: 2000 is 100 times or more beyond .* \(up to 1\)"):
+        out = prepared(QuantWrapper(Body(lambda x: torch.where(x > 0, x, 2000.0))), (X.clamp(-1, 1),))(X)
+    assert 16 < out.max() < 18  # the end of the range

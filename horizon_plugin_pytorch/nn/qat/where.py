@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.nn.comparison import truth
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule, real
@@ -16,7 +18,9 @@ from horizon_plugin_pytorch.nn.support import INT8, Support, on
 from horizon_plugin_pytorch.nn.where import Where as _Float
 from horizon_plugin_pytorch.qtensor import QTensor, described, handle
 
-INFINITE = 1000.0  # numbers from here on stand for infinity
+INFINITE = 1000.0  # smaller numbers are always meant
+BEYOND = 100.0  # a number that is this many times the largest value beside it stands for infinity
+USUAL = 10000.0  # from here on, models write numbers in masks
 REACH = 16.0  # exp(-16) is below every step of softmax
 
 
@@ -29,6 +33,8 @@ class Where(RoundedModule):
         super().__init__()
         self.qconfig = qconfig
         self.activation_post_process = qconfig.activation(channel_len=1)
+        self._largest = 0.0  # magnitude of what was chosen from beside a number, over all batches
+        self._has_warned = False
 
     @classmethod
     def from_float(cls, mod: nn.Module) -> Where:
@@ -41,7 +47,7 @@ class Where(RoundedModule):
     def _train(self, condition: Tensor, x: Any, y: Any) -> Any:
         assert self.activation_post_process is not None
         x, y = real(x), real(y)
-        out = self.activation_post_process(torch.where(condition, _bounded(x, y), _bounded(y, x)))
+        out = self.activation_post_process(torch.where(condition, self._bounded(x, y), self._bounded(y, x)))
         if not out.is_rounded or not (is_number(x) or is_number(y)):
             return out
         twin: Any = self.twin()
@@ -50,13 +56,25 @@ class Where(RoundedModule):
                 out = out.like(torch.where(mask, twin.steps(number) * out.scale.reshape(()), out.plain()))
         return out
 
-
-def _bounded(x: Any, other: Any) -> Any:
-    """A number that stands for infinity, no further than `REACH` beyond the other operand's values."""
-    if not is_number(x) or abs(x) < INFINITE or is_number(other) or other.numel() == 0:
-        return x
-    limit = float(other.detach().abs().max()) + REACH
-    return max(-limit, min(limit, float(x)))
+    def _bounded(self, x: Any, other: Any) -> Any:
+        """A number that stands for infinity, no further than `REACH` beyond the other operand's values."""
+        if not is_number(x) or abs(x) < INFINITE or is_number(other) or other.numel() == 0:
+            return x
+        largest = float(other.detach().abs().max())
+        self._largest = max(self._largest, largest)
+        if abs(x) < BEYOND * self._largest:
+            return x
+        if abs(x) < USUAL and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"`Where` {self.place}: {x:g} is {BEYOND:g} times or more beyond the values that it is chosen beside "
+                f"(up to {largest:.4g}) and is taken as infinity: the result has the end of its range there. Where the "
+                "number itself matters, dequantize before this operator.",
+                QuantizationWarning,
+                stacklevel=2,
+            )
+        limit = largest + REACH
+        return max(-limit, min(limit, float(x)))
 
 
 def _where(condition: Any, x: Any = None, y: Any = None, *, input: Any = None, other: Any = None) -> Call:
