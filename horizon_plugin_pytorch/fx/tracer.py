@@ -18,6 +18,10 @@ from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_met
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 
 _LEAF_CLASSES: set[type] = set()
+# Torch's own code does not see a size that is being traced among these arguments: `torch.zeros(x.shape[0], 1)`,
+# `self.positions[:, : x.shape[1]]` of a buffer.
+_MAKERS = ("zeros", "ones", "empty", "rand", "randn")
+_SHAPERS = ("__getitem__", "expand", "repeat", "reshape", "view", "tile", "new_zeros", "new_ones", "new_full")
 
 
 def add_leaf_class(cls: type) -> None:
@@ -93,8 +97,36 @@ class QuantizationTracer(torch.fx.Tracer):
                 else:
                     setattr(cls, name, method)
 
+    @contextlib.contextmanager
+    def _sizes_as_arguments(self) -> Iterator[None]:
+        """While tracing, functions and methods of ordinary tensors that are given traced sizes record themselves."""
+        saved = {name: getattr(torch, name) for name in _MAKERS}
+        try:
+            for name, function in saved.items():
+                setattr(torch, name, self._recording("call_function", function, function))
+            for name in _SHAPERS:  # inherited from the class below, and again so when they are deleted
+                setattr(torch.Tensor, name, self._recording("call_method", name, getattr(torch.Tensor, name)))
+            yield
+        finally:
+            for name, function in saved.items():
+                setattr(torch, name, function)
+            for name in _SHAPERS:
+                if name in vars(torch.Tensor):
+                    delattr(torch.Tensor, name)
+
+    def _recording(self, kind: str, target: Any, function: Any) -> Any:
+        target = operator.getitem if target == "__getitem__" else target
+        kind = "call_function" if target is operator.getitem else kind
+
+        def record(*args: Any, **kwargs: Any) -> Any:
+            if first_proxy((args, kwargs)) is None:
+                return function(*args, **kwargs)
+            return self.create_proxy(kind, target, args, kwargs)
+
+        return record
+
     def trace(self, root: Any, concrete_args: Any = None) -> torch.fx.Graph:
-        with self._functional_calls(root):
+        with self._functional_calls(root), self._sizes_as_arguments():
             return super().trace(root, concrete_args)
 
 

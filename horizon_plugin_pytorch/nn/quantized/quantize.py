@@ -23,7 +23,7 @@ class Quantize(QuantizedModule):
         if isinstance(x, QTensor):
             return x
         assert self.scale is not None
-        return self.output(fp.quantize(x.float(), self.scale, self.axis, self.low, self.high))
+        return self.output(fp.quantize(x.detach().float(), self.scale, self.axis, self.low, self.high))
 
 
 def _dequantized(x: Any) -> Any:

@@ -76,7 +76,17 @@ def is_constant(model: nn.Module, node: fx.Node) -> bool:
     tensors = [source for source in node.all_input_nodes if not is_size(source)]
     if node.target in _MAKERS:
         return not tensors
-    return bool(tensors) and all(is_constant(model, source) for source in tensors)
+    floats = [source for source in tensors if is_constant(model, source)]
+    return bool(floats) and all(source in floats or _is_stored(model, source) for source in tensors)
+
+
+def _is_stored(model: nn.Module, node: fx.Node) -> bool:
+    """Is it made of buffers of any type, such as the positions in ``self.table[self.index.view(-1)]``?"""
+    if node.op == "get_attr":
+        return isinstance(attribute_at(model, str(node.target)), Tensor)
+    tensors = [source for source in node.all_input_nodes if not is_size(source)]
+    is_call = node.op in ("call_function", "call_method")
+    return is_call and bool(tensors) and all(_is_stored(model, source) for source in tensors)
 
 
 class Region:

@@ -7,6 +7,7 @@ import operator
 import warnings
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from horizon_plugin_pytorch.errors import (
@@ -209,12 +210,23 @@ def _quantize_constants(
     choices: dict[str, Choice],
     counters: dict[tuple[str, str], int],
 ) -> None:
-    """Parameters and buffers that meet quantized tensors get a QuantStub of their own."""
+    """Parameters and buffers that meet quantized tensors get a QuantStub, except before a QuantStub and as indices."""
+    row = row_of_node(model, node)
+    if row is not None and row.name == "quant":
+        return
+    indices = _indices(node) if row is not None and row.is_source else None
     for source in list(node.all_input_nodes):
-        if source in quantized or not is_constant(model, source) or _stays_real(model, node, source):
+        is_met = source not in quantized and source is not indices and is_constant(model, source)
+        if not is_met or _stays_real(model, node, source):
             continue
         outer = choices.get(scope_of(node), Choice(None, False, ""))
         insert_stub(model, node, source, quantized, choices, counters, outer.qconfig, outer.reason, "quantize constant")
+
+
+def _indices(node: fx.Node) -> Any:
+    """The argument of an embedding that selects rows."""
+    position, name = (1, "indices") if node.target is torch.embedding else (0, "input")
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
 def insert_stub(

@@ -1,0 +1,74 @@
+"""Models that compute with parameters, buffers and sizes of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert_fx, prepare_qat_fx
+from tests.routes import assert_one_arithmetic, prepared, qconfig
+
+
+class _Constants(nn.Module):
+    """A model that computes with parameters and buffers of its own, in the way that `function` says."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.quant, self.dequant, self.other = QuantStub(), DeQuantStub(), QuantStub(scale=0.25)
+        self.table, self.embedding = nn.Parameter(torch.randn(16, 8)), nn.Embedding(16, 8)
+        self.norm = nn.LayerNorm(8)
+        self.register_buffer("index", torch.arange(4))
+        self.register_buffer("positions", torch.randn(1, 16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.function(self, self.quant(x)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: x + m.table[m.index],
+        lambda m, x: x + m.table[m.index.view(-1)].view(4, 8).unsqueeze(0),
+        lambda m, x: x + m.embedding(torch.arange(x.shape[1])),
+        lambda m, x: x + m.embedding(m.index[: x.shape[1]]),
+        lambda m, x: x + F.embedding(torch.arange(x.shape[1]), m.table),
+        lambda m, x: x + F.embedding(weight=m.table, input=torch.arange(x.shape[1])),
+        lambda m, x: x + torch.embedding(m.table, torch.arange(x.shape[1])),
+        lambda m, x: x + m.positions[:, : x.size(1)],
+        lambda m, x: x + m.positions[:, :4].expand(x.shape[0], -1, -1),
+        lambda m, x: torch.cat([x, torch.zeros(x.shape[0], 1, 8)], 1),
+    ],
+)
+def test_constants_that_indices_and_sizes_select(function: Any, tmp_path: Any) -> None:
+    model, x = _Constants(function).eval(), torch.randn(2, 4, 8)
+    quantized = assert_one_arithmetic(prepared(model, (x,), "qint16"), (x,), tmp_path)
+    assert (quantized(x) - model(x)).abs().max() < 1e-3
+
+
+def test_tracing_leaves_torch_as_it_was() -> None:
+    zeros, methods = torch.zeros, set(vars(Tensor))
+    prepare_qat_fx(_Constants(lambda m, x: m.norm(x)), {"": qconfig()})
+    assert torch.zeros is zeros and set(vars(Tensor)) == methods
+
+
+def test_a_converted_model_has_no_gradients() -> None:
+    x = torch.randn(2, 4, 8)
+    quantized = convert_fx(prepared(_Constants(lambda m, x: m.norm(x + m.table[:4])), (x,)))
+    assert torch.is_grad_enabled() and not quantized(x).requires_grad
+
+
+@pytest.mark.parametrize("name", ["table", "positions"])
+def test_a_quant_stub_on_a_constant_is_the_only_one(name: str) -> None:
+    model, x = _Constants(lambda m, x: x + m.other(getattr(m, name)[..., :4, :])).eval(), torch.randn(2, 4, 8)
+    qat = prepared(model, (x,))
+    assert not [path for path, _ in qat.named_modules() if "_generated_quant" in path]
+    given = []
+    quantized = convert_fx(qat)
+    quantized.other.register_forward_hook(lambda module, args, out: given.append(out.q_scale()))
+    quantized(x)
+    assert given == [0.25]
