@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from tabulate import tabulate
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
-from horizon_plugin_pytorch.errors import HorizonError, at
+from horizon_plugin_pytorch.errors import HorizonError, at, source_line
+from horizon_plugin_pytorch.fx.tracer import scope_of, user_frames
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
 from horizon_plugin_pytorch.nn.operator_table import (
     Operator,
@@ -30,6 +32,7 @@ from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.support import GENERAL, TensorFact, Use, group_of
 from horizon_plugin_pytorch.qtensor import QTensor
 
+_VANISHING = {"dequant", "identity", "dropout", "alpha_dropout", "to"}  # no reader of what an operator gives
 _OWN_FORMAT = "give its qconfig an activation of one of these formats"
 
 
@@ -44,9 +47,8 @@ class Finding:
     advice: str
 
 
-def _facts(tree: Any) -> tuple[TensorFact, ...]:
-    tensors = [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
-    return tuple(TensorFact(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in tensors)
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def _is_geometry(value: Any) -> bool:
@@ -69,28 +71,43 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 class _Watch(TorchFunctionMode):
     """Collects the uses of operators while a model runs; what runs inside an operator is not counted."""
 
-    def __init__(self, paths: dict[nn.Module, str]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.uses: list[tuple[Operator, Use]] = []
-        self.paths = paths
+        self.node: fx.Node | None = None  # of the graph, that runs
+        self._uses: list[tuple[Operator, Use]] = []
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._entered: list[nn.Module] = []
         self._depth = 0
+        self._constants = WeakIdKeyDictionary(dict.fromkeys([*model.parameters(), *model.buffers()], True))
+        self._origins = WeakIdKeyDictionary()  # of tensors: the uses, and the places among their results
+        self._read: set[tuple[int, int]] = set()
+
+    @property
+    def uses(self) -> list[tuple[Operator, Use]]:
+        """The uses, each with what is known only after the run: who read its results."""
+        return [
+            (row, replace(use, outputs=tuple(
+                replace(x, is_read=(index, place) in self._read) for place, x in enumerate(use.outputs)
+            )))
+            for index, (row, use) in enumerate(self._uses)
+        ]  # fmt: skip
 
     def enter(self, module: nn.Module, inputs: Any) -> None:
+        self._entered.append(module)
         self._depth += _row_of(module) is not None
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        self._entered.pop()
         row = _row_of(module)
         if row is None:
             return
         self._depth -= 1
-        self._add(row, self._place(module), (args, kwargs), out, _attributes(module))
+        self._add(row, module, (args, kwargs), out, _attributes(module))
 
     def method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         row = row_named(FUNCTIONAL_METHODS.get(name, name))
         if row is not None:
-            self._add(
-                row, self._place(module), (args, kwargs), out, {k: v for k, v in kwargs.items() if _is_geometry(v)}
-            )
+            self._add(row, module, (args, kwargs), out, kwargs)
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -100,18 +117,63 @@ class _Watch(TorchFunctionMode):
             out = func(*args, **kwargs)
         finally:
             self._depth -= 1
-        has_scale = any(isinstance(x, QTensor) for x in pytree.tree_leaves((args, kwargs)))
+        has_scale = any(isinstance(x, QTensor) for x in _tensors((args, kwargs)))
         if found is not None and has_scale:
-            self._add(found[0], "", (args, kwargs), out, found[0].named(args, kwargs))
+            self._add(found[0], None, (args, kwargs), out, found[0].named(args, kwargs))
+        elif self._depth == 0:
+            self._follow(_tensors((args, kwargs)), _tensors(out))
         return out
 
-    def _place(self, module: nn.Module) -> str:
-        return at(self.paths.get(module, ""), getattr(module, "line", "")).removeprefix("at ")
+    def _place(self, module: nn.Module | None) -> str:
+        """Path and line of a module, or of a function that runs as it is."""
+        frames = user_frames() if self.node is None else self.node.stack_trace
+        line = source_line(frames) or getattr(module, "line", "")
+        if module is not None:
+            path = self._paths.get(module, "")
+        elif self.node is not None:
+            path = scope_of(self.node)
+        else:
+            path = self._paths.get(self._entered[-1], "") if self._entered else ""
+        return at(path, line).removeprefix("at ")
 
-    def _add(self, row: Operator, place: str, inputs: Any, outputs: Any, attributes: dict[str, Any]) -> None:
-        if self._depth == 0:
-            attributes = {k: v for k, v in attributes.items() if _is_geometry(v)}
-            self.uses.append((row, Use(row.name, place, _facts(inputs), _facts(outputs), attributes)))
+    def _add(self, row: Operator, module: nn.Module | None, inputs: Any, out: Any, attributes: dict[str, Any]) -> None:
+        if self._depth:
+            return
+        index, taken, given = len(self._uses), _tensors(inputs), _tensors(out)
+        attributes = {k: v for k, v in attributes.items() if _is_geometry(v)}
+        facts = tuple(map(self._fact, taken)), tuple(map(self._fact, given))
+        self._uses.append((row, Use(row.name, self._place(module), *facts, attributes)))
+        self._follow(taken, given)
+        if row.name in _VANISHING:
+            return
+        for x in taken:
+            self._read |= self._origins.get(x, set())
+        for place, x in enumerate(given):
+            self._origins[x] = {(index, place)}
+
+    def _follow(self, taken: list[Tensor], given: list[Tensor]) -> None:
+        """What is made of constants alone is constant; what ordinary code makes of a result still comes from there."""
+        is_constant = all(x in self._constants for x in taken)
+        origins = set().union(*(self._origins.get(x, set()) for x in taken))
+        for x in given:
+            self._origins[x] = origins
+            if is_constant:
+                self._constants[x] = True
+
+    def _fact(self, x: Tensor) -> TensorFact:
+        return TensorFact(tuple(x.shape), str(x.dtype).removeprefix("torch."), x in self._constants)
+
+
+class _Nodes(fx.Interpreter):
+    """Runs a graph node by node, and tells which one."""
+
+    def __init__(self, model: fx.GraphModule, watch: _Watch) -> None:
+        super().__init__(model)
+        self._watch = watch
+
+    def run_node(self, n: fx.Node) -> Any:
+        self._watch.node = n
+        return super().run_node(n)
 
 
 def _row_of(module: nn.Module) -> Operator | None:
@@ -123,7 +185,7 @@ def _row_of(module: nn.Module) -> Operator | None:
 
 @contextmanager
 def _watching(model: nn.Module) -> Iterator[_Watch]:
-    watch = _Watch({module: path for path, module in model.named_modules()})
+    watch = _Watch(model)
     before = register_module_forward_pre_hook(watch.enter)
     after = register_module_forward_hook(watch.leave, with_kwargs=True)  # type: ignore[call-arg]
     try:
@@ -140,7 +202,7 @@ def operator_uses(model: nn.Module, args: tuple) -> list[tuple[Operator, Use]]:
     model.eval()
     try:
         with torch.no_grad(), _watching(model) as watch:
-            model(*args)
+            _Nodes(model, watch).run(*args) if isinstance(model, fx.GraphModule) else model(*args)
     finally:
         model.train(was_training)
     return watch.uses

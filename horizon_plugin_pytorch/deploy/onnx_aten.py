@@ -218,8 +218,8 @@ def relu(g: OnnxGraph, site: Site, x: str) -> str:
 @lowers("clamp", "clamp_", "hardtanh", "hardtanh_")
 def clamp(g: OnnxGraph, site: Site, x: str, low: float | None = None, high: float | None = None) -> str:
     if low is not None:
-        x = g.node("Max", x, g.scalar(low, torch.float32))
-    return x if high is None else g.node("Min", x, g.scalar(high, torch.float32))
+        x = g.node("Max", x, _number(g, site, low))
+    return x if high is None else g.node("Min", x, _number(g, site, high))
 
 
 def _pair(value: Any) -> list[int]:
@@ -368,9 +368,16 @@ def _unary(operator: str) -> AtenLowering:
 
 for _name, _operator in (
     ("sigmoid", "Sigmoid"), ("tanh", "Tanh"), ("exp", "Exp"), ("log", "Log"), ("sqrt", "Sqrt"), ("neg", "Neg"),
-    ("abs", "Abs"), ("floor", "Floor"), ("reciprocal", "Reciprocal"),
+    ("abs", "Abs"), ("floor", "Floor"), ("ceil", "Ceil"), ("reciprocal", "Reciprocal"),
 ):  # fmt: skip
     lowers(_name, f"{_name}_")(_unary(_operator))
+
+
+@lowers("round", "round_")
+def round_(g: OnnxGraph, site: Site, x: str, decimals: int = 0) -> str:
+    if decimals:
+        raise ExportError("torch.round with decimals has no ONNX form; multiply, round and divide instead.")
+    return g.node("Round", x)
 
 
 @lowers("_softmax", "_log_softmax")

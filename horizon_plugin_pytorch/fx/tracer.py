@@ -63,7 +63,7 @@ class QuantizationTracer(torch.fx.Tracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = super().create_node(*args, **kwargs)
-        node.stack_trace = _user_frames()
+        node.stack_trace = user_frames()
         return node
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -145,13 +145,13 @@ def _known_length(node: torch.fx.Node) -> int | None:
     return None if found is None or len(found[0].results) == 1 else len(found[0].results)
 
 
-def _user_frames() -> str:
+def user_frames() -> str:
     """The calling lines outside torch and this package, outermost first.
 
     `record_stack_traces` of torch would do, but it imports the compiler, which takes two seconds.
     """
     lines = []
-    frame = sys._getframe(2)
+    frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if is_user_code(file):

@@ -19,7 +19,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.fixed_point.comparison import RELATIONS
 from horizon_plugin_pytorch.nn.operator_table import Call, Kind, Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.support import INT8, INTS, Limit, Support, on
+from horizon_plugin_pytorch.nn.support import INT8, INTS, Limit, Marches, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, described, handle
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -78,7 +78,7 @@ def _spellings(names: list[str]) -> list[Callable]:
 
 
 def _register(
-    row: str, names: list[str], python: tuple[Callable, ...], support: Support, handler: Callable[..., Any]
+    row: str, names: list[str], python: tuple[Callable, ...], marches: Marches, handler: Callable[..., Any]
 ) -> None:
     """A row, and what a QTensor does for its spellings."""
     handle(*_spellings(names))(handler)
@@ -86,7 +86,7 @@ def _register(
     methods = [n for n in names if hasattr(Tensor, n)]
     register(Operator(
         row, ScaleRule.NONE, functions=dict.fromkeys(functions, _as_it_is), methods=dict.fromkeys(methods, _as_it_is),
-        marches=on(bayes=support), results=(Kind.BOOL,),
+        marches=marches, results=(Kind.BOOL,),
     ))  # fmt: skip
 
 
@@ -97,7 +97,7 @@ for _relation in RELATIONS:
         return compare(relation, *_operands(args, kwargs))
 
     _names = [_relation, f"__{_relation}__", *([_ALIASES[_relation]] if _relation in _ALIASES else [])]
-    _register(_relation, _names, (getattr(operator, _relation),), Support(outputs=("qbool",)), _compare)
+    _register(_relation, _names, (getattr(operator, _relation),), on(bayes=Support(outputs=("qbool",))), _compare)
 
 
 def _logical(func: Callable, args: tuple, kwargs: dict) -> QTensor:
@@ -133,14 +133,16 @@ _ROWS: tuple[tuple[str, list[str], tuple[Callable, ...], Callable], ...] = (
     ("logical_not", ["bitwise_not", "__invert__"], (operator.invert, operator.inv), _bitwise(torch.logical_not)),
 )
 for _name, _names, _python, _handler in _ROWS:
-    _register(_name, [*_names, _name], _python, _BOOLEAN, _handler)
+    _register(_name, [*_names, _name], _python, on(bayes=_BOOLEAN), _handler)
     handle(getattr(torch, _name), getattr(Tensor, _name))(_logical)
 _REDUCED = Limit(  # published for the NASH chips
     "65535 elements a result",
     lambda use: math.prod(use.inputs[0].shape) <= 65535 * max(math.prod(use.outputs[0].shape), 1),
+    advice="reduce one axis after the other",
 )
+_REDUCTIONS = on(bayes=_BOOLEAN, nash=Support(("qbool",), ("qbool",)), nash_h=replace(_BOOLEAN, limits=(_REDUCED,)))
 for _name in ("any", "all"):
-    _register(_name, [_name], (), replace(_BOOLEAN, limits=(_REDUCED,)), _reduce)
+    _register(_name, [_name], (), _REDUCTIONS, _reduce)
 
 
 @handle(torch.where, Tensor.where)
@@ -163,5 +165,5 @@ register(Operator(
 ))  # fmt: skip
 register(Operator(
     "to_integers", ScaleRule.NONE, methods={"long": _as_it_is, "int": _as_it_is}, results=(Kind.INDEX,),
-    marches=on(bayes=Support(("qbool",), ())),
+    marches=on(bayes=Support(("qbool",), ("int32", "int64"))),
 ))  # fmt: skip

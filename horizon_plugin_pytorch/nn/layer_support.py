@@ -59,13 +59,33 @@ _ADDED = Limit(
     lambda use: f"stride {use.numbers('stride')}",
     "put an Identity between the layer and the add",
 )
+_NO_REFLECT = Limit(
+    "padding_mode is not reflect",
+    lambda use: use.attributes.get("padding_mode") != "reflect",
+    lambda use: "reflect",
+    "pad with zeros or `replicate`",
+)
+
+
+def _is_narrow(use: Use) -> bool:
+    is_inside = any(x.is_read for x in use.outputs)
+    return all(c <= (8192 if is_inside else 16384) for c in use.numbers("out_channels"))
+
+
+_OUT = Limit(
+    "out_channels <= 8192, as output of the model 16384",
+    _is_narrow,
+    lambda use: f"out_channels {', '.join(map(str, use.numbers('out_channels')))}",
+    "split it into several layers",
+)
 _CONV2D_BERNOULLI2 = (
-    at_most("kernel_size", 7), _one_of("dilation", 1, 2, 4), _DILATED, at_most("HWC", 32768, "use a smaller image"),
+    at_most("kernel_size", 7), _one_of("dilation", 1, 2, 4), _DILATED, _NO_REFLECT,
+    Limit("weights of an output channel <= 32768", lambda use: _taps(use) <= 32768, lambda use: f"{_taps(use):.0f}"),
     Limit("channels of a group <= 2048", lambda use: _per_group(use) <= 2048, lambda use: f"{_per_group(use):.0f}"),
 )  # fmt: skip
 _CONV2D_BAYES = (
-    at_most("in_channels", 8192), at_most("out_channels", 8192, "16384 if it is an output of the model"),
-    at_most("kernel_size", 31), at_most("padding", 256), at_most("dilation", 16), _DILATED, _ADDED,
+    at_most("in_channels", 8192), _OUT, at_most("kernel_size", 31), at_most("padding", 256), at_most("dilation", 16),
+    _DILATED, _ADDED, _NO_REFLECT,
     Limit("weights of an output channel < 65535", lambda use: _taps(use) < 65535, lambda use: f"{_taps(use):.0f}"),
 )  # fmt: skip
 # NASH chips also take int16 weights. Their own list of limits breaks off before the layers.
@@ -127,7 +147,7 @@ LINEAR = on(
 )
 # Alone it runs as a convolution with one weight a channel.
 BATCH_NORM = on(
-    bernoulli2=Support(INT8, INT8, limits=(at_most("num_features", 2048), at_most("HWC", 32768))),
+    bernoulli2=Support(INT8, INT8, limits=(at_most("num_features", 2048),)),
     bayes=Support(INT8, INT8, limits=(at_most("num_features", 8192),)),
     nash=Support(),
 )

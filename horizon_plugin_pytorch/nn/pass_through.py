@@ -250,21 +250,34 @@ _AXIS = Limit(
     "choose in two steps",
 )
 _FIRST = Limit("the batch axis stays first", lambda use: not _moves_batch(use), advice="permute the other axes only")
-_EXTREME_LIMITS = (at_most("N", 4096), at_most("HWC", 65535))
-_INDEX_NOTE = "positions are for the model's output only"
-_ON_OUTPUT = Support(
-    INT8, INT8, note="only as output of the model, where value and position are two channels of one tensor"
+_AS_OUTPUT = Limit(
+    "only as output of the model",
+    lambda use: not any(x.is_read for x in use.outputs),
+    lambda use: "read by another operator",
+    "return it from the model, and go on from there outside",
 )
-_MAX = on(bernoulli2=_ON_OUTPUT, bayes=Support(limits=_EXTREME_LIMITS, note=_INDEX_NOTE))
-_MIN = on(bayes=Support(limits=_EXTREME_LIMITS, note=_INDEX_NOTE))
+_POSITIONS_AS_OUTPUT = Limit(
+    "positions only as output of the model",
+    lambda use: not any(x.is_read for x in use.outputs if not x.format.startswith("q")),
+    lambda use: "positions read by another operator",
+    "return them from the model, or use `topk`",
+)
+_EXTREME_LIMITS = (at_most("N", 4096), *(at_most(axis, 65535) for axis in "CHW"), _POSITIONS_AS_OUTPUT)
+_ON_OUTPUT = Support(INT8, INT8, limits=(_AS_OUTPUT,), note="value and position are two channels of one tensor")
+_MAX = on(bernoulli2=_ON_OUTPUT, bayes=Support(limits=_EXTREME_LIMITS))
+_MIN = on(bayes=Support(limits=_EXTREME_LIMITS))
 _ARG = on(
     bernoulli2=_ON_OUTPUT,
-    bayes=Support(limits=_EXTREME_LIMITS, note=_INDEX_NOTE),
+    bayes=Support(limits=_EXTREME_LIMITS),
     nash=Support(limits=(_AXIS,)),
 )
 _ANY_INTEGER = Support(WIDE, WIDE)
 _MOVES_FROM_BAYES = on(bayes=_ANY_INTEGER)
 _MOVES_EVERYWHERE = on(bernoulli2=_ANY_INTEGER, bayes=_ANY_INTEGER)
+# `Tensor.select`, and an index of one number, are in the list of what the J5 does not have.
+_SELECTS = on(
+    bernoulli2=_ANY_INTEGER, bayes=Support(WIDE, WIDE, note="slice rather than select one position"), nash=_ANY_INTEGER
+)
 _SIZES = Limit(
     "rank <= 10, every size < 65536",
     lambda use: all(len(x.shape) <= 10 and all(s < 65536 for s in x.shape) for x in (*use.inputs, *use.outputs)),
@@ -310,7 +323,7 @@ _ROWS: dict[str, _Row] = {
     ),
     "reshape": _Row(
         "reshape view flatten unflatten squeeze unsqueeze squeeze_ unsqueeze_ reshape_as view_as ravel",
-        marches=on(bernoulli2=Support(note="only the axes of height and width"), bayes=Support(limits=(_SIZES,))),
+        marches=on(bernoulli2=Support(note="only height and width"), bayes=Support(limits=(_SIZES,))),
         modules=(nn.Flatten, nn.Unflatten),
     ),
     "permute": _Row("permute", marches=on(bayes=Support(WIDE, WIDE, limits=(_FIRST,))), signature="input *dims"),
@@ -322,8 +335,8 @@ _ROWS: dict[str, _Row] = {
     "zeros": _Row("zeros_like new_zeros", _keep_with_zeros, _MOVES_EVERYWHERE),
     "expand": _Row("expand expand_as broadcast_to repeat tile repeat_interleave", marches=FROM_BAYES),
     "split": _Row("split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind"),
-    "slice": _Row("__getitem__", _getitem, _MOVES_EVERYWHERE),
-    "select": _Row("narrow select diagonal", marches=_MOVES_EVERYWHERE),
+    "slice": _Row("__getitem__", _getitem, _SELECTS),
+    "select": _Row("narrow select diagonal", marches=_SELECTS),
     "gather": _Row("gather take_along_dim index_select take", marches=_MOVES_FROM_BAYES),
     "flip": _Row("flip fliplr flipud rot90 roll", marches=FROM_BAYES),
     "tril": _Row("tril triu", _keep_with_zeros, FROM_BAYES),
@@ -349,6 +362,7 @@ _ROWS: dict[str, _Row] = {
         modules=(nn.MaxPool2d,),
         others=(F._max_pool2d,),  # type: ignore[attr-defined]
         takes=_gives_values,
+        signature="input kernel_size stride padding dilation ceil_mode return_indices",
     ),
     "other_max_pools": _Row(
         "max_pool1d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d",

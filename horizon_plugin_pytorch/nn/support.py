@@ -34,10 +34,17 @@ def group_of(march: March) -> str:
 
 @dataclass(frozen=True)
 class TensorFact:
-    """Shape and number format of a tensor that an operator met."""
+    """Shape and number format of a tensor that an operator met.
+
+    Args:
+        is_constant: of an input: is it made of parameters and buffers alone?
+        is_read: of an output: does another operator of the quantized part read it, other than a DeQuantStub?
+    """
 
     shape: tuple[int, ...]
     format: str
+    is_constant: bool = False
+    is_read: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,11 +67,12 @@ class Use:
     def numbers(self, name: str) -> tuple[float, ...]:
         """All numbers of that name: of the geometry, or of an input's shape; empty if this use has none.
 
-        ``rank``, ``N``, ``C``, ``H``, ``W`` (of images), ``HW``, ``HWC`` and ``inputs`` are known of every use.
+        ``rank`` and ``inputs`` (how many) are known of every use. ``W``, ``H`` and ``C`` are the sizes of the last, last
+        but one and last but two axes, ``HW`` the product of the last two, ``N`` the size of the first of four.
 
         >>> use = Use("conv2d", "", (TensorFact((1, 8, 4, 5), "qint8"),), attributes={"kernel_size": (3, 1)})
-        >>> use.numbers("kernel_size"), use.numbers("C"), use.numbers("HWC"), use.numbers("groups")
-        ((3, 1), (8,), (160,), ())
+        >>> use.numbers("kernel_size"), use.numbers("C"), use.numbers("HW"), use.numbers("groups")
+        ((3, 1), (8,), (20,), ())
         """
         if name in self.attributes:
             value = self.attributes[name]
@@ -74,14 +82,16 @@ class Use:
             return (len(self.inputs),)
         if name == "rank":
             return tuple(len(x.shape) for x in self.inputs)
-        found = []
-        for x in self.inputs:
-            if len(x.shape) == 4:
-                n, c, h, w = x.shape
-                sizes = {"N": n, "C": c, "H": h, "W": w, "HW": h * w, "HWC": h * w * c}
-                if name in sizes:
-                    found.append(sizes[name])
-        return tuple(found)
+        return tuple(size for x in self.inputs if (size := _size(x.shape, name)) is not None)
+
+
+def _size(shape: tuple[int, ...], name: str) -> int | None:
+    """The size of an axis by its letter, where the tensor has it."""
+    if name == "HW":
+        return shape[-2] * shape[-1] if len(shape) > 1 else None
+    axis = {"N": 4, "C": 3, "H": 2, "W": 1}.get(name, len(shape) + 1)
+    is_there = len(shape) == 4 if name == "N" else axis <= len(shape)
+    return shape[-axis] if is_there else None
 
 
 @dataclass(frozen=True)
@@ -150,19 +160,31 @@ def on(
 ) -> Marches:
     """Support by group; None means that the chips do not have it.
 
-    The published list of the NASH chips breaks off early. Where it is silent they take what BAYES takes, without
-    BAYES's limits; `nash_h` (NASH_H and NASH_P) also takes float16.
+    The published list of the NASH chips breaks off early. Where it is silent they take what BAYES takes, in int16 as
+    well, which their guides try first, and without BAYES's limits; `nash_h` (NASH_H and NASH_P) also takes float16.
+
+    >>> on(bayes=Support(INT8, INT8))["nash-h"].inputs
+    ('qint8', 'qint16', 'float16')
     """
     if nash is _SAME:
-        nash = None if bayes is None else Support(bayes.inputs, bayes.outputs, bayes.weights)
+        nash = None if bayes is None else Support(_with_int16(bayes.inputs), _with_int16(bayes.outputs), bayes.weights)
     if nash_h is _SAME:
         nash_h = None if nash is None else Support(*_with_float16(nash), nash.weights, nash.limits, nash.note)
     found = {"bernoulli2": bernoulli2, "bayes": bayes, "nash-e": nash, "nash-h": nash_h}
     return {group: support for group, support in found.items() if support is not None}
 
 
+def _with_int16(formats: tuple[str, ...]) -> tuple[str, ...]:
+    numbers = [name for name in WIDE if name in (*INTS, *formats)]
+    return (*(name for name in formats if name not in WIDE), *numbers) if _has_numbers(formats) else formats
+
+
 def _with_float16(support: Support) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return (*support.inputs, "float16"), (*support.outputs, "float16")
+    return tuple((*f, "float16") if _has_numbers(f) else f for f in (support.inputs, support.outputs))  # type: ignore[return-value]
+
+
+def _has_numbers(formats: tuple[str, ...]) -> bool:
+    return any(name in WIDE for name in formats)
 
 
 EVERYWHERE = on(bernoulli2=Support(), bayes=Support())

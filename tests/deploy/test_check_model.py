@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.deploy.check_model import find_limits, operator_uses
@@ -23,7 +26,7 @@ from horizon_plugin_pytorch.quantization import (
     default_qat_8bit_fake_quant_qconfig,
     prepare_qat,
 )
-from tests.routes import calibrate, prepared
+from tests.routes import calibrate, prepared, qconfig
 
 X = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -84,6 +87,7 @@ def test_formats_and_limits_of_a_row() -> None:
 def test_limits_know_only_what_a_use_has() -> None:
     use = Use("x", "", (TensorFact((2, 3), "qint8"),))
     assert at_most("C", 1).holds(use) and at_most("kernel_size", 1).holds(use) and not at_most("rank", 1).holds(use)
+    assert use.numbers("W") == (3,) and use.numbers("H") == (2,) and use.numbers("HW") == (6,) and not use.numbers("N")
 
 
 def test_a_large_batch_on_bernoulli2() -> None:
@@ -115,3 +119,151 @@ def test_other_models_are_refused(kind: str) -> None:
 
 def test_every_march_is_in_one_group() -> None:
     assert sorted(m for members in GROUPS.values() for m in members) == sorted(March)
+
+
+class Called(nn.Module):
+    """One function of quantized tensors and of a module or parameter."""
+
+    def __init__(self, function: Callable[..., Any], count: int, part: Any = None) -> None:
+        super().__init__()
+        self.quants, self.dequant = nn.ModuleList(QuantStub() for _ in range(count)), DeQuantStub()
+        self.function, self.part = function, part
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+        tensors = [quant(v) for quant, v in zip(self.quants, (x, y), strict=False)]
+        return self.dequant(self.function(*tensors, *([] if self.part is None else [self.part])))
+
+
+def _limits(
+    march: March, function: Callable[..., Any], *inputs: Tensor, part: Any = None, dtype: str = "qint8",
+    **qconfig_dict: Any,
+) -> set[str]:  # fmt: skip
+    """The limits that one call breaks on a chip."""
+    set_march(march)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # int16 on BERNOULLI2
+        quantized = convert_fx(prepared(Called(function, len(inputs), part), inputs, dtype, **qconfig_dict))
+    return {f.limit for f in find_limits(quantized, inputs, march)}
+
+
+B2, BAYES, NASH, NASH_P = March.BERNOULLI2, March.BAYES, March.NASH_E, March.NASH_P
+_IN16, _OUT16 = {"input qint16"}, {"output qint16"}
+_IN8, _OUT8 = {"input qint8"}, {"output qint8"}
+GRID = torch.rand(1, 2, 2, 2)
+
+
+def test_arguments_of_functions_that_run_as_they_are() -> None:
+    assert _limits(B2, lambda x: F.max_pool2d(x, (1, 70), padding=(0, 35)), torch.randn(1, 1, 2, 70)) == {
+        "1 <= kernel_size <= 64"
+    }
+    assert _limits(BAYES, lambda x: F.max_pool2d(x, 2), X) == set()
+
+
+@pytest.mark.parametrize(
+    ("march", "function", "inputs", "wanted"),
+    [
+        (B2, lambda x: x.max(1, keepdim=True)[0] + x, (X,), {"only as output of the model"}),
+        (B2, lambda x: x.amax(1, keepdim=True) * x, (X,), {"only as output of the model"}),
+        (B2, lambda x: x.amax(1, keepdim=True), (X,), set()),
+        (BAYES, lambda x: x.gather(1, x.max(1, keepdim=True)[1]), (X,), {"positions only as output of the model"}),
+        (BAYES, lambda x: x.gather(1, x.argmax(1, keepdim=True).clone()), (X,),
+         {"positions only as output of the model"}),
+        (BAYES, lambda x: x.max(1, keepdim=True)[0] + x, (X,), set()),
+        (BAYES, lambda x: x.gather(1, x.topk(2, 1)[1]), (X,), set()),
+        (BAYES, lambda x, y: F.grid_sample(x, y, padding_mode="reflection", align_corners=False), (X, GRID),
+         {"padding_mode zeros or border"}),
+        (BAYES, lambda x, y: F.grid_sample(x, y, padding_mode="border", align_corners=False), (X, GRID), set()),
+        (BAYES, lambda x, y: x / y, (X, X.abs() + 1), _IN16 | _OUT16),
+        (NASH, lambda x: torch.where(torch.all(x, 1, keepdim=True), x, x * x), (X,), {"input qbool"}),
+        (NASH, lambda x: torch.where(torch.all(x > 0, 1, keepdim=True), x, x * x), (X,), set()),
+        (NASH_P, lambda x: torch.where(torch.any(x), x, x * x), (torch.randn(70000),), {"65535 elements a result"}),
+        (BAYES, lambda x: torch.where(torch.any(x), x, x * x), (torch.randn(70000),), {"W <= 65536"}),
+        (BAYES, lambda x, y: x @ y, (torch.randn(2, 1, 9000), torch.randn(2, 9000, 1)), {"W <= 8192", "H <= 8192"}),
+        (BAYES, lambda x, y: torch.cat([x, y], 1), (torch.randn(1, 20, 80, 80),) * 2, set()),
+    ],
+)  # fmt: skip
+def test_limits_of_functions(march: March, function: Any, inputs: tuple[Tensor, ...], wanted: set[str]) -> None:
+    assert _limits(march, function, *inputs) == wanted
+
+
+@pytest.mark.parametrize(
+    ("march", "function", "wanted"),
+    [
+        (B2, F.relu, _IN8 | _OUT8), (B2, F.relu6, _IN8 | _OUT8), (BAYES, F.relu, set()),
+        (BAYES, lambda x: x / (x * x), set()),
+        (BAYES, lambda x: x @ x.transpose(2, 3), _IN8), (NASH, lambda x: x @ x.transpose(2, 3), set()),
+        (BAYES, lambda x: x.softmax(1), _IN8), (NASH, lambda x: x.softmax(1), set()),
+        (NASH, lambda x: F.max_pool2d(x, 2), set()), (NASH, lambda x: F.avg_pool2d(x, 2), set()),
+        (NASH, lambda x: F.interpolate(x, size=(4, 4)), set()), (NASH, lambda x: F.layer_norm(x, (8,)), set()),
+    ],
+)  # fmt: skip
+def test_int16(march: March, function: Any, wanted: set[str]) -> None:
+    assert _limits(march, function, X, dtype="qint16") == wanted
+
+
+@pytest.mark.parametrize(
+    ("march", "layer", "x", "wanted"),
+    [
+        (BAYES, nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), X, {"padding_mode is not reflect"}),
+        (B2, nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), X, {"padding_mode is not reflect"}),
+        (B2, nn.Conv2d(4, 4, 3, padding=1, padding_mode="replicate"), X, set()),
+        (B2, nn.Conv2d(3, 4, 7), torch.randn(1, 3, 224, 224), set()),
+        (B2, nn.Conv2d(1000, 1, 7), torch.randn(1, 1000, 7, 7), {"weights of an output channel <= 32768"}),
+        (BAYES, nn.Conv2d(1, 9000, 1), torch.randn(1, 1, 2, 2), set()),
+        (BAYES, nn.Sequential(nn.Conv2d(1, 9000, 1), nn.Dropout()), torch.randn(1, 1, 2, 2), set()),
+        (BAYES, nn.Sequential(nn.Conv2d(1, 9000, 1), nn.Sigmoid()), torch.randn(1, 1, 2, 2),
+         {"out_channels <= 8192, as output of the model 16384"}),
+        (BAYES, nn.UpsamplingBilinear2d(scale_factor=2), X, set()),
+        (BAYES, nn.UpsamplingNearest2d(scale_factor=2), X, set()),
+        (BAYES, nn.Upsample(scale_factor=2), X, {"recompute_scale_factor=True with scale_factor"}),
+    ],
+)  # fmt: skip
+def test_limits_of_layers(march: March, layer: nn.Module, x: Tensor, wanted: set[str]) -> None:
+    assert _limits(march, lambda x, layer: layer(x), x, part=layer) == wanted
+
+
+def test_constant_operands() -> None:
+    weight, advice = nn.Parameter(torch.randn(1, 4, 1, 1)), {"two tensors, no constant"}
+    assert _limits(B2, lambda x, w: x + w, X, part=weight) == advice
+    assert _limits(B2, lambda x, w: x * w[:, :4].abs(), X, part=weight) == advice
+    assert _limits(B2, lambda x: x + x, X) == set()
+    assert _limits(BAYES, lambda x, w: x + w, X, part=weight) == set()
+
+
+def test_formats_of_nash() -> None:
+    wide = {"module_name": [("quants.1", qconfig("qint16"))]}
+    assert _limits(NASH, lambda x, y: x + y, X, X, **wide) == {"operands and result of one format"}
+    assert _limits(BAYES, lambda x, y: x + y, X, X, **wide) == set()
+    narrow = {"module_name": [("quants.0", qconfig("qint8"))]}
+    assert _limits(NASH, torch.atan, X, dtype="qint16", **narrow) == {"qint16 output from qint16 input only"}
+    assert _limits(NASH, torch.atan, X, dtype="qint16") == set()
+
+
+class Tail(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x.permute(1, 0, 2, 3)
+
+
+class Places(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.pool, self.tail = QuantStub(), DeQuantStub(), nn.MaxPool2d(1, 300), Tail()
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.quant(x)
+        return self.dequant(self.tail(x)), self.pool(x), self.pool(x)
+
+
+@pytest.mark.parametrize("way", ["fx", "eager"])
+def test_where_a_limit_is_broken(way: str) -> None:
+    set_march(March.BAYES)
+    model = Places()
+    if way == "fx":
+        quantized: Any = convert_fx(prepared(model, (X,)))
+    else:
+        model.qconfig = qconfig()  # type: ignore[assignment]
+        quantized = convert(calibrate(prepare_qat(model), (X,)))
+    places = {f.operator: f.place for f in find_limits(quantized, (X,), March.BAYES)}
+    file = "test_check_model.py"
+    tail, forward = (f.__code__.co_firstlineno for f in (Tail.forward, Places.forward))
+    assert places == {"permute": f"`tail` ({file}:{tail + 1})", "max_pool": f"`pool` ({file}:{forward + 2})"}

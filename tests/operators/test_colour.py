@@ -13,13 +13,22 @@ from torch import Tensor, nn
 
 import horizon_plugin_pytorch as horizon
 from horizon_plugin_pytorch import functional
-from horizon_plugin_pytorch.errors import OperatorInputError
+from horizon_plugin_pytorch.errors import ExportError, OperatorInputError
 from horizon_plugin_pytorch.nn import BgrToYuv444
 from horizon_plugin_pytorch.nn.functional import bgr_to_yuv444
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert_fx, prepare_qat_fx
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
-from tests.routes import OPTIMIZATION, as_numbers, calibrate, mismatches, qconfig, run_onnx
+from tests.routes import (
+    OPTIMIZATION,
+    as_numbers,
+    assert_one_arithmetic,
+    calibrate,
+    mismatches,
+    prepared,
+    qconfig,
+    run_onnx,
+)
 
 # 8-bit values of 100 % colour bars: studio swing as in ITU-R BT.601 / SMPTE 170M tables, full swing as in JFIF (where
 # the 255.5 of a pure red's V or blue's U is limited to 255).
@@ -213,3 +222,32 @@ def test_colour_stays_out_of_the_graph() -> None:
     qat = calibrate(prepare_qat_fx(Net().eval(), {"": qconfig()}), (x,))
     assert {str(n.target) for n in qat.graph.nodes if n.op == "call_module"} == {"yuv", "quant", "conv", "dequant"}
     assert torch.equal(convert_fx(qat)(x), qat(x))
+
+
+class BehindColour(nn.Module):
+    def __init__(self, colour: Any, channels: int) -> None:
+        super().__init__()
+        self.colour, self.quant, self.dequant = colour, QuantStub(), DeQuantStub()
+        self.conv = nn.Conv2d(channels, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.conv(self.quant(self.colour(x))))
+
+
+@pytest.mark.parametrize("name", [
+    "bgr2gray", "rgb2gray", "bgr2centered_gray", "rgb2centered_gray", "bgr2rgb", "rgb2bgr", "bgr2yuv", "rgb2yuv",
+    "bgr2centered_yuv", "rgb2centered_yuv", "bgr_to_yuv444",
+])  # fmt: skip
+def test_conversion_before_the_quant_stub_is_exported(name: str, tmp_path: Any) -> None:
+    colour = bgr_to_yuv444 if name == "bgr_to_yuv444" else getattr(horizon, name)
+    x = torch.randint(0, 256, (2, 3, 8, 8), generator=torch.Generator().manual_seed(0)).float()
+    model = BehindColour(colour, 1 if name.endswith("gray") else 3)
+    assert_one_arithmetic(prepared(model, [x]), [x], tmp_path)
+
+
+def test_rounding_before_the_quant_stub_is_exported(tmp_path: Any) -> None:
+    x = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 4
+    assert_one_arithmetic(prepared(BehindColour(lambda x: torch.ceil(x) + x.round(), 3), [x]), [x], tmp_path)
+    quantized = convert_fx(prepared(BehindColour(lambda x: x.round(decimals=1), 3), [x]))
+    with pytest.raises(ExportError, match="decimals"):
+        export_quantized_onnx(quantized, (x,), tmp_path / "model.onnx")

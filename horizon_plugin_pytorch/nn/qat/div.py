@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Functional
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
-from horizon_plugin_pytorch.nn.support import INTS, Support, on
+from horizon_plugin_pytorch.nn.support import Support, on
 from horizon_plugin_pytorch.qtensor import QTensor
 
 _LARGEST = 1e30  # stands for 1 / 0 in the table, where it saturates
@@ -67,5 +67,5 @@ register(Operator(
     "div", ScaleRule.OWN, Div, Div, (_Float,),
     {torch.div: _div, torch.divide: _div, torch.true_divide: _div, operator.truediv: _div, operator.itruediv: _div},
     {"div": _div, "div_": _div, "divide": _div, "true_divide": _div},
-    on(bayes=Support(INTS, INTS, note="the published table has int16 only: reciprocal by table in int16")),
+    on(bayes=Support(("qint16",), ("qint16",), note="reciprocal by table in int16")),
 ))  # fmt: skip

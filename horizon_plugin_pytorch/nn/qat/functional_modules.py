@@ -185,24 +185,37 @@ def _has_whole_operand(use: Use) -> bool:
     return len(shapes) < 2 or (largest in padded and all(shape[0] == largest[0] for shape in padded if rank == 4))
 
 
+_BERNOULLI2 = Support(limits=(
+    at_most("C", 2048),
+    Limit("two tensors, no constant",
+          lambda use: len(use.inputs) > 1 and not any(x.is_constant for x in use.inputs),
+          lambda use: "a number or constant", "write a BatchNorm2d or a Conv2d of 1 x 1 instead"),
+))  # fmt: skip
 _PAIR = on(
-    bernoulli2=Support(limits=(
-        at_most("C", 2048),
-        Limit("two tensors", lambda use: len(use.inputs) != 1, advice="numbers and constants are not supported here"),
-    )),
+    bernoulli2=_BERNOULLI2,
     bayes=Support(limits=(
         Limit("one operand broadcast, on other axes than N", _has_whole_operand, advice="expand one of them first"),
     )),
 )  # fmt: skip
+_ONE_FORMAT = Limit(
+    "operands and result of one format",
+    lambda use: len({x.format for x in (*use.inputs, *use.outputs)}) == 1,
+    lambda use: f"{', '.join(x.format for x in use.inputs)} -> {', '.join(x.format for x in use.outputs)}",
+    "give the producers of both and this operator the same activation format",
+)
+_ADD = on(
+    bernoulli2=_BERNOULLI2, bayes=_PAIR["bayes"],
+    nash=Support(limits=(_ONE_FORMAT,), note="int32 only where it is fused into a convolution"),
+)  # fmt: skip
 _JOINED = on(
     bernoulli2=Support(),
-    bayes=Support(limits=(between("inputs", 2, 1024), at_most("N", 4096), at_most("HWC", 65536))),
+    bayes=Support(limits=(between("inputs", 2, 1024), at_most("N", 4096), *(at_most(axis, 65536) for axis in "CHW"))),
 )
 
 # A FloatFunctional may be called for matmul, whose accumulator can leave as float; other methods check at the call.
 register(Operator("functional", ScaleRule.OWN, FloatFunctional, QFunctional, (_Float,), has_real_output=True))
 _ROWS: tuple[tuple[str, dict[Callable, Any], dict[str, Any], Marches], ...] = (
-    ("add", {torch.add: _add, operator.add: _add, operator.iadd: _add}, {"add": _add, "add_": _add}, _PAIR),
+    ("add", {torch.add: _add, operator.add: _add, operator.iadd: _add}, {"add": _add, "add_": _add}, _ADD),
     ("sub", {torch.sub: _sub, torch.subtract: _sub, operator.sub: _sub, operator.isub: _sub, torch.rsub: _right_sub},
      {"sub": _sub, "sub_": _sub, "subtract": _sub, "subtract_": _sub}, _PAIR),
     ("mul", {torch.mul: _mul, torch.multiply: _mul, operator.mul: _mul, operator.imul: _mul},

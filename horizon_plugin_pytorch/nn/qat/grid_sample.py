@@ -106,6 +106,9 @@ _ADVICE = "sample a smaller image, or split it"
 _LIMITS = (
     Limit("input qint8", lambda use: use.inputs[0].format == "qint8", lambda use: use.inputs[0].format,
           "give the producer of the image a qint8 qconfig; only the grid may be qint16"),
+    Limit("padding_mode zeros or border",
+          lambda use: use.attributes.get("padding_mode", "zeros") in ("zeros", "border"),
+          lambda use: str(use.attributes["padding_mode"]), "use padding_mode='border'"),
     Limit("1 <= H, W <= 1024", lambda use: all(1 <= side <= 1024 for side in _image(use)), advice=_ADVICE),
     Limit("H * W <= 720 * 1024", lambda use: _image(use)[0] * _image(use)[1] <= 720 * 1024, advice=_ADVICE),
 )  # fmt: skip

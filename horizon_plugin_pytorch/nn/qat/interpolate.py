@@ -92,13 +92,14 @@ _RECOMPUTE = Limit(
     lambda use: f"scale_factor={use.attributes.get('scale_factor')}",
     "give recompute_scale_factor=True, or the size",
 )
+_SIZES = (_MODES, between("C", 1, 8192), between("H", 1, 8192), between("W", 1, 8192))
+# torch's UpsamplingBilinear2d and UpsamplingNearest2d have no such arguments.
+UPSAMPLING_MARCHES = on(
+    bernoulli2=Support(INT8, INT8, limits=(_MODES, _BERNOULLI2)), bayes=Support(INT8, INT8, limits=_SIZES)
+)
 RESIZE_MARCHES = on(
-    bernoulli2=Support(INT8, INT8, limits=(_MODES, _BERNOULLI2)),
-    bayes=Support(
-        INT8, INT8,
-        limits=(_MODES, between("C", 1, 8192), between("H", 1, 8192), between("W", 1, 8192), _CORNERS, _RECOMPUTE),
-    ),
-)  # fmt: skip
+    bernoulli2=UPSAMPLING_MARCHES["bernoulli2"], bayes=Support(INT8, INT8, limits=(*_SIZES, _CORNERS, _RECOMPUTE))
+)
 register(Operator(
     "interpolate", ScaleRule.INHERIT, Interpolate, quantized.Interpolate, (_Float,),
     {F.interpolate: as_module(

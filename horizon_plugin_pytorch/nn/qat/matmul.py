@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.nn.qat.composite import Times, inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
 from horizon_plugin_pytorch.nn.quantized.functional_modules import QFunctional, is_number
-from horizon_plugin_pytorch.nn.support import INT8, WIDE, Support, at_most, on
+from horizon_plugin_pytorch.nn.support import INT8, INTS, WIDE, Support, at_most, on
 
 
 class AddMatmul(nn.Module):
@@ -99,6 +99,7 @@ def _einsum(equation: Any, *operands: Any) -> Call:
 _MARCHES = on(
     bernoulli2=Support(INT8, ("qint8", "qint32")),
     bayes=Support(INT8, WIDE, limits=(at_most("N", 4096), at_most("C", 8192), at_most("H", 8192), at_most("W", 8192))),
+    nash=Support(INTS, WIDE, note="both int16 from OE 3.5 on"),
 )
 _addmm, _addmv, _baddbmm = (
     _add_matmul("mat1", "mat2"), _add_matmul("mat", "vec"), _add_matmul("batch1", "batch2")

@@ -11,6 +11,7 @@ from torch import nn
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized import relu as quantized
+from horizon_plugin_pytorch.nn.support import INT8, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_quantize import integer_limits
 
@@ -55,10 +56,12 @@ class ReLU6(ReLU):
     limits = (0.0, 6.0)
 
 
+_MARCHES = on(bernoulli2=Support(INT8, INT8), bayes=Support())
 _relu = as_module(lambda inplace: nn.ReLU(), "input, inplace=False")
 _relu6 = as_module(lambda inplace: nn.ReLU6(), "input, inplace=False")
 register(Operator(
     "relu", ScaleRule.INHERIT, ReLU, quantized.ReLU, (nn.ReLU,),
     {F.relu: _relu, torch.relu: _relu, torch.relu_: _relu, F.relu_: _relu}, {"relu": _relu, "relu_": _relu},
+    _MARCHES,
 ))  # fmt: skip
-register(Operator("relu6", ScaleRule.INHERIT, ReLU6, quantized.ReLU6, (nn.ReLU6,), {F.relu6: _relu6}))
+register(Operator("relu6", ScaleRule.INHERIT, ReLU6, quantized.ReLU6, (nn.ReLU6,), {F.relu6: _relu6}, marches=_MARCHES))

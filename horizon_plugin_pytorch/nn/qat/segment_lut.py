@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -92,8 +92,15 @@ class SegmentLUT(RoundedModule):
 
 
 TABLE = Support(INTS, INTS, note="look-up table")
-FROM_BAYES = on(bayes=TABLE)
-EVERYWHERE = on(bernoulli2=Support(INT8, INT8, note="look-up table"), bayes=TABLE)
+_NOT_WIDER = Limit(
+    "qint16 output from qint16 input only",
+    lambda use: "qint16" not in [x.format for x in use.outputs] or "qint8" not in [x.format for x in use.inputs],
+    lambda use: "qint8 -> qint16",
+    "give the producer of this tensor qint16, or this operator qint8",
+)
+_NASH = replace(TABLE, limits=(_NOT_WIDER,))
+FROM_BAYES = on(bayes=TABLE, nash=_NASH)
+EVERYWHERE = on(bernoulli2=Support(INT8, INT8, note="look-up table"), bayes=TABLE, nash=_NASH)
 
 
 def _is_small(use: Use) -> bool:

@@ -12,6 +12,7 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient, real
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
+from horizon_plugin_pytorch.nn.support import INTS, WIDE, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
 from horizon_plugin_pytorch.quantization import stubs
 from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver
@@ -76,5 +77,11 @@ class DeQuantStub(QATModule):
         return pytree.tree_map(real, x)  # also tuples, lists and dictionaries of tensors
 
 
-register(Operator("quant", ScaleRule.OWN, QuantStub, Quantize, (stubs.QuantStub,)))
-register(Operator("dequant", ScaleRule.NONE, DeQuantStub, DeQuantize, (stubs.DeQuantStub,)))
+_QUANT, _DEQUANT = Support(("float32",), INTS), Support(WIDE, ("float32",))
+register(Operator(
+    "quant", ScaleRule.OWN, QuantStub, Quantize, (stubs.QuantStub,), marches=on(bernoulli2=_QUANT, bayes=_QUANT),
+))  # fmt: skip
+register(Operator(
+    "dequant", ScaleRule.NONE, DeQuantStub, DeQuantize, (stubs.DeQuantStub,),
+    marches=on(bernoulli2=_DEQUANT, bayes=_DEQUANT),
+))  # fmt: skip

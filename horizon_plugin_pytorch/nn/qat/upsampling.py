@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.interpolate import RESIZE_MARCHES, _Resize
+from horizon_plugin_pytorch.nn.qat.interpolate import RESIZE_MARCHES, UPSAMPLING_MARCHES, _Resize
 from horizon_plugin_pytorch.nn.quantized import upsampling as quantized
 
 _COPIED = ("name", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
@@ -32,9 +32,9 @@ class UpsamplingNearest2d(_Resize, nn.UpsamplingNearest2d):
     copied = _COPIED
 
 
-for _name, _cls, _float in (
-    ("upsample", Upsample, nn.Upsample),
-    ("upsampling_bilinear2d", UpsamplingBilinear2d, nn.UpsamplingBilinear2d),
-    ("upsampling_nearest2d", UpsamplingNearest2d, nn.UpsamplingNearest2d),
+for _name, _cls, _float, _marches in (
+    ("upsample", Upsample, nn.Upsample, RESIZE_MARCHES),
+    ("upsampling_bilinear2d", UpsamplingBilinear2d, nn.UpsamplingBilinear2d, UPSAMPLING_MARCHES),
+    ("upsampling_nearest2d", UpsamplingNearest2d, nn.UpsamplingNearest2d, UPSAMPLING_MARCHES),
 ):
-    register(Operator(_name, ScaleRule.INHERIT, _cls, _cls.quantized_class, (_float,), marches=RESIZE_MARCHES))
+    register(Operator(_name, ScaleRule.INHERIT, _cls, _cls.quantized_class, (_float,), marches=_marches))
