@@ -67,7 +67,7 @@ class Use:
     def numbers(self, name: str) -> tuple[float, ...]:
         """All numbers of that name: of the geometry, or of an input's shape; empty if this use has none.
 
-        ``rank`` and ``inputs`` (how many) are known of every use. ``W``, ``H`` and ``C`` are the sizes of the last, last
+        ``rank`` and ``inputs`` (a count) are known of every use. ``W``, ``H`` and ``C`` are the sizes of the last, last
         but one and last but two axes, ``HW`` the product of the last two, ``N`` the size of the first of four.
 
         >>> use = Use("conv2d", "", (TensorFact((1, 8, 4, 5), "qint8"),), attributes={"kernel_size": (3, 1)})
