@@ -70,6 +70,7 @@ def round_half_up(g: OnnxGraph, x: str, low: float, high: float, dtype: torch.dt
 @lowers("quantize", data="x")
 def quantize(g: OnnxGraph, site: Site, x: str, scale: Tensor, axis: int, low: int, high: int) -> str:
     steps = g.node("Div", x, g.constant(along(scale, axis, site.rank), hint="scale"))
+    steps = g.node("Where", g.node("IsNaN", steps), g.scalar(0.0, torch.float32), steps)
     return g.clip(g.node("Round", steps), low, high)
 
 

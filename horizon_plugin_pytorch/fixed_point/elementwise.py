@@ -31,8 +31,8 @@ def along(values: Tensor, axis: int, dim: int) -> Tensor:
 
 @operator("quantize(Tensor x, Tensor scale, int axis, int low, int high) -> Tensor")
 def quantize(x: Tensor, scale: Tensor, axis: int, low: int, high: int) -> Tensor:
-    """``clamp(round(x / scale))``, halves to even."""
-    return torch.div(x, along(scale, axis, x.dim())).round_().clamp_(low, high)
+    """``clamp(round(x / scale))``, halves to even; NaN is 0, since no integer stands for it."""
+    return torch.div(x, along(scale, axis, x.dim())).nan_to_num_().round_().clamp_(low, high)
 
 
 @operator("dequantize(Tensor q, Tensor scale, int axis) -> Tensor")

@@ -81,6 +81,8 @@ class ObserverBase(nn.Module):
         self.owner = ""
         self.may_be_constant = False  # parameters may, and nothing is wrong with them
         self._warned: set[str] = set()
+        self.counts_together = False  # are all tensors until the next `begin_batch` one batch?
+        self._batch: tuple[Tensor, ...] | None = None  # the range before that batch, and the batch's so far
 
     @property
     def _name(self) -> str:
@@ -167,12 +169,29 @@ class ObserverBase(nn.Module):
                 )
             self.min_val = torch.full_like(smallest, math.inf)
             self.max_val = torch.full_like(largest, -math.inf)
+        if self.counts_together:
+            smallest, largest = self._join_batch(smallest, largest)
         if not self.has_statistics:
             self.min_val.copy_(smallest)
             self.max_val.copy_(largest)
         elif self.averaging_constant:
             self.min_val.add_(smallest.sub_(self.min_val), alpha=self.averaging_constant)
             self.max_val.add_(largest.sub_(self.max_val), alpha=self.averaging_constant)
+
+    def begin_batch(self) -> None:
+        """What comes next belongs to a new batch, for an observer that `counts_together`."""
+        self._batch = None
+
+    def _join_batch(self, smallest: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+        """The range of the batch so far; statistics go back to what they were before it."""
+        if self._batch is None:
+            self._batch = (self.min_val.clone(), self.max_val.clone(), smallest, largest)
+        else:
+            before_min, before_max, low, high = self._batch
+            self.min_val.copy_(before_min)
+            self.max_val.copy_(before_max)
+            self._batch = (before_min, before_max, torch.minimum(low, smallest), torch.maximum(high, largest))
+        return self._batch[2].clone(), self._batch[3].clone()
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero point (always 0). Without usable statistics, and for an all-zero range, the scale is 1."""

@@ -10,6 +10,7 @@ from torch import nn
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
@@ -63,6 +64,7 @@ def prepare_qat(
             QuantizationWarning,
             stacklevel=2,
         )
+    follow_batches(prepared)
     warn_int16(prepared, march)
     prepared.__dict__["march"] = march
     return prepared

@@ -12,6 +12,7 @@ from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, sou
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.fx.graph_module import (
@@ -139,6 +140,7 @@ def prepare_qat_fx(
     warn_unquantized(observed, region, choices)
     quantize_half(observed, region, choices, march)
     to_qat(observed, choices, march, _called_lines(observed, region))
+    follow_batches(observed)
     warn_int16(observed, march)
     observed.__dict__["march"] = march
     observed.recompile()

@@ -506,3 +506,64 @@ def test_a_number_far_beyond_the_values_is_infinity_and_said_to_be() -> None:
     with pytest.warns(QuantizationWarning, match=r"Where.*: 2000 is 100 times or more beyond .* \(up to 1\)"):
         out = prepared(QuantWrapper(Body(lambda x: torch.where(x > 0, x, 2000.0))), (X.clamp(-1, 1),))(X)
     assert 16 < out.max() < 18  # the end of the range
+
+
+@pytest.mark.parametrize(
+    "function", [torch.sigmoid, lambda x: x.softmax(-1), lambda x: x.topk(2).values, lambda x: x.max(-1).values + 1.0]
+)
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+def test_nan_enters_the_quantized_part_as_zero_on_every_route(function: Any, dtype: str, tmp_path: Any) -> None:
+    qat = prepared(QuantWrapper(Body(function)), (X,), dtype)
+    broken, zero = X.clone(), X.clone()
+    broken[0, 1, 2, 3], zero[0, 1, 2, 3] = torch.nan, 0.0
+    with torch.no_grad():
+        quantized = convert_fx(qat)
+        expected = quantized(zero)
+        assert torch.equal(quantized(broken), expected) and torch.equal(qat(broken), expected)
+    assert torch.equal(_onnx(quantized, broken, tmp_path / "model.onnx"), expected)
+
+
+class _Loop(nn.Module):
+    """A cell in a loop over time, from zeros or from a state that the model gets."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.quant, self.state, self.cell, self.dequant = QuantStub(), QuantStub(), cell, DeQuantStub()
+        self.is_given = False
+
+    def forward(self, x: Tensor, start: Tensor) -> Tensor:
+        x, given = self.quant(x), self.state(start)
+        state = (given, given) if isinstance(self.cell, nn.LSTMCell) else given
+        state = state if self.is_given else None
+        for time in range(8):
+            state = self.cell(x[:, time], state)
+        return self.dequant(state[0] if isinstance(state, tuple) else state)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("prepare", [prepare_qat_fx, prepare_qat])
+def test_the_calls_of_a_cell_in_one_forward_are_one_batch(is_given: bool, prepare: Any) -> None:
+    torch.manual_seed(1)
+    cell = nn.RNNCell(4, 5, nonlinearity="relu")  # its state grows from call to call
+    with torch.no_grad():
+        cell.weight_hh.copy_(1.2 * torch.eye(5))
+        cell.bias_ih.fill_(1.0)
+    model = _Loop(cell).eval()
+    model.is_given = is_given
+    batches = [(torch.randn(4, 8, 4), torch.rand(4, 5)) for _ in range(20)]
+    model.qconfig = get_default_qconfig()
+    qat = prepare(model).eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        largest = []
+        for batch in batches:
+            qat(*batch)
+            largest.append(model(*batch).abs().max())
+        set_fake_quantize(qat, FakeQuantState.VALIDATION)
+        out, expected = qat(*batches[0]), model(*batches[0])
+    average = largest[0]
+    for value in largest[1:]:  # of whole batches, not of calls, and not the largest of all
+        average = average + 0.01 * (value - average)
+    scale = qat.get_submodule("cell.step.activation").activation_post_process.scale  # type: ignore[union-attr]
+    assert scale.item() == pytest.approx(average.item() / 127.5, rel=0.01)
+    assert (out - expected).abs().max() < 0.1 * expected.abs().max()

@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.support import Limit, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor, real_qtensor
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, keep_ranges, observe_together
+from horizon_plugin_pytorch.quantization.observer_v2 import ObserverBase
 from horizon_plugin_pytorch.quantization.qconfig import QConfig
 
 _UNIT = 1 / 32767.5  # sigmoid and tanh lie in [-1, 1]
@@ -205,14 +206,26 @@ class _Recurrent(Composite):
 
 
 class RecurrentCell(_Recurrent):
-    """One step, called by the user for each time."""
+    """One step, called by the user for each time. All calls of one forward of the model count as one batch."""
 
     def __init__(self, source: Any, qconfig: Any) -> None:
         super().__init__(source, qconfig)
         self.step = self.step_class(self, "", qconfig)
+        for observer in self._observers():
+            observer.counts_together = not observer.is_per_channel
+
+    def _observers(self) -> list[ObserverBase]:
+        return [m for m in self.step.modules() if isinstance(m, ObserverBase)]
+
+    def begin_batch(self) -> None:
+        """The next call is the first of a forward of the model."""
+        for observer in self._observers():
+            observer.begin_batch()
 
     def forward(self, x: Any, hx: Any = None) -> Any:
         self.check_input(x)
+        if not isinstance(hx[0] if isinstance(hx, (tuple, list)) else hx, QTensor):
+            self.begin_batch()  # a state that no call gave: also where the model is not called as a whole
         if hx is None:
             zeros = torch.zeros(*x.shape[:-1], self.hidden_size, device=x.device)
             states: tuple = (zeros, zeros)
@@ -220,6 +233,18 @@ class RecurrentCell(_Recurrent):
             states = tuple(hx) if self.has_cell else (hx,)
         state = self.step(self.step.ih(x), self.step.start(states))
         return state if self.has_cell else state[0]
+
+
+def _begin_batches(model: nn.Module, args: tuple) -> None:
+    for module in model.modules():
+        if isinstance(module, RecurrentCell):
+            module.begin_batch()
+
+
+def follow_batches(model: nn.Module) -> None:
+    """Tell recurrent cells when a forward of the model begins."""
+    if any(isinstance(module, RecurrentCell) for module in model.modules()):
+        model.register_forward_pre_hook(_begin_batches)
 
 
 class RecurrentNetwork(_Recurrent):
