@@ -46,10 +46,14 @@ def _image(x: Any, what: str) -> Tensor:
             f"`{what}` computes in float and got a QTensor: call it before the QuantStub. In a converted model, "
             "`centered_yuv2rgb` and `centered_yuv2bgr` turn a camera's YUV into what the model was trained on."
         )
+    return _three_channels(x, what).detach().double()
+
+
+def _three_channels(x: Any, what: str) -> Tensor:
     if not isinstance(x, Tensor) or x.dim() < 3 or x.shape[-3] != 3:
         found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise OperatorInputError(f"`{what}` takes images of shape [N, 3, H, W], got {found}.")
-    return x.detach().double()
+    return x
 
 
 def _mix(x: Tensor, rows: Sequence[Sequence[int]], is_bgr: bool) -> Tensor:
@@ -111,13 +115,13 @@ def bgr2centered_gray(input: Tensor) -> Tensor:
 @leaf
 def rgb2bgr(input: Tensor) -> Tensor:
     """The channels in the other order."""
-    return input.flip(-3)
+    return _three_channels(input, "rgb2bgr").flip(-3)
 
 
 @leaf
 def bgr2rgb(input: Tensor) -> Tensor:
     """The channels in the other order."""
-    return input.flip(-3)
+    return _three_channels(input, "bgr2rgb").flip(-3)
 
 
 @leaf

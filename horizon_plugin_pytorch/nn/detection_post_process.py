@@ -21,13 +21,22 @@ class _Found(NamedTuple):
         return _Found(*(x[positions] for x in self))
 
 
-def as_rows(x: Tensor, width: int) -> Tensor:
+def as_rows(x: Tensor, width: int, what: str) -> Tensor:
     """Predictions as ``[N, number of anchors, width]``, from maps ``[N, A * width, H, W]`` or rows of that width.
 
     Anchors are in the order of rows, columns, anchors of a position.
+
+    Args:
+        what: whose predictions, for the message.
     """
+    channels = x.shape[1] if x.dim() == 4 else x.shape[-1] if 0 < x.dim() < 4 else 0
+    if channels < width or (channels % width if x.dim() == 4 else channels != width):
+        raise ValueError(
+            f"{what} of shape {tuple(x.shape)}: an anchor has {width} numbers, so they must be maps "
+            f"[N, A * {width}, H, W] or rows [N, n, {width}]."
+        )
     if x.dim() == 4:
-        n, channels, h, w = x.shape
+        n, _, h, w = x.shape
         count = channels // width
         return x.reshape(n, count, width, h, w).permute(0, 3, 4, 1, 2).reshape(n, h * w * count, width)
     return x if x.dim() == 3 else x.reshape(1, -1, width)
@@ -102,15 +111,17 @@ class DetectionPostProcess(nn.Module):
         image_shapes: Any = None,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
         require_real("DetectionPostProcess", boxes, scores, regressions)
-        deltas = [as_rows(x, 4) for x in regressions]
+        if not len(scores) == len(regressions) > 0:
+            raise ValueError(
+                f"DetectionPostProcess: scores of {len(scores)} levels and regressions of {len(regressions)}; there "
+                "must be as many of both, and at least one."
+            )
+        deltas = [as_rows(x, 4, "DetectionPostProcess: regressions") for x in regressions]
         if self.regression_scale is not None:
             deltas = [x * torch.as_tensor(self.regression_scale, dtype=x.dtype, device=x.device) for x in deltas]
         counts = [x.shape[1] for x in deltas]
         anchors = _by_level(boxes, counts)
-        values = [
-            as_rows(s, s.shape[1] * s.shape[2] * s.shape[3] // n if s.dim() == 4 and n else s.shape[-1])
-            for s, n in zip(scores, counts, strict=True)
-        ]
+        values = [self._scores(s, r, n) for s, r, n in zip(scores, regressions, counts, strict=True)]
         images = []
         for n in range(deltas[0].shape[0]):
             size = self.image_size if image_shapes is None else image_shapes[n]
@@ -121,6 +132,25 @@ class DetectionPostProcess(nn.Module):
             images.append(self._suppress(levels))
         found = [tuple(parts) for parts in zip(*images, strict=True)] or [(), (), ()]
         return found[0], found[1], found[2]
+
+    def _scores(self, scores: Tensor, regressions: Tensor, count: int) -> Tensor:
+        """The scores of a level as rows, for so many anchors."""
+        is_map = scores.dim() == 4
+        width = scores.shape[1] * scores.shape[2] * scores.shape[3] // count if is_map and count else scores.shape[-1]
+        is_alike = not is_map or regressions.dim() != 4 or scores.shape[2:] == regressions.shape[2:]
+        rows = as_rows(scores, max(width, 1), "DetectionPostProcess: scores") if is_alike else None
+        if rows is None or rows.shape[1] != count:
+            raise ValueError(
+                f"DetectionPostProcess: scores of shape {tuple(scores.shape)} and regressions of shape "
+                f"{tuple(regressions.shape)} on one level; both must have the same anchors."
+            )
+        classes = rows.shape[2] - (self.mode == "yolo")
+        if self.background_class_idx is not None and not -classes <= self.background_class_idx < classes:
+            raise ValueError(
+                f"DetectionPostProcess: background_class_idx={self.background_class_idx}, and the scores have "
+                f"{classes} classes."
+            )
+        return rows
 
     def _level(self, anchors: Tensor, scores: Tensor, deltas: Tensor, size: Any) -> _Found:
         """The boxes of one level of one image."""
@@ -161,7 +191,7 @@ class DetectionPostProcess(nn.Module):
 
 def _by_level(boxes: Sequence[Tensor], counts: list[int]) -> list[Tensor]:
     """Anchors as ``[N or 1, n, 4]`` for each level, also from one tensor of all levels for each image."""
-    rows = [as_rows(x, 4) for x in boxes]
+    rows = [as_rows(x, 4, "DetectionPostProcess: boxes") for x in boxes]
     if [x.shape[1] for x in rows] == counts:
         return rows
     if all(x.shape[0] == 1 and x.shape[1] == sum(counts) for x in rows):

@@ -89,9 +89,19 @@ class DetectionPostProcessV1(nn.Module):
                 f"DetectionPostProcessV1: {len(data)} levels of data, {len(anchors)} of anchors and "
                 f"{len(self.class_offsets)} class_offsets; there must be as many of each."
             )
-        levels = [as_rows(_on_its_grid(x), 4 + self.num_classes) for x in data]
+        levels = [as_rows(_on_its_grid(x), 4 + self.num_classes, "DetectionPostProcessV1: data") for x in data]
         predictions = torch.cat(levels, dim=1)
-        places = torch.cat([as_rows(x, 4).expand(len(predictions), -1, -1) for x in anchors], dim=1)
+        rows = [as_rows(x, 4, "DetectionPostProcessV1: anchors") for x in anchors]
+        for level, (x, anchor) in enumerate(zip(data, anchors, strict=True)):
+            is_same_map = x.dim() != 4 or anchor.dim() != 4 or x.shape[2:] == anchor.shape[2:]
+            counts = levels[level].shape[1], rows[level].shape[1]
+            if not is_same_map or counts[0] != counts[1] or rows[level].shape[0] not in (1, len(predictions)):
+                raise ValueError(
+                    f"DetectionPostProcessV1: on level {level} data of shape {tuple(x.shape)} have {counts[0]} anchors "
+                    f"of {4 + self.num_classes} numbers, and anchors of shape {tuple(anchor.shape)} are {counts[1]}; "
+                    "they must be the same anchors, of the same images or one set for all."
+                )
+        places = torch.cat([x.expand(len(predictions), -1, -1) for x in rows], dim=1)
         offsets = torch.cat(
             [
                 torch.full((x.shape[1],), offset, device=x.device)

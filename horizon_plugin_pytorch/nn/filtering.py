@@ -38,6 +38,11 @@ def filter(*inputs: Tensor, threshold: float, idx_range: tuple[int, int] | None 
         )
     maps = [x.dequantize() if isinstance(x, QTensor) else x for x in inputs]
     first, last = (0, maps[0].shape[1]) if idx_range is None else idx_range
+    if not 0 <= first < last <= maps[0].shape[1]:
+        raise OperatorInputError(
+            f"`filter`: idx_range ({first}, {last}) is no range of channels of the first map, which has "
+            f"{maps[0].shape[1]}."
+        )
     values, channels = maps[0][:, first:last].max(1)
     channels = channels + first
     width = maps[0].shape[-1]

@@ -98,6 +98,10 @@ def _nms(
             f"`{what}` takes boxes of shape [n, 4] and scores of shape [n], got {tuple(boxes.shape)} and "
             f"{tuple(scores.shape)}."
         )
+    if groups is not None and groups.shape != scores.shape:
+        raise ValueError(
+            f"`{what}` takes one category for each box, got idxs of shape {tuple(groups.shape)} for {len(boxes)} boxes."
+        )
     boxes, scores = (x.detach() if x.is_floating_point() else x.float() for x in (boxes, scores))
     if score_threshold is None:
         return select(boxes, scores, groups, iou_threshold, pre_nms_top_n, output_num)

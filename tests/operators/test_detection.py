@@ -655,3 +655,62 @@ def test_every_float_operator_of_the_table_is_here() -> None:
     functions = [filter, nms, point_pillars_preprocess]
     found = [row_of_module(cls) for cls in tested] + [row_of_function(f)[0] for f in functions]  # type: ignore[index]
     assert {row.name for row in rows() if row.is_real} == {row.name for row in found if row is not None}
+
+
+def _two_levels(**changes: Any) -> hnn.DetectionPostProcessV1:
+    arguments = {"class_offsets": [0, 0], "use_clippings": False, "image_size": (64, 64)}
+    return hnn.DetectionPostProcessV1(
+        **{"num_classes": 3, "box_filter_threshold": -9.0, **arguments, **changes},
+        nms_threshold=0.5, pre_nms_top_k=10, post_nms_top_k=10,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(1, 8, 4, 4), (1, 8, 4, 2)], r"level 1.*\(1, 14, 2, 4\).*16 anchors of 7"),  # as many, on another map
+        ([(1, 8, 2, 4), (1, 8, 4, 4)], "level 0.*32 anchors of 7 numbers.* are 16"),  # as many in sum, on other levels
+        ([(2, 8, 4, 4), (1, 8, 2, 4)], "level 0.*same images or one set for all"),
+        ([(1, 9, 4, 4), (1, 8, 2, 4)], r"anchors of shape \(1, 9, 4, 4\): an anchor has 4 numbers"),
+    ],
+)
+def test_v1_takes_only_anchors_of_its_predictions(shapes: list[tuple[int, ...]], message: str) -> None:
+    data = [torch.rand(1, 14, 4, 4), torch.rand(1, 14, 2, 4)]
+    with pytest.raises(ValueError, match=message):
+        _two_levels()(data, [torch.rand(shape) for shape in shapes])
+
+
+def test_v1_names_a_wrong_number_of_classes() -> None:
+    data, anchors = [torch.rand(1, 14, 4, 4)] * 2, [torch.rand(1, 8, 4, 4)] * 2
+    assert len(_two_levels()(data, anchors)) == 1
+    with pytest.raises(ValueError, match=r"data of shape \(1, 14, 4, 4\): an anchor has 8 numbers"):
+        _two_levels(num_classes=4)(data, anchors)
+
+
+@pytest.mark.parametrize(
+    ("scores", "regressions", "arguments", "message"),
+    [
+        ([(1, 6, 4, 4)], [(1, 9, 4, 4)], {}, r"regressions of shape \(1, 9, 4, 4\): an anchor has 4 numbers"),
+        ([(1, 7, 4, 4)], [(1, 8, 4, 4)], {}, r"scores of shape \(1, 7, 4, 4\)"),
+        ([(1, 6, 2, 8)], [(1, 8, 4, 4)], {}, "both must have the same anchors"),
+        ([(1, 31, 3)], [(1, 8, 4, 4)], {}, "both must have the same anchors"),
+        ([(1, 6, 4, 4)] * 2, [(1, 8, 4, 4)], {}, "scores of 2 levels and regressions of 1"),
+        ([(1, 6, 4, 4)], [(1, 8, 4, 4)], {"background_class_idx": 3}, "background_class_idx=3.*3 classes"),
+        ([(1, 6, 4, 4)], [(1, 8, 4, 4)], {"background_class_idx": 2, "mode": "yolo"}, "2 classes"),
+    ],
+)
+def test_predictions_that_do_not_fit_are_named(scores: Any, regressions: Any, arguments: Any, message: str) -> None:
+    maps = [[torch.rand(s) for s in shapes] for shapes in (scores, regressions)]
+    with pytest.raises(ValueError, match=message):
+        hnn.DetectionPostProcess(**arguments)([torch.rand(1, 8, 4, 4)], *maps)
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"idxs of shape \(2,\) for 3 boxes"):
+        batched_nms(torch.rand(3, 4), torch.rand(3), torch.zeros(2), 0.5)
+    for idx_range in ((2, 2), (3, 1), (0, 6), (-1, 2)):
+        with pytest.raises(OperatorInputError, match="idx_range.*which has 5"):
+            filter(torch.rand(1, 5, 2, 2), threshold=0.5, idx_range=idx_range)
+    for function in (functional.rgb2bgr, functional.bgr2rgb):
+        with pytest.raises(OperatorInputError, match=r"\[N, 3, H, W\], got \(1, 4, 2, 2\)"):
+            function(torch.rand(1, 4, 2, 2))
