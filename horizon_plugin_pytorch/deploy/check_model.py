@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.nn.placed import PlacedModule, listening
+from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -63,9 +65,16 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and weight.dim() > 2:
         found.setdefault("kernel_size", tuple(weight.shape[2:]))
+    found.update(_formats(module))
     if isinstance(weight, Tensor):
         found["weight_format"] = str(getattr(module, "weight_dtype", weight.dtype))
     return found
+
+
+def _formats(module: nn.Module) -> dict[str, str]:
+    """The format of results that have no scale."""
+    is_half = isinstance(module, Float16) or getattr(module, "cast", None) is not None
+    return {"result": "float16"} if is_half else {}
 
 
 class _Watch(TorchFunctionMode):
@@ -107,7 +116,8 @@ class _Watch(TorchFunctionMode):
     def method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         row = row_named(FUNCTIONAL_METHODS.get(name, name))
         if row is not None:
-            self._add(row, module, (args, kwargs), out, kwargs)
+            named = inspect.signature(getattr(module, name)).bind(*args, **kwargs).arguments
+            self._add(row, module, (args, kwargs), out, {**_formats(module), **named})
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -222,6 +232,8 @@ def _format_findings(row: Operator, use: Use, march: March) -> Iterator[Finding]
     for x in use.outputs[:1]:
         if x.format.startswith("qint") and x.format not in (*support.outputs, *support.inputs):
             yield Finding(use.place, row.name, f"output {', '.join(support.outputs)}", x.format, _OWN_FORMAT)
+    if use.attributes.get("result") == "float16" and march.family != "nash":
+        yield Finding(use.place, row.name, "integers", "float16", "give its qconfig an activation of qint16")
     weight = use.attributes.get("weight_format", "")
     if support.weights and weight.startswith("qint") and weight not in support.weights:
         yield Finding(
@@ -246,7 +258,7 @@ def _require_converted(model: nn.Module) -> None:
             "and module names are no longer known in a traced one. Check first, then trace."
         )
     if any(isinstance(m, QATModule) for m in model.modules()) or not any(
-        isinstance(m, QuantizedModule) for m in model.modules()
+        isinstance(m, (QuantizedModule, Float16)) for m in model.modules()
     ):
         raise HorizonError(f"check_model: `{type(model).__name__}` is not converted; call `convert_fx` first.")
 

@@ -64,8 +64,7 @@ def placed(method: Callable[..., Any]) -> Callable[..., Any]:
             out = method(self, *args, **kwargs)
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
-        for listener in _LISTENERS:
-            listener(self, method.__name__, args, kwargs, out)
+        tell(self, method.__name__, args, kwargs, out)
         return out
 
     return call
@@ -73,6 +72,12 @@ def placed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 Listener = Callable[[PlacedModule, str, tuple, dict[str, Any], Any], None]
 _LISTENERS: list[Listener] = []
+
+
+def tell(module: PlacedModule, method: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+    """Tell all listeners of a call."""
+    for listener in _LISTENERS:
+        listener(module, method, args, kwargs, out)
 
 
 @contextmanager

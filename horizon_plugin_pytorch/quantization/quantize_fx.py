@@ -138,7 +138,7 @@ def prepare_qat_fx(
     fuse_graph(observed, choices, region)
     check_modules(observed, region, choices, march)
     warn_unquantized(observed, region, choices)
-    quantize_half(observed, region, choices, march)
+    quantize_half(observed, region, choices)
     to_qat(observed, choices, march, _called_lines(observed, region))
     follow_batches(observed)
     warn_int16(observed, march)

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.deploy.check_model import find_limits, operator_uses
 from horizon_plugin_pytorch.errors import HorizonError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.nn.support import GROUPS, Support, TensorFact, Use, at_most, between, on
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -267,3 +268,18 @@ def test_where_a_limit_is_broken(way: str) -> None:
     file = "test_check_model.py"
     tail, forward = (f.__code__.co_firstlineno for f in (Tail.forward, Places.forward))
     assert places == {"permute": f"`tail` ({file}:{tail + 1})", "max_pool": f"`pool` ({file}:{forward + 2})"}
+
+
+@pytest.mark.parametrize("call", [lambda op, y: op.sum(y, 0, True), lambda op, y: op.mean(y, (0, 1), keepdim=True)])
+def test_positional_axes_of_a_float_functional_are_read(call: Any) -> None:
+    class Reduced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant, self.op = QuantStub(), DeQuantStub(), FloatFunctional()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dequant(call(self.op, self.quant(x)))
+
+    set_march(March.BAYES)
+    found = find_limits(convert_fx(prepared(Reduced(), (X,))), (X,), March.BAYES)
+    assert [f.limit for f in found] == ["over C, H and W only"]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as hnn
+from horizon_plugin_pytorch.deploy.check_model import find_limits
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat.half import Float16
@@ -23,7 +24,9 @@ from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QConfig,
     QuantStub,
+    check_model,
     convert_fx,
+    prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
 )
@@ -221,3 +224,24 @@ def test_what_keeps_its_input_format_keeps_float16(function: Any) -> None:
         wanted = model.eval()(X)
         assert torch.equal(quantized(X), qat(X))
         assert float((quantized(X) - wanted).abs().max()) < 0.1
+
+
+@pytest.mark.parametrize("march", [March.BAYES, March.BERNOULLI2])
+def test_eager_mode_on_chips_without_float16_says_so(march: March) -> None:
+    set_march(march)
+    net = nn.Sequential(QuantStub(), nn.Conv2d(4, 4, 1), DeQuantStub())
+    net.qconfig, net[1].qconfig = qconfig(), HALF
+    with pytest.raises(QuantizationConfigError, match="`1` asks for float16.*NASH"):
+        prepare_qat(net)
+
+
+def test_check_model_reports_float16_where_there_is_none(capsys: pytest.CaptureFixture) -> None:
+    mixed = QConfig(activation=default_fp16_fake_cast, weight=qconfig().weight, input=qconfig().activation)
+    quantized = convert_fx(_prepared(act=HALF, op=HALF, second=mixed))
+    for march in ("nash-p", "nash-e", "nash-m"):
+        assert not [f for f in find_limits(quantized, (X,), March(march)) if f.found == "float16"]
+    found = [f for f in find_limits(quantized, (X,), March.BAYES) if f.found == "float16"]
+    assert [f.operator for f in found] == ["silu", "conv2d", "add"]
+    assert all("qint16" in f.advice for f in found) and found[0].place.startswith("`act`")
+    assert check_model(convert_fx(calibrate(prepare_qat_fx(Net(), {"": HALF}), (X,))), X, "bayes") == 1
+    assert "float16" in capsys.readouterr().out

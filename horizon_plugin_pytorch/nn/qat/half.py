@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.placed import PlacedModule, tell
 from horizon_plugin_pytorch.nn.qat.module import real
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
 
@@ -64,7 +65,14 @@ class Float16(PlacedModule):
 
     def _method(self, method: Callable) -> Callable:
         """A method of a FloatFunctional."""
-        return lambda *args, **kwargs: self._cast(method(*_real(args), **_real(kwargs)))
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            out = self._cast(method(*_real(args), **_real(kwargs)))
+            tell(self, method.__name__, args, kwargs, out)
+            return out
+
+        return call
 
     def extra_repr(self) -> str:
         return type(self._float).__name__

@@ -7,7 +7,6 @@ from typing import Any
 from torch import fx
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
-from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import ScaleRule
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
@@ -16,13 +15,13 @@ from horizon_plugin_pytorch.quantization.passes.region import Region, called_pat
 from horizon_plugin_pytorch.quantization.passes.replace import insert_stub
 
 
-def quantize_half(model: fx.GraphModule, region: Region, choices: dict[str, Choice], march: March) -> fx.GraphModule:
+def quantize_half(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -> fx.GraphModule:
     """Put a QuantStub between a float16 result and an integer operator that takes it.
 
     The stub's format is that of the operator's qconfig: of its `input`, or else of its `activation`.
 
     Raises:
-        QuantizationConfigError: on a chip without float16.
+        QuantizationConfigError: for an integer operator whose qconfig has no format for that stub.
     """
     half: set[fx.Node] = set()
     counters: dict[tuple[str, str], int] = {}
@@ -32,11 +31,6 @@ def quantize_half(model: fx.GraphModule, region: Region, choices: dict[str, Choi
             continue
         qconfig = _qconfig(choices, path)
         if qconfig is not None and is_cast(qconfig.activation) and _has_own_scale(model, node):
-            if march.family != "nash":
-                raise QuantizationConfigError(
-                    f"the qconfig of `{path}` asks for float16, which {march} does not compute; NASH chips do. Use "
-                    "qint16 here."
-                )
             half.add(node)
             is_integer = qconfig.weight is not None and not is_cast(qconfig.weight) and _has_weight(model, node)
         elif qconfig is not None and _has_own_scale(model, node):

@@ -47,7 +47,11 @@ def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module 
     return visit(model, "")
 
 
-def _check_output(row: Operator, path: str, qconfig: Any) -> None:
+def _check_output(row: Operator, path: str, qconfig: Any, march: March) -> None:
+    if is_cast(qconfig.activation) and row.needs_qconfig and march.family != "nash":
+        raise QuantizationConfigError(
+            f"the qconfig of `{path}` asks for float16, which {march} does not compute; NASH chips do. Use qint16 here."
+        )
     if qconfig.activation is None and row.needs_qconfig and not row.has_real_output:
         raise QuantizationConfigError(
             f"`{row.name}` {at(path)} has a qconfig without activation quantization. {HIGH_PRECISION_OPERATORS}"
@@ -78,7 +82,7 @@ def to_qat(
         if qconfig is None and row.needs_qconfig:
             return None
         if qconfig is not None:
-            _check_output(row, path, qconfig)
+            _check_output(row, path, qconfig, march)
         module.qconfig = qconfig
         module.path = path  # type: ignore[assignment]
         if qconfig is not None and row.needs_qconfig and _is_half(row, qconfig):
