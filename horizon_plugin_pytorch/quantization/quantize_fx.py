@@ -30,6 +30,7 @@ from horizon_plugin_pytorch.quantization.passes.replace import (
     check_modules,
     replace_functions,
     replace_fusable,
+    warn_shared,
     warn_unquantized,
 )
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
@@ -138,6 +139,7 @@ def prepare_qat_fx(
     fuse_graph(observed, choices, region)
     check_modules(observed, region, choices, march)
     warn_unquantized(observed, region, choices)
+    warn_shared(observed, region, choices)
     quantize_half(observed, region, choices)
     to_qat(observed, choices, march, _called_lines(observed, region))
     follow_batches(observed)

@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     Kind,
     NotBindable,
     Operator,
+    ScaleRule,
     advice_for,
     row_named,
     row_of_function,
@@ -33,6 +34,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
@@ -325,6 +327,34 @@ def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str
             "qconfig, or put a DeQuantStub before and a QuantStub after it."
         )
     warnings.warn(f"`{model._get_name()}`: {text}", QuantizationWarning, stacklevel=3)
+
+
+def warn_shared(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice]) -> None:
+    """Name the modules that several lines call although they have one scale: it must fit the results of all calls."""
+    calls: dict[int, tuple[str, list[str]]] = {}
+    for node in model.graph.nodes:
+        path = called_path(model, node)
+        row = None if path is None or node not in quantized else row_of_node(model, node)
+        if path is None or row is None or row.scale_rule is not ScaleRule.OWN:
+            continue
+        choice = choices.get(path)
+        activation = None if choice is None or choice.qconfig is None else choice.qconfig.activation
+        if activation is not None and not is_cast(activation):
+            calls.setdefault(id(module_at(model, path)), (path, []))[1].append(source_line(node.stack_trace))
+    shared = [
+        f"`{path}` ({len(lines)} calls, {', '.join(dict.fromkeys(line for line in lines if line))})"
+        for path, lines in calls.values()
+        if len(lines) > 1
+    ]
+    if shared:
+        shown = ", ".join(shared[:6]) + (f" and {len(shared) - 6} more" if len(shared) > 6 else "")
+        warnings.warn(
+            f"`{model._get_name()}`: one scale must fit the results of several calls of {shown}, and the call with the "
+            "smaller values loses precision. Give each call a module of its own; a layer that is called several times "
+            "to share its weights can stay if its results have similar ranges.",
+            QuantizationWarning,
+            stacklevel=3,
+        )
 
 
 def _check_method(node: fx.Node, path: str, choice: Choice | None, march: March) -> None:
