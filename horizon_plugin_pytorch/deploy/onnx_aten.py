@@ -380,6 +380,11 @@ def round_(g: OnnxGraph, site: Site, x: str, decimals: int = 0) -> str:
     return g.node("Round", x)
 
 
+@lowers("rsqrt", "rsqrt_")
+def rsqrt(g: OnnxGraph, site: Site, x: str) -> str:
+    return g.node("Reciprocal", g.node("Sqrt", x))
+
+
 @lowers("_softmax", "_log_softmax")
 def softmax(g: OnnxGraph, site: Site, x: str, dim: int, half_to_float: bool = False) -> str:
     return g.node("LogSoftmax" if site.name == "aten::_log_softmax" else "Softmax", x, axis=dim)
@@ -421,6 +426,21 @@ def layer_norm(
     out = g.node("Div", deviation, g.node("Sqrt", g.node("Add", variance, g.scalar(eps, torch.float32))))
     out = out if weight is None else g.node("Mul", out, weight)
     return [out if bias is None else g.node("Add", out, bias), None, None]
+
+
+@lowers("native_group_norm")
+def group_norm(
+    g: OnnxGraph, site: Site, x: str, weight: str | None, bias: str | None, batch: int, channels: int, size: int,
+    groups: int, eps: float,
+) -> list[str | None]:  # fmt: skip
+    grouped = g.reshape(x, [batch, groups, channels // groups * size])
+    deviation = g.node("Sub", grouped, g.axes("ReduceMean", grouped, [2], True))
+    variance = g.axes("ReduceMean", g.node("Mul", deviation, deviation), [2], True)
+    out = g.node("Div", deviation, g.node("Sqrt", g.node("Add", variance, g.scalar(eps, torch.float32))))
+    out = g.reshape(out, site.input_shape)
+    one_each = [1, channels, *[1] * (len(site.input_shape) - 2)]
+    out = out if weight is None else g.node("Mul", out, g.reshape(weight, one_each))
+    return [out if bias is None else g.node("Add", out, g.reshape(bias, one_each)), None, None]
 
 
 def _linear_map(axis_map: Callable[[Tensor], Tensor], size: int, axis: int) -> Tensor:

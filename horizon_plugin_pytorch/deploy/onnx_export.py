@@ -44,7 +44,8 @@ class _Exporter:
         if key in self.stale:
             raise ExportError(
                 f"a tensor of shape {tuple(x.shape)} is read after a view of it was written to in place, which ONNX "
-                "cannot express; write `y = torch.cat(...)` or `y = x * mask` instead of changing a part in place."
+                "cannot express; write `y = torch.cat(...)` or `y = x * mask` instead of changing a part in place. An "
+                "`nn.GRU` in float16 does so inside: give it int16 to export it."
             )
         if key in self.missing:
             raise ExportError(
@@ -125,8 +126,9 @@ class _Exporter:
             return
         if lower is None:
             raise ExportError(
-                f"`{step.name}` has no ONNX form. It is a float operator outside the quantized part of the model: "
-                "leave pre- and post-processing out of the exported model, or write it with simpler operators."
+                f"`{step.name}` has no ONNX form. It is a float operator: leave pre- and post-processing out of the "
+                "exported model, or write it with simpler operators; where it is part of an operator in float16 (an "
+                "`nn.LSTM`, say), give that operator int16 to export it."
             )
         args, kwargs = pytree.tree_map(
             lambda v: self.name_of(v) if isinstance(v, Tensor) else v, (step.args, step.kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import get_decompositions
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,14 +30,33 @@ class Step:
         return self.operator._schema.name
 
 
+# Fused float kernels: torch writes them with simpler operators, and that is what is kept.
+_FUSED = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+    torch.ops.aten._safe_softmax,
+)
+
+
 class Recorder(TorchDispatchMode):
     """Keeps every operator call, and every tensor, while it is active."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
+        self._decompositions = get_decompositions(_FUSED)
+        self._is_inside = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        simpler = self._decompositions.get(func)
+        if simpler is None and self._is_inside and func._can_decompose():
+            simpler = func.decompose  # torch's own forms also call operators that are made of others
+        if simpler is not None:
+            was_inside, self._is_inside = self._is_inside, True
+            try:
+                with self:
+                    return simpler(*args, **(kwargs or {}))
+            finally:
+                self._is_inside = was_inside
         out = func(*args, **(kwargs or {}))
         self.steps.append(Step(func, args, kwargs or {}, out))
         return out

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as hnn
 from horizon_plugin_pytorch.deploy.check_model import find_limits
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import ExportError, QuantizationConfigError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -31,6 +31,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, default_fp16_fake_cast
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, calibrate, qconfig, run_onnx
 
 HALF = QConfig(activation=default_fp16_fake_cast, weight=default_fp16_fake_cast)
@@ -140,14 +141,54 @@ def test_gradients_reach_the_weights() -> None:
 
 
 def test_exported_float16_is_within_its_precision(tmp_path: Any) -> None:
-    from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
-
     quantized = convert_fx(_prepared(act=HALF, second=HALF))
     model = export_quantized_onnx(quantized, (X,), tmp_path / "half.onnx")
     with torch.no_grad():
         wanted = as_numbers(quantized(X))
     found = run_onnx(model, (X,))
     assert torch.allclose(wanted[0], found[0], atol=2e-2)
+
+
+class _Sequence(nn.Module):
+    def __init__(self, function: Any, operator: nn.Module) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.operator, self.function = QuantStub(), DeQuantStub(), operator, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.function(self.operator, self.quant(x)))
+
+
+class _Attends(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda m, x: m(x, x, x)[0], nn.MultiheadAttention(8, 2, batch_first=True)),
+        (lambda m, x: m(x), _Attends()),
+        (lambda m, x: m(x), nn.GroupNorm(2, 4)),
+        (lambda m, x: m(x), nn.GroupNorm(2, 4, affine=False)),
+    ],
+)
+def test_fused_float_kernels_are_exported_in_float16(function: Any, operator: nn.Module, tmp_path: Any) -> None:
+    x = torch.randn(2, 4, 8)
+    model = _Sequence(function, operator).eval()
+    qat = calibrate(prepare_qat_fx(model, {"": qconfig(), "module_name": [("operator", HALF)]}), (x,))
+    quantized = convert_fx(qat)
+    found = run_onnx(export_quantized_onnx(quantized, (x,), tmp_path / "half.onnx"), (x,))
+    with torch.no_grad():
+        assert torch.allclose(quantized(x), found[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU])
+def test_float16_that_cannot_be_exported_says_what_to_do(cls: Any, tmp_path: Any) -> None:
+    x = torch.randn(2, 4, 8)
+    model = _Sequence(lambda m, x: m(x)[0], cls(8, 8)).eval()
+    qat = calibrate(prepare_qat_fx(model, {"": qconfig(), "module_name": [("operator", HALF)]}), (x,))
+    with pytest.raises(ExportError, match=r"float16.* int16 to export it"):
+        export_quantized_onnx(convert_fx(qat), (x,), tmp_path / "half.onnx")
 
 
 def test_checkpoints_fit_with_and_without_float16() -> None:
