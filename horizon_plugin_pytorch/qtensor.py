@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
-from horizon_plugin_pytorch.errors import is_user_code
+from horizon_plugin_pytorch.errors import QuantizationWarning, is_user_code
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
@@ -333,6 +334,25 @@ def described(func: Callable) -> str:
     return f"`{_name(func)}`{_place()}"
 
 
+_WARNED: set[tuple] = set()
+
+
+def warn_beyond(func: Callable, x: QTensor, value: float) -> None:
+    """Say, once for each line and number, that a number lies beyond the grid which the result inherits."""
+    where = (described(func), value)
+    if where in _WARNED:
+        return
+    _WARNED.add(where)
+    warnings.warn(
+        f"{described(func)}: {value:g} lies beyond the range of its input, whose scale is {float(x._scale):.4g}, and "
+        "becomes the end of that range: the operator keeps the scale of its input. Give the input a scale that covers "
+        "it (a QuantStub or qconfig with a fixed scale), or choose with `torch.where(mask, x, value)`, which has a "
+        "scale of its own.",
+        QuantizationWarning,
+        stacklevel=3,
+    )
+
+
 def only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     """The QTensor that a function works on: its first argument, with one scale."""
     x = args[0] if args else kwargs.get("input", kwargs.get("self"))
@@ -398,12 +418,19 @@ def _cast_error(func: Callable, x: QTensor, wanted: Any) -> NotImplementedError:
     )
 
 
+def _is_float(target: Any) -> bool:
+    """Does ``x.to(target)`` want float32?"""
+    if isinstance(target, QTensor):
+        return target._format != qbool
+    return target is torch.float32 or (isinstance(target, Tensor) and target.dtype == torch.float32)
+
+
 def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Another device for values, integers and scale. The number format is not the carrier's to change."""
     if not isinstance(args[0], QTensor):  # an ordinary tensor takes after a QTensor
         with _PLAIN():
             return func(*args, **kwargs)
-    x = args[0].as_numbers() if any(v is torch.float32 for v in (*args[1:], *kwargs.values())) else args[0]
+    x = args[0].as_numbers() if any(map(_is_float, (*args[1:], *kwargs.values()))) else args[0]
     args = (x, *args[1:])
     carrier = x.plain().dtype  # this also computes deferred values, while they and the scale are on one device
     wanted = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, (torch.dtype, QuantDType))]
@@ -423,7 +450,7 @@ def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
 def _float(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Booleans as numbers; real values of other formats are asked for by name."""
     if args[0]._format != qbool:
-        raise _cast_error(func, args[0], "real values")
+        raise _cast_error(func, args[0], "real values (of booleans, call it before `cat`, `stack` or `where`)")
     return args[0].as_numbers()
 
 

@@ -294,6 +294,8 @@ def upsample_nearest(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any
 def _reduction(operator: str) -> AtenLowering:
     def lower(g: OnnxGraph, site: Site, x: str, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> str:
         rank = len(site.input_shape)
+        if rank == 0:
+            return x  # of one value
         dims = [dim] if isinstance(dim, int) else list(dim or range(rank))
         return g.axes(operator, x, [d % rank for d in dims], keepdim)
 
@@ -307,7 +309,7 @@ for _name, _operator in (("mean", "ReduceMean"), ("sum", "ReduceSum"), ("amax", 
 @lowers("argmax", "argmin")
 def argmax(g: OnnxGraph, site: Site, x: str, dim: int | None = None, keepdim: bool = False) -> str:
     operator = "ArgMax" if site.name == "aten::argmax" else "ArgMin"
-    if dim is None:
+    if dim is None or not site.input_shape:
         return g.reshape(g.node(operator, g.reshape(x, [-1]), axis=0), site.output_shape)
     return g.node(operator, x, axis=dim % len(site.input_shape), keepdims=int(keepdim))
 
@@ -318,6 +320,8 @@ def max_(g: OnnxGraph, site: Site, x: str, dim: Any = None, keepdim: bool = Fals
     word = "Max" if site.name == "aten::max" else "Min"
     if isinstance(dim, str):
         return g.node(word, x, dim)
+    if not site.input_shape:
+        return x if dim is None else [x, g.constant(torch.zeros((), dtype=torch.int64))]
     if dim is None:
         return g.axes(f"Reduce{word}", x, list(range(len(site.input_shape))), False)
     axis = dim % len(site.input_shape)
@@ -342,7 +346,7 @@ def _binary(operator: str) -> AtenLowering:
     return lower
 
 
-for _name, _operator in (("add", "Add"), ("sub", "Sub"), ("mul", "Mul"), ("div", "Div")):
+for _name, _operator in (("add", "Add"), ("sub", "Sub"), ("mul", "Mul")):
     lowers(_name, f"{_name}_")(_binary(_operator))
 for _name, _operator in (
     ("pow", "Pow"), ("gt", "Greater"), ("ge", "GreaterOrEqual"), ("lt", "Less"), ("le", "LessOrEqual"), ("eq", "Equal"),
@@ -350,6 +354,22 @@ for _name, _operator in (
     ("bitwise_or", "Or"),
 ):  # fmt: skip
     lowers(_name)(_binary(_operator))
+
+
+@lowers("div", "div_")
+def div(g: OnnxGraph, site: Site, a: Any, b: Any, *, rounding_mode: str | None = None) -> str:
+    """ONNX divides integers to integers and drops the fraction; torch does so where it is told to."""
+    if rounding_mode == "floor":
+        return ATEN["aten::floor_divide"](g, site, a, b)
+    if rounding_mode == "trunc" and site.outputs[0].is_floating_point():
+        raise ExportError(
+            "a division of float numbers that drops the fraction has no exact ONNX form; leave it out of the exported "
+            "model."
+        )
+    dtype = site.outputs[0].dtype
+    tensors = iter(site.inputs)
+    a, b = (g.cast(v, dtype) if isinstance(v, str) and next(tensors).dtype != dtype else v for v in (a, b))
+    return _binary("Div")(g, site, a, b)
 
 
 @lowers("rsub")

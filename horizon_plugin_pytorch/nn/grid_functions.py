@@ -6,6 +6,7 @@ need no module and no scale of their own, and a `QTensor` runs them also in eage
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.operator_table import Call, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import attach_gradient
 from horizon_plugin_pytorch.nn.support import FROM_BAYES
-from horizon_plugin_pytorch.qtensor import QTensor, handle, only_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, handle, only_qtensor, warn_beyond
 from horizon_plugin_pytorch.quantization.fake_quantize import round_to_grid
 
 Map = Callable[[Tensor], Tensor]
@@ -62,21 +63,25 @@ def _as_it_is(func: Callable, args: tuple, kwargs: dict) -> QTensor:
 
 def _clamp(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     call = dict(zip(("input", "min", "max"), args, strict=False)) | kwargs
-    return _limited(only_qtensor(func, (call["input"],), {}), call.get("min"), call.get("max"))
+    return _limited(func, only_qtensor(func, (call["input"],), {}), call.get("min"), call.get("max"))
 
 
 def _clamp_max(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     call = dict(zip(("input", "max"), args, strict=False)) | kwargs
-    return _limited(only_qtensor(func, (call["input"],), {}), None, call["max"])
+    return _limited(func, only_qtensor(func, (call["input"],), {}), None, call["max"])
 
 
 def _hardtanh(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     call = dict(zip(("input", "min_val", "max_val"), args, strict=False)) | kwargs
-    return _limited(only_qtensor(func, (call["input"],), {}), call.get("min_val", -1.0), call.get("max_val", 1.0))
+    return _limited(func, only_qtensor(func, (call["input"],), {}), call.get("min_val", -1.0), call.get("max_val", 1.0))
 
 
-def _limited(x: QTensor, low: Any, high: Any) -> QTensor:
+def _limited(func: Callable, x: QTensor, low: Any, high: Any) -> QTensor:
     """``min(max(x, low), high)``; limits are numbers, tensors or None, and are first put on the grid."""
+    for limit, sign in ((low, 1), (high, -1)):
+        is_number = limit is not None and not isinstance(limit, Tensor) and math.isfinite(limit)
+        if is_number and x.is_rounded and sign * limit > float(x.scale) * (x.dtype.max + 2):
+            warn_beyond(func, x, limit)  # a limit that leaves the range on its other side changes nothing
     low_steps, high_steps = (_steps(x, limit) for limit in (low, high))
 
     def steps(q: Tensor) -> Tensor:

@@ -32,7 +32,15 @@ from horizon_plugin_pytorch.nn.support import (
     between,
     on,
 )
-from horizon_plugin_pytorch.qtensor import QTensor, handle, keep_scale, only_qtensor, pad_circular
+from horizon_plugin_pytorch.qtensor import (
+    QTensor,
+    described,
+    handle,
+    keep_scale,
+    only_qtensor,
+    pad_circular,
+    warn_beyond,
+)
 
 Handler = Callable[[Callable, tuple, dict], Any]
 _VALUES = (Kind.QUANTIZED,)
@@ -101,7 +109,11 @@ def _pad(func: Callable, args: tuple, kwargs: dict) -> QTensor:
         return pad_circular(x, padding)
     if not value or not x.is_rounded:  # zero is on every grid; while calibrating there is none
         return _keep_with_zeros(F.pad, (x, padding, mode, value), {})
+    if math.isnan(value):
+        raise NotImplementedError(f"{described(func)} with NaN: no integer stands for it; pad with a number.")
     rounded = torch.round(torch.as_tensor(float(value), device=x.device) / x.scale.detach())
+    if math.isfinite(value) and not x.dtype.min - 1 <= float(rounded) <= x.dtype.max + 1:
+        warn_beyond(func, x, value)
     steps = float(rounded.clamp(x.dtype.min, x.dtype.max))
     real = F.pad(x.plain(), padding, mode, steps if x.is_integer else steps * float(x.scale))
     known = None if x.is_integer else x.grid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import onnxruntime
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import (
     CalibrationWarning,
+    ConversionError,
     ExportError,
     OperatorInputError,
     QuantizationConfigError,
@@ -41,7 +43,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.operators.cases.base import Body
-from tests.routes import prepared
+from tests.routes import assert_one_arithmetic, prepared
 
 INT8, INT16 = default_qat_8bit_fake_quant_qconfig, default_qat_8bit_weight_16bit_act_fake_quant_qconfig
 X = torch.randn(2, 4, 6, 6)
@@ -567,3 +569,67 @@ def test_the_calls_of_a_cell_in_one_forward_are_one_batch(is_given: bool, prepar
     scale = qat.get_submodule("cell.step.activation").activation_post_process.scale  # type: ignore[union-attr]
     assert scale.item() == pytest.approx(average.item() / 127.5, rel=0.01)
     assert (out - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: F.pad(x, (1, 1), value=100.0), lambda x: x.clamp(min=50.0), lambda x: F.hardtanh(x, -60.0, -50.0)],
+)
+def test_a_constant_beyond_an_inherited_range_is_said_once(function: Any) -> None:
+    quantized = convert_fx(prepared(QuantWrapper(Body(function)), (X,)))
+    with pytest.warns(QuantizationWarning, match="lies beyond the range of its input, whose scale is") as found:
+        for _ in range(3):
+            quantized(X)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.clamp(-50.0, 60.0), lambda x: F.pad(x, (1, 1), value=-math.inf), lambda x: F.relu6(x)]
+)
+@pytest.mark.filterwarnings("error::horizon_plugin_pytorch.errors.QuantizationWarning")
+def test_limits_that_change_nothing_are_not_warned_of(function: Any) -> None:
+    convert_fx(prepared(QuantWrapper(Body(function)), (X,)))(X)
+
+
+@pytest.mark.parametrize("divisor", [0, 0.0, False])
+def test_division_by_zero_is_refused_with_its_place(divisor: Any) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"truediv.*test_review_findings.py.*divided by 0"):
+        prepare_qat_fx(QuantWrapper(Body(lambda x: x / divisor)), {"": INT8})
+
+
+def test_padding_with_nan_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="NaN: no integer stands for it"):
+        prepared(QuantWrapper(Body(lambda x: F.pad(x, (1, 1), value=math.nan))), (X,))(X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x / True,
+        lambda x: x + True,
+        lambda x: (x > 0).type_as(x),
+        lambda x: (x > 0).to(x),
+        lambda x: x.max(),
+        lambda x: x.max().max(0).values,
+        lambda x: x.max().max(0).indices,
+        lambda x: x.max().argmin(0),
+        lambda x: x.max().amax(-1),
+        lambda x: x.max().mean(-1),
+        lambda x: x.max().sum(0),
+        lambda x: x.argmax(1) / 3,
+        lambda x: x.argmax(1) / (x.argmin(1) + 1),
+        lambda x: torch.div(-x.argmax(1), 2, rounding_mode="trunc"),
+        lambda x: torch.div(-x.argmax(1), 2, rounding_mode="floor"),
+    ],
+)
+def test_numbers_and_tensors_without_axes_on_every_route(function: Any, tmp_path: Any) -> None:
+    qat = prepared(QuantWrapper(Body(function)), (X,))
+    quantized = assert_one_arithmetic(qat, (X,), tmp_path, [(-2 * X,)])
+    on_grid = quantized.get_submodule("quant")(X).dequantize()
+    assert (quantized(X) - function(on_grid)).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("function", [lambda x: x.amax(1) * x.argmax(1), lambda x: x + torch.arange(6)])
+def test_integers_without_a_scale_are_called_integers(function: Any) -> None:
+    with pytest.raises(ConversionError, match=r"got an integer tensor of shape .*quant\(x\.float\(\)\)"):
+        prepared(QuantWrapper(Body(function)), (X,))(X)

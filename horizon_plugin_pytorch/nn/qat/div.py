@@ -56,6 +56,8 @@ def _div(x: Any, y: Any = None, *, other: Any = None, rounding_mode: str | None 
     y = other if y is None else y
     if rounding_mode is not None:
         raise NotBindable("divide first, then round: `torch.floor(x / y)`")
+    if is_number(y) and y == 0:
+        raise NotBindable("what is divided by 0 is infinite, which no integer stands for")
     if is_number(y):
         return None if is_number(x) else Call(_Functional(), (x, 1.0 / y), method="mul_scalar")
     if is_number(x) and x == 1:

@@ -102,8 +102,8 @@ class FloatFunctional(nn.Module):
 
 
 def is_number(x: Any) -> bool:
-    """Is this a Python number, rather than a tensor?"""
-    return isinstance(x, Number) and not isinstance(x, bool)
+    """Is this a Python number, rather than a tensor? ``True`` counts as 1, as in Python and torch."""
+    return isinstance(x, Number)
 
 
 def dims_of(x: Tensor, dim: Any) -> list[int]:
@@ -114,7 +114,7 @@ def dims_of(x: Tensor, dim: Any) -> list[int]:
     for d in dims:
         if not -max(x.dim(), 1) <= d < max(x.dim(), 1):
             raise IndexError(f"axis {d} does not exist in a tensor with {x.dim()} axes.")
-    return sorted(d % max(x.dim(), 1) for d in dims)
+    return sorted(d % x.dim() for d in dims) if x.dim() else []
 
 
 def transposed(x: Any, y: Any, x_trans: bool, y_trans: bool) -> tuple[Any, Any]:

@@ -72,6 +72,20 @@ def size_of(dtype: QuantDType) -> float:
     return float(1 << (dtype.bits - 1))
 
 
+def _kind_of(x: Any) -> str:
+    """What something is that should have been a QTensor, for messages."""
+    if not isinstance(x, Tensor):
+        return type(x).__name__
+    kind = "a float" if x.is_floating_point() else "a boolean" if x.dtype == torch.bool else "an integer"
+    return f"{kind} tensor of shape {tuple(x.shape)}"
+
+
+def _remedy(x: Any) -> str:
+    if isinstance(x, Tensor) and not x.is_floating_point():
+        return "Positions, counts and masks have no scale: give this one to a QuantStub as `quant(x.float())`"
+    return "Put a QuantStub where this tensor enters the quantized part of the model"
+
+
 class QuantizedModule(PlacedModule):
     """Base of quantized modules: an output scale and format, and plans for the inputs met so far."""
 
@@ -148,10 +162,9 @@ class QuantizedModule(PlacedModule):
         """Insist on integers; booleans count as 0 and 1."""
         if isinstance(x, QTensor) and x.is_integer:
             return x.as_numbers() if x.dtype == qbool else x
-        kind = f"a float tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"{type(x).__name__}"
         raise ConversionError(
-            f"`{type(self).__name__}` {self.place} got {kind} instead of integers with a scale. Put a QuantStub "
-            "where this tensor enters the quantized part of the model, then calibrate and convert again."
+            f"`{type(self).__name__}` {self.place} got {_kind_of(x)} instead of integers with a scale. "
+            f"{_remedy(x)}, then calibrate and convert again."
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
