@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.deploy import (
     onnx_colour,  # noqa: F401 - registers its lowerings
     onnx_comparison,  # noqa: F401 - registers lowerings
     onnx_detection,  # noqa: F401 - registers its lowerings
+    onnx_float,  # noqa: F401 - registers lowerings
     onnx_normalization,  # noqa: F401 - registers lowerings
     onnx_reduction,  # noqa: F401 - registers lowerings
     onnx_sampling,  # noqa: F401 - registers lowerings

@@ -286,3 +286,74 @@ def test_check_model_reports_float16_where_there_is_none(capsys: pytest.CaptureF
     assert all("qint16" in f.advice for f in found) and found[0].place.startswith("`act`")
     assert check_model(convert_fx(calibrate(prepare_qat_fx(Net(), {"": HALF}), (X,))), X, "bayes") == 1
     assert "float16" in capsys.readouterr().out
+
+
+class Called(nn.Module):
+    """One function of a quantized image."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.function = QuantStub(), DeQuantStub(), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.function(self.quant(x)))
+
+
+def _has_statistics(norm: Any) -> Any:
+    norm.running_mean.copy_(torch.tensor([0.1, -0.2, 0.3, 0.0]))
+    norm.running_var.copy_(torch.tensor([0.5, 2.0, 1.0, 3.0]))
+    return norm
+
+
+@pytest.mark.parametrize("opset", [13, 17, 20])
+@pytest.mark.parametrize(
+    "function",
+    [
+        _has_statistics(nn.BatchNorm2d(4)), _has_statistics(nn.BatchNorm2d(4, affine=False)),
+        _has_statistics(nn.InstanceNorm2d(4, track_running_stats=True)), nn.InstanceNorm2d(4, affine=True),
+        nn.GroupNorm(2, 4), nn.RMSNorm(6), nn.PReLU(4), nn.PReLU(), nn.ELU(0.7, inplace=True), nn.SELU(), nn.CELU(0.5),
+        nn.Hardswish(inplace=True), nn.Hardsigmoid(), nn.Mish(), nn.Softplus(2.0), nn.LogSigmoid(), nn.GLU(1),
+        torch.sin, torch.cos, torch.atan, torch.erf, torch.exp2, lambda y: torch.log1p(y.abs()),
+        lambda y: torch.rsqrt(y.abs() + 1), lambda y: y.var(1), lambda y: y.var((2, 3), keepdim=True, correction=0),
+        lambda y: y.std(-1), lambda y: y.norm(dim=1), lambda y: y.norm(p=1, dim=(2, 3)), F.normalize,
+        lambda y: y.cumsum(2),
+    ],
+)  # fmt: skip
+def test_float16_operators_have_an_onnx_form(function: Any, opset: int, tmp_path: Any) -> None:
+    from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+
+    model = Called(copy.deepcopy(function))
+    quantized = convert_fx(calibrate(prepare_qat_fx(model, {"": HALF}), (X,)))
+    with torch.no_grad():
+        wanted = quantized(X)
+    file = export_quantized_onnx(quantized, (X,), tmp_path / "half.onnx", opset_version=opset)
+    for optimization in ("off", "on"):
+        (found,) = run_onnx(file, (X,), optimization)
+        assert torch.allclose(found, wanted, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "border", "reflection"])
+def test_sampling_and_resizing_in_float16_are_exported(mode: str, tmp_path: Any) -> None:
+    from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+
+    def function(y: Tensor) -> Tensor:
+        y = F.interpolate(F.silu(y), scale_factor=2.0, mode="bilinear")
+        return F.grid_sample(y, _GRID, padding_mode=mode, align_corners=False)
+
+    quantized = convert_fx(calibrate(prepare_qat_fx(Called(function), {"": HALF}), (X,)))
+    with torch.no_grad():
+        wanted = quantized(X)
+    for opset in (17, 20):
+        file = export_quantized_onnx(quantized, (X,), tmp_path / "half.onnx", opset_version=opset)
+        assert torch.allclose(run_onnx(file, (X,))[0], wanted, atol=2e-3)
+    with pytest.raises(ExportError, match="opset 16"):
+        export_quantized_onnx(quantized, (X,), tmp_path / "half.onnx", opset_version=13)
+
+
+def test_an_operator_without_an_onnx_form_says_what_to_do(tmp_path: Any) -> None:
+    from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+
+    model = Called(lambda y: torch.atan2(y, y + 1))
+    quantized = convert_fx(calibrate(prepare_qat_fx(model, {"": HALF}), (X,)))
+    with pytest.raises(ExportError, match="atan2.*float16.*int16"):
+        export_quantized_onnx(quantized, (X,), tmp_path / "half.onnx")
