@@ -49,6 +49,13 @@ class March(str, Enum, metaclass=_MarchMeta):
 
 
 _current: March | None = None
+# What people call the chips; a family of several has no single march, so these only help a message.
+_NASH = "nash-e, nash-m, nash-h or nash-p"
+_CHIPS = {
+    "x3": "bernoulli2", "rdk-x3": "bernoulli2", "j5": "bayes", "rdk-ultra": "bayes", "x5": "bayes-e",
+    "rdk-x5": "bayes-e", "s100": "nash-e or nash-m", "rdk-s100": "nash-e or nash-m", "j6": _NASH, "nash": _NASH,
+    "j6b": "nash-b", "j6e": "nash-e", "j6m": "nash-m", "j6h": "nash-h", "j6p": "nash-p",
+}  # fmt: skip
 
 
 def as_march(march: March | str) -> March:
@@ -60,12 +67,14 @@ def as_march(march: March | str) -> March:
     if isinstance(march, March):
         return march
     if isinstance(march, str):
-        spelling = march.strip().lower().replace("_", "-")
+        spelling = march.strip().lower().replace("_", "-").replace(" ", "-")
         for member in March:
             if member.value == spelling:
                 return member
     names = ", ".join(m.value for m in March)
-    raise ValueError(f"unknown march {march!r}: pass a `March` member or one of the strings {names}.")
+    known = _CHIPS.get(spelling) if isinstance(march, str) else None
+    hint = f" For {march}, that is {known}." if known else ""
+    raise ValueError(f"unknown march {march!r}: pass a `March` member or one of the strings {names}.{hint}")
 
 
 def set_march(march: March | str | None) -> None:

@@ -196,6 +196,11 @@ def _remedy(error: Exception) -> str:
             "with *. Take a known number of parts: `a, b = x.unbind(1)`, `for part in x.chunk(2, 1)`, or "
             "`x[:, i]` for i in range(2)."
         )
+    if "cannot be interpreted as an integer" in text:
+        return (
+            "a size is not known as a number while tracing, so `range(x.shape[0])` cannot be run. Write the number, or "
+            "take it from the model's configuration: `range(self.levels)`."
+        )
     if "item assignment" in text:
         return (
             "writing into a part of a tensor has no form in a graph. Build the tensor from its parts with `torch.cat` "

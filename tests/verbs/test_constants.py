@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.errors import TraceError
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert_fx, prepare_qat_fx
 from tests.routes import assert_one_arithmetic, prepared, qconfig
 
@@ -72,3 +73,9 @@ def test_a_quant_stub_on_a_constant_is_the_only_one(name: str) -> None:
     quantized.other.register_forward_hook(lambda module, args, out: given.append(out.q_scale()))
     quantized(x)
     assert given == [0.25]
+
+
+def test_a_loop_over_a_size_says_what_to_write() -> None:
+    model = _Constants(lambda m, x: sum(x for _ in range(x.shape[0])))
+    with pytest.raises(TraceError, match=r"test_constants.py:\d+: a size is not known .*range\(self.levels\)"):
+        prepare_qat_fx(model, {"": qconfig()})

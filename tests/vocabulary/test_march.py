@@ -94,3 +94,11 @@ def test_without_a_march_the_error_says_what_to_call() -> None:
     assert isinstance(error.value, RuntimeError)
     set_march("nash_e")
     assert require_march("prepare_qat_fx") is March.NASH_E
+
+
+@pytest.mark.parametrize(
+    ("name", "march"), [("J5", "bayes"), ("RDK X5", "bayes-e"), ("nash", "nash-e, nash-m"), ("S100", "nash-m")]
+)
+def test_the_name_of_a_chip_is_answered_with_its_march(name, march):
+    with pytest.raises(ValueError, match=f"For {name}, that is .*{march}"):
+        as_march(name)

@@ -164,7 +164,8 @@ class QuantizedModule(PlacedModule):
             return x.as_numbers() if x.dtype == qbool else x
         raise ConversionError(
             f"`{type(self).__name__}` {self.place} got {_kind_of(x)} instead of integers with a scale. "
-            f"{_remedy(x)}, then calibrate and convert again."
+            f"{_remedy(x)}, then calibrate and convert again; or, if it is meant to stay float, as post-processing is, "
+            "give the module `qconfig = None` before preparing."
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

@@ -193,8 +193,9 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         warnings.warn(
-            f"{shown} has not collected any statistics of activations and its scale is 1. Run calibration data through "
-            "the model in the CALIBRATION or QAT state before converting, or load a calibrated checkpoint.",
+            f"{shown} {'have' if len(missing) > 1 else 'has'} not collected any statistics of activations; the "
+            "scale is 1. Run calibration data through the model in the CALIBRATION or QAT state before "
+            "converting, or load a calibrated checkpoint.",
             CalibrationWarning,
             stacklevel=4,
         )
