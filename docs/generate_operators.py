@@ -67,6 +67,8 @@ def _module(cls: type) -> str:
 
 def _function(function: Any) -> str:
     name = function.__name__
+    if name == "__get__":
+        return f"`Tensor.{function.__self__.__name__}`"
     for owner, spelling in ((torch, "torch"), (F, "F"), (torch.special, "torch.special")):
         if getattr(owner, name.removeprefix("special_"), None) is function:
             return f"`{spelling}.{name.removeprefix('special_')}`"
@@ -75,7 +77,7 @@ def _function(function: Any) -> str:
 
 
 def _forms(row: Operator) -> str:
-    functions = sorted({_function(f) for f in row.functions})
+    functions = sorted({_function(f) for f in row.functions if f is not getattr})
     methods = [f"`Tensor.{name}`" for name in sorted(row.methods)]
     return ", ".join([_module(c) for c in row.modules] + functions + methods)
 

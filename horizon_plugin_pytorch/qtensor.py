@@ -538,7 +538,7 @@ def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Ca
     return register
 
 
-for _property in ("T", "mT", "data"):
+for _property in ("T", "mT", "H", "mH", "data"):
     handle(getattr(Tensor, _property).__get__, keeps=True)(keep_scale)
 handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
 handle(Tensor.float)(_float)

@@ -29,7 +29,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
 from horizon_plugin_pytorch.nn.placed import PlacedModule, listening
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.support import GENERAL, TensorFact, Use, group_of
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -114,7 +114,7 @@ class _Watch(TorchFunctionMode):
         self._add(row, module, (args, kwargs), out, _attributes(module))
 
     def method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        row = row_named(FUNCTIONAL_METHODS.get(name, name))
+        row = row_named(row_name_of(name, args))
         if row is not None:
             named = inspect.signature(getattr(module, name)).bind(*args, **kwargs).arguments
             self._add(row, module, (args, kwargs), out, {**_formats(module), **named})

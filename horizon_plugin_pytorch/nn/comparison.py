@@ -102,7 +102,7 @@ for _relation in RELATIONS:
 
 def _logical(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     operands = [truth(x) for x in (*args, *kwargs.values())]
-    return bool_qtensor(getattr(torch, func.__name__)(*operands))
+    return bool_qtensor(getattr(torch, func.__name__.removesuffix("_"))(*operands))
 
 
 def _bitwise(function: Callable[..., Tensor]) -> Callable[..., QTensor]:
@@ -133,8 +133,8 @@ _ROWS: tuple[tuple[str, list[str], tuple[Callable, ...], Callable], ...] = (
     ("logical_not", ["bitwise_not", "__invert__"], (operator.invert, operator.inv), _bitwise(torch.logical_not)),
 )
 for _name, _names, _python, _handler in _ROWS:
-    _register(_name, [*_names, _name], _python, on(bayes=_BOOLEAN), _handler)
-    handle(getattr(torch, _name), getattr(Tensor, _name))(_logical)
+    _register(_name, [*_names, _name, f"{_name}_"], _python, on(bayes=_BOOLEAN), _handler)
+    handle(getattr(torch, _name), getattr(Tensor, _name), getattr(Tensor, f"{_name}_"))(_logical)
 _REDUCED = Limit(  # published for the NASH chips
     "65535 elements a result",
     lambda use: math.prod(use.inputs[0].shape) <= 65535 * max(math.prod(use.outputs[0].shape), 1),

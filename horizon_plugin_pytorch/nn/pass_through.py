@@ -10,7 +10,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -443,6 +443,24 @@ def _register(name: str, row: _Row) -> None:
 
 for _name, _row in _ROWS.items():
     _register(_name, _row)
+
+
+def _register_attributes(name: str, attributes: tuple[str, ...], limit: Limit) -> None:
+    """A row of attributes that are views; in a graph they are read with `getattr`."""
+    readers = [getattr(Tensor, attribute).__get__ for attribute in attributes]
+    register(
+        Operator(
+            name,
+            ScaleRule.INHERIT,
+            functions=dict.fromkeys([getattr, *readers], _as_it_is),
+            marches=on(bayes=Support(WIDE, WIDE, limits=(limit,))),
+            takes=lambda x, attribute=attributes[0], *default: attribute in attributes,
+        )
+    )
+
+
+_register_attributes("transposed", ("mT", "mH"), _FIRST)
+_register_attributes("reversed", ("T", "H"), replace(_FIRST, holds=lambda use: len(use.inputs[0].shape) != 4))
 # Rows of `nn.qat.relu`; in eager mode, and where a composite calls them, a QTensor keeps its scale.
 handle(torch.relu, Tensor.relu, keeps=True)(keep_scale)
 handle(F.relu, torch.relu_, Tensor.relu_, keeps=True)(_relu)

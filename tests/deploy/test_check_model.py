@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.deploy.check_model import find_limits, operator_uses
-from horizon_plugin_pytorch.errors import HorizonError
+from horizon_plugin_pytorch.errors import HorizonError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -56,7 +56,7 @@ def test_a_model_that_fits() -> None:
 def test_every_operator_is_seen_once_and_not_what_it_is_made_of() -> None:
     uses = operator_uses(_quantized(), (X,))
     assert [use.operator for _, use in uses] == [
-        "quant", "conv2d", "max_pool", "add", "mul", "cat", "softmax", "reshape", "dequant",
+        "quant", "conv2d", "max_pool", "add_scalar", "mul", "cat", "softmax", "reshape", "dequant",
     ]  # fmt: skip
     conv = uses[1][1]
     assert conv.numbers("kernel_size") == (3, 3) and conv.numbers("C") == (4,)
@@ -151,6 +151,48 @@ B2, BAYES, NASH, NASH_P = March.BERNOULLI2, March.BAYES, March.NASH_E, March.NAS
 _IN16, _OUT16 = {"input qint16"}, {"output qint16"}
 _IN8, _OUT8 = {"input qint8"}, {"output qint8"}
 GRID = torch.rand(1, 2, 2, 2)
+
+
+@pytest.mark.parametrize("name", ["T", "mT", "mH"])
+def test_axes_are_swapped_by_attributes_too(name: str) -> None:
+    wanted = {"the batch axis stays first"} if name == "T" else set()
+    assert _limits(BAYES, lambda x: getattr(x, name), X) == wanted
+    with pytest.raises(UnsupportedOperatorError, match=r"test_check_model.py.*has no quantized form on bernoulli2"):
+        _limits(B2, lambda x: getattr(x, name), X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + 1.0,
+        lambda x: 1 - x,
+        lambda x: torch.sub(x, other=2),
+        lambda x: x.mul_(2.0),
+        lambda x: x + torch.tensor(1.0),
+    ],
+)
+def test_numbers_are_refused_where_the_chip_has_none(function: Any) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"with a number.*on bernoulli2: it is supported on bayes"):
+        _limits(B2, function, X)
+    assert _limits(BAYES, function, X) == set()
+
+
+class Scalar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.ff = QuantStub(), DeQuantStub(), FloatFunctional()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.dequant(self.ff.add_scalar(self.quant(x), 1.0))
+
+
+def test_scalars_of_float_functional() -> None:
+    set_march(B2)
+    with pytest.raises(UnsupportedOperatorError, match=r"FloatFunctional.add_scalar.*on bernoulli2: it is supported"):
+        prepared(Scalar(), (X,))
+    set_march(BAYES)
+    quantized = convert_fx(prepared(Scalar(), (X,)))
+    assert check_model(quantized, X) == 0 and check_model(quantized, X, B2) == 1
 
 
 def test_arguments_of_functions_that_run_as_they_are() -> None:

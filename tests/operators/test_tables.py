@@ -261,7 +261,11 @@ def test_atan2_is_right_on_the_axes_and_at_the_origin() -> None:
     [
         (lambda x: x**x, ("pow", "torch.exp(exponent * torch.log(x))")),
         (lambda x: (-2) ** x, ("pow", "positive")),
-        (lambda x: torch.nn.functional.prelu(x, torch.ones(1)), ("prelu", "torch.nn.PReLU")),
+        (lambda x: torch.nn.functional.prelu(x, x.mean((0, 2, 3))), ("prelu", "weight is computed", "parameter")),
+        (lambda x: x % 2, ("mod", "remainder", "before the QuantStub")),
+        (lambda x: x.fmod(2.0), ("fmod", "remainder", "after the DeQuantStub")),
+        (lambda x: x // 2, ("floordiv", "torch.floor(x / y)")),
+        (lambda x: torch.floor_divide(x, x), ("floor_divide", "torch.floor(x / y)")),
         (lambda x: torch.round(x, decimals=2), ("round", "arguments")),
     ],
 )

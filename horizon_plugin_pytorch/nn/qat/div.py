@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.div import Div as _Float
 from horizon_plugin_pytorch.nn.elementwise import Reciprocal
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, advise, register
 from horizon_plugin_pytorch.nn.qat.composite import inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
@@ -65,6 +65,15 @@ def _div(x: Any, y: Any = None, *, other: Any = None, rounding_mode: str | None 
     return Call(_Float(), (x, y))
 
 
+advise(
+    "a remainder jumps where the quotient is whole, so that one step of its input can be a whole period of its result. "
+    "Compute it before the QuantStub or after the DeQuantStub",
+    torch.remainder, "remainder", "remainder_", torch.fmod, "fmod", "fmod_", operator.mod,
+)  # fmt: skip
+advise(
+    "write it as `torch.floor(x / y)`, whose quotient has a scale of its own",
+    torch.floor_divide, "floor_divide", "floor_divide_", operator.floordiv,
+)  # fmt: skip
 register(Operator(
     "div", ScaleRule.OWN, Div, Div, (_Float,),
     {torch.div: _div, torch.divide: _div, torch.true_divide: _div, operator.truediv: _div, operator.itruediv: _div},

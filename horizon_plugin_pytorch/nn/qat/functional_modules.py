@@ -227,6 +227,8 @@ for _name, _functions, _methods, _marches in _ROWS:
     register(Operator(
         _name, ScaleRule.OWN, FloatFunctional, QFunctional, functions=_functions, methods=_methods, marches=_marches,
     ))  # fmt: skip
+for _name in ("add_scalar", "mul_scalar"):  # what `add`, `sub` and `mul` are where one operand is a number
+    register(Operator(_name, ScaleRule.OWN, FloatFunctional, QFunctional, marches=FROM_BAYES))
 for _name, _bind, _spelled in (("maximum", _maximum, "maximum fmax max"), ("minimum", _minimum, "minimum fmin min")):
     register(Operator(
         _name, ScaleRule.OWN, FloatFunctional, QFunctional,

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, advise, register
+from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.qat.gemm import share_tensor, tensor_of
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import prelu as quantized
 from horizon_plugin_pytorch.nn.support import FROM_BAYES
@@ -29,5 +30,16 @@ class PReLU(RoundedModule, nn.PReLU):
         return self
 
 
-register(Operator("prelu", ScaleRule.OWN, PReLU, quantized.PReLU, (nn.PReLU,), marches=FROM_BAYES))
-advise("write it as a module, `torch.nn.PReLU(num_parameters)`, which owns its slopes", F.prelu, torch.prelu, "prelu")
+def _bind(input: Any, weight: Any) -> Call:
+    slopes = tensor_of(weight, "weight")
+    if slopes.dim() != 1:
+        raise NotBindable("its weight must have one axis, as that of `torch.nn.PReLU` has")
+    module = nn.PReLU(len(slopes))
+    share_tensor(module, "weight", slopes)
+    return Call(module, (input,))
+
+
+register(Operator(
+    "prelu", ScaleRule.OWN, PReLU, quantized.PReLU, (nn.PReLU,), {F.prelu: _bind, torch.prelu: _bind},
+    {"prelu": _bind}, FROM_BAYES,
+))  # fmt: skip

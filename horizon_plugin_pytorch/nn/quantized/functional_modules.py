@@ -18,10 +18,11 @@ from horizon_plugin_pytorch.qtensor import QTensor
 
 # The methods, each with its row in the operator table.
 FUNCTIONAL_METHODS = {
-    "add": "add", "sub": "sub", "mul": "mul", "div": "div", "add_scalar": "add", "mul_scalar": "mul", "add_relu": "add",
-    "maximum": "maximum", "minimum": "minimum", "cat": "cat", "stack": "stack", "matmul": "matmul", "sum": "sum",
-    "mean": "mean",
+    "add": "add", "sub": "sub", "mul": "mul", "div": "div", "add_scalar": "add_scalar", "mul_scalar": "mul_scalar",
+    "add_relu": "add", "maximum": "maximum", "minimum": "minimum", "cat": "cat", "stack": "stack", "matmul": "matmul",
+    "sum": "sum", "mean": "mean",
 }  # fmt: skip
+_WITH_NUMBER = {"add": "add_scalar", "sub": "add_scalar", "mul": "mul_scalar"}
 
 
 class FloatFunctional(nn.Module):
@@ -104,6 +105,16 @@ class FloatFunctional(nn.Module):
 def is_number(x: Any) -> bool:
     """Is this a Python number, rather than a tensor? ``True`` counts as 1, as in Python and torch."""
     return isinstance(x, Number)
+
+
+def row_name_of(method: str, operands: Sequence[Any]) -> str:
+    """The row of a method; an operator has another where one of the first two operands is a number.
+
+    >>> row_name_of("add", (torch.ones(1), torch.ones(1))), row_name_of("sub", (torch.ones(1), 1.0))
+    ('add', 'add_scalar')
+    """
+    has_number = method in _WITH_NUMBER and any(is_number(x) for x in operands[:2])
+    return _WITH_NUMBER[method] if has_number else FUNCTIONAL_METHODS.get(method, "")
 
 
 def dims_of(x: Tensor, dim: Any) -> list[int]:

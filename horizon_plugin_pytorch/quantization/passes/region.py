@@ -17,11 +17,11 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_method,
     row_of_module,
 )
-from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of
 
 # Attributes that are tensors: results of max, topk and their kin by name, with their position; and views.
 _FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
-_VIEWS = ("T", "mT", "data")
+_VIEWS = ("T", "mT", "H", "mH", "data")
 # Functions that make tensors of numbers; with a float type, or turned to float, they are constants of the model.
 _MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye}
 _FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
@@ -154,13 +154,15 @@ def row_of_node(model: fx.GraphModule, node: fx.Node) -> Operator | None:
     if node.op == "call_module":
         return row_of_module(type(module_at(model, str(node.target))))
     if called_path(model, node) is not None:  # of a FloatFunctional
-        return row_named(FUNCTIONAL_METHODS.get(str(node.target), ""))
+        return row_named(row_name_of(str(node.target), node.args[1:]))
     found = None
     if node.op == "call_function":
         found = row_of_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
     elif node.op == "call_method":
         found = row_of_method(str(node.target), node.args, node.kwargs)
-    return None if found is None else found[0]
+    if found is None or found[0].name not in FUNCTIONAL_METHODS:
+        return None if found is None else found[0]
+    return row_named(row_name_of(found[0].name, (*node.args[:2], node.kwargs.get("other"))))
 
 
 def quantized_nodes(model: fx.GraphModule) -> Region:

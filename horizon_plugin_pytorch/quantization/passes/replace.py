@@ -33,7 +33,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_method,
     row_of_module,
 )
-from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
 from horizon_plugin_pytorch.quantization.passes.region import (
@@ -137,6 +137,9 @@ def replace_functions(
             raise _unsupported(_spell(node), node, march, row, advice)
         if call is AS_IT_IS:
             continue
+        written = None if call.method is None else row_named(row_name_of(call.method, call.args))
+        if written is not None and written.support(march) is None:
+            raise _unsupported(f"{_spell(node)} with a number", node, march, written)
         new = _replace(model, node, row.name, call, choices, counters)
         quantized.replace(node, new)
         _quantize_constants(model, new, quantized, choices, counters)
@@ -359,7 +362,7 @@ def warn_shared(model: fx.GraphModule, quantized: Region, choices: dict[str, Cho
 
 def _check_method(node: fx.Node, path: str, choice: Choice | None, march: March) -> None:
     """Insist that the march has the operator of a FloatFunctional's method, and that it can give what is asked."""
-    row = row_named(FUNCTIONAL_METHODS[str(node.target)])
+    row = row_named(row_name_of(str(node.target), node.args[1:]))
     assert row is not None
     if row.support(march) is None:
         raise _unsupported(f"FloatFunctional.{node.target}", node, march, row)

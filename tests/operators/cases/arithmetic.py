@@ -270,6 +270,7 @@ COMPARISONS = cases(
     ("logical-or", lambda x, y: (x > 0).logical_or(y < x)),
     ("logical-xor", lambda x, y: torch.logical_xor(x > 0, y < x)),
     ("logical-not", lambda x, y: torch.logical_not(x > y)),
+    ("logical-in-place", lambda x, y: (x > 0).logical_and_(y < x).logical_or_(y > 1).logical_xor_(x < y)),
     ("logical-of-values", lambda x, y: torch.logical_and(x, y).logical_not()),
     ("operator-and", lambda x, y: (x > 0) & (y > 0)),
     ("operator-or", lambda x, y: (x > 0) | (y > 0)),

@@ -74,6 +74,8 @@ SHAPES = cases(
     ("index-step", lambda x: x[..., ::3]),
     ("property-t", lambda x: x.T, dict(shapes=((4, 6),))),
     ("property-mt", lambda x: x.mT),
+    ("property-h", lambda x: x.H, dict(shapes=((4, 6),))),
+    ("property-mh", lambda x: x.mH),
     ("index-select", lambda x: torch.index_select(x, 1, torch.tensor([4, 0, 0]))),
     ("diagonal", lambda x: x.diagonal(1, 2, 3)),
     ("torch-diagonal", lambda x: torch.diagonal(x, -1, 1, 3)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -198,12 +199,24 @@ def _prelu(count: int) -> Any:
     return make
 
 
+class _Slopes(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.linspace(-0.4, 0.8, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
+
+
 OTHERS = [
     *cases(
         ("prelu", _prelu(1)),
         ("prelu-channels", _prelu(6)),
         ("prelu-channels-of-vectors", _prelu(6), dict(shapes=((5, 6),))),
         ("prelu-1d", _prelu(1), dict(shapes=((7,),))),
+        ("functional-prelu", module(_Slopes, F.prelu)),
+        ("torch-prelu", module(_Slopes, torch.prelu)),
+        ("tensor-prelu", module(_Slopes, lambda x, weight: x.prelu(weight))),
         is_smooth=False,
     ),
     *cases(
