@@ -28,7 +28,7 @@ operator is in [Numerics](numerics.md).
 output comes from: an observer of its own, or the input. Operators without classes only move or select values, and
 run as they are.
 
-The second table has the published formats and limits: `i8`, `i16`, `i32`, `f16` are number formats, input → output.
+The second table has published formats and limits: `i8`, `i16`, `i32`, `f16`, `f32` are number formats, input → output.
 `prepare` refuses an operator that a chip does not have (`-`). `check_model` compares a converted model with formats and
 limits; our arithmetic itself has no such limits, and runs int16 everywhere. Columns are groups of chips:
 `bernoulli2` (BERNOULLI, BERNOULLI2), `bayes` (BAYES, BAYES_E), `nash-e` (NASH_B, NASH_E, NASH_M), `nash-h` (NASH_H,
@@ -49,7 +49,7 @@ _LIMITS = """
 |---|{rule}|
 """
 
-_SHORT = {"qint8": "i8", "qint16": "i16", "qint32": "i32", "float16": "f16", "qbool": "bool"}
+_SHORT = {"qint8": "i8", "qint16": "i16", "qint32": "i32", "float16": "f16", "float32": "f32", "qbool": "bool"}
 
 
 def _path(cls: type | None) -> str:
@@ -79,7 +79,7 @@ def _function(function: Any) -> str:
 def _forms(row: Operator) -> str:
     functions = sorted({_function(f) for f in row.functions if f is not getattr})
     methods = [f"`Tensor.{name}`" for name in sorted(row.methods)]
-    return ", ".join([_module(c) for c in row.modules] + functions + methods)
+    return ", ".join([_module(c) for c in row.modules] + functions + methods) or f"`FloatFunctional.{row.name}`"
 
 
 def _formats(names: tuple[str, ...]) -> str:

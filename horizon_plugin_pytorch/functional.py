@@ -3,6 +3,8 @@
 They compute in real numbers, before or after the quantized part of a model; a symbolic trace records each as one call.
 """
 
+from torch import abs
+
 from horizon_plugin_pytorch.nn.colour import (
     bgr2centered_gray,
     bgr2centered_yuv,
@@ -23,7 +25,7 @@ from horizon_plugin_pytorch.nn.rotated_boxes import nms_rotated
 from horizon_plugin_pytorch.nn.selection import argmax, sort
 
 __all__ = [
-    "argmax", "batched_nms", "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb", "bgr2yuv",
+    "abs", "argmax", "batched_nms", "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb", "bgr2yuv",
     "centered_yuv2bgr", "centered_yuv2rgb", "filter", "nms", "nms_rotated", "rgb2bgr", "rgb2centered_gray",
     "rgb2centered_yuv", "rgb2gray", "rgb2yuv", "sort",
 ]  # fmt: skip

@@ -49,6 +49,30 @@ def test_operators_page_is_what_the_operator_table_gives():
     assert page == generator.page(), "run `python -m docs.generate_operators`"
 
 
+def test_links_within_the_pages_lead_somewhere():
+    def anchors(page: Path) -> set[str]:
+        heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+    dead = [
+        f"{page.name}: {name}#{anchor}"
+        for page in PAGES
+        for name, anchor in re.findall(r"\]\(([\w-]*\.md)?#([\w-]+)\)", page.read_text())
+        if anchor not in anchors(DOCS / name if name else page)
+    ]
+    assert dead == []
+
+
+@pytest.mark.parametrize("row", [
+    "| dequant | i8,i16,i32 → f32 |", "| quant | f32 → i8,i16 |", "| lt | - | i8,i16 → bool |",
+    "| add_scalar | - | i8,i16 → i8,i16 |", "| to_integers | - | bool → int32,int64 |",
+])  # fmt: skip
+def test_formats_of_the_operators_page(row):
+    page = (DOCS / "operators.md").read_text()
+    assert row in page
+    assert "bool,f16" not in page and " →  |" not in page
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text()
     assert [p.name for p in PAGES if p.name not in navigation] == []

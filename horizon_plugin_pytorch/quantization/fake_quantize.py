@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch.dtype import QuantDType, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
 from horizon_plugin_pytorch.quantization.cache import Cache
-from horizon_plugin_pytorch.quantization.observer import MovingAverageMinMaxObserver
+from horizon_plugin_pytorch.quantization.observer import (
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 NO_LIMIT = (-math.inf, math.inf)
@@ -475,3 +478,9 @@ def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
         forget = getattr(module, "forget_twin", None)
         if forget is not None:
             forget()
+
+
+default_8bit_fake_quant = FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, dtype=qint8)
+default_weight_8bit_fake_quant = FakeQuantize.with_args(
+    observer=MovingAveragePerChannelMinMaxObserver, qscheme=torch.per_channel_symmetric, ch_axis=0, dtype=qint8
+)

@@ -8,7 +8,11 @@ import torch
 
 from horizon_plugin_pytorch.dtype import as_dtype, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.fake_quantize import (
+    FakeQuantize,
+    default_8bit_fake_quant,
+    default_weight_8bit_fake_quant,
+)
 from horizon_plugin_pytorch.quantization.observer import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
@@ -184,7 +188,7 @@ def get_default_calib_qconfig(
     )
 
 
-default_qat_8bit_fake_quant_qconfig = get_default_qconfig()
+default_qat_8bit_fake_quant_qconfig = QConfig(default_8bit_fake_quant, default_weight_8bit_fake_quant)
 default_qat_8bit_fixed_act_fake_quant_qconfig = get_default_qconfig(activation_qkwargs={"averaging_constant": 0})
 default_qat_8bit_weight_16bit_act_fake_quant_qconfig = get_default_qconfig(activation_qkwargs={"dtype": qint16})
 default_qat_8bit_weight_16bit_fixed_act_fake_quant_qconfig = get_default_qconfig(
@@ -198,6 +202,3 @@ default_calib_8bit_weight_16bit_act_fake_quant_qconfig = get_default_qconfig(
 )
 default_calib_out_8bit_fake_quant_qconfig = default_qat_out_8bit_fake_quant_qconfig
 default_calib_8bit_weight_32bit_out_fake_quant_qconfig = default_qat_out_8bit_fake_quant_qconfig
-
-default_8bit_fake_quant = default_qat_8bit_fake_quant_qconfig.activation
-default_weight_8bit_fake_quant = default_qat_8bit_fake_quant_qconfig.weight

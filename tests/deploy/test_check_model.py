@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import horizon_plugin_pytorch as horizon
 from horizon_plugin_pytorch.deploy.check_model import find_limits, operator_uses
 from horizon_plugin_pytorch.errors import HorizonError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
@@ -325,3 +326,9 @@ def test_positional_axes_of_a_float_functional_are_read(call: Any) -> None:
     set_march(March.BAYES)
     found = find_limits(convert_fx(prepared(Reduced(), (X,))), (X,), March.BAYES)
     assert [f.limit for f in found] == ["over C, H and W only"]
+
+
+def test_magnitudes_under_the_name_of_the_guides() -> None:
+    assert _limits(BAYES, horizon.abs, X) == set()
+    with pytest.raises(UnsupportedOperatorError, match=r"abs.*on bernoulli2"):
+        _limits(B2, horizon.abs, X)

@@ -19,6 +19,8 @@ from horizon_plugin_pytorch.quantization import (
     default_qat_8bit_fake_quant_qconfig,
     default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
     default_qat_out_8bit_fake_quant_qconfig,
+    fake_quantize,
+    get_default_qconfig,
     prepare_qat,
     prepare_qat_fx,
 )
@@ -140,7 +142,7 @@ def test_a_float_module_that_gets_integers_says_what_to_do() -> None:
         ({"": OUT}, ("quant", "activation")),
         (
             {"": INT8, "module_type": [(nn.AvgPool2d, OUT)]},
-            ("avg_pool2d", "first.pool", "Conv2d, ConvTranspose2d, Linear and matmul"),
+            ("avg_pool2d", "first.pool", "conv1d, conv2d", "linear", "matmul and einsum only"),
         ),
         ({"": INT8, "module_name": [("first._generated_mul_0", OUT)]}, ("first._generated_mul_0", "mul")),
     ],
@@ -207,3 +209,9 @@ def test_preserved_attributes() -> None:
     assert qat.labels == ["a", "b"] and qat._hidden == 3
     quantized = convert_fx(calibrate(qat, (X,)), convert_custom_config_dict={"preserved_attributes": ["_hidden"]})
     assert quantized.labels == ["a", "b"] and quantized._hidden == 3
+
+
+def test_default_quantizers_are_those_of_the_default_qconfig() -> None:
+    assert fake_quantize.default_8bit_fake_quant is INT8.activation
+    assert fake_quantize.default_weight_8bit_fake_quant is INT8.weight
+    assert get_default_qconfig() == INT8

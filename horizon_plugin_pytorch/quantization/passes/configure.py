@@ -9,15 +9,21 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.nn.operator_table import rows
 from horizon_plugin_pytorch.nn.transformer import torch_class
 from horizon_plugin_pytorch.quantization.partial import Partial
 
-HIGH_PRECISION_OPERATORS = (
-    "High-precision output exists for Conv2d, ConvTranspose2d, Linear and matmul only; give this module a qconfig with "
-    "an activation format."
-)
 _KEYS = ("", "module_type", "module_name")
 _MISSING = object()
+
+
+def needs_activation(what: str) -> QuantizationConfigError:
+    """The error of an operator that has no high-precision output and is asked for one."""
+    names = [row.name for row in rows() if row.has_real_output and row.functions]  # fused ones have no function
+    return QuantizationConfigError(
+        f"{what} has a qconfig without activation quantization. High-precision output exists for "
+        f"{', '.join(names[:-1])} and {names[-1]} only; give this module a qconfig with an activation format."
+    )
 
 
 @dataclass(frozen=True)

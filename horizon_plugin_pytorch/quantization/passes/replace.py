@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx
 
 from horizon_plugin_pytorch.errors import (
-    QuantizationConfigError,
     QuantizationWarning,
     UnsupportedOperatorError,
     at,
@@ -35,7 +34,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
-from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
+from horizon_plugin_pytorch.quantization.passes.configure import Choice, needs_activation
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
     called_path,
@@ -368,7 +367,4 @@ def _check_method(node: fx.Node, path: str, choice: Choice | None, march: March)
         raise _unsupported(f"FloatFunctional.{node.target}", node, march, row)
     if choice is None or choice.qconfig.activation is not None or row.has_real_output:
         return
-    raise QuantizationConfigError(
-        f"`{node.target}` {at(path, source_line(node.stack_trace))} has a qconfig without activation quantization. "
-        f"{HIGH_PRECISION_OPERATORS}"
-    )
+    raise needs_activation(f"`{node.target}` {at(path, source_line(node.stack_trace))}")

@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.quantization.passes.configure import HIGH_PRECISION_OPERATORS, Choice
+from horizon_plugin_pytorch.quantization.passes.configure import Choice, needs_activation
 
 
 def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
@@ -53,9 +53,7 @@ def _check_output(row: Operator, path: str, qconfig: Any, march: March) -> None:
             f"the qconfig of `{path}` asks for float16, which {march} does not compute; NASH chips do. Use qint16 here."
         )
     if qconfig.activation is None and row.needs_qconfig and not row.has_real_output:
-        raise QuantizationConfigError(
-            f"`{row.name}` {at(path)} has a qconfig without activation quantization. {HIGH_PRECISION_OPERATORS}"
-        )
+        raise needs_activation(f"`{row.name}` {at(path)}")
 
 
 def to_qat(
