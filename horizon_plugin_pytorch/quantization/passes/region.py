@@ -89,6 +89,17 @@ def _is_stored(model: nn.Module, node: fx.Node) -> bool:
     return is_call and bool(tensors) and all(_is_stored(model, source) for source in tensors)
 
 
+def with_numbers(model: fx.GraphModule, arguments: Any) -> Any:
+    """Arguments in which a tensor without axes that the model writes down, as ``torch.tensor(0.5)``, is its number."""
+
+    def number(node: fx.Node) -> Any:
+        is_written = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")  # torch.fx's name
+        value = getattr(model, str(node.target)) if is_written else None
+        return value.item() if isinstance(value, Tensor) and value.dim() == 0 else node
+
+    return fx.node.map_arg(arguments, number)
+
+
 class Region:
     """The quantized part of a graph: its nodes, and what each gives.
 
@@ -162,7 +173,7 @@ def row_of_node(model: fx.GraphModule, node: fx.Node) -> Operator | None:
         found = row_of_method(str(node.target), node.args, node.kwargs)
     if found is None or found[0].name not in FUNCTIONAL_METHODS:
         return None if found is None else found[0]
-    return row_named(row_name_of(found[0].name, (*node.args[:2], node.kwargs.get("other"))))
+    return row_named(row_name_of(found[0].name, with_numbers(model, (*node.args[:2], node.kwargs.get("other")))))
 
 
 def quantized_nodes(model: fx.GraphModule) -> Region:

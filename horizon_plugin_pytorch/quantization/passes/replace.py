@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from horizon_plugin_pytorch.errors import (
     QuantizationWarning,
@@ -42,6 +42,7 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     is_fact,
     module_at,
     row_of_node,
+    with_numbers,
 )
 from horizon_plugin_pytorch.quantization.stubs import QuantStub
 
@@ -127,7 +128,7 @@ def replace_functions(
             continue  # the user keeps this module float; a QTensor that reaches it raises with a remedy
         call, advice = None, ""
         try:
-            call = bind(*_with_numbers(model, node.args), **_with_numbers(model, node.kwargs))
+            call = bind(*with_numbers(model, node.args), **with_numbers(model, node.kwargs))
         except NotBindable as error:
             advice = str(error)
         except TypeError:  # arguments that the function's signature does not have
@@ -153,17 +154,6 @@ def _spare_results(node: fx.Node, row: Operator) -> None:
         is_read = any(user.target is not operator.getitem or user.args[1] == position for user in readers)
         if readers and not is_read and len(node.args) <= 3:
             node.kwargs = {**node.kwargs, **arguments}
-
-
-def _with_numbers(model: fx.GraphModule, arguments: Any) -> Any:
-    """Arguments in which a tensor without axes that the model writes down, as ``torch.tensor(0.5)``, is its number."""
-
-    def number(node: fx.Node) -> Any:
-        is_written = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")  # torch.fx's name
-        value = getattr(model, str(node.target)) if is_written else None
-        return value.item() if isinstance(value, Tensor) and value.dim() == 0 else node
-
-    return fx.node.map_arg(arguments, number)
 
 
 def replace_fusable(model: fx.GraphModule, choices: dict[str, Choice]) -> fx.GraphModule:
