@@ -275,7 +275,8 @@ def check_model(
 
     Args:
         module: the result of `convert_fx` or `convert`.
-        example_inputs: inputs of the model, in the sizes of the deployment; a tensor, or a tuple or list of inputs.
+        example_inputs: inputs of the model, in the sizes of the deployment; a tensor, a tuple or list of inputs,
+            or a dict of them by the names that the model gives them.
         march: the chip; None takes the one the model was prepared for, or that of `set_march`.
         input_source, advice, check_quanti_param: accepted for compatibility.
 
@@ -299,6 +300,9 @@ def check_model(
         march = getattr(module, "march", None) or get_march() or require_march("check_model")
     chip = as_march(march)
     args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    forward = inspect.signature(module.forward)
+    if isinstance(example_inputs, dict) and example_inputs.keys() <= forward.parameters.keys():
+        args = forward.bind(**example_inputs).args
     findings = find_limits(module, args, chip)
     if not findings:
         print("This model is supported!\nHBDK model check PASS")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import lowers, rescale
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
+from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.fixed_point.correlation import correlation_windows
 from horizon_plugin_pytorch.fixed_point.reduction import bilinear_matrix
 from horizon_plugin_pytorch.fixed_point.sampling import FAR, base_positions, deformed_factor, reflection_of
@@ -275,6 +276,8 @@ def scatter_rows(g: OnnxGraph, site: Site, q: str, coords: str, batch: int, heig
     Keys of cell and order are sorted; the first of each cell is its last row.
     """
     count, channels = site.input_shape
+    if count == 0:
+        raise ExportError("point_pillars_scatter has no pillars in the example inputs; export with at least one.")
     nowhere = batch * height * width
     wide = g.cast(coords, torch.int64)
     n, y, x = (_column(g, wide, index) for index in (0, -2, -1))

@@ -220,7 +220,9 @@ def advice_for(target: Any) -> str:
         return ""
 
 
-def as_module(factory: Callable[..., nn.Module], signature: str, at_run_time: tuple[str, ...] = ()) -> Binder:
+def as_module(
+    factory: Callable[..., nn.Module], signature: str, at_run_time: tuple[str, ...] = (), remedy: str = ""
+) -> Binder:
     """A binder for functions whose first argument is the tensor and whose others configure the module.
 
     Args:
@@ -228,6 +230,7 @@ def as_module(factory: Callable[..., nn.Module], signature: str, at_run_time: tu
         signature: the function's arguments, as in ``input, dim=None``.
         at_run_time: arguments that the module's forward takes as well; one that depends on a tensor's shape, such as
             ``size=skip.shape[2:]``, is given there.
+        remedy: what to write instead of others that do.
     """
     parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this package
 
@@ -239,7 +242,8 @@ def as_module(factory: Callable[..., nn.Module], signature: str, at_run_time: tu
         later = {name: value for name, value in values.items() if depends_on_graph(value)}
         fixed = [name for name in later if name not in at_run_time]
         if fixed:
-            raise NotBindable(f"{', '.join(fixed)} must be numbers, not computed from a tensor's shape or value")
+            what = f"{', '.join(fixed)} must be numbers, not computed from a tensor's shape or value"
+            raise NotBindable(f"{what}: {remedy}" if remedy else what)
         return Call(factory(**(values | dict.fromkeys(later))), (tensor,), later)
 
     return bind

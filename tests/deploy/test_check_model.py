@@ -332,3 +332,7 @@ def test_magnitudes_under_the_name_of_the_guides() -> None:
     assert _limits(BAYES, horizon.abs, X) == set()
     with pytest.raises(UnsupportedOperatorError, match=r"abs.*on bernoulli2"):
         _limits(B2, horizon.abs, X)
+
+
+def test_inputs_by_name() -> None:
+    assert check_model(_quantized(), {"x": X}) == 0

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch import nn as hnn
 from horizon_plugin_pytorch.errors import (
     CalibrationWarning,
     ConversionError,
@@ -633,3 +634,37 @@ def test_numbers_and_tensors_without_axes_on_every_route(function: Any, tmp_path
 def test_integers_without_a_scale_are_called_integers(function: Any) -> None:
     with pytest.raises(ConversionError, match=r"got an integer tensor of shape .*quant\(x\.float\(\)\)"):
         prepared(QuantWrapper(Body(function)), (X,))(X)
+
+
+def test_a_window_of_the_whole_image_has_a_remedy() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant = QuantStub()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.quant(x)
+            return F.avg_pool2d(y, y.shape[2:])
+
+    with pytest.raises(Exception, match=r"adaptive_avg_pool2d\(x, 1\)"):
+        prepare_qat_fx(Net(), {"": get_default_qconfig()})
+
+
+def test_batch_norm_without_statistics_has_a_remedy() -> None:
+    with pytest.raises(Exception, match="track_running_stats=True, or use InstanceNorm"):
+        prepare_qat_fx(QuantWrapper(nn.BatchNorm2d(4, track_running_stats=False)), {"": get_default_qconfig()})
+
+
+def test_a_scatter_of_no_pillars_is_not_exported(tmp_path: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.scatter = QuantStub(), hnn.PointPillarsScatter((1, 3, 4, 4))
+
+        def forward(self, x: Tensor, coords: Tensor) -> Tensor:
+            return self.scatter(self.quant(x), coords)
+
+    set_march(March.BAYES)
+    quantized = convert_fx(prepared(Net(), (torch.randn(2, 3), torch.tensor([[0, 0, 1, 1], [0, 0, 2, 3]]))))
+    with pytest.raises(ExportError, match="no pillars"):
+        export_quantized_onnx(quantized, (torch.zeros(0, 3), torch.zeros(0, 4, dtype=torch.int64)), tmp_path / "m.onnx")

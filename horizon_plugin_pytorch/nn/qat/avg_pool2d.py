@@ -19,6 +19,8 @@ class AvgPool2d(Pool, nn.AvgPool2d):
 
 register(Operator(
     "avg_pool2d", ScaleRule.OWN, AvgPool2d, quantized.AvgPool2d, (nn.AvgPool2d,),
-    {F.avg_pool2d: as_module(nn.AvgPool2d, f"{WINDOW_ARGUMENTS}, divisor_override=None")},
+    {F.avg_pool2d: as_module(nn.AvgPool2d, f"{WINDOW_ARGUMENTS}, divisor_override=None",
+        remedy="for the mean of all positions use F.adaptive_avg_pool2d(x, 1)",
+    )},
     marches=AVERAGE,
 ))  # fmt: skip

@@ -31,7 +31,8 @@ class QATBatchNorm(RoundedModule):
         path = getattr(mod, "path", "")
         if not mod.track_running_stats or mod.running_mean is None:
             raise QuantizationConfigError(
-                f"{type(mod).__name__} {at(path)} has no running statistics, so it has no integer form."
+                f"{type(mod).__name__} {at(path)} has no running statistics, so it has no integer form. "
+                "Train it with track_running_stats=True, or use InstanceNorm or GroupNorm, which need none."
             )
         extra = {"process_group": mod.process_group} if isinstance(mod, nn.SyncBatchNorm) else {}
         with torch.device("meta"):
