@@ -27,6 +27,10 @@ class UnsupportedOperatorError(HorizonError, NotImplementedError):
     """An operator of the model has no quantized form on the chosen march."""
 
 
+class UnknownCallError(HorizonError, RuntimeError):
+    """A prepared model met code that did not run when it was prepared."""
+
+
 class TraceError(HorizonError, RuntimeError):
     """Symbolic trace cannot follow the model's Python code."""
 

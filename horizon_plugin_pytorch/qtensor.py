@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,29 @@ from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
 from horizon_plugin_pytorch.errors import QuantizationWarning, is_user_code
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
+
+
+class _Interceptor(threading.local):
+    """Who sends functions on QTensors to modules, in this thread: a prepared model that runs its own forward."""
+
+    current: Any = None
+
+
+_INTERCEPTOR = _Interceptor()
+
+
+def set_interceptor(interceptor: Any) -> Any:
+    """Let ``interceptor(function, args, kwargs)`` see every function on a QTensor; gives the one before.
+
+    It answers NotImplemented to what it leaves to the QTensor.
+    """
+    before, _INTERCEPTOR.current = _INTERCEPTOR.current, interceptor
+    return before
+
+
+def interceptor() -> Any:
+    """The current interceptor, or None."""
+    return _INTERCEPTOR.current
 
 
 class QTensor(Tensor):
@@ -232,6 +256,10 @@ class QTensor(Tensor):
                 args[0].plain()
             with _PLAIN():
                 return func(*args, **kwargs)
+        if _INTERCEPTOR.current is not None:
+            out = _INTERCEPTOR.current(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         handler = _HANDLERS.get(func)
         if handler is not None:
             return handler(func, args, kwargs)

@@ -44,6 +44,15 @@ for _target in (operator.iadd, operator.isub, operator.imul, operator.itruediv):
     setattr(_Written, f"__{_target.__name__}__", _in_place(_target))
 
 
+def is_leaf(module: nn.Module) -> bool:
+    """Is the module one node of a graph? torch's and our own are, and those that the user marked."""
+    cls = type(module)
+    if cls in _LEAF_CLASSES or row_of_module(cls) is not None:
+        return True
+    is_container = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+    return cls.__module__.startswith(("horizon_plugin_pytorch.nn.", "torch.nn", "torch.ao.nn")) and not is_container
+
+
 class _Parts(torch.fx.Proxy):
     """What a call such as ``x.chunk(2, 1)`` gives: the number of parts is in the call, so they can be iterated."""
 
@@ -80,7 +89,7 @@ class QuantizationTracer(torch.fx.Tracer):
     @contextlib.contextmanager
     def _functional_calls(self, root: nn.Module) -> Iterator[None]:
         """While tracing, a FloatFunctional method called with proxies records itself."""
-        classes = {type(m) for m in root.modules() if _is_functional(type(m))}
+        classes = {type(m) for m in root.modules() if is_functional(type(m))}
         saved: list[tuple[type, str, Any]] = []
         for cls in classes:
             for name in FUNCTIONAL_METHODS:
@@ -160,7 +169,8 @@ def user_frames() -> str:
     return "\n".join(reversed(lines))
 
 
-def _is_functional(cls: type) -> bool:
+def is_functional(cls: type) -> bool:
+    """Is it a FloatFunctional, ours or torch's?"""
     row = row_of_module(cls)
     return row is not None and row.name == "functional"
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError, at
+from horizon_plugin_pytorch.qtensor import interceptor
 
 
 class PlacedModule(nn.Module):
@@ -32,6 +33,7 @@ class PlacedModule(nn.Module):
     path: str = ""
     line: str = ""
     operator: str = ""  # its row in the operator table
+    stub_paths: dict[int, str] = {}  # arguments, by position, that go through a stub of the model first
 
     @property
     def place(self) -> str:
@@ -39,10 +41,22 @@ class PlacedModule(nn.Module):
         return at(self.path, self.line)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.stub_paths:
+            args, kwargs = self.through_stubs(args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
+
+    def through_stubs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Float tensors that the model computes or keeps, on the grid of the stubs made for them."""
+        model = interceptor()
+        if model is None:
+            return args, kwargs
+        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: v is None)
+        for position, path in self.stub_paths.items():
+            leaves[position] = model.resolve(path)(leaves[position])
+        return pytree.tree_unflatten(leaves, spec)
 
     def explained(self, error: Exception, inputs: Any) -> Exception:
         """The error with this module's place and the shapes of its inputs; errors that say enough are left alone."""

@@ -141,7 +141,7 @@ def prepare_qat_fx(
     warn_unquantized(observed, region, choices)
     warn_shared(observed, region, choices)
     quantize_half(observed, region, choices)
-    to_qat(observed, choices, march, _called_lines(observed, region))
+    to_qat(observed, choices, march, called_lines(observed, region))
     follow_batches(observed)
     warn_int16(observed, march)
     observed.__dict__["march"] = march
@@ -150,7 +150,7 @@ def prepare_qat_fx(
     return observed
 
 
-def _called_lines(model: fx.GraphModule, region: Region) -> dict[str, str]:
+def called_lines(model: fx.GraphModule, region: Region) -> dict[str, str]:
     """Paths of the modules that the quantized part calls, its DeQuantStubs included, with the calling lines."""
     lines: dict[str, str] = {}
     for node in model.graph.nodes:

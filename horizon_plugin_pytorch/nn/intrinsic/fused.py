@@ -56,7 +56,8 @@ class CalledByAdd:
 
     def add(self, x: Any, y: Any) -> Any:
         """The layer of one operand plus the other; the one that came through the entry is the layer's."""
-        if self.entry is not None and self.entry.has_passed(y) and not self.entry.has_passed(x):
+        is_second = self.__dict__.get("_operand") == 2
+        if is_second or (self.entry is not None and self.entry.has_passed(y) and not self.entry.has_passed(x)):
             x, y = y, x
         return self(x, y)  # type: ignore[operator]
 

@@ -99,7 +99,7 @@ class QuantizedModule(PlacedModule):
     def from_qat(cls, mod: Any) -> Any:
         """The integer form of a QAT module, for its current weights and scales."""
         self = cls()
-        self.path, self.line, self.operator = mod.path, mod.line, mod.operator
+        self.path, self.line, self.operator, self.stub_paths = mod.path, mod.line, mod.operator, mod.stub_paths
         self.set_output(mod.activation_post_process)
         self.configure(mod)
         return self

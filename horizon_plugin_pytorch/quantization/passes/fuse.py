@@ -128,6 +128,7 @@ def _apply(
     """Put the fused module in place; gives the paths of the members that it replaces."""
     paths = [called_path(model, node) or "" for node in chain]
     fused = fuse([module_at(model, path) for path in paths])
+    fused.__dict__["_operand"] = operand  # where the model itself calls add, the layer's input is this operand
     place = paths[rule.anchor]
     choices[place] = _merged_choice(choices, paths, rule.anchor)
     _set_module(model, place, fused)

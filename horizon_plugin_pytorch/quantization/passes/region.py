@@ -69,7 +69,7 @@ def is_size(node: fx.Node) -> bool:
 def is_constant(model: nn.Module, node: fx.Node) -> bool:
     """Is it a float tensor made of parameters, buffers and sizes, such as ``self.position[:, : x.shape[1]]``?"""
     if node.op == "get_attr":
-        value = attribute_at(model, str(node.target))
+        value = node.meta["value"] if "value" in node.meta else attribute_at(model, str(node.target))
         return isinstance(value, Tensor) and value.is_floating_point()
     if node.op not in ("call_function", "call_method") or is_fact(node):
         return False

@@ -180,8 +180,14 @@ def _replace(
 ) -> fx.Node:
     """Put a generated module in place of a function node."""
     scope = scope_of(node)
-    path = _free_name(scope, name, counters)
-    model.add_submodule(path, call.module.train(model.training))
+    sites: dict[Any, str] = model.__dict__.setdefault("sites", {})
+    site = node.meta.get("site")
+    path = sites.get(site, "")
+    if not path:  # a line that runs again calls the same module
+        path = _free_name(scope, name, counters)
+        model.add_submodule(path, call.module.train(model.training))
+        if site is not None:
+            sites[site] = path
     inherited = choices.get(scope, Choice(None, False, ""))
     choices.setdefault(path, Choice(inherited.qconfig, False, inherited.reason))
     with model.graph.inserting_before(node):

@@ -1,0 +1,282 @@
+"""A model's graph, recorded by running it: the original forward decides what happens, whatever Python it uses."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.errors import TraceError
+from horizon_plugin_pytorch.fx.call_site import CallSite, current_scope, entered, here
+from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
+from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+
+# Python's operators with the tensor on the right.
+_REVERSED: dict[str, Callable] = {
+    "__rsub__": operator.sub, "__rdiv__": operator.truediv, "__rtruediv__": operator.truediv, "__rpow__": operator.pow,
+    "__radd__": operator.add, "__rmul__": operator.mul, "__rmatmul__": operator.matmul,
+}  # fmt: skip
+
+
+def as_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[str, Any, tuple, dict[str, Any]]:
+    """How a graph writes a call that torch reports: ``call_function`` or ``call_method``, target and arguments."""
+    name = getattr(function, "__name__", "")
+    owner = getattr(function, "__self__", None)
+    if name == "__get__" and owner is not None:  # x.T
+        return "call_function", getattr, (args[0], owner.__name__), {}
+    if name in _REVERSED:
+        return "call_function", _REVERSED[name], (args[1], args[0]), kwargs
+    if name == "__getitem__":
+        return "call_function", operator.getitem, args, kwargs
+    is_method = hasattr(Tensor, name) and not name.startswith("__") and row_of_function(function) is None
+    if is_method and args and (owner is None or not isinstance(owner, type(torch))):
+        is_method = function is getattr(Tensor, name) or getattr(Tensor, name, None).__qualname__.startswith("Tensor")
+    return ("call_method", name, args, kwargs) if is_method else ("call_function", function, args, kwargs)
+
+
+def row_of_call(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Operator, Binder] | None:
+    """The row and binder of a call in a graph."""
+    find = row_of_function if op == "call_function" else row_of_method
+    return find(target, args, kwargs)
+
+
+def operator_name(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> str:
+    """The row's name, or the function's where it has none."""
+    found = row_of_call(op, target, args, kwargs)
+    return found[0].name if found is not None else getattr(target, "__name__", str(target))
+
+
+class Recorder(TorchFunctionMode):
+    """Records the calls of torch functions and of leaf modules while a float model runs.
+
+    A second run adds only what the first did not meet: branches on `self.training`, say. Calls of the same site are
+    the same node's.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self._model = model
+        self._nodes: dict[int, fx.Node] = {}
+        self._kept: list[Any] = []  # a tensor that is gone could share its id with a new one
+        self._attributes = {id(t): path for path, t in (*model.named_parameters(), *model.named_buffers())}
+        self._known: dict[Any, fx.Node] = {}
+        self._met: Counter[Any] = Counter()
+        self._depth = 0
+        self._inputs = 0
+
+    # -- values
+
+    def _bind(self, value: Any, node: fx.Node) -> None:
+        """A call's result is `node`; parts of a tuple are its items."""
+        if isinstance(value, Tensor):
+            self._nodes[id(value)] = node
+            self._kept.append(value)
+            node.meta.setdefault("dtype", value.dtype)
+        elif isinstance(value, (tuple, list)):
+            for index, part in enumerate(value):
+                if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(part)):
+                    key = ("item", node, index)
+                    if key not in self._known:
+                        self._known[key] = self.graph.call_function(operator.getitem, (node, index))
+                        self._known[key].meta.update(_meta(node))
+                    self._bind(part, self._known[key])
+        elif isinstance(value, dict):
+            for part in value.values():
+                self._bind(part, node)
+
+    def node_of(self, value: Tensor) -> fx.Node:
+        """The node whose result a tensor is."""
+        node = self._nodes.get(id(value))
+        if node is not None:
+            return node
+        path = self._attributes.get(id(value))
+        if path is None:
+            path = f"_constant_{len([k for k in self._known if k[0] == 'constant'])}"
+        key = ("constant", path)
+        if key not in self._known:
+            self._known[key] = self.graph.create_node("get_attr", path)
+            self._known[key].meta["value"] = value
+        self._bind(value, self._known[key])
+        return self._known[key]
+
+    def _arguments(self, tree: Any) -> Any:
+        def one(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return self.node_of(value)
+            if isinstance(value, (tuple, list)):
+                return tuple(map(one, value)) if type(value) is not list else list(map(one, value))
+            if isinstance(value, dict):
+                return {k: one(v) for k, v in value.items()}
+            if isinstance(value, slice):
+                return slice(one(value.start), one(value.stop), one(value.step))
+            is_plain = value is None or isinstance(
+                value, (int, float, bool, complex, str, torch.dtype, torch.device, torch.memory_format, type(Ellipsis))
+            )
+            return value if is_plain else repr(value)
+
+        return one(tree)
+
+    def add_input(self, tree: Any) -> None:
+        """Tensors of the model's inputs."""
+        for leaf in pytree.tree_leaves(tree):
+            if isinstance(leaf, Tensor) and id(leaf) not in self._nodes:
+                key = ("input", self._inputs)
+                self._inputs += 1
+                if key not in self._known:
+                    self._known[key] = self.graph.placeholder(f"input_{key[1]}")
+                self._bind(leaf, self._known[key])
+
+    # -- calls
+
+    def _add(self, key: Any, make: Callable[[], fx.Node], out: Any, scope: str) -> None:
+        occurrence = self._met[key]
+        self._met[key] += 1
+        full = (key, occurrence)
+        if full not in self._known:
+            node = self._known[full] = make()
+            node.stack_trace = user_frames()
+            node.meta["nn_module_stack"] = {scope: (scope, "")} if scope else {}
+            if isinstance(key, CallSite):
+                node.meta["site"] = key
+        self._bind(out, self._known[full])
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        self._depth += 1
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        if self._depth == 0 and any(isinstance(x, Tensor) for x in pytree.tree_leaves(out)):
+            op, target, call_args, call_kwargs = as_call(func, args, kwargs)
+            site = here(operator_name(op, target, call_args, call_kwargs))
+            self._add(
+                site,
+                lambda: self.graph.create_node(op, target, self._arguments(call_args), self._arguments(call_kwargs)),
+                out,
+                site.scope,
+            )
+        return out
+
+    def leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str = "") -> Any:
+        """Run a leaf module, or a method of a FloatFunctional, as one node."""
+        if self._depth:
+            return run()
+        scope = current_scope()
+        call_args, call_kwargs = self._arguments(args), self._arguments(kwargs)
+        self._depth += 1
+        try:
+            out = run()
+        finally:
+            self._depth -= 1
+
+        def make() -> fx.Node:
+            if not method:
+                return self.graph.call_module(path, tuple(call_args), call_kwargs)
+            owner = self.graph.create_node("get_attr", path)
+            return self.graph.call_method(method, (owner, *call_args), call_kwargs)
+
+        self._add((path, method), make, out, scope)
+        return out
+
+    def again(self) -> None:
+        """Before another run."""
+        self._met.clear()
+        self._nodes.clear()
+        self._inputs = 0
+
+
+def _meta(node: fx.Node) -> dict[str, Any]:
+    return {k: node.meta[k] for k in ("stack_trace", "nn_module_stack") if k in node.meta}
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Leaf modules report to the recorder, and other modules are scopes, while this is active."""
+    undo: list[Callable[[], None]] = []
+
+    def patch(module: nn.Module, name: str, wrapper: Callable) -> None:
+        module.__dict__[name] = wrapper
+        undo.append(lambda: module.__dict__.pop(name))
+
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        if is_functional(type(module)):
+            for method in FUNCTIONAL_METHODS:
+                if hasattr(module, method):
+                    patch(module, method, _method_of(recorder, path, module, method))
+        elif path and is_leaf(module):
+            patch(module, "forward", _forward_of(recorder, path, module))
+        else:
+            patch(module, "forward", _scope_of(path, module.forward))
+    try:
+        yield
+    finally:
+        for step in undo:
+            step()
+
+
+def _method_of(recorder: Recorder, path: str, module: nn.Module, name: str) -> Callable:
+    method = getattr(module, name)
+    return lambda *args, **kwargs: recorder.leaf(path, lambda: method(*args, **kwargs), args, kwargs, name)
+
+
+def _forward_of(recorder: Recorder, path: str, module: nn.Module) -> Callable:
+    forward = module.forward
+    return lambda *args, **kwargs: recorder.leaf(path, lambda: forward(*args, **kwargs), args, kwargs)
+
+
+def _scope_of(path: str, forward: Callable) -> Callable:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with entered(path):
+            return forward(*args, **kwargs)
+
+    return run
+
+
+@torch.no_grad()
+def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) -> fx.Graph:
+    """The graph of a float model on example inputs, in the eval and in the training mode; the model is not changed.
+
+    Raises:
+        TraceError: when the model cannot run on these inputs.
+    """
+    kwargs = kwargs or {}
+    runner = copy.deepcopy(model)
+    recorder = Recorder(runner)
+    state = torch.get_rng_state()
+    try:
+        outputs: dict[fx.Node, None] = {}
+        for index, mode in enumerate((False, True)):
+            runner.train(mode)
+            recorder.again()
+            recorder.add_input((args, kwargs))
+            try:
+                with _watched(runner, recorder), recorder:
+                    out = runner(*args, **kwargs)
+            except Exception as error:
+                if index:  # the training branch may need targets; the eval graph is enough then
+                    break
+                raise TraceError(
+                    f"`{type(model).__name__}` cannot run on the example inputs: {str(error).rstrip('.')}. Give "
+                    "prepare the inputs that the model takes in deployment, as a tuple."
+                ) from error
+            outputs.update((recorder.node_of(x), None) for x in pytree.tree_leaves(out) if isinstance(x, Tensor))
+    finally:
+        torch.set_rng_state(state)
+    recorder.graph.output(tuple(outputs))
+    recorder.graph.owning_module = model  # type: ignore[assignment]
+    return recorder.graph
