@@ -49,8 +49,9 @@ def is_leaf(module: nn.Module) -> bool:
     cls = type(module)
     if cls in _LEAF_CLASSES or row_of_module(cls) is not None:
         return True
-    is_container = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
-    return cls.__module__.startswith(("horizon_plugin_pytorch.nn.", "torch.nn", "torch.ao.nn")) and not is_container
+    if getattr(module, "is_traced_through", False) or isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return False
+    return cls.__module__.startswith(("horizon_plugin_pytorch.nn.", "torch.nn", "torch.ao.nn"))
 
 
 class _Parts(torch.fx.Proxy):
@@ -76,11 +77,7 @@ class QuantizationTracer(torch.fx.Tracer):
         return node
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if type(m) in _LEAF_CLASSES or row_of_module(type(m)) is not None:
-            return True
-        if type(m).__module__.startswith("horizon_plugin_pytorch.nn."):
-            return not getattr(m, "is_traced_through", False)
-        return super().is_leaf_module(m, module_qualified_name)
+        return is_leaf(m)
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
         count = _known_length(node)
