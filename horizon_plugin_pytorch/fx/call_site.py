@@ -43,10 +43,25 @@ class _State(threading.local):
 
     def __init__(self) -> None:
         self.scopes: list[str] = []
-        self.handler: Any = None
+        self.is_recording = False
 
 
 _STATE = _State()
+
+
+def is_recording() -> bool:
+    """Is a model being recorded in this thread?"""
+    return _STATE.is_recording
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """A model is recorded in here."""
+    _STATE.is_recording = True
+    try:
+        yield
+    finally:
+        _STATE.is_recording = False
 
 
 def current_scope() -> str:

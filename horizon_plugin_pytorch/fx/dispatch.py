@@ -70,11 +70,8 @@ class Dispatcher:
         assert call is not None
         if isinstance(module, nn.Identity):  # fused into another module
             return call.args[0]
-        if call.method is None:
-            out = module(*call.args, **call.kwargs)
-        else:
-            stubbed, named = module.through_stubs(call.args, call.kwargs)  # type: ignore[operator]
-            out = getattr(module, call.method)(*stubbed, **named)
+        run = module if call.method is None else getattr(module, call.method)
+        out = run(*call.args, **call.kwargs)
         name = getattr(func, "__name__", "")
         is_write = name.endswith("_") and not name.endswith("__") and isinstance(args[0], QTensor)
         if not is_write:

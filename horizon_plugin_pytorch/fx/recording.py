@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import TraceError
-from horizon_plugin_pytorch.fx.call_site import CallSite, current_scope, entered, here
+from horizon_plugin_pytorch.fx.call_site import CallSite, current_scope, entered, here, recording
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
 from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
@@ -35,8 +35,8 @@ def as_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[st
         return "call_function", getattr, (args[0], owner.__name__), {}
     if name in _REVERSED:
         return "call_function", _REVERSED[name], (args[1], args[0]), kwargs
-    if name == "__getitem__":
-        return "call_function", operator.getitem, args, kwargs
+    if name.startswith("__") and hasattr(operator, name):  # x[...], x == y, ~x
+        return "call_function", getattr(operator, name), args, kwargs
     is_method = hasattr(Tensor, name) and not name.startswith("__") and row_of_function(function) is None
     if is_method and args and (owner is None or not isinstance(owner, type(torch))):
         is_method = function is getattr(Tensor, name) or getattr(Tensor, name, None).__qualname__.startswith("Tensor")
@@ -265,7 +265,7 @@ def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) 
             recorder.again()
             recorder.add_input((args, kwargs))
             try:
-                with _watched(runner, recorder), recorder:
+                with _watched(runner, recorder), recorder, recording():
                     out = runner(*args, **kwargs)
             except Exception as error:
                 if index:  # the training branch may need targets; the eval graph is enough then

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,6 +80,22 @@ def placed(method: Callable[..., Any]) -> Callable[..., Any]:
             raise self.explained(error, (args, kwargs)) from error
         tell(self, method.__name__, args, kwargs, out)
         return out
+
+    return call
+
+
+def take_stubs(cls: type, methods: Iterable[str]) -> None:
+    """Let methods that stand for operators send their arguments through the stubs that the model has for them."""
+    for name in methods:
+        setattr(cls, name, _stubbed(getattr(cls, name)))
+
+
+def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
+        if self.stub_paths:
+            args, kwargs = self.through_stubs(args, kwargs)
+        return method(self, *args, **kwargs)
 
     return call
 

@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
 from horizon_plugin_pytorch.quantization.passes.half import quantize_half
@@ -50,20 +51,27 @@ class Captured:
 
     def add_submodule(self, path: str, module: nn.Module) -> None:
         """Put a new module at a path."""
-        parent, _, name = path.rpartition(".")
-        self.model.get_submodule(parent).add_module(name, module)
+        *parents, name = path.split(".")
+        owner = self.model
+        for parent in parents:  # a dynamic block is a container of its own
+            if not hasattr(owner, parent):
+                owner.add_module(parent, nn.Module())
+            owner = getattr(owner, parent)
+        owner.add_module(name, module)
 
     def recompile(self) -> None:
         """The forward stays the user's."""
 
 
-def prepare_jit(model: nn.Module, example_inputs: Any, qconfig_dict: dict[str, Any] | None) -> nn.Module:
+def prepare_jit(
+    model: nn.Module, example_inputs: Any, qconfig_dict: dict[str, Any] | None, kwargs: dict[str, Any] | None = None
+) -> nn.Module:
     """Prepare by running the model on example inputs; its own forward stays."""
     march = require_march("prepare")
     require_float(model, "prepare")
-    copied = copy_model(model, "prepare")
+    copied = plain_transformers(copy_model(model, "prepare"))
     args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    captured: Any = Captured(copied, record(copied, args))
+    captured: Any = Captured(copied, record(copied, args, kwargs))
     choices = resolve_qconfigs(copied, qconfig_dict)
     region = quantized_nodes(captured)
     replace_functions(captured, region, choices, march)

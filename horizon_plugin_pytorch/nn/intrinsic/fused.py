@@ -49,6 +49,11 @@ class CalledByAdd:
         """Say which hook sees the layer's input."""
         self.__dict__["_entry"] = entry
 
+    def called_as(self, other: Any) -> None:
+        """Be called by add as another form of this module is."""
+        self.enter_through(other.__dict__.get("_entry"))
+        self.__dict__["_operand"] = other.__dict__.get("_operand")
+
     @property
     def entry(self) -> Entry | None:
         """The hook that sees the layer's input, if the user fused the modules by name."""

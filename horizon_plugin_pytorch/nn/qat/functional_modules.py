@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, advise, is_pair, register
-from horizon_plugin_pytorch.nn.placed import placed
+from horizon_plugin_pytorch.nn.placed import placed, take_stubs
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.quantized.functional_modules import (
     FUNCTIONAL_METHODS,
@@ -118,6 +118,9 @@ class FloatFunctional(QATModule):
     def add_relu(self, x: Any, y: Any) -> Any:
         """``relu(x + y)``."""
         return self._run("add_relu", lambda: torch.relu(torch.add(real(x), real(y))), x, y)
+
+
+take_stubs(FloatFunctional, FUNCTIONAL_METHODS)
 
 
 def _all_exact(args: tuple) -> bool:

@@ -86,7 +86,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
             share_tensor(self, name, getattr(source, name))
         self.input_rank = getattr(source, "input_rank", None)
         self.path = getattr(mod, "path", "")
-        self.enter_through(getattr(mod, "entry", None))
+        self.called_as(mod)
         self.attach(getattr(mod, "qconfig", None))
         return self
 

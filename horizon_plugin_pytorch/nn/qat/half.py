@@ -68,6 +68,8 @@ class Float16(PlacedModule):
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self.stub_paths:
+                args, kwargs = self.through_stubs(args, kwargs)
             out = self._cast(method(*_real(args), **_real(kwargs)))
             tell(self, method.__name__, args, kwargs, out)
             return out

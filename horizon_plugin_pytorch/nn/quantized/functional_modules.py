@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import AccumulatorWarning
-from horizon_plugin_pytorch.nn.placed import placed
+from horizon_plugin_pytorch.nn.placed import placed, take_stubs
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, size_of
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -319,3 +319,6 @@ class QFunctional(QuantizedModule):
     def mul_scalar(self, x: Any, y: float) -> QTensor:
         """``x * y`` for a number y."""
         return self._affine(x, float(y), 0.0, self.low)
+
+
+take_stubs(QFunctional, FUNCTIONAL_METHODS)

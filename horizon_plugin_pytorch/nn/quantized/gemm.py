@@ -35,7 +35,7 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
 
     def configure(self, mod: Any) -> None:
         self.limits = mod.limits
-        self.enter_through(mod.entry)
+        self.called_as(mod)
         self.input_rank: int | None = mod.input_rank
         quantizer = mod.weight_fake_quant
         if quantizer is None:

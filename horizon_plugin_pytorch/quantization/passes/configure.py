@@ -35,6 +35,13 @@ class Choice:
     reason: str
 
 
+def inherited_choice(choices: dict[str, Choice], path: str) -> Choice | None:
+    """The choice of a module, or of the nearest one around it that has one."""
+    while path not in choices and path:
+        path = path.rpartition(".")[0]
+    return choices.get(path)
+
+
 def _pairs(value: Any, key: str) -> dict:
     if isinstance(value, dict):
         return dict(value)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import (
     QuantizationWarning,
@@ -34,7 +35,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
-from horizon_plugin_pytorch.quantization.passes.configure import Choice, needs_activation
+from horizon_plugin_pytorch.quantization.passes.configure import Choice, inherited_choice, needs_activation
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
     called_path,
@@ -122,8 +123,7 @@ def replace_functions(
             continue
         if row.needs_qconfig and quantized.kinds(node) == (Kind.INDEX,):
             continue  # a choice between positions, by booleans of the quantized part
-        scope = scope_of(node)
-        choice = choices.get(scope)
+        choice = inherited_choice(choices, scope_of(node))
         if choice is None or choice.qconfig is None:
             continue  # the user keeps this module float; a QTensor that reaches it raises with a remedy
         call, advice = None, ""
@@ -188,7 +188,7 @@ def _replace(
         model.add_submodule(path, call.module.train(model.training))
         if site is not None:
             sites[site] = path
-    inherited = choices.get(scope, Choice(None, False, ""))
+    inherited = inherited_choice(choices, scope) or Choice(None, False, "")
     choices.setdefault(path, Choice(inherited.qconfig, False, inherited.reason))
     with model.graph.inserting_before(node):
         if call.method is None:
@@ -219,7 +219,7 @@ def _quantize_constants(
         is_met = source not in quantized and source is not indices and is_constant(model, source)
         if not is_met or _stays_real(model, node, source):
             continue
-        outer = choices.get(scope_of(node), Choice(None, False, ""))
+        outer = inherited_choice(choices, scope_of(node)) or Choice(None, False, "")
         insert_stub(model, node, source, quantized, choices, counters, outer.qconfig, outer.reason, "quantize constant")
 
 
@@ -241,12 +241,18 @@ def insert_stub(
     made_by: str,
 ) -> None:
     """Put a QuantStub of that qconfig between a node and one of its inputs."""
-    scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else scope_of(node)
-    path = _free_name(scope, "quant", counters)
-    while _has_module(model, path):  # a stub of an earlier pass
+    # A call that is written once and runs again has one stub for each of its arguments.
+    stubs: dict[Any, str] = {} if isinstance(model, fx.GraphModule) else model.__dict__.setdefault("stubs", {})
+    key = called_path(model, node), pytree.tree_leaves((node.args, node.kwargs)).index(source)
+    path = stubs.get(key, "")
+    if not path:
+        scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else scope_of(node)
         path = _free_name(scope, "quant", counters)
-    model.add_submodule(path, QuantStub().train(model.training))
-    choices.setdefault(path, Choice(qconfig, False, reason))
+        while _has_module(model, path):  # a stub of an earlier pass
+            path = _free_name(scope, "quant", counters)
+        stubs[key] = path
+        model.add_submodule(path, QuantStub().train(model.training))
+        choices.setdefault(path, Choice(qconfig, False, reason))
     with model.graph.inserting_before(node):
         stub = model.graph.call_module(path, (source,))
     stub.meta = {**node.meta, "made_by": made_by}

@@ -1,0 +1,242 @@
+"""Prepare by running: the model keeps its own forward, with whatever Python it is written in."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.errors import UnknownCallError
+from horizon_plugin_pytorch.fx.jit_scheme import Tracer
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    convert,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.prepare import prepare_jit
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx
+from tests.verbs.test_networks import NETWORKS, _float, _inputs
+
+
+class Stubs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv, self.bn, self.fc = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4, 3)
+        self.bn.running_var.uniform_(0.5, 2)
+
+
+class Loops(Stubs):
+    """Loops, conditions on sizes, and functions in them."""
+
+    def forward(self, x: Tensor, times: int = 2) -> Tensor:
+        x = self.quant(x)
+        for _ in range(times):
+            x = F.relu(self.bn(self.conv(x)) + x)
+        if x.shape[-1] > 4:
+            x = x.mean((2, 3))
+        else:
+            x = x.flatten(1)[:, :4]
+        return self.dequant(self.fc(x))
+
+
+class Boxes(NamedTuple):
+    boxes: Tensor
+    scores: Tensor
+
+
+@dataclasses.dataclass
+class Wrapped:
+    value: Tensor
+    name: str = ""
+
+
+class Structures(Stubs):
+    """Dictionaries, named tuples, dataclasses, keyword arguments, None and lists."""
+
+    def forward(self, batch: dict[str, Any], *rest: Tensor, scale: float | None = None) -> dict[str, Any]:
+        x = self.quant(batch["image"])
+        y = self.conv(x)
+        if scale is not None:
+            y = y * scale
+        parts = [self.quant(r) for r in rest]
+        for part in parts:
+            y = y + part
+        wrapped = Wrapped(self.fc(y.mean((2, 3))))
+        out = Boxes(self.dequant(y), self.dequant(wrapped.value.sigmoid()))
+        return {"boxes": out, "size": x.shape[-1], "nothing": None, "mask": batch["mask"] & True}
+
+
+class InTraining(Stubs):
+    """A branch for training, and float code around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aux = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        x = (x - x.mean()) / x.std()
+        y = self.conv(self.quant(x))
+        if self.training:
+            return self.dequant(self.fc(y.amax((2, 3)))), self.dequant(self.aux(y * 0.5))
+        out = self.dequant(self.fc(y.amax((2, 3))))
+        return out.softmax(-1)[:, out[0].argmax()]
+
+
+class Constants(Stubs):
+    """Parameters and buffers as operands, also of a FloatFunctional; in-place operators; no_grad; a helper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position, self.add = nn.Parameter(torch.randn(1, 4, 1, 1)), FloatFunctional()
+        self.register_buffer("gain", torch.rand(4, 1, 1) + 0.5)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.add.add(self.conv(self.quant(x)), self.position)
+        y = self.scaled(y) + self.scaled(y)
+        with torch.no_grad():
+            z = y.sigmoid()
+        y = y.clone()
+        y += z
+        y.relu_()
+        return self.dequant(y)
+
+
+class Blocks(Stubs):
+    """The same line in another block has another module."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(self.quant(x))
+        for index in range(2):
+            with Tracer.dynamic_block(self, f"step{index}"):
+                x = torch.sigmoid(x)
+            self.seen.append(Tracer.is_tracing())
+        return self.dequant(x)
+
+
+X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+MODELS: dict[str, tuple[type, tuple, dict]] = {
+    "loops": (Loops, (X,), {}),
+    "structures": (Structures, ({"image": X, "mask": X > 0}, X * 2, X * 0.3), {"scale": 0.5}),
+    "training": (InTraining, (X,), {}),
+    "constants": (Constants, (X,), {}),
+    "blocks": (Blocks, (X,), {}),
+}
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    from torch.utils import _pytree as pytree
+
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def _make(name: str) -> tuple[nn.Module, tuple, dict]:
+    torch.manual_seed(0)
+    cls, args, kwargs = MODELS[name]
+    return cls().eval(), args, kwargs
+
+
+def _prepared(name: str) -> tuple[nn.Module, nn.Module, tuple, dict]:
+    model, args, kwargs = _make(name)
+    qat = prepare_jit(model, args, {"": qconfig()}, kwargs)
+    qat.eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        found, wanted = qat(*args, **kwargs), model(*args, **kwargs)
+    for a, b in zip(_tensors(found), _tensors(wanted), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    return model, qat, args, kwargs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_calibration_is_float_and_validation_is_what_conversion_gives(name: str) -> None:
+    model, qat, args, kwargs = _prepared(name)
+    assert type(qat) is type(model)
+    with torch.no_grad():
+        found, wanted = qat(*args, **kwargs), convert(qat)(*args, **kwargs)
+    assert mismatches(as_numbers(found), as_numbers(wanted)) == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_reaches_the_parameters(name: str) -> None:
+    _, qat, args, kwargs = _prepared(name)
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    out = qat.train()(*args, **kwargs)
+    sum(x.square().sum() for x in _tensors(out) if x.is_floating_point() and x.requires_grad).backward()
+    grads = [p for p in qat.parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)]
+    assert len(grads) > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_prepares_agree_and_copies_run(name: str) -> None:
+    _, qat, args, kwargs = _prepared(name)
+    model, _, _ = _make(name)
+    other = prepare_jit(model, args, {"": qconfig()}, kwargs).eval()
+    assert str(other.graph) == str(qat.graph)
+    report = other.load_state_dict(qat.state_dict())
+    assert not report.missing_keys and not report.unexpected_keys
+    set_fake_quantize(other, FakeQuantState.VALIDATION)
+    with torch.no_grad():
+        wanted = as_numbers(qat(*args, **kwargs))
+        for copied in (other, copy.deepcopy(qat), pickle.loads(pickle.dumps(qat))):
+            assert mismatches(as_numbers(copied(*args, **kwargs)), wanted) == 0
+
+
+def test_a_loop_may_run_any_number_of_times() -> None:
+    _, qat, _, _ = _prepared("loops")
+    quantized = convert(qat)
+    with torch.no_grad():
+        for times in (0, 1, 5):
+            assert torch.equal(qat(X, times), quantized(X, times))
+
+
+def test_code_that_did_not_run_is_named() -> None:
+    _, qat, _, _ = _prepared("loops")
+    assert "_generated_add_0" in dict(qat.named_modules())
+    small = X[:, :, :4, :4]
+    with torch.no_grad():
+        qat(small)  # only moves values: flatten and slice need no scale
+    model, args, _ = _make("structures")
+    narrow = prepare_jit(model, args, {"": qconfig()}).eval()
+    with pytest.raises(UnknownCallError, match=r"`mul` .*test_prepare_by_running.py:\d+.*prepare"):
+        narrow(*args, scale=0.5)
+
+
+def test_dynamic_blocks_have_modules_of_their_own() -> None:
+    Blocks.seen.clear()
+    _, qat, _, _ = _prepared("blocks")
+    assert True in Blocks.seen and Blocks.seen[-1] is False
+    names = [name for name, _ in qat.named_modules() if name.endswith("_generated_sigmoid_0")]
+    assert names == ["step0._generated_sigmoid_0", "step1._generated_sigmoid_0"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_running_and_tracing_give_the_same_numbers(name: str, tmp_path: Any) -> None:
+    inputs = _inputs(name)
+    by_running = calibrate(prepare_jit(_float(name), inputs, {"": qconfig()}), inputs)
+    traced = calibrate(prepare_qat_fx(_float(name), {"": qconfig()}), inputs)
+    with torch.no_grad():
+        found = as_numbers(by_running(*inputs))
+        assert mismatches(found, as_numbers(traced(*inputs))) == 0
+        quantized = convert(by_running)
+        assert mismatches(found, as_numbers(quantized(*inputs))) == 0
+    file = export_quantized_onnx(quantized, inputs, tmp_path / "model.onnx")
+    assert mismatches(found, run_onnx(file, inputs)) == 0
