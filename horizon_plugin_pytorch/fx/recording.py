@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -37,10 +38,12 @@ def as_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[st
         return "call_function", _REVERSED[name], (args[1], args[0]), kwargs
     if name.startswith("__") and hasattr(operator, name):  # x[...], x == y, ~x
         return "call_function", getattr(operator, name), args, kwargs
-    is_method = hasattr(Tensor, name) and not name.startswith("__") and row_of_function(function) is None
-    if is_method and args and (owner is None or not isinstance(owner, type(torch))):
-        is_method = function is getattr(Tensor, name) or getattr(Tensor, name, None).__qualname__.startswith("Tensor")
-    return ("call_method", name, args, kwargs) if is_method else ("call_function", function, args, kwargs)
+    is_function = row_of_function(function) is not None or any(
+        getattr(owner, name, None) is function for owner in (torch, F)
+    )
+    if hasattr(Tensor, name) and not is_function:
+        return "call_method", name, args, kwargs
+    return "call_function", function, args, kwargs
 
 
 def row_of_call(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Operator, Binder] | None:
