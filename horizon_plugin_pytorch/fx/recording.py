@@ -262,14 +262,13 @@ def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) 
     recorder = Recorder(runner)
     state = torch.get_rng_state()
     try:
-        outputs: dict[fx.Node, None] = {}
         for index, mode in enumerate((False, True)):
             runner.train(mode)
             recorder.again()
             recorder.add_input((args, kwargs))
             try:
                 with _watched(runner, recorder), recorder, recording():
-                    out = runner(*args, **kwargs)
+                    runner(*args, **kwargs)
             except Exception as error:
                 if index:  # the training branch may need targets; the eval graph is enough then
                     break
@@ -277,9 +276,9 @@ def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) 
                     f"`{type(model).__name__}` cannot run on the example inputs: {str(error).rstrip('.')}. Give "
                     "prepare the inputs that the model takes in deployment, as a tuple."
                 ) from error
-            outputs.update((recorder.node_of(x), None) for x in pytree.tree_leaves(out) if isinstance(x, Tensor))
     finally:
         torch.set_rng_state(state)
-    recorder.graph.output(tuple(outputs))
+    # Whatever nobody reads is an output: the model may hand it out in any structure, or keep it.
+    recorder.graph.output(tuple(node for node in recorder.graph.nodes if not node.users and node.op != "placeholder"))
     recorder.graph.owning_module = model  # type: ignore[assignment]
     return recorder.graph

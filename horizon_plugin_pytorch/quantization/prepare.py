@@ -14,12 +14,18 @@ from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
 from horizon_plugin_pytorch.quantization.passes.half import quantize_half
 from horizon_plugin_pytorch.quantization.passes.region import called_path, quantized_nodes
-from horizon_plugin_pytorch.quantization.passes.replace import check_modules, replace_functions, warn_unquantized
+from horizon_plugin_pytorch.quantization.passes.replace import (
+    check_modules,
+    replace_functions,
+    warn_shared,
+    warn_unquantized,
+)
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, warn_int16
 from horizon_plugin_pytorch.quantization.quantize_fx import called_lines, copy_model, require_float
 
@@ -78,9 +84,11 @@ def prepare_jit(
     fuse_graph(captured, choices, region)
     check_modules(captured, region, choices, march)
     warn_unquantized(captured, region, choices)
-    quantize_half(captured, region, choices, march)
+    warn_shared(captured, region, choices)
+    quantize_half(captured, region, choices)
     scoped = list(scoped_modules(copied, is_leaf))
     to_qat(copied, choices, march, called_lines(captured, region))
+    follow_batches(copied)
     warn_int16(copied, march)
     dispatcher = Dispatcher(captured.__dict__.get("sites", {}))
     for path, module in scoped:
