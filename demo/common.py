@@ -18,7 +18,7 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 from tqdm import tqdm
 
-from horizon_plugin_pytorch.deploy.onnx_export import write_atomically
+from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantState, convert_fx, prepare_qat_fx, set_fake_quantize

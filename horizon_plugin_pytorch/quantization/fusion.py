@@ -94,7 +94,12 @@ def rule_for(modules: Sequence[nn.Module]) -> FusionRule | None:
 def can_fold(layer: nn.Module, bn: nn.Module) -> bool:
     """Does this batch normalisation follow this layer in a way that folding understands?"""
     cls = layer_class(layer)
-    if cls is None or not isinstance(bn, _BATCH_NORMS[cls]) or bn.running_var is None:
+    return cls is not None and fits_layer(cls, layer, bn)
+
+
+def fits_layer(cls: type[nn.Module], layer: Any, bn: Any) -> bool:
+    """Can this batch normalisation be folded into a layer of that torch class, or into the QAT form of one?"""
+    if not isinstance(bn, _BATCH_NORMS[cls]) or bn.running_var is None:
         return False
     channels = layer.out_features if cls is nn.Linear else layer.out_channels
     return bn.num_features == channels

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.deploy.onnx_export import build_onnx, write_atomically
+from horizon_plugin_pytorch.deploy.onnx_export import build_onnx
 from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.files import write_atomically
 
 __all__ = ["export_quantized_onnx"]
 

@@ -1,0 +1,312 @@
+"""The operators that a model calls, recorded by running it once, without a trace left in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+import horizon_plugin_pytorch
+from horizon_plugin_pytorch.fx.tracer import is_leaf
+from horizon_plugin_pytorch.nn.placed import PlacedModule, listening
+from horizon_plugin_pytorch.nn.qat.half import Float16
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+
+_PACKAGE = os.path.dirname(horizon_plugin_pytorch.__file__) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+@dataclass(frozen=True)
+class SeenTensor:
+    """A tensor that went into an operator, or came out of it.
+
+    Args:
+        dtype: ``qint8``, ``torch.float32``, ...; ``torch.float16`` also where a `FakeCast` stands for it.
+        low, high: its smallest and largest real value; None for tensors without any.
+        producer: index of the call that gave this very tensor.
+        origin: index of the last call before it: functions that are no operators of their own may lie between.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    low: float | None = None
+    high: float | None = None
+    producer: int | None = None
+    origin: int | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Does it have a scale?"""
+        return self.dtype.startswith("q")
+
+    @property
+    def is_float(self) -> bool:
+        """Does it hold real numbers without a scale?"""
+        return self.dtype.startswith(("torch.float", "torch.bfloat"))
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return max(abs(self.low or 0.0), abs(self.high or 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleCall:
+    """One call of an operator.
+
+    Args:
+        index: its position among all calls.
+        path: the module's first path in the model.
+        method: the method, for a FloatFunctional.
+        repetition: how often this module was called before.
+    """
+
+    index: int
+    path: str
+    module: nn.Module
+    method: str
+    repetition: int
+    inputs: tuple[SeenTensor, ...]
+    outputs: tuple[SeenTensor, ...]
+
+    @property
+    def name(self) -> str:
+        """As tables show it: ``conv``, ``conv(1)`` for a second call, ``sub[sub]`` for a FloatFunctional's method."""
+        method = f"[{self.method}]" if self.method else ""
+        return f"{self.path}{method}" + (f"({self.repetition})" if self.repetition else "")
+
+    @property
+    def quantizer(self) -> Any:
+        """The fake quantizer of the output: a `FakeQuantize`, a `FakeCast`, or None."""
+        found = getattr(self.module, "activation_post_process", None)
+        return found if isinstance(found, (FakeQuantize, FakeCast)) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """All calls of one run.
+
+    Args:
+        operators: every operator of the model, called or not, in the order of definition.
+        uses: how often each call's results are used by other calls, by functions and as outputs of the model.
+    """
+
+    calls: tuple[ModuleCall, ...]
+    operators: dict[str, nn.Module]
+    uses: dict[int, int]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each operator of the model was called."""
+        called = Counter(call.path for call in self.calls)
+        return {path: called[path] for path in self.operators}
+
+    @cached_property
+    def _by_origin(self) -> dict[int, list[ModuleCall]]:
+        found: dict[int, list[ModuleCall]] = defaultdict(list)
+        for call in self.calls:
+            for origin in {x.origin for x in call.inputs if x.origin is not None}:
+                found[origin].append(call)
+        return found
+
+    def consumers(self, call: ModuleCall) -> list[ModuleCall]:
+        """The calls that take results of `call`, functions between them or not."""
+        return self._by_origin.get(call.index, [])
+
+    def next_call(self, call: ModuleCall) -> ModuleCall | None:
+        """The call that takes a result of `call` as it is, the first if there are several."""
+        return next((c for c in self.consumers(call) if any(x.producer == call.index for x in c.inputs)), None)
+
+
+def operators_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The operators of a model by path; what is inside an operator, and what fusion left behind, is not listed."""
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+
+    def visit(parent: nn.Module, prefix: str) -> None:
+        for name, child in parent.named_children():
+            if id(child) in seen or isinstance(child, nn.Identity):
+                continue
+            seen.add(id(child))
+            if is_leaf(child):
+                found[prefix + name] = child
+            else:
+                visit(child, f"{prefix}{name}.")
+
+    visit(model, "")
+    return found
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What is known of a tensor of this run. It is kept on the tensor: no activation lives longer for it."""
+
+    run: object
+    dtype: str
+    producer: int | None
+    origin: int | None
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def _is_called_by_model() -> bool:
+    """Did the model's own code call the function, rather than an operator of this package?"""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+class _Watch(TorchFunctionMode):
+    """Collects the calls of operators while a model runs; what runs inside an operator is not seen."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.operators = operators_of(model)
+        self.calls: list[ModuleCall] = []
+        self.uses: Counter[int] = Counter()
+        self._paths = {module: path for path, module in self.operators.items()}
+        self._repetitions: Counter[str] = Counter()
+        self._depth = 0
+        self._run = object()
+
+    # -- tensors
+
+    def _mark(self, x: Tensor) -> _Mark | None:
+        mark = getattr(x, "_inspection_mark", None)
+        return mark if isinstance(mark, _Mark) and mark.run is self._run else None
+
+    def _dtype(self, x: Tensor) -> str:
+        mark = self._mark(x)
+        return mark.dtype if mark is not None and str(x.dtype) == "torch.float32" else str(x.dtype)
+
+    def _seen(self, x: Tensor, dtype: str, producer: int | None, origin: int | None) -> SeenTensor:
+        values = x.dequantize() if isinstance(x, QTensor) else x
+        low = high = None
+        if values.is_floating_point() and values.numel():
+            low, high = (float(v) for v in torch.aminmax(values.detach()))
+        return SeenTensor(dtype, tuple(x.shape), low, high, producer, origin)
+
+    def _input(self, x: Tensor) -> SeenTensor:
+        mark = self._mark(x)
+        producer, origin = (None, None) if mark is None else (mark.producer, mark.origin)
+        if producer is not None:
+            self.uses[producer] += 1
+        return self._seen(x, self._dtype(x), producer, origin)
+
+    # -- events
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        self._depth += module in self._paths
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        if module in self._paths:
+            self._depth -= 1
+            self._add(module, "", (args, kwargs), out)
+
+    def method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        if name == "_run":  # all methods of a QAT FloatFunctional go through it, with the name and the float route
+            name, args = args[0], args[2:]
+        if module in self._paths:
+            self._add(module, name, (args, kwargs), out)
+
+    def _add(self, module: nn.Module, method: str, inputs: Any, out: Any) -> None:
+        if self._depth:
+            return
+        path, index = self._paths[module], len(self.calls)
+        seen_inputs = tuple(self._input(x) for x in _tensors(inputs))
+        cast = getattr(module, "activation_post_process", None)
+        is_half = isinstance(cast, FakeCast) and cast.dtype == torch.float16
+        outputs = []
+        for x in _tensors(out):
+            dtype = "torch.float16" if is_half and str(x.dtype) == "torch.float32" else str(x.dtype)
+            x._inspection_mark = _Mark(self._run, dtype, index, index)  # type: ignore[attr-defined]
+            outputs.append(self._seen(x, dtype, index, index))
+        repetition = self._repetitions[path]
+        self._repetitions[path] += 1
+        self.calls.append(ModuleCall(index, path, module, method, repetition, seen_inputs, tuple(outputs)))
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        count = len(self.calls)
+        out = func(*args, **(kwargs or {}))
+        results = _tensors(out)
+        # A function that became a module has been reported as that module's call.
+        if self._depth or not results or len(self.calls) != count or not _is_called_by_model():
+            return out
+        marks = [mark for mark in map(self._mark, _tensors((args, kwargs))) if mark is not None]
+        for mark in marks:
+            if mark.producer is not None:
+                self.uses[mark.producer] += 1
+        if marks:
+            for x in results:
+                if self._mark(x) is None:
+                    is_half = marks[0].dtype == "torch.float16" and str(x.dtype) == "torch.float32"
+                    dtype = marks[0].dtype if is_half else str(x.dtype)
+                    x._inspection_mark = _Mark(self._run, dtype, None, marks[0].origin)  # type: ignore[attr-defined]
+        return out
+
+    def finish(self, out: Any) -> Recording:
+        for x in _tensors(out):
+            mark = self._mark(x)
+            if mark is not None and mark.producer is not None:
+                self.uses[mark.producer] += 1
+        return Recording(tuple(self.calls), self.operators, dict(self.uses))
+
+
+@contextmanager
+def as_float(model: nn.Module) -> Iterator[None]:
+    """Run a model in eval mode and in float, nothing observed; afterwards every switch is as it was."""
+    training = {module: module.training for module in model.modules()}
+    switches = [
+        (buffer, buffer.clone())
+        for module in model.modules()
+        if isinstance(module, FakeQuantize)
+        for buffer in (module.fake_quant_enabled, module.observer_enabled)
+    ]
+    random = torch.get_rng_state()
+    model.eval()
+    set_fake_quantize(model, FakeQuantState._FLOAT)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(random)
+        for buffer, value in switches:
+            buffer.copy_(value)
+        for module, mode in training.items():
+            module.training = mode
+            if isinstance(module, Float16):
+                module._float.training = mode
+
+
+@torch.no_grad()
+def record_calls(model: nn.Module, example_inputs: Any) -> Recording:
+    """Run a model once and give the calls of its operators; values are those of the float model.
+
+    Args:
+        example_inputs: a tuple or list of the model's arguments; anything else is its only argument.
+    """
+    args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    watch = _Watch(model)
+    before = register_module_forward_pre_hook(watch.enter)
+    after = register_module_forward_hook(watch.leave, with_kwargs=True)  # type: ignore[call-arg]
+    try:
+        with as_float(model), watch, listening(watch.method):
+            return watch.finish(model(*args))
+    finally:
+        before.remove()
+        after.remove()

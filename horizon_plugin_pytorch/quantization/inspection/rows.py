@@ -1,0 +1,394 @@
+"""What there is to say about a prepared model, as rows; `report` gives them their looks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from horizon_plugin_pytorch.dtype import qint8
+from horizon_plugin_pytorch.nn.operator_table import row_named
+from horizon_plugin_pytorch.nn.qat.batchnorm import QATBatchNorm
+from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.relu import ReLU
+from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, Role, fits_layer
+from horizon_plugin_pytorch.quantization.inspection.calls import ModuleCall, Recording, SeenTensor
+
+NO_QCONFIG = "qconfig = None"
+_RULES = {rule.roles for rule in FUSION_RULES}
+
+
+@dataclass(frozen=True)
+class Member:
+    """A module of a pattern that could be fused."""
+
+    name: str
+    type: type
+
+
+@dataclass(frozen=True)
+class CalledTimes:
+    """How often a module was called."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True)
+class DtypeCount:
+    """How many tensors of each format the modules of a type take, or give."""
+
+    type: type
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class OutQConfig:
+    """Formats of one call, and what observes its output."""
+
+    name: str
+    type: type
+    input_dtypes: tuple[str, ...]
+    out_dtypes: tuple[str, ...]
+    ch_axis: str
+    observer: str
+
+
+@dataclass(frozen=True)
+class WeightQConfig:
+    """The weight's format of one call."""
+
+    name: str
+    type: type
+    dtype: str
+    ch_axis: int
+    observer: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """Something to look at."""
+
+    name: str
+    type: type
+    text: str
+
+
+@dataclass(frozen=True)
+class ComputeType:
+    """A layer whose operands are of unequal kinds: real numbers times integers."""
+
+    name: str
+    input: str
+    weight: str
+
+
+@dataclass(frozen=True)
+class SharedRange:
+    """The ranges that the calls of one module take with one scale.
+
+    Args:
+        ranges: smallest and largest output value of each call.
+        ratio: largest magnitude of all calls over that of the call with the smallest.
+    """
+
+    name: str
+    type: type
+    ranges: tuple[tuple[float, float], ...]
+    ratio: float
+
+    @property
+    def lost_bits(self) -> float:
+        """How many bits the smallest call does not use."""
+        return math.log2(self.ratio) if math.isfinite(self.ratio) else math.inf
+
+    @property
+    def would_help(self) -> bool:
+        """Would own scales for each call help? A bit or more is wasted otherwise."""
+        return self.ratio >= 2
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """All rows of a check, in the order of `model_check_result.txt`."""
+
+    unfused: tuple[tuple[Member, ...], ...]
+    called_times: tuple[CalledTimes, ...]
+    input_dtypes: tuple[DtypeCount, ...]
+    output_dtypes: tuple[DtypeCount, ...]
+    out_qconfigs: tuple[OutQConfig, ...]
+    weight_qconfigs: tuple[WeightQConfig, ...]
+    messages: tuple[Message, ...]
+    compute_types: tuple[ComputeType, ...]
+    mistakes: tuple[Message, ...]
+    shared_ranges: tuple[SharedRange, ...]
+
+
+def check_recording(recording: Recording) -> ModelCheck:
+    """Every row for a recorded run."""
+    return ModelCheck(
+        unfused=tuple(unfused_patterns(recording)),
+        called_times=tuple(called_times(recording)),
+        input_dtypes=tuple(dtype_statistics(recording.calls, lambda call: call.inputs)),
+        output_dtypes=tuple(dtype_statistics(recording.calls, lambda call: call.outputs)),
+        out_qconfigs=tuple(out_qconfig(call) for call in recording.calls),
+        weight_qconfigs=tuple(weight_qconfigs(recording.calls)),
+        messages=tuple(messages(recording.calls)),
+        compute_types=tuple(compute_types(recording.calls)),
+        mistakes=tuple(mistakes(recording)),
+        shared_ranges=tuple(shared_ranges(recording)),
+    )
+
+
+# -- fusion
+
+
+def _roles(call: ModuleCall) -> tuple[Role, ...]:
+    """The parts that a call plays in fusion; several for a module that is fused already."""
+    module = call.module
+    if isinstance(module, QATGemm):
+        form = module.form
+        rest = ((Role.BN, form.has_bn), (Role.ADD, form.has_add), (Role.RELU, form.relu is not None))
+        return (Role.LAYER, *(role for role, has in rest if has))
+    if isinstance(module, QATBatchNorm):
+        return (Role.BN,)
+    if isinstance(module, ReLU):
+        return (Role.RELU,)
+    is_sum = isinstance(module, FloatFunctional) and call.method == "add" and len(call.inputs) == 2
+    return (Role.ADD,) if is_sum and call.inputs[0].producer != call.inputs[1].producer else ()
+
+
+def _fits(layer: nn.Module, call: ModuleCall) -> bool:
+    """Can a batch normalisation be folded into the layer? Other calls fit."""
+    if not isinstance(call.module, QATBatchNorm):
+        return True
+    return isinstance(layer, QATGemm) and fits_layer(layer.float_class, layer, call.module)
+
+
+def unfused_patterns(recording: Recording) -> Iterator[tuple[Member, ...]]:
+    """Chains of modules that could be one module, by the rules of fusion, each as long as it can be."""
+    taken: set[int] = set()
+    counts = recording.counts
+    for start in recording.calls:
+        roles = _roles(start)
+        if roles[:1] != (Role.LAYER,):
+            continue
+        chain = [start]
+        while recording.uses.get(chain[-1].index) == 1:
+            after = recording.next_call(chain[-1])
+            if after is None or after.index in taken:
+                break
+            more = _roles(after)
+            if not more or (*roles, *more) not in _RULES or not _fits(start.module, after):
+                break
+            roles = (*roles, *more)
+            chain.append(after)
+        if len(chain) > 1:
+            taken.update(call.index for call in chain)
+            yield tuple(
+                Member(c.path + ("(shared)" if counts[c.path] > 1 else ""), type(c.module)) for c in chain
+            )
+
+
+# -- calls
+
+
+def called_times(recording: Recording) -> Iterator[CalledTimes]:
+    """How often each operator of the model was called, in the order of definition."""
+    for path, count in recording.counts.items():
+        yield CalledTimes(path, count)
+
+
+def shared_ranges(recording: Recording) -> Iterator[SharedRange]:
+    """Modules with a scale of their own that were called several times, and the ranges of their outputs."""
+    by_path: dict[str, list[ModuleCall]] = defaultdict(list)
+    for call in recording.calls:
+        if isinstance(call.quantizer, FakeQuantize):
+            by_path[call.path].append(call)
+    for path, calls in by_path.items():
+        seen = [call.outputs[0] for call in calls if call.outputs and call.outputs[0].low is not None]
+        if len(seen) < 2:
+            continue
+        smallest, largest = min(x.largest for x in seen), max(x.largest for x in seen)
+        ratio = 1.0 if largest == 0 else math.inf if smallest == 0 else largest / smallest
+        yield SharedRange(path, type(calls[0].module), tuple((x.low or 0.0, x.high or 0.0) for x in seen), ratio)
+
+
+# -- formats
+
+
+def dtype_statistics(
+    calls: Sequence[ModuleCall], tensors: Callable[[ModuleCall], Iterable[SeenTensor]]
+) -> Iterator[DtypeCount]:
+    """How many tensors of each format go into the modules of each type, or come out of them."""
+    found: dict[type, Counter[str]] = {}
+    for call in calls:
+        found.setdefault(type(call.module), Counter()).update(x.dtype for x in tensors(call))
+    for cls, counts in found.items():
+        yield DtypeCount(cls, dict(counts))
+
+
+def _dtypes(tensors: Iterable[SeenTensor]) -> tuple[str, ...]:
+    return tuple(x.dtype for x in tensors)
+
+
+def out_qconfig(call: ModuleCall) -> OutQConfig:
+    """Formats of a call, and the observer of its output."""
+    quantizer = call.quantizer
+    if isinstance(quantizer, FakeQuantize):
+        axis, observer = str(quantizer.ch_axis), type(quantizer.activation_post_process).__name__
+    elif isinstance(quantizer, FakeCast):
+        axis, observer = str(quantizer.ch_axis), type(quantizer).__name__
+    elif getattr(call.module, "qconfig", None) is None:
+        axis, observer = NO_QCONFIG, ""
+    elif any(x.is_quantized for x in call.outputs):  # an operator made of others, the last of which observes
+        axis, observer = "-1", ""
+    else:
+        axis, observer = "activation = None", ""
+    return OutQConfig(call.name, type(call.module), _dtypes(call.inputs), _dtypes(call.outputs), axis, observer)
+
+
+def _weight_quantizer(module: nn.Module) -> Any:
+    found = getattr(module, "weight_fake_quant", None)
+    return found if isinstance(found, (FakeQuantize, FakeCast)) else None
+
+
+def weight_qconfigs(calls: Iterable[ModuleCall]) -> Iterator[WeightQConfig]:
+    """Formats of the weights, a row for each call."""
+    for call in calls:
+        quantizer = _weight_quantizer(call.module)
+        if quantizer is not None:
+            observer = getattr(quantizer, "activation_post_process", quantizer)
+            yield WeightQConfig(
+                call.name, type(call.module), str(quantizer.dtype), quantizer.ch_axis, type(observer).__name__
+            )
+
+
+def shown(dtypes: Sequence[str]) -> str:
+    """Formats as tables show them: one as it is, several as a list."""
+    return dtypes[0] if len(dtypes) == 1 else str(list(dtypes)) if dtypes else ""
+
+
+def messages(calls: Iterable[ModuleCall]) -> Iterator[Message]:
+    """Formats that may be intended, and deserve a look."""
+    for call in calls:
+        if isinstance(call.module, DeQuantStub):
+            continue
+
+        def say(text: str, call: ModuleCall = call) -> Message:
+            return Message(call.name, type(call.module), text)
+
+        weight, quantizer = _weight_quantizer(call.module), call.quantizer
+        if isinstance(weight, FakeQuantize) and weight.dtype != qint8:
+            yield say(f"{weight.dtype} weight!!!")
+        if isinstance(weight, FakeQuantize) and weight.is_fixed:
+            yield say(f"Fixed weight scale {_scale(weight)}")
+        before = {x.dtype for x in call.inputs if x.is_quantized}
+        after = [x.dtype for x in call.outputs if x.is_quantized]
+        if before and after and not before.issuperset(after[:1]):
+            yield say(f"input dtype {shown(_dtypes(call.inputs))} is not same with out dtype {after[0]}")
+        if quantizer is None and getattr(call.module, "qconfig", None) is not None and not after:
+            yield say("output activation is not quantized")
+        if isinstance(quantizer, FakeQuantize) and quantizer.is_fixed:
+            yield say(f"Fixed scale {_scale(quantizer)}")
+
+
+def _scale(quantizer: FakeQuantize) -> Any:
+    scale = quantizer.scale.tolist()
+    return scale[0] if len(scale) == 1 else scale
+
+
+def compute_types(calls: Iterable[ModuleCall]) -> Iterator[ComputeType]:
+    """Layers that multiply real numbers by integers."""
+    for call in calls:
+        weight = _weight_quantizer(call.module)
+        if isinstance(weight, FakeQuantize) and call.inputs and call.inputs[0].is_float:
+            input = call.inputs[0].dtype.removeprefix("torch.")
+            yield ComputeType(call.name, input, str(weight.dtype).removeprefix("q"))
+
+
+# -- what the guide on common mistakes warns of
+
+
+def mistakes(recording: Recording) -> Iterator[Message]:
+    """Common mistakes, in the order of the calls; at last the modules that never ran."""
+    counts = recording.counts
+    for call in recording.calls:
+        texts = [_low_precision(recording, call), _float_input(recording, call), _off_centre(call)]
+        if isinstance(call.module, FloatFunctional) and counts[call.path] > 1 and not call.repetition:
+            texts.append(
+                f"a FloatFunctional has one scale and is called {counts[call.path]} times; define one for each call"
+            )
+        for text in texts:
+            if text:
+                yield Message(call.name, type(call.module), text)
+    for path, count in counts.items():
+        if count == 0:
+            text = "is never called: remove it, or give example inputs that run through it"
+            yield Message(path, type(recording.operators[path]), text)
+
+
+def _can_be_real(call: ModuleCall) -> bool:
+    """Can the accumulator of this operator leave as float?"""
+    row = row_named(getattr(call.module, "operator", ""))
+    return row is not None and row.has_real_output and call.method in ("", "matmul")
+
+
+def _low_precision(recording: Recording, call: ModuleCall) -> str:
+    consumers = recording.consumers(call)
+    is_output = bool(consumers) and all(isinstance(c.module, DeQuantStub) for c in consumers)
+    if not is_output or not isinstance(call.quantizer, FakeQuantize) or not _can_be_real(call):
+        return ""
+    return (
+        f"output of the model in {call.quantizer.dtype}, and high precision is possible: give this module a qconfig "
+        "without activation, such as default_qat_8bit_weight_32bit_out_fake_quant_qconfig"
+    )
+
+
+def _float_input(recording: Recording, call: ModuleCall) -> str:
+    module = call.module
+    if isinstance(module, (QuantStub, DeQuantStub)) or getattr(module, "qconfig", None) is None:
+        return ""
+    floats = [x for x in call.inputs if x.dtype == "torch.float32"]
+    if not floats or isinstance(call.quantizer, FakeCast):
+        return ""
+    if isinstance(module, QATModule) and not module.takes_real:
+        sources = {recording.calls[x.origin] for x in floats if x.origin is not None}
+        real = [c.name for c in sources if _is_high_precision(c)]
+        if real:
+            return f"float input: {', '.join(real)} has a high-precision output; give it an activation in its qconfig"
+        if any(x.is_quantized for x in call.inputs):
+            return "float input of a quantized operator: put a QuantStub where this tensor enters"
+    if any(x.is_quantized for x in (*call.inputs, *(() if isinstance(module, QATModule) else call.outputs))):
+        return ""
+    return (
+        "has a qconfig and sees float tensors only: if this is pre- or post-processing or a loss, set qconfig = None; "
+        "if it is to be quantized, put a QuantStub before it"
+    )
+
+
+def _is_high_precision(call: ModuleCall) -> bool:
+    return isinstance(call.module, QATModule) and call.quantizer is None and _can_be_real(call)
+
+
+def _off_centre(call: ModuleCall) -> str:
+    """An image, as far as a shape can tell, that uses one half of the integers."""
+    if not isinstance(call.module, QuantStub) or len(call.inputs) != 1:
+        return ""
+    (x,) = call.inputs
+    is_image = len(x.shape) == 4 and (x.shape[1] in (1, 3) or x.shape[3] in (1, 3))
+    if not is_image or x.low is None or x.high is None or x.low < 0 or x.high <= 0:
+        return ""
+    return (
+        f"image input in [{x.low:.4g}, {x.high:.4g}] is not centred, half of the integers are not used: images are "
+        "centred YUV444 on the chip; normalise to [-1, 1] and use QuantStub(scale=1/128)"
+    )

@@ -1,0 +1,68 @@
+"""Is a prepared model what its user meant?"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import nn
+
+from horizon_plugin_pytorch.errors import HorizonError
+from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
+from horizon_plugin_pytorch.quantization.inspection.report import message_table, messages_text, render
+from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, check_recording
+
+__all__ = ["check_qat_model"]
+
+RESULT_FILE = "model_check_result.txt"
+
+
+def check_qat_model(
+    model: nn.Module, example_inputs: Any, save_results: bool = True, out_dir: str | os.PathLike = "."
+) -> ModelCheck:
+    """Check structure and number formats of a prepared model, by running it once; the model is not changed.
+
+    Written to ``model_check_result.txt``: patterns that could be fused, how often each module runs, statistics of
+    number formats, formats and observers of outputs and weights, and what deserves a look. That last part is printed.
+
+    Args:
+        model: a prepared model, before it is converted.
+        example_inputs: a tuple or list of the model's arguments; anything else is its only argument.
+        save_results: write the file.
+        out_dir: the file's folder.
+
+    Returns:
+        The rows of the tables.
+
+    >>> import torch
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization import QuantWrapper, prepare_qat_fx
+    >>> from horizon_plugin_pytorch.quantization import default_qat_8bit_weight_32bit_out_fake_quant_qconfig as last
+    >>> from horizon_plugin_pytorch.quantization import default_qat_8bit_fake_quant_qconfig as qconfig
+    >>> set_march(March.BAYES)
+    >>> qat = prepare_qat_fx(QuantWrapper(nn.Linear(4, 2)), {"": qconfig, "module_name": [("module", last)]})
+    >>> check = check_qat_model(qat, torch.randn(3, 4), save_results=False)
+    Please check if these OPs qconfigs are expected..
+    +---------------+-------------------------------------------------------+------------------------------------+
+    | Module Name   | Module Type                                           | Msg                                |
+    |---------------+-------------------------------------------------------+------------------------------------|
+    | module        | <class 'horizon_plugin_pytorch.nn.qat.linear.Linear'> | output activation is not quantized |
+    +---------------+-------------------------------------------------------+------------------------------------+
+    >>> [row.count for row in check.called_times]
+    [1, 1, 1]
+    """
+    if not any(isinstance(m, QATModule) for m in model.modules()):
+        raise HorizonError(
+            f"check_qat_model: `{type(model).__name__}` has no QAT modules; it takes the result of prepare, before "
+            "conversion. A converted model is checked with `quantization.check_model`."
+        )
+    check = check_recording(record_calls(model, example_inputs))
+    if check.messages:
+        print(messages_text(check.messages))
+    if check.mistakes:
+        print(f"Common mistakes:\n{message_table(check.mistakes)}")
+    if save_results:
+        write_atomically(render(check).encode(), os.path.join(out_dir, RESULT_FILE))
+    return check
