@@ -11,7 +11,7 @@ import re
 
 import torch
 
-_LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_TORCH, _PACKAGE = os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -77,7 +77,17 @@ def is_user_code(file: str) -> bool:
     >>> is_user_code("/home/me/torch/model.py"), is_user_code(torch.__file__), is_user_code("<eval_with_key>.0")
     (True, False, False)
     """
-    return not file.startswith(("<eval_with_key>", *_LIBRARIES))
+    return not file.startswith(("<eval_with_key>", _TORCH, _PACKAGE))
+
+
+def is_torch_code(file: str) -> bool:
+    """Does a source file belong to torch?"""
+    return file.startswith(_TORCH)
+
+
+def is_package_code(file: str) -> bool:
+    """Does a source file belong to this package?"""
+    return file.startswith(_PACKAGE)
 
 
 def source_line(stack_trace: str | None) -> str:

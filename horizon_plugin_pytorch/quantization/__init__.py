@@ -31,6 +31,7 @@ from horizon_plugin_pytorch.quantization.qconfig import (
     get_default_qconfig,
 )
 from horizon_plugin_pytorch import nn  # operators, on top of statistics
+from horizon_plugin_pytorch.quantization.checkpoint import load_calib_state_dict
 from horizon_plugin_pytorch.quantization.fuse_modules import (
     fuse_conv_shared_modules,
     fuse_known_modules,
@@ -76,6 +77,7 @@ __all__ = [
     "get_default_qat_qconfig",
     "get_default_qconfig",
     "get_qat_mode",
+    "load_calib_state_dict",
     "load_observer_params",
     "observer",
     "observer_v2",

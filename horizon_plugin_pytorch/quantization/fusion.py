@@ -97,7 +97,7 @@ def can_fold(layer: nn.Module, bn: nn.Module) -> bool:
     return cls is not None and fits_layer(cls, layer, bn)
 
 
-def fits_layer(cls: type[nn.Module], layer: Any, bn: Any) -> bool:
+def fits_layer(cls: type[nn.Module], layer: nn.Module, bn: nn.Module) -> bool:
     """Can this batch normalisation be folded into a layer of that torch class, or into the QAT form of one?"""
     if not isinstance(bn, _BATCH_NORMS[cls]) or bn.running_var is None:
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -17,16 +16,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-import horizon_plugin_pytorch
+from horizon_plugin_pytorch.errors import is_package_code, is_torch_code
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.nn.placed import PlacedModule, listening
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
-
-_PACKAGE = os.path.dirname(horizon_plugin_pytorch.__file__) + os.sep
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 @dataclass(frozen=True)
@@ -167,9 +163,9 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _is_called_by_model() -> bool:
     """Did the model's own code call the function, rather than an operator of this package?"""
     frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+    while frame is not None and is_torch_code(frame.f_code.co_filename):
         frame = frame.f_back
-    return frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE)
+    return frame is not None and not is_package_code(frame.f_code.co_filename)
 
 
 class _Watch(TorchFunctionMode):

@@ -194,9 +194,7 @@ def unfused_patterns(recording: Recording) -> Iterator[tuple[Member, ...]]:
             chain.append(after)
         if len(chain) > 1:
             taken.update(call.index for call in chain)
-            yield tuple(
-                Member(c.path + ("(shared)" if counts[c.path] > 1 else ""), type(c.module)) for c in chain
-            )
+            yield tuple(Member(c.path + ("(shared)" if counts[c.path] > 1 else ""), type(c.module)) for c in chain)
 
 
 # -- calls
