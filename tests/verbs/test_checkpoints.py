@@ -5,23 +5,28 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     convert_fx,
     default_calib_8bit_fake_quant_qconfig,
     default_qat_8bit_fake_quant_qconfig,
     default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
+    load_calib_state_dict,
     load_observer_params,
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.checkpoint import compare_state_dict
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.prepare import prepare_jit
 from tests.models import ZOO, make
 from tests.routes import as_numbers, calibrate, mismatches, prepared, run_onnx
 
@@ -149,3 +154,77 @@ def test_other_float_types_are_refused_by_name(dtype: torch.dtype) -> None:
             changed.to(dtype)
         assert {key: value.dtype for key, value in changed.state_dict().items()} == before
     assert torch.equal(qat.to("cpu")(*inputs), quantized.cpu()(*inputs))
+
+
+def test_a_copy_keeps_what_is_frozen() -> None:
+    model, _ = make("resnet")
+    qat = prepare_qat_fx(model, {"": QAT}).train()
+    qat.layer1.conv1.eval()
+    for other in (copy.deepcopy(qat), pickle.loads(pickle.dumps(qat))):
+        assert [m.training for m in other.modules()] == [m.training for m in qat.modules()]
+
+
+# -- load_calib_state_dict
+
+
+PREPARES = {
+    "fx": lambda model, inputs, qconfig: prepare_qat_fx(model, {"": qconfig}),
+    "jit": lambda model, inputs, qconfig: prepare_jit(model, inputs, {"": qconfig}),
+}
+
+
+@pytest.mark.parametrize("source", PREPARES)
+@pytest.mark.parametrize("target", PREPARES)
+def test_a_calibrated_state_fits_across_methods(source: str, target: str) -> None:
+    model, inputs = make("resnet")
+    calib = PREPARES[source](model, inputs, default_calib_8bit_fake_quant_qconfig)
+    set_fake_quantize(calib, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        calib(*inputs)
+    qat = PREPARES[target](model, inputs, QAT)
+    assert not load_calib_state_dict(qat, calib.state_dict())
+    states = {(m.is_observing, m.is_quantizing) for m in qat.modules() if isinstance(m, FakeQuantize)}
+    assert states == {(True, True)}  # its own, whatever the calibrated model was in
+    with torch.no_grad():
+        assert torch.equal(_validate(qat)(*inputs), _validate(calib)(*inputs))
+
+
+@pytest.mark.parametrize("method", PREPARES)
+def test_a_state_file_has_plain_tensors(method: str) -> None:
+    model, inputs = make("resnet")
+    qat = PREPARES[method](model, inputs, QAT)
+    qat(*inputs)
+    file = io.BytesIO()
+    torch.save(qat.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    assert all(type(value) is torch.Tensor for value in state.values())
+    assert not compare_state_dict(qat, state)
+
+
+@pytest.mark.filterwarnings("ignore:.*has qconfig None")
+def test_differences_are_told_by_module() -> None:
+    model, _ = make("resnet")
+    whole = prepare_qat_fx(model, {"": QAT})
+    part = prepare_qat_fx(model, {"": QAT, "module_name": [("fc", None)]})
+    expected = "missing quantization parameters (not quantized when the checkpoint was made):\n  fc: weight, output"
+    with pytest.warns(QuantizationWarning, match=re.escape(expected)):
+        mismatch = load_calib_state_dict(whole, part.state_dict())
+    assert mismatch.missing_quantization == {"fc": ("weight", "output")} and str(mismatch) == expected
+    mismatch = compare_state_dict(part, whole.state_dict())
+    assert str(mismatch) == ("unexpected quantization parameters (not quantized in this model):\n  fc: weight, output")
+    state = whole.state_dict()
+    state["head.extra"] = state.pop("fc.bias")
+    assert str(compare_state_dict(whole, state)) == (
+        "missing parameters (the checkpoint is of another forward):\n  fc: bias\n"
+        "unexpected parameters (the checkpoint is of another forward):\n  head: extra"
+    )
+
+
+def test_statistics_of_another_observer_are_no_difference() -> None:
+    model, _ = make("resnet")
+    qat = prepare_qat_fx(model, {"": QAT})
+    state = qat.state_dict()
+    state["quant.activation_post_process.activation_post_process.histogram"] = torch.zeros(8)
+    del state["quant.activation_post_process.activation_post_process.min_val"]
+    assert not compare_state_dict(qat, state)

@@ -58,8 +58,11 @@ def _rebuild(cls: type, class_name: str, state: dict, nodes: list[tuple]) -> Any
 def _assemble(cls: type, class_name: str, state: dict, graph: fx.Graph) -> Any:
     root = nn.Module()
     root.__dict__.update(state)
+    modes = {module: module.training for module in root.modules()}
     out = cls(root, graph, class_name)
     out.__dict__.update(state)  # also what the graph does not mention
+    for module, mode in modes.items():  # a frozen batch norm stays frozen in a copy
+        module.training = mode
     bind_methods(out)
     return out
 

@@ -1,0 +1,519 @@
+"""`check_qat_model`: the tables of the guides, each message, and a model that stays as it was."""
+
+from __future__ import annotations
+
+import copy
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.dtype import qint16
+from horizon_plugin_pytorch.errors import HorizonError
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    FixedScaleObserver,
+    QConfig,
+    QuantStub,
+    convert_fx,
+    default_qat_8bit_fake_quant_qconfig,
+    default_qat_8bit_weight_32bit_out_fake_quant_qconfig,
+    fuse_modules,
+    get_default_qconfig,
+    prepare_qat,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
+from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
+from horizon_plugin_pytorch.quantization.inspection.report import render
+from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, check_recording
+from horizon_plugin_pytorch.quantization.prepare import prepare_jit
+from horizon_plugin_pytorch.utils.check_model import check_qat_model
+from tests.models import make
+
+QAT = default_qat_8bit_fake_quant_qconfig
+HIGH = default_qat_8bit_weight_32bit_out_fake_quant_qconfig
+IMAGE = torch.linspace(-1, 1, 48).reshape(1, 3, 4, 4)
+
+
+def _eager(model: nn.Module, inputs: Any, qconfig: Any = QAT) -> nn.Module:
+    model.qconfig = qconfig
+    return prepare_qat(model)
+
+
+def _fx(model: nn.Module, inputs: Any, qconfig: Any = QAT, **names: Any) -> nn.Module:
+    return prepare_qat_fx(model, {"": qconfig, "module_name": names})
+
+
+def _jit(model: nn.Module, inputs: Any, qconfig: Any = QAT, **names: Any) -> nn.Module:
+    return prepare_jit(model, inputs, {"": qconfig, "module_name": names})
+
+
+GRAPH_METHODS = pytest.mark.parametrize("prepare", [_fx, _jit], ids=["fx", "jit"])
+METHODS = pytest.mark.parametrize("prepare", [_eager, _fx, _jit], ids=["eager", "fx", "jit"])
+
+
+def _check(model: nn.Module, *inputs: Tensor) -> ModelCheck:
+    return check_recording(record_calls(model, inputs))
+
+
+class Stubbed(nn.Module):
+    """Modules between two stubs; `run` is the forward in between."""
+
+    def __init__(self, run: Callable[[Any, Any], Any], **modules: nn.Module) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.run(self, self.quant(x)))
+
+
+class ConvReLU(nn.Module):
+    """The model of the tuning guide's tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant = QuantStub()
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.relu = nn.ReLU()
+        self.dequant = DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.relu(self.conv(self.quant(x))))
+
+
+# The first table and the two of qconfigs are those of tuning-guide.md, letter by letter.
+CONV_RELU = """\
+Fusable modules are listed below:
+name    type
+------  -----------------------------------------------------
+conv    <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
+relu    <class 'horizon_plugin_pytorch.nn.qat.relu.ReLU'>
+
+All modules in the model run exactly once.
+
+input dtype statistics:
++-----------------------------------------------------------+-----------------+---------+----------+
+| module type                                               |   torch.float32 |   qint8 |   qint16 |
+|-----------------------------------------------------------+-----------------+---------+----------|
+| <class 'horizon_plugin_pytorch.nn.qat.stubs.QuantStub'>   |               1 |       0 |        0 |
+| <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>     |               0 |       1 |        0 |
+| <class 'horizon_plugin_pytorch.nn.qat.relu.ReLU'>         |               0 |       1 |        0 |
+| <class 'horizon_plugin_pytorch.nn.qat.stubs.DeQuantStub'> |               0 |       1 |        0 |
+| total                                                     |               1 |       3 |        0 |
++-----------------------------------------------------------+-----------------+---------+----------+
+
+output dtype statistics:
++-----------------------------------------------------------+-----------------+---------+----------+
+| module type                                               |   torch.float32 |   qint8 |   qint16 |
+|-----------------------------------------------------------+-----------------+---------+----------|
+| <class 'horizon_plugin_pytorch.nn.qat.stubs.QuantStub'>   |               0 |       1 |        0 |
+| <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>     |               0 |       1 |        0 |
+| <class 'horizon_plugin_pytorch.nn.qat.relu.ReLU'>         |               0 |       1 |        0 |
+| <class 'horizon_plugin_pytorch.nn.qat.stubs.DeQuantStub'> |               1 |       0 |        0 |
+| total                                                     |               1 |       3 |        0 |
++-----------------------------------------------------------+-----------------+---------+----------+
+
+Each layer out qconfig:
++---------------+-----------------------------------------------------------+---------------+---------------+----------------+-----------------------------+
+| Module Name   | Module Type                                               | Input dtype   | out dtype     | ch_axis        | observer                    |
+|---------------+-----------------------------------------------------------+---------------+---------------+----------------+-----------------------------|
+| quant         | <class 'horizon_plugin_pytorch.nn.qat.stubs.QuantStub'>   | torch.float32 | qint8         | -1             | MovingAverageMinMaxObserver |
+| conv          | <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>     | qint8         | qint8         | -1             | MovingAverageMinMaxObserver |
+| relu          | <class 'horizon_plugin_pytorch.nn.qat.relu.ReLU'>         | qint8         | qint8         | qconfig = None |                             |
+| dequant       | <class 'horizon_plugin_pytorch.nn.qat.stubs.DeQuantStub'> | qint8         | torch.float32 | qconfig = None |                             |
++---------------+-----------------------------------------------------------+---------------+---------------+----------------+-----------------------------+
+
+Weight qconfig:
++---------------+-------------------------------------------------------+----------------+-----------+---------------------------------------+
+| Module Name   | Module Type                                           | weight dtype   |   ch_axis | observer                              |
+|---------------+-------------------------------------------------------+----------------+-----------+---------------------------------------|
+| conv          | <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'> | qint8          |         0 | MovingAveragePerChannelMinMaxObserver |
++---------------+-------------------------------------------------------+----------------+-----------+---------------------------------------+
+
+Please check if these OPs qconfigs are expected..
++---------------+---------------+-------+
+| Module Name   | Module Type   | Msg   |
+|---------------+---------------+-------|
++---------------+---------------+-------+
+"""  # noqa: E501 - as the guide prints it
+
+
+def test_the_file_is_the_tuning_guides(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    check = check_qat_model(_eager(ConvReLU(), IMAGE), IMAGE, out_dir=tmp_path / "new")
+    assert (tmp_path / "new" / "model_check_result.txt").read_text() == CONV_RELU == render(check)
+    assert capsys.readouterr().out == ""
+    check_qat_model(_eager(ConvReLU(), IMAGE), IMAGE, save_results=False, out_dir=tmp_path / "none")
+    assert [p.name for p in tmp_path.iterdir()] == ["new"]
+
+
+@GRAPH_METHODS
+def test_what_prepare_fused_is_not_fusable(prepare: Any) -> None:
+    text = render(_check(prepare(ConvReLU(), (IMAGE,)), IMAGE))
+    assert text.startswith("All fusable modules are fused in model!\n\nAll modules in the model run exactly once.\n\n")
+
+
+def test_call_counts_are_the_tuning_guides() -> None:
+    model = Stubbed(lambda self, x: self.conv(self.conv(x)), conv=nn.Conv2d(3, 3, 1))
+    expected = """
+        Each module called times:
+        name       called times
+        -------  --------------
+        conv                  2
+        quant                 1
+        dequant               1
+        """
+    assert textwrap.dedent(expected).strip() in render(_check(_fx(model, IMAGE), IMAGE))
+
+
+class Conv2dModule(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv2d = nn.Conv2d(channels, channels, 1)
+        self.add = FloatFunctional()
+        self.bn_mod = nn.BatchNorm2d(channels)
+        self.relu_mod = nn.ReLU()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.relu_mod(self.add.add(self.bn_mod(self.conv2d(x)), y))
+
+    def fuse_model(self) -> None:
+        fuse_modules(self, ["conv2d", "bn_mod", "add", "relu_mod"], inplace=True)
+
+
+class TestFuseNet(nn.Module):
+    """The model that the development guide prints tables of."""
+
+    __test__ = False
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.quantx, self.quanty = QuantStub(), QuantStub()
+        self.convmod1 = Conv2dModule(channels)
+        self.convmod2 = Conv2dModule(channels)
+        self.convmod3 = Conv2dModule(channels)
+        self.shared_conv = nn.Conv2d(channels, channels, 1)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.sub = FloatFunctional()
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = self.quantx(x), self.quanty(y)
+        x = self.convmod1(x, y)
+        x = self.convmod2(y, x)
+        x = self.convmod3(x, y)
+        x = self.bn1(self.shared_conv(x))
+        y = self.bn2(self.shared_conv(y))
+        return self.relu(self.sub.sub(x, y))
+
+
+def _fuse_net() -> nn.Module:
+    net = TestFuseNet(3).eval()
+    net.convmod1.fuse_model()
+    net.convmod3.fuse_model()
+    net.qconfig = get_default_qconfig(weight_qkwargs={"dtype": qint16})
+    net.sub.qconfig = get_default_qconfig(
+        activation_qkwargs={"observer": FixedScaleObserver, "scale": 1 / 2**15, "dtype": qint16}
+    )
+    set_march(March.NASH_M)
+    return prepare_qat(net)
+
+
+def test_patterns_are_the_development_guides() -> None:
+    check = _check(_fuse_net(), IMAGE, IMAGE)
+    assert [[member.name for member in pattern] for pattern in check.unfused] == [
+        ["convmod2.conv2d", "convmod2.bn_mod", "convmod2.add", "convmod2.relu_mod"],
+        ["shared_conv(shared)", "bn1"],
+        ["shared_conv(shared)", "bn2"],
+    ]
+
+
+# development-guide.md, without the column `observer` that later versions have
+OUT_QCONFIGS = """\
+| quantx            | QuantStub       | torch.float32      | qint8  | -1             |
+| quanty            | QuantStub       | torch.float32      | qint8  | -1             |
+| convmod1.add      | ConvAddReLU2d   | ['qint8', 'qint8'] | qint8  | -1             |
+| convmod2.conv2d   | Conv2d          | qint8              | qint8  | -1             |
+| convmod2.bn_mod   | BatchNorm2d     | qint8              | qint8  | -1             |
+| convmod2.add[add] | FloatFunctional | ['qint8', 'qint8'] | qint8  | -1             |
+| convmod2.relu_mod | ReLU            | qint8              | qint8  | qconfig = None |
+| convmod3.add      | ConvAddReLU2d   | ['qint8', 'qint8'] | qint8  | -1             |
+| shared_conv       | Conv2d          | qint8              | qint8  | -1             |
+| bn1               | BatchNorm2d     | qint8              | qint8  | -1             |
+| shared_conv(1)    | Conv2d          | qint8              | qint8  | -1             |
+| bn2               | BatchNorm2d     | qint8              | qint8  | -1             |
+| sub[sub]          | FloatFunctional | ['qint8', 'qint8'] | qint16 | -1             |
+| relu              | ReLU            | qint16             | qint16 | qconfig = None |
+"""
+
+
+def _cells(line: str) -> list[str]:
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    cells[1] = cells[1].removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
+    return cells
+
+
+def _section(text: str, title: str) -> list[list[str]]:
+    """The rows of a table."""
+    lines = text.partition(f"{title}\n")[2].partition("\n\n")[0].splitlines()
+    return [_cells(line) for line in lines if line.startswith("|") and "---" not in line][1:]
+
+
+def test_formats_and_messages_are_the_development_guides() -> None:
+    text = render(_check(_fuse_net(), IMAGE, IMAGE))
+    assert [r[:5] for r in _section(text, "Each layer out qconfig:")] == [_cells(x) for x in OUT_QCONFIGS.splitlines()]
+    layers = [("convmod1.add", "ConvAddReLU2d"), ("convmod2.conv2d", "Conv2d"), ("convmod3.add", "ConvAddReLU2d"),
+              ("shared_conv", "Conv2d"), ("shared_conv(1)", "Conv2d")]  # fmt: skip
+    assert [r[:4] for r in _section(text, "Weight qconfig:")] == [[n, t, "qint16", "0"] for n, t in layers]
+    assert _section(text, "Please check if these OPs qconfigs are expected..") == [
+        *([name, type, "qint16 weight!!!"] for name, type in layers),
+        ["sub[sub]", "FloatFunctional", "input dtype ['qint8', 'qint8'] is not same with out dtype qint16"],
+        ["sub[sub]", "FloatFunctional", "Fixed scale 3.0517578125e-05"],
+    ]
+
+
+@pytest.mark.parametrize("name", ["resnet", "unet", "detector", "surrounded"])
+def test_a_models_own_forward_gives_the_same_text_as_its_graph(name: str) -> None:
+    model, inputs = make(name)
+    assert render(_check(_jit(model, inputs), *inputs)) == render(_check(_fx(model, inputs), *inputs))
+
+
+# -- fusion
+
+
+def _conv_bn_shared(self: Any, x: Any) -> Any:
+    return self.add.add(self.bn(self.conv(x)), self.conv(x))
+
+
+@pytest.mark.parametrize(
+    ("run", "modules", "expected"),
+    [
+        (lambda self, x: self.relu(self.bn(self.conv(x))),
+         {"conv": nn.Conv2d(3, 3, 1), "bn": nn.BatchNorm2d(3), "relu": nn.ReLU6()}, [["conv", "bn", "relu"]]),
+        (lambda self, x: self.relu(self.add.add(x, self.conv(x))),
+         {"conv": nn.Conv2d(3, 3, 1), "add": FloatFunctional(), "relu": nn.ReLU()}, [["conv", "add", "relu"]]),
+        (_conv_bn_shared, {"conv": nn.Conv2d(3, 3, 1), "bn": nn.BatchNorm2d(3), "add": FloatFunctional()},
+         [["conv(shared)", "bn", "add"]]),
+        # The layer's result is wanted elsewhere too: by a module, by a function, as an output.
+        (lambda self, x: self.add.add(self.relu(y := self.conv(x)), y),
+         {"conv": nn.Conv2d(3, 3, 1), "relu": nn.ReLU(), "add": FloatFunctional()}, []),
+        (lambda self, x: (self.relu(y := self.conv(x)), y.flatten()),
+         {"conv": nn.Conv2d(3, 3, 1), "relu": nn.ReLU()}, []),
+        (lambda self, x: (self.relu(y := self.conv(x)), y),
+         {"conv": nn.Conv2d(3, 3, 1), "relu": nn.ReLU()}, []),
+        # What lies between keeps them apart.
+        (lambda self, x: self.relu(self.conv(x).flatten(1)), {"conv": nn.Conv2d(3, 3, 1), "relu": nn.ReLU()}, []),
+        (lambda self, x: self.mul.mul(self.conv(x), x), {"conv": nn.Conv2d(3, 3, 1), "mul": FloatFunctional()}, []),
+        (lambda self, x: self.add.add(y := self.conv(x), y),
+         {"conv": nn.Conv2d(3, 3, 1), "add": FloatFunctional()}, []),
+        (lambda self, x: self.bn(self.conv(x).flatten(2)),
+         {"conv": nn.Conv2d(3, 3, 1), "bn": nn.BatchNorm1d(3)}, []),
+        (lambda self, x: self.relu(self.relu(self.conv(x))),
+         {"conv": nn.Conv2d(3, 3, 1), "relu": nn.ReLU()}, [["conv", "relu(shared)"]]),
+    ],
+)  # fmt: skip
+def test_patterns_follow_the_rules_of_fusion(run: Any, modules: dict[str, nn.Module], expected: list) -> None:
+    check = _check(_eager(Stubbed(run, **copy.deepcopy(modules)).eval(), IMAGE), IMAGE)
+    assert [[member.name for member in pattern] for pattern in check.unfused] == expected
+
+
+def test_a_half_fused_layer_can_take_more() -> None:
+    model = Stubbed(
+        lambda self, x: self.relu(self.add.add(self.conv(x), x)),
+        conv=nn.Conv2d(3, 3, 1), add=FloatFunctional(), relu=nn.ReLU(),
+    )  # fmt: skip
+    fuse_modules(model, ["conv", "add"], inplace=True)
+    check = _check(_eager(model, IMAGE), IMAGE)
+    assert [[str(m.type.__name__) for m in pattern] for pattern in check.unfused] == [["ConvAdd2d", "ReLU"]]
+
+
+# -- messages
+
+
+def _texts(rows: Any) -> list[tuple[str, str]]:
+    return [(row.name, row.text) for row in rows]
+
+
+@GRAPH_METHODS
+def test_high_precision_is_told(prepare: Any) -> None:
+    model = Stubbed(lambda self, x: self.conv(x), conv=nn.Conv2d(3, 3, 1))
+    check = _check(prepare(model, (IMAGE,), conv=HIGH), IMAGE)
+    assert _texts(check.messages) == [("conv", "output activation is not quantized")]
+    row = next(row for row in check.out_qconfigs if row.name == "conv")
+    assert (row.input_dtypes, row.out_dtypes, row.ch_axis) == (("qint8",), ("torch.float32",), "activation = None")
+    assert check.mistakes == ()
+
+
+@METHODS
+def test_an_output_that_could_be_of_high_precision(prepare: Any) -> None:
+    model = Stubbed(lambda self, x: self.conv(x).flatten(1), conv=nn.Conv2d(3, 3, 1))
+    (row,) = _check(prepare(model, (IMAGE,)), IMAGE).mistakes
+    assert row.name == "conv" and row.text.startswith("output of the model in qint8, and high precision is possible")
+
+
+@GRAPH_METHODS
+def test_an_output_that_cannot_be_of_high_precision_is_left_alone(prepare: Any) -> None:
+    inside = Stubbed(lambda self, x: (y := self.conv(x), y.sigmoid()), conv=nn.Conv2d(3, 3, 1))
+    assert _check(prepare(inside, (IMAGE,)), IMAGE).mistakes == ()
+    added = Stubbed(lambda self, x: x + x.sigmoid())
+    assert _check(prepare(added, (IMAGE,)), IMAGE).mistakes == ()
+
+
+def test_fixed_scales_are_told() -> None:
+    model = Stubbed(lambda self, x: self.pool(x), pool=nn.AvgPool2d(2))
+    model.quant = QuantStub(scale=1 / 128)
+    assert _texts(_check(_fx(model, IMAGE), IMAGE).messages) == [("quant", "Fixed scale 0.0078125")]
+
+
+class Around(nn.Module):
+    """Work before the stub and after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(4, 4)
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.inside = nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.inside(self.quant(self.before(x)))).softmax(-1)
+
+
+def test_a_qconfig_before_the_stub_is_a_mistake() -> None:
+    check = _check(_eager(Around(), None), torch.randn(2, 4))
+    (row,) = check.mistakes
+    assert row.name == "before" and row.text.startswith("has a qconfig and sees float tensors only")
+    assert [(r.name, r.input, r.weight) for r in check.compute_types] == [("before", "float32", "int8")]
+    assert "\nbefore float32*int8\n" in render(check)
+
+
+@GRAPH_METHODS
+def test_what_prepare_leaves_float_is_none(prepare: Any) -> None:
+    check = _check(prepare(Around(), (torch.randn(2, 4),)), torch.randn(2, 4))
+    assert check.mistakes == () and check.compute_types == ()
+
+
+def test_a_float_operand_of_a_quantized_operator() -> None:
+    model = Stubbed(lambda self, x: self.add.add(x, torch.ones(4)), add=FloatFunctional())
+    (row,) = _check(_eager(model, None), torch.randn(2, 4)).mistakes
+    assert row.name == "add[add]" and row.text.startswith("float input of a quantized operator")
+
+
+def test_an_operator_after_a_high_precision_output() -> None:
+    model = Stubbed(lambda self, x: self.act(self.fc(x)), fc=nn.Linear(4, 4), act=nn.Sigmoid())
+    model.fc.qconfig = HIGH
+    (row,) = _check(_eager(model, None), torch.randn(2, 4)).mistakes
+    assert row.name == "act" and row.text.startswith("float input: fc has a high-precision output")
+
+
+@METHODS
+def test_a_float_functional_that_is_called_twice(prepare: Any) -> None:
+    model = Stubbed(lambda self, x: self.add.add(self.add.add(x, x), x), add=FloatFunctional())
+    check = _check(prepare(model, (torch.randn(2, 4),)), torch.randn(2, 4))
+    assert _texts(check.mistakes) == [
+        ("add[add]", "a FloatFunctional has one scale and is called 2 times; define one for each call")
+    ]
+    assert [row.name for row in check.out_qconfigs] == ["quant", "add[add]", "add[add](1)", "dequant"]
+
+
+@METHODS
+def test_a_module_that_never_runs(prepare: Any) -> None:
+    model = Stubbed(lambda self, x: self.pool(x), unused=nn.Conv2d(3, 3, 1), pool=nn.AvgPool2d(2))
+    check = _check(prepare(model, (IMAGE,)), IMAGE)
+    assert [row.name for row in check.mistakes] == ["unused"] and "is never called" in check.mistakes[0].text
+    assert (check.called_times[0].name, check.called_times[0].count) == ("unused", 0)
+
+
+@pytest.mark.parametrize(
+    ("image", "is_told"),
+    [(torch.rand(1, 3, 4, 4) * 255, True), (torch.rand(1, 4, 4, 1), True), (IMAGE, False),
+     (torch.rand(1, 8, 4, 4), False), (torch.rand(2, 3), False), (torch.zeros(1, 3, 4, 4), False)],
+)  # fmt: skip
+def test_an_image_that_is_not_centred(image: Tensor, is_told: bool) -> None:
+    check = _check(_fx(Stubbed(lambda self, x: x.sigmoid()), None), image)
+    assert [row.name for row in check.mistakes] == ["quant"] * is_told
+
+
+@METHODS
+def test_where_own_scales_would_help(prepare: Any) -> None:
+    model = Stubbed(lambda self, x: self.fc(self.fc(x)), fc=nn.Linear(4, 4, bias=False))
+    nn.init.eye_(model.fc.weight)
+    x = torch.eye(4)
+    (row,) = _check(prepare(model, (x,)), x).shared_ranges
+    assert (row.ranges, row.ratio, row.would_help) == (((0.0, 1.0), (0.0, 1.0)), 1.0, False)
+    with torch.no_grad():
+        model.fc.weight.mul_(8)
+    check = _check(prepare(model, (x,)), x)
+    (row,) = check.shared_ranges
+    assert (row.ranges, row.ratio, row.lost_bits, row.would_help) == (((0.0, 8.0), (0.0, 64.0)), 8.0, 3.0, True)
+    assert _section(render(check), "Ranges of modules called several times:") == [
+        ["fc", "Linear", "[0, 8], [0, 64]", "8", "would help: 3.0 bits"]
+    ]
+
+
+def test_float16_is_seen_though_it_is_emulated() -> None:
+    half = QConfig(activation=FakeCast.with_args(dtype=torch.float16), weight=FakeCast.with_args(dtype=torch.float16))
+    model = Stubbed(
+        lambda self, x: self.conv(self.add.add(x.flatten(3), x)), conv=nn.Conv2d(3, 3, 1), add=FloatFunctional()
+    )
+    set_march(March.NASH_P)
+    check = _check(_fx(model, IMAGE, conv=half, add=half), IMAGE)
+    rows = {row.name: (row.input_dtypes, row.out_dtypes, row.observer) for row in check.out_qconfigs}
+    assert rows["add[add]"] == (("qint8", "qint8"), ("torch.float16",), "FakeCast")
+    assert rows["conv"] == (("torch.float16",), ("torch.float16",), "FakeCast")
+    assert "|   torch.float16 |" in render(check)
+
+
+# -- the model stays as it was
+
+
+@METHODS
+def test_the_model_is_not_changed(prepare: Any) -> None:
+    model = Stubbed(
+        lambda self, x: self.drop(self.bn(self.conv(x))), conv=nn.Conv2d(3, 3, 1), bn=nn.BatchNorm2d(3),
+        drop=nn.Dropout(),
+    )  # fmt: skip
+    qat = prepare(model, (IMAGE,)).train()
+    qat(IMAGE)
+    set_fake_quantize(qat.quant, FakeQuantState.CALIBRATION)
+    qat.drop.eval()
+    modes = [m.training for m in qat.modules()]
+    state = copy.deepcopy(qat.state_dict())
+    random = torch.get_rng_state()
+    _check(qat, IMAGE * 100)
+    assert [m.training for m in qat.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, qat.state_dict()[key]) for key, value in state.items())
+    with torch.no_grad():
+        again = copy.deepcopy(qat)
+        _check(qat, IMAGE)
+        assert torch.equal(qat(IMAGE), again(IMAGE))
+
+
+def test_an_error_in_the_model_leaves_nothing_behind() -> None:
+    qat = _fx(ConvReLU(), IMAGE)
+    before = copy.deepcopy(qat.state_dict())
+    with pytest.raises(RuntimeError):
+        record_calls(qat, torch.randn(1, 5, 4, 4))
+    assert qat.training and all(torch.equal(value, qat.state_dict()[key]) for key, value in before.items())
+    assert _check(qat, IMAGE) == _check(qat, IMAGE)
+
+
+def test_only_prepared_models_are_taken() -> None:
+    with pytest.raises(HorizonError, match="`ConvReLU` has no QAT modules"):
+        check_qat_model(ConvReLU(), IMAGE)
+    qat = _fx(ConvReLU(), IMAGE)
+    qat(IMAGE)
+    with pytest.raises(HorizonError, match="check_model"):
+        check_qat_model(convert_fx(qat), IMAGE)
