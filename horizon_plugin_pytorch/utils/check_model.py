@@ -8,15 +8,12 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.errors import HorizonError
-from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
-from horizon_plugin_pytorch.quantization.inspection.report import message_table, messages_text, render
-from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, check_recording
+from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
+from horizon_plugin_pytorch.quantization.inspection.report import message_table, messages_text
+from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck
 
 __all__ = ["check_qat_model"]
-
-RESULT_FILE = "model_check_result.txt"
 
 
 def check_qat_model(
@@ -58,11 +55,9 @@ def check_qat_model(
             f"check_qat_model: `{type(model).__name__}` has no QAT modules; it takes the result of prepare, before "
             "conversion. A converted model is checked with `quantization.check_model`."
         )
-    check = check_recording(record_calls(model, example_inputs))
+    check = inspect_model(model, example_inputs, out_dir if save_results else None)
     if check.messages:
         print(messages_text(check.messages))
     if check.mistakes:
         print(f"Common mistakes:\n{message_table(check.mistakes)}")
-    if save_results:
-        write_atomically(render(check).encode(), os.path.join(out_dir, RESULT_FILE))
     return check

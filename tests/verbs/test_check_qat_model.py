@@ -437,9 +437,16 @@ def test_a_module_that_never_runs(prepare: Any) -> None:
 
 @pytest.mark.parametrize(
     ("image", "is_told"),
-    [(torch.rand(1, 3, 4, 4) * 255, True), (torch.rand(1, 4, 4, 1), True), (IMAGE, False),
-     (torch.rand(1, 8, 4, 4), False), (torch.rand(2, 3), False), (torch.zeros(1, 3, 4, 4), False)],
-)  # fmt: skip
+    [
+        (torch.rand(1, 3, 16, 20) * 255, True),
+        (torch.rand(1, 16, 16, 1), True),
+        (torch.rand(1, 3, 16, 16) - 0.5, False),
+        (torch.rand(1, 8, 16, 16), False),  # features
+        (torch.rand(1, 3, 4, 4), False),
+        (torch.rand(2, 3), False),
+        (torch.zeros(1, 3, 16, 16), False),
+    ],
+)
 def test_an_image_that_is_not_centred(image: Tensor, is_told: bool) -> None:
     check = _check(_fx(Stubbed(lambda self, x: x.sigmoid()), None), image)
     assert [row.name for row in check.mistakes] == ["quant"] * is_told
@@ -499,6 +506,13 @@ def test_the_model_is_not_changed(prepare: Any) -> None:
         again = copy.deepcopy(qat)
         _check(qat, IMAGE)
         assert torch.equal(qat(IMAGE), again(IMAGE))
+
+
+def test_an_input_that_comes_back_carries_nothing() -> None:
+    x = torch.randn(2, 4)
+    qat = _eager(Stubbed(lambda self, y: (y, self.dequant(x)), unused=nn.Linear(1, 1)), None)
+    record_calls(qat, x)
+    assert vars(x) == {}
 
 
 def test_an_error_in_the_model_leaves_nothing_behind() -> None:

@@ -49,6 +49,11 @@ class SeenTensor:
         return self.dtype.startswith("q")
 
     @property
+    def is_integer(self) -> bool:
+        """Is it a number on an integer grid? Booleans are not."""
+        return self.dtype.startswith("qint")
+
+    @property
     def is_float(self) -> bool:
         """Does it hold real numbers without a scale?"""
         return self.dtype.startswith(("torch.float", "torch.bfloat"))
@@ -306,3 +311,5 @@ def record_calls(model: nn.Module, example_inputs: Any) -> Recording:
     finally:
         before.remove()
         after.remove()
+        for x in (*_tensors(args), *model.parameters(), *model.buffers()):  # an operator may give back what it got
+            x.__dict__.pop("_inspection_mark", None)

@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, Role, fits_
 from horizon_plugin_pytorch.quantization.inspection.calls import ModuleCall, Recording, SeenTensor
 
 NO_QCONFIG = "qconfig = None"
+_SMALLEST_IMAGE = 16  # pixels a side; smaller inputs are features or tables
 _RULES = {rule.roles for rule in FUSION_RULES}
 
 
@@ -290,11 +291,12 @@ def messages(calls: Iterable[ModuleCall]) -> Iterator[Message]:
             yield say(f"{weight.dtype} weight!!!")
         if isinstance(weight, FakeQuantize) and weight.is_fixed:
             yield say(f"Fixed weight scale {_scale(weight)}")
-        before = {x.dtype for x in call.inputs if x.is_quantized}
-        after = [x.dtype for x in call.outputs if x.is_quantized]
+        before = {x.dtype for x in call.inputs if x.is_integer}
+        after = [x.dtype for x in call.outputs if x.is_integer]
         if before and after and not before.issuperset(after[:1]):
             yield say(f"input dtype {shown(_dtypes(call.inputs))} is not same with out dtype {after[0]}")
-        if quantizer is None and getattr(call.module, "qconfig", None) is not None and not after:
+        is_real = bool(call.outputs) and all(x.is_float for x in call.outputs)
+        if quantizer is None and getattr(call.module, "qconfig", None) is not None and is_real:
             yield say("output activation is not quantized")
         if isinstance(quantizer, FakeQuantize) and quantizer.is_fixed:
             yield say(f"Fixed scale {_scale(quantizer)}")
@@ -360,7 +362,7 @@ def _float_input(recording: Recording, call: ModuleCall) -> str:
     if not floats or isinstance(call.quantizer, FakeCast):
         return ""
     if isinstance(module, QATModule) and not module.takes_real:
-        sources = {recording.calls[x.origin] for x in floats if x.origin is not None}
+        sources = dict.fromkeys(recording.calls[x.origin] for x in floats if x.origin is not None)
         real = [c.name for c in sources if _is_high_precision(c)]
         if real:
             return f"float input: {', '.join(real)} has a high-precision output; give it an activation in its qconfig"
@@ -378,13 +380,19 @@ def _is_high_precision(call: ModuleCall) -> bool:
     return isinstance(call.module, QATModule) and call.quantizer is None and _can_be_real(call)
 
 
+def _is_image(shape: tuple[int, ...]) -> bool:
+    if len(shape) != 4:
+        return False
+    _, a, b, c = shape
+    return (a in (1, 3) and min(b, c) >= _SMALLEST_IMAGE) or (c in (1, 3) and min(a, b) >= _SMALLEST_IMAGE)
+
+
 def _off_centre(call: ModuleCall) -> str:
     """An image, as far as a shape can tell, that uses one half of the integers."""
     if not isinstance(call.module, QuantStub) or len(call.inputs) != 1:
         return ""
     (x,) = call.inputs
-    is_image = len(x.shape) == 4 and (x.shape[1] in (1, 3) or x.shape[3] in (1, 3))
-    if not is_image or x.low is None or x.high is None or x.low < 0 or x.high <= 0:
+    if not _is_image(x.shape) or x.low is None or x.high is None or x.low < 0 or x.high <= 0:
         return ""
     return (
         f"image input in [{x.low:.4g}, {x.high:.4g}] is not centred, half of the integers are not used: images are "

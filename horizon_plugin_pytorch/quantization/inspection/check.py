@@ -1,0 +1,23 @@
+"""The check of a prepared model, from running it to the file."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import nn
+
+from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
+from horizon_plugin_pytorch.quantization.inspection.report import render
+from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, check_recording
+
+RESULT_FILE = "model_check_result.txt"
+
+
+def inspect_model(model: nn.Module, example_inputs: Any, out_dir: str | os.PathLike | None = None) -> ModelCheck:
+    """Run a prepared model once, and give the rows of its check; with `out_dir`, also write the file there."""
+    check = check_recording(record_calls(model, example_inputs))
+    if out_dir is not None:
+        write_atomically(render(check).encode(), os.path.join(out_dir, RESULT_FILE))
+    return check
