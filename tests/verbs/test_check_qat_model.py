@@ -284,7 +284,7 @@ def test_formats_and_messages_are_the_development_guides() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["resnet", "unet", "detector", "surrounded"])
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "unet", "vit", "detector", "surrounded"])
 def test_a_models_own_forward_gives_the_same_text_as_its_graph(name: str) -> None:
     model, inputs = make(name)
     assert render(_check(_jit(model, inputs), *inputs)) == render(_check(_fx(model, inputs), *inputs))

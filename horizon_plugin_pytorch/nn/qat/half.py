@@ -61,17 +61,9 @@ class Float16(PlacedModule):
             found = getattr(self.__dict__.get("_float"), name, None)
             if found is None or name.startswith("__"):
                 raise
-            return self._reported(name, self._method(found)) if callable(found) else found
+            return self._method(name, found) if callable(found) else found
 
-    def _reported(self, name: str, method: Callable) -> Callable:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            out = method(*args, **kwargs)
-            tell_listeners(self, name, args, kwargs, out)
-            return out
-
-        return call
-
-    def _method(self, method: Callable) -> Callable:
+    def _method(self, name: str, method: Callable) -> Callable:
         """A method of a FloatFunctional."""
 
         @functools.wraps(method)
