@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint16
 from horizon_plugin_pytorch.errors import HorizonError
+from horizon_plugin_pytorch.fx.jit_scheme import Tracer
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
@@ -33,6 +36,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
+from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
 from horizon_plugin_pytorch.quantization.inspection.report import render
 from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, check_recording
 from horizon_plugin_pytorch.quantization.prepare import prepare_jit
@@ -293,6 +297,12 @@ def test_a_models_own_forward_gives_the_same_text_as_its_graph(name: str) -> Non
 # -- fusion
 
 
+@dataclasses.dataclass
+class Pair:
+    first: Tensor
+    second: Tensor
+
+
 def _conv_bn_shared(self: Any, x: Any) -> Any:
     return self.add.add(self.bn(self.conv(x)), self.conv(x))
 
@@ -312,6 +322,8 @@ def _conv_bn_shared(self: Any, x: Any) -> Any:
         (lambda self, x: (self.relu(y := self.conv(x)), y.flatten()),
          {"conv": nn.Conv2d(3, 3, 1), "relu": nn.ReLU()}, []),
         (lambda self, x: (self.relu(y := self.conv(x)), y),
+         {"conv": nn.Conv2d(3, 3, 1), "relu": nn.ReLU()}, []),
+        (lambda self, x: Pair(self.relu(y := self.conv(x)), y),
          {"conv": nn.Conv2d(3, 3, 1), "relu": nn.ReLU()}, []),
         # What lies between keeps them apart.
         (lambda self, x: self.relu(self.conv(x).flatten(1)), {"conv": nn.Conv2d(3, 3, 1), "relu": nn.ReLU()}, []),
@@ -425,6 +437,32 @@ def test_a_float_functional_that_is_called_twice(prepare: Any) -> None:
         ("add[add]", "a FloatFunctional has one scale and is called 2 times; define one for each call")
     ]
     assert [row.name for row in check.out_qconfigs] == ["quant", "add[add]", "add[add](1)", "dequant"]
+
+
+class Repeated(nn.Module):
+    """A line that runs twice, with or without a scale for each time."""
+
+    def __init__(self, has_blocks: bool) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.has_blocks = QuantStub(), DeQuantStub(), has_blocks
+
+    def forward(self, batch: dict[str, Any], *, factor: float = 1.0) -> dict[str, Tensor]:
+        x = self.quant(batch["x"])
+        for index in range(2):
+            with Tracer.dynamic_block(self, f"step{index}") if self.has_blocks else contextlib.nullcontext():
+                x = x + x * factor
+        return {"x": self.dequant(x)}
+
+
+@pytest.mark.parametrize("has_blocks", [True, False])
+def test_a_line_that_runs_twice(has_blocks: bool) -> None:
+    args, kwargs = ({"x": torch.randn(2, 4)},), {"factor": 0.5}
+    qat = prepare_jit(Repeated(has_blocks), args, {"": QAT}, kwargs)
+    check = inspect_model(qat, args, kwargs=kwargs)
+    names = [row.name for row in check.mistakes]
+    assert names == ([] if has_blocks else ["_generated_mul_0[mul_scalar]", "_generated_add_0[add]"])
+    assert all("this line runs 2 times with one scale; a dynamic_block" in row.text for row in check.mistakes)
+    assert sum(row.count for row in check.called_times) == 6
 
 
 @METHODS

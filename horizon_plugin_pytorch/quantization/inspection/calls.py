@@ -6,7 +6,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -142,7 +142,7 @@ def operators_of(model: nn.Module) -> dict[str, nn.Module]:
             if id(child) in seen or isinstance(child, nn.Identity):
                 continue
             seen.add(id(child))
-            if is_leaf(child):
+            if type(child) is not nn.Module and is_leaf(child):  # a bare Module only holds others
                 found[prefix + name] = child
             else:
                 visit(child, f"{prefix}{name}.")
@@ -162,7 +162,13 @@ class _Mark:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+    found: list[Tensor] = []
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf) and not isinstance(leaf, type):  # torch knows it as one value
+            found += _tensors([getattr(leaf, part.name) for part in fields(leaf)])
+    return found
 
 
 def _is_called_by_model() -> bool:
@@ -295,21 +301,27 @@ def as_float(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def record_calls(model: nn.Module, example_inputs: Any) -> Recording:
+def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | None = None) -> Recording:
     """Run a model once and give the calls of its operators; values are those of the float model.
 
     Args:
         example_inputs: a tuple or list of the model's arguments; anything else is its only argument.
+        kwargs: keyword arguments of the model.
     """
+    kwargs = kwargs or {}
     args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
     watch = _Watch(model)
     before = register_module_forward_pre_hook(watch.enter)
     after = register_module_forward_hook(watch.leave, with_kwargs=True)  # type: ignore[call-arg]
     try:
         with as_float(model), watch, listening(watch.method):
-            return watch.finish(model(*args))
+            return watch.finish(model(*args, **kwargs))
     finally:
         before.remove()
         after.remove()
-        for x in (*_tensors(args), *model.parameters(), *model.buffers()):  # an operator may give back what it got
+        for x in (
+            *_tensors((args, kwargs)),
+            *model.parameters(),
+            *model.buffers(),
+        ):  # an operator may give back what it got
             x.__dict__.pop("_inspection_mark", None)

@@ -15,9 +15,20 @@ from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, chec
 RESULT_FILE = "model_check_result.txt"
 
 
-def inspect_model(model: nn.Module, example_inputs: Any, out_dir: str | os.PathLike | None = None) -> ModelCheck:
-    """Run a prepared model once, and give the rows of its check; with `out_dir`, also write the file there."""
-    check = check_recording(record_calls(model, example_inputs))
+def inspect_model(
+    model: nn.Module,
+    example_inputs: Any,
+    out_dir: str | os.PathLike | None = None,
+    kwargs: dict[str, Any] | None = None,
+) -> ModelCheck:
+    """Run a prepared model once, and give the rows of its check.
+
+    Args:
+        example_inputs: a tuple or list of the model's arguments; anything else is its only argument.
+        out_dir: where to write the file; None does not write it.
+        kwargs: keyword arguments of the model.
+    """
+    check = check_recording(record_calls(model, example_inputs, kwargs))
     if out_dir is not None:
         write_atomically(render(check).encode(), os.path.join(out_dir, RESULT_FILE))
     return check

@@ -325,16 +325,20 @@ def mistakes(recording: Recording) -> Iterator[Message]:
     for call in recording.calls:
         texts = [_low_precision(recording, call), _float_input(recording, call), _off_centre(call)]
         if isinstance(call.module, FloatFunctional) and counts[call.path] > 1 and not call.repetition:
-            texts.append(
-                f"a FloatFunctional has one scale and is called {counts[call.path]} times; define one for each call"
-            )
+            texts.append(_called_again(call.path, counts[call.path]))
         for text in texts:
             if text:
                 yield Message(call.name, type(call.module), text)
     for path, count in counts.items():
         if count == 0:
-            text = "is never called: remove it, or give example inputs that run through it"
+            text = "is never called in eval mode: remove it, or give example inputs that run through it"
             yield Message(path, type(recording.operators[path]), text)
+
+
+def _called_again(path: str, count: int) -> str:
+    if path.rpartition(".")[2].startswith("_generated_"):
+        return f"this line runs {count} times with one scale; a dynamic_block around it gives each time its own"
+    return f"a FloatFunctional has one scale and is called {count} times; define one for each call"
 
 
 def _can_be_real(call: ModuleCall) -> bool:
