@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.deploy import onnx_export
+from horizon_plugin_pytorch import files
 from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.errors import ExportError
@@ -109,7 +109,7 @@ def test_writing_is_atomic(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*args: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(onnx_export.os, "replace", fail)
+    monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         export_quantized_onnx(model, inputs, path, output_names=["other"])
     assert path.read_bytes() == before and os.listdir(path.parent) == ["m.onnx"]
