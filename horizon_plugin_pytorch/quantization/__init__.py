@@ -29,6 +29,7 @@ from horizon_plugin_pytorch.quantization.qconfig import (
     get_default_qat_out_qconfig,
     get_default_qat_qconfig,
     get_default_qconfig,
+    get_qconfig,
 )
 from horizon_plugin_pytorch import nn  # operators, on top of statistics
 from horizon_plugin_pytorch.quantization.checkpoint import load_calib_state_dict
@@ -37,6 +38,9 @@ from horizon_plugin_pytorch.quantization.fuse_modules import (
     fuse_known_modules,
     fuse_modules,
 )
+from horizon_plugin_pytorch.quantization import qconfig_setter, qconfig_template
+from horizon_plugin_pytorch.quantization.qconfig_setter import QconfigSetter
+from horizon_plugin_pytorch.quantization.explain import explain
 from horizon_plugin_pytorch.quantization.quantize import convert, load_observer_params, prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import convert_fx, fuse_fx, prepare_qat_fx
 from horizon_plugin_pytorch.deploy.check_model import check_model
@@ -51,6 +55,7 @@ __all__ = [
     "MovingAveragePerChannelMinMaxObserver",
     "QATMode",
     "QConfig",
+    "QconfigSetter",
     "QuantStub",
     "QuantWrapper",
     "check_model",
@@ -68,6 +73,7 @@ __all__ = [
     "default_qat_8bit_weight_32bit_out_fake_quant_qconfig",
     "default_qat_out_8bit_fake_quant_qconfig",
     "default_weight_8bit_fake_quant",
+    "explain",
     "fuse_conv_shared_modules",
     "fuse_fx",
     "fuse_known_modules",
@@ -77,12 +83,15 @@ __all__ = [
     "get_default_qat_qconfig",
     "get_default_qconfig",
     "get_qat_mode",
+    "get_qconfig",
     "load_calib_state_dict",
     "load_observer_params",
     "observer",
     "observer_v2",
     "prepare_qat",
     "prepare_qat_fx",
+    "qconfig_setter",
+    "qconfig_template",
     "qinfo",
     "qint8",
     "qint16",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 
-from horizon_plugin_pytorch.dtype import as_dtype, qint8, qint16
+from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import (
     FakeQuantize,
     default_8bit_fake_quant,
@@ -17,7 +19,7 @@ from horizon_plugin_pytorch.quantization.observer import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, PercentileObserver
+from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, MinMaxObserver, PercentileObserver
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 
@@ -185,6 +187,102 @@ def get_default_calib_qconfig(
     """
     return get_default_qconfig(
         activation_observer="percentile", activation_qkwargs={"dtype": _format(dtype, bits)} | (calib_qkwargs or {})
+    )
+
+
+# Where no observer is named. The documents name MSEObserver (HistogramObserver since 3.3) for calibration, and
+# MinMaxObserver for training.
+CALIBRATION_OBSERVER: type = PercentileObserver
+TRAINING_OBSERVER: type = MinMaxObserver
+
+
+def as_format(dtype: Any) -> QuantDType | torch.dtype:
+    """A number format of a setter or template: an integer format, ``torch.float16`` or ``torch.float32``.
+
+    >>> as_format("qint8"), as_format(torch.float16)
+    ('qint8', torch.float16)
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name in ("float16", "half"):
+        return torch.float16
+    if name in ("float32", "float"):
+        return torch.float32
+    found = as_dtype(dtype)
+    if found not in (qint8, qint16):
+        raise QuantizationConfigError(f"{found} is not for tensors; choose qint8, qint16, torch.float16 or float32.")
+    return found
+
+
+def format_of(part: Any) -> QuantDType | torch.dtype:
+    """The number format of a part of a qconfig; ``torch.float32`` for None, which is high precision.
+
+    >>> format_of(get_default_qconfig().activation), format_of(None)
+    ('qint8', torch.float32)
+    """
+    if part is None:
+        return torch.float32
+    return part.kwargs.get("dtype", torch.float16) if is_cast(part) else as_dtype(part.kwargs.get("dtype", qint8))
+
+
+def with_format(part: Any, dtype: Any, threshold: float | None = None) -> Partial:
+    """A part of a qconfig in another number format; its observer stays, and a fixed scale covers the same range.
+
+    Args:
+        part: what it was; one without an integer format gets the observer of calibration.
+        threshold: the largest magnitude, which fixes the scale: ``threshold / 128`` in int8, ``/ 32768`` in int16.
+
+    >>> with_format(get_default_qconfig().activation, qint16).kwargs["dtype"]
+    'qint16'
+    >>> with_format(None, qint8, threshold=1.0).kwargs["scale"]
+    0.0078125
+    """
+    chosen = as_format(dtype)
+    if not isinstance(chosen, QuantDType):
+        if threshold is not None:
+            raise QuantizationConfigError(f"a threshold fixes the scale of integers; {chosen} has none.")
+        return FakeCast.with_args(dtype=chosen)
+    if threshold is not None:
+        if not 0 < threshold < math.inf:
+            raise QuantizationConfigError(f"a threshold must be positive and finite, got {threshold}.")
+        return FakeQuantize.with_args(observer=FixedScaleObserver, dtype=chosen, scale=threshold / -chosen.min)
+    if part is None or is_cast(part):
+        return FakeQuantize.with_args(observer=CALIBRATION_OBSERVER, dtype=chosen)
+    changed = {"dtype": chosen} | {name: None for name in ("quant_min", "quant_max") if name in part.kwargs}
+    if part.kwargs.get("scale") is not None:
+        changed["scale"] = part.kwargs["scale"] * (as_dtype(part.kwargs.get("dtype", qint8)).min / chosen.min)
+    return part.with_args(**changed)
+
+
+def get_qconfig(
+    observer: type | None = None,
+    in_dtype: Any = qint8,
+    weight_dtype: Any = qint8,
+    out_dtype: Any = qint8,
+    fix_scale: bool = False,
+) -> QConfig:
+    """A qconfig from an observer and number formats.
+
+    Args:
+        observer: of inputs and outputs; None takes that of calibration. Weights have min_max, one scale a channel.
+        in_dtype, weight_dtype, out_dtype: integer formats, or ``torch.float16`` for numbers that are cast. None or
+            ``torch.float32`` as `out_dtype` is an output in high precision.
+        fix_scale: keep scales at what calibration gave, while training.
+
+    >>> get_qconfig(out_dtype=qint16).activation().dtype
+    'qint16'
+    >>> get_qconfig(weight_dtype=torch.float16, out_dtype=torch.float16).activation()
+    FakeCast(dtype=torch.float16, min_val=-65504.0, max_val=65504.0)
+    """
+    kwargs: dict[str, Any] = {"averaging_constant": 0} if fix_scale else {}
+    base = FakeQuantize.with_args(observer=observer or CALIBRATION_OBSERVER, **kwargs)
+
+    def part(base: Partial, dtype: Any) -> Partial | None:
+        return None if dtype is None or as_format(dtype) is torch.float32 else with_format(base, dtype)
+
+    return QConfig(
+        activation=part(base, out_dtype),
+        weight=part(get_default_qconfig().weight, weight_dtype),
+        input=part(base, in_dtype),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, source_line
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, source_line
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.dropout import follow_training
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
+from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, GraphView
 from horizon_plugin_pytorch.quantization.passes.half import quantize_half
 from horizon_plugin_pytorch.quantization.passes.inplace import follow_writes
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, quantized_nodes
@@ -34,6 +35,7 @@ from horizon_plugin_pytorch.quantization.passes.replace import (
     warn_unquantized,
 )
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
+from horizon_plugin_pytorch.quantization.qconfig_template import apply_setters
 
 __all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
 
@@ -102,6 +104,8 @@ def prepare_qat_fx(
         model: a float model, or the result of `fuse_fx`.
         qconfig_dict: ``{"": qconfig, "module_type": [(cls, qconfig)], "module_name": [(path, qconfig)]}``; later keys
             beat earlier ones, and a module's own ``qconfig`` attribute beats all. None keeps a module float.
+        qconfig_setter: instead of `qconfig_dict`, a setter of `qconfig_template` or a `QconfigSetter`, or a tuple of
+            them, from high to low priority.
         prepare_custom_config_dict: ``{"preserved_attributes": [...]}``.
         optimize_graph, opset_version, verbose: accepted for compatibility.
 
@@ -116,13 +120,14 @@ def prepare_qat_fx(
     march = require_march("prepare_qat_fx")
     if hybrid or hybrid_dict:
         raise NotImplementedError("prepare_qat_fx: hybrid models are not available in this version; use hybrid=False.")
-    if qconfig_setter is not None:
-        raise NotImplementedError(
-            "prepare_qat_fx: qconfig setters are not available in this version; use qconfig_dict."
+    if qconfig_setter is not None and qconfig_dict:
+        raise QuantizationConfigError(
+            "prepare_qat_fx: give qconfig_dict or qconfig_setter, not both; `ModuleNameQconfigSetter` sets qconfigs by "
+            "name beside other setters."
         )
     require_float(model, "prepare_qat_fx")
     copied = plain_transformers(copy_model(model, "prepare_qat_fx"))
-    choices = resolve_qconfigs(copied, qconfig_dict)
+    choices = resolve_qconfigs(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER})
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
     follow_training(observed)
     follow_writes(observed)
@@ -137,6 +142,8 @@ def prepare_qat_fx(
         )
     replace_functions(observed, region, choices, march)
     fuse_graph(observed, choices, region)
+    if qconfig_setter is not None:
+        apply_setters(GraphView(observed, observed.graph, region, choices, march), qconfig_setter)
     check_modules(observed, region, choices, march)
     warn_unquantized(observed, region, choices)
     warn_shared(observed, region, choices)
@@ -144,7 +151,7 @@ def prepare_qat_fx(
     to_qat(observed, choices, march, called_lines(observed, region))
     follow_batches(observed)
     warn_int16(observed, march)
-    observed.__dict__["march"] = march
+    observed.__dict__["march"], observed.__dict__["choices"] = march, choices
     observed.recompile()
     _preserve(observed, model, prepare_custom_config_dict)
     return observed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,11 +28,35 @@ def needs_activation(what: str) -> QuantizationConfigError:
 
 @dataclass(frozen=True)
 class Choice:
-    """A module's qconfig, and whether it was given for this very module rather than inherited."""
+    """A module's qconfig, and why it has it.
+
+    Args:
+        is_explicit: was it given for this very module, rather than inherited?
+        reasons: the rules that gave it, oldest first.
+        is_fixed: did the user insist, with an attribute or with ``freeze=True``? Then setters leave it alone.
+    """
 
     qconfig: Any
-    is_explicit: bool
-    reason: str
+    is_explicit: bool = False
+    reasons: tuple[str, ...] = ()
+    is_fixed: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The rule that decided; empty where nothing did."""
+        return self.reasons[-1] if self.reasons else ""
+
+    def changed(self, qconfig: Any, why: str) -> Choice:
+        """The choice after one more rule.
+
+        >>> Choice("int8", reasons=("global",)).changed("int16", "sensitive")
+        Choice(qconfig='int16', is_explicit=False, reasons=('global', 'sensitive'), is_fixed=False)
+        """
+        return replace(self, qconfig=qconfig, reasons=(*self.reasons, why))
+
+    def below(self) -> Choice:
+        """What modules and functions inside inherit."""
+        return replace(self, is_explicit=False)
 
 
 def inherited_choice(choices: dict[str, Choice], path: str) -> Choice | None:
@@ -53,7 +77,7 @@ def _pairs(value: Any, key: str) -> dict:
         ) from None
 
 
-def _checked(qconfig: Any, reason: str) -> Any:
+def check_qconfig(qconfig: Any, reason: str) -> Any:
     """Insist on our own fake quantizers: others cannot be trained on the grid that conversion uses."""
     if qconfig is None:
         return None
@@ -89,19 +113,19 @@ def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, C
         choice = inherited
         for cls in (torch_class(module), type(module)):
             if cls in by_type:
-                choice = Choice(by_type[cls], True, f"module_type {cls.__name__}")
+                choice = Choice(by_type[cls], True, (f"module_type {cls.__name__}",))
         if path in by_name:
-            choice = Choice(by_name[path], True, f"module_name {path}")
+            choice = Choice(by_name[path], True, (f"module_name {path}",))
         if "qconfig" in module.__dict__:
-            choice = Choice(module.__dict__["qconfig"], True, f"attribute of {path or 'the model'}")
+            choice = Choice(module.__dict__["qconfig"], True, (f"attribute of {path or 'the model'}",), True)
         if choice is not inherited:
-            _checked(choice.qconfig, choice.reason)
+            check_qconfig(choice.qconfig, choice.reason)
         choices[path] = choice
-        below = Choice(choice.qconfig, False, choice.reason)
+        below = choice.below()
         for name, child in module.named_children():
             visit(child, f"{path}.{name}" if path else name, below)
 
-    visit(model, "", Choice(_checked(qconfig_dict.get(""), "the whole model"), False, "global"))
+    visit(model, "", Choice(check_qconfig(qconfig_dict.get(""), "the whole model"), False, ("global",)))
     missing = [name for name in by_name if name not in choices and "_generated_" not in name]
     if missing:
         raise QuantizationConfigError(
@@ -110,5 +134,5 @@ def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, C
         )
     for name in by_name:
         if name not in choices:
-            choices[name] = Choice(by_name[name], True, f"module_name {name}")
+            choices[name] = Choice(by_name[name], True, (f"module_name {name}",))
     return choices

@@ -81,12 +81,14 @@ class _Matcher:
 
 def _merged_choice(choices: dict[str, Choice], paths: list[str], anchor: int) -> Choice:
     """The anchor's own qconfig; else the last member that has one of its own; else what the anchor inherits."""
-    default = Choice(None, False, "")
-    own = [choices.get(path, default) for path in paths]
+    own = [choices.get(path, Choice(None)) for path in paths]
     if own[anchor].is_explicit:
         return own[anchor]
-    explicit = [choice for choice in own if choice.is_explicit]
-    return explicit[-1] if explicit else own[anchor]
+    explicit = [(path, choice) for path, choice in zip(paths, own, strict=True) if choice.is_explicit]
+    if not explicit:
+        return own[anchor]
+    path, choice = explicit[-1]
+    return choice.changed(choice.qconfig, f"taken from {path}, which is fused into it")
 
 
 def fuse_graph(model: fx.GraphModule, choices: dict[str, Choice], only: Region | None = None) -> fx.GraphModule:
@@ -138,7 +140,7 @@ def _apply(
         args += (anchor.args[2 if operand == 1 else 1],)
     with model.graph.inserting_before(anchor):
         new = model.graph.call_module(place, args)
-    new.meta = {**anchor.meta, "made_by": f"fuse {rule.name}"}
+    new.meta = {**anchor.meta, "made_by": f"fuse {rule.name}", "members": tuple(paths)}
     new.stack_trace = anchor.stack_trace
     if only is not None:
         only.add(new)

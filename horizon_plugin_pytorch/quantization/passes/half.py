@@ -11,7 +11,7 @@ from horizon_plugin_pytorch.nn.operator_table import ScaleRule
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.passes.configure import Choice
-from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, row_of_node
+from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, operands, row_of_node
 from horizon_plugin_pytorch.quantization.passes.replace import insert_stub
 
 
@@ -41,16 +41,25 @@ def quantize_half(model: fx.GraphModule, region: Region, choices: dict[str, Choi
             continue
         if not is_integer:
             continue
+        inputs = operands(model, node)
         for source in [s for s in node.all_input_nodes if s in half]:
-            wanted = qconfig.input if qconfig.input is not None and not is_cast(qconfig.input) else qconfig.activation
+            wanted = _input_part(qconfig, inputs.index(source) if source in inputs else 0)
             if wanted is None or is_cast(wanted):
                 raise QuantizationConfigError(
                     f"the integer operator {at(path or '')} takes a float16 result, and its qconfig says no integer "
                     "format for it: give the qconfig an `input`."
                 )
-            stub = qconfig._replace(activation=wanted)
-            insert_stub(model, node, source, region, choices, counters, stub, f"input of {path}", "quantize float16")
+            stub = Choice(qconfig._replace(activation=wanted), reasons=(f"float16 becomes the input of {path}",))
+            insert_stub(model, node, source, region, choices, counters, stub, "quantize float16")
     return model
+
+
+def _input_part(qconfig: Any, position: int) -> Any:
+    """What quantizes an operand: the qconfig's `input`, which may be one for each, or else its `activation`."""
+    part = qconfig.input
+    if isinstance(part, (tuple, list)):
+        part = part[min(position, len(part) - 1)]
+    return qconfig.activation if part is None or is_cast(part) else part
 
 
 def _qconfig(choices: dict[str, Choice], path: str | None) -> Any:

@@ -50,6 +50,15 @@ def called_path(model: nn.Module, node: fx.Node) -> str | None:
     return None
 
 
+def operands(model: nn.Module, node: fx.Node) -> list[fx.Node]:
+    """What a node computes with, in the order of its arguments; not the FloatFunctional whose method it calls."""
+    is_functional = node.op == "call_method" and called_path(model, node) is not None
+    found: list[fx.Node] = []
+    args = node.args[1:] if is_functional else node.args
+    fx.node.map_arg((args, node.kwargs), lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    return found
+
+
 def is_fact(node: fx.Node) -> bool:
     """Does the node ask about a tensor (its shape, its device) rather than compute with it?"""
     if node.op == "call_method":

@@ -188,8 +188,7 @@ def _replace(
         model.add_submodule(path, call.module.train(model.training))
         if site is not None:
             sites[site] = path
-    inherited = inherited_choice(choices, scope) or Choice(None, False, "")
-    choices.setdefault(path, Choice(inherited.qconfig, False, inherited.reason))
+    choices.setdefault(path, (inherited_choice(choices, scope) or Choice(None)).below())
     with model.graph.inserting_before(node):
         if call.method is None:
             new = model.graph.call_module(path, call.args, call.kwargs)
@@ -219,8 +218,8 @@ def _quantize_constants(
         is_met = source not in quantized and source is not indices and is_constant(model, source)
         if not is_met or _stays_real(model, node, source):
             continue
-        outer = inherited_choice(choices, scope_of(node)) or Choice(None, False, "")
-        insert_stub(model, node, source, quantized, choices, counters, outer.qconfig, outer.reason, "quantize constant")
+        outer = (inherited_choice(choices, scope_of(node)) or Choice(None)).below()
+        insert_stub(model, node, source, quantized, choices, counters, outer, "quantize constant")
 
 
 def _indices(node: fx.Node) -> Any:
@@ -236,8 +235,7 @@ def insert_stub(
     region: Region,
     choices: dict[str, Choice],
     counters: dict[tuple[str, str], int],
-    qconfig: Any,
-    reason: str,
+    choice: Choice,
     made_by: str,
 ) -> None:
     """Put a QuantStub of that qconfig between a node and one of its inputs."""
@@ -252,7 +250,7 @@ def insert_stub(
             path = _free_name(scope, "quant", counters)
         stubs[key] = path
         model.add_submodule(path, QuantStub().train(model.training))
-        choices.setdefault(path, Choice(qconfig, False, reason))
+        choices.setdefault(path, choice)
     with model.graph.inserting_before(node):
         stub = model.graph.call_module(path, (source,))
     stub.meta = {**node.meta, "made_by": made_by}

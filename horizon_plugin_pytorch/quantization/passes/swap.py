@@ -92,7 +92,7 @@ def to_qat(
         return (qat if device is None else qat.to(device)).train(module.training)
 
     model = _map_modules(model, change)
-    correct_weights(model, march)
+    correct_weights(model, march, choices)
     _name_modules(model, lines or {})
     return model
 
@@ -119,7 +119,7 @@ def warn_int16(model: nn.Module, march: March) -> None:
         )
 
 
-def correct_weights(model: nn.Module, march: March) -> None:
+def correct_weights(model: nn.Module, march: March, choices: dict[str, Choice]) -> None:
     """Give weights a format that the chip has, and say where, as the guides' own configuration falls back to int8."""
     found = []
     for path, module in model.named_modules():
@@ -135,6 +135,8 @@ def correct_weights(model: nn.Module, march: March) -> None:
         weight = module.qconfig.weight.with_args(dtype=qint8, quant_min=None, quant_max=None)
         module.qconfig = module.qconfig._replace(weight=weight)
         module.attach_weight(weight)
+        if path in choices:
+            choices[path] = choices[path].changed(module.qconfig, f"weight qint8: {march} has no other weights")
         found.append(path)
     if found:
         warnings.warn(

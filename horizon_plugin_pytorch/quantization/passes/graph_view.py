@@ -1,0 +1,301 @@
+"""The quantized part of a graph as rules see it: operators, what feeds them, who takes their results, their choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx, nn
+
+from horizon_plugin_pytorch.march import March, require_march
+from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, row_of_module
+from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
+from horizon_plugin_pytorch.quantization.fake_cast import is_cast
+from horizon_plugin_pytorch.quantization.passes.configure import Choice, check_qconfig
+from horizon_plugin_pytorch.quantization.passes.region import (
+    Region,
+    called_path,
+    is_fact,
+    module_at,
+    operands,
+    row_of_node,
+)
+from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig, format_of
+
+# What every module has before setters run, so that every function becomes a module; never what one ends with.
+PLACEHOLDER = default_qat_8bit_fake_quant_qconfig._replace()
+KEEPS_FORMAT = "keeps the format of its input"
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorView:
+    """One operator with a format of its own.
+
+    Args:
+        path: where its module is; a function's is generated.
+        row: its row in the operator table.
+        module: the float module.
+        nodes: its calls; several for a shared module, none inside a module that the graph does not look into.
+        members: paths of what is fused into it, and its own.
+    """
+
+    path: str
+    row: Operator
+    module: nn.Module
+    nodes: tuple[fx.Node, ...]
+    members: tuple[str, ...]
+
+    @property
+    def node(self) -> fx.Node | None:
+        """Its first call."""
+        return self.nodes[0] if self.nodes else None
+
+    @property
+    def has_weight(self) -> bool:
+        """Is it a layer with weights?"""
+        return has_integer_weight(self.row)
+
+    @property
+    def is_gemm(self) -> bool:
+        """Is it a convolution, a linear layer or a product of matrices?"""
+        return self.has_weight or self.row.name in ("matmul", "addmm", "einsum")
+
+
+@dataclass(frozen=True, eq=False)
+class Consumer:
+    """One call that takes an operator's result, perhaps after it was moved or reshaped."""
+
+    node: fx.Node
+    row: Operator | None
+    path: str
+    keeps_format: bool
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.path or self.node.name
+
+
+class GraphView:
+    """The operators of the quantized part, with their choices.
+
+    Args:
+        model: anything with ``graph`` and ``get_submodule``.
+        graph: the graph of its calls.
+        region: the quantized part.
+        choices: the choice of each path; `set` changes it.
+        march: the chip; None takes the current one.
+    """
+
+    def __init__(
+        self, model: Any, graph: fx.Graph, region: Region, choices: dict[str, Choice], march: March | None = None
+    ) -> None:
+        self.model, self.graph, self.region, self.choices = model, graph, region, choices
+        self.march = require_march("a qconfig setter") if march is None else march
+        self._operators = {found.path: found for found in self._find()}
+        self._by_name = {name: found for found in self for name in found.members}
+
+    # -- operators
+
+    def __iter__(self) -> Iterator[OperatorView]:
+        return iter(self._operators.values())
+
+    def __len__(self) -> int:
+        return len(self._operators)
+
+    def __getitem__(self, path: str) -> OperatorView:
+        return self._operators[path]
+
+    def named(self, name: str) -> OperatorView | None:
+        """The operator at a path, or into which that is fused, or of which it is a part."""
+        while name:
+            if name in self._by_name:
+                return self._by_name[name]
+            name = name.rpartition(".")[0]
+        return None
+
+    def has_module(self, path: str) -> bool:
+        """Does the model have a module at that path?"""
+        try:
+            self.model.get_submodule(path)
+        except AttributeError:
+            return False
+        return True
+
+    def row(self, node: fx.Node) -> Operator | None:
+        """The row of the operator that a node calls."""
+        return row_of_node(self.model, node)
+
+    def place(self, node: fx.Node) -> str:
+        """What messages call a node."""
+        return called_path(self.model, node) or node.name
+
+    def _find(self) -> Iterator[OperatorView]:
+        calls: dict[str, list[fx.Node]] = {}
+        for node in self.graph.nodes:
+            path = called_path(self.model, node)
+            if path is not None and node in self.region:
+                calls.setdefault(path, []).append(node)
+        for path, nodes in calls.items():
+            row, module = row_of_node(self.model, nodes[0]), module_at(self.model, path)
+            if row is not None and row.needs_qconfig:
+                members = (*nodes[0].meta.get("members", ()), path)
+                yield OperatorView(path, row, module, tuple(nodes), members)
+            elif row is None:
+                yield from self._inside(path, module)
+            elif path in self.choices and not self.choices[path].is_fixed:
+                self.choices[path] = replace(self.choices[path], reasons=(KEEPS_FORMAT,))
+
+    def _inside(self, path: str, module: nn.Module) -> Iterator[OperatorView]:
+        """Operators in a module that the graph does not look into."""
+        for name, part in module.named_modules(prefix=path):
+            row = row_of_module(type(part))
+            if row is not None and row.needs_qconfig and name in self.choices:
+                yield OperatorView(name, row, part, (), (name,))
+
+    # -- neighbours
+
+    def operand_producers(self, operator: OperatorView) -> list[list[OperatorView]]:
+        """For each operand of an operator, the operators whose format it has."""
+        found: list[list[OperatorView]] = []
+        for node in operator.nodes:
+            inputs = [source for source in operands(self.model, node) if self.region.has_scale(source)]
+            for position, source in enumerate(inputs):
+                if position == len(found):
+                    found.append([])
+                found[position] += [p for p in self.sources(source) if p not in found[position]]
+        return found
+
+    def producers(self, operator: OperatorView) -> list[OperatorView]:
+        """The operators whose results an operator takes."""
+        return list(dict.fromkeys(p for group in self.operand_producers(operator) for p in group))
+
+    def sources(self, node: fx.Node) -> list[OperatorView]:
+        """The operators that gave a node's result its format: itself, or what comes before nodes that keep it."""
+        found: dict[OperatorView, None] = {}
+        pending, seen = [node], {node}
+        while pending:
+            here = pending.pop()
+            path = called_path(self.model, here)
+            if path is not None and path in self._operators:
+                found[self._operators[path]] = None
+                continue
+            for source in self._kept(here):
+                if source not in seen and source in self.region:
+                    seen.add(source)
+                    pending.append(source)
+        return list(found)
+
+    def _kept(self, node: fx.Node) -> list[fx.Node]:
+        """The inputs whose format a node's result has."""
+        row = row_of_node(self.model, node)
+        if is_fact(node) or (row is not None and row.scale_rule is not ScaleRule.INHERIT):
+            return []
+        if called_path(self.model, node) is not None and row is None:
+            return []  # a module that the graph does not look into
+        first: list[fx.Node] = []
+        args = node.args[:1] or tuple(node.kwargs.values())[:1]
+        fx.node.map_arg(args, lambda n: first.append(n) or n)  # type: ignore[func-returns-value]
+        return first
+
+    def consumers(self, operator: OperatorView) -> list[Consumer]:
+        """Who takes an operator's result; behind a call that keeps its format, also who takes that one's."""
+        found: list[Consumer] = []
+        pending, seen = list(operator.nodes), set(operator.nodes)
+        while pending:
+            here = pending.pop(0)
+            for user in here.users:
+                if is_fact(user):
+                    continue
+                path = called_path(self.model, user) or ""
+                keeps = user in self.region and path not in self._operators and here in self._kept(user)
+                found.append(Consumer(user, row_of_node(self.model, user), path, keeps))
+                if keeps and user not in seen:
+                    seen.add(user)
+                    pending.append(user)
+        return found
+
+    def is_output(self, operator: OperatorView) -> bool:
+        """Is its result taken by DeQuantStubs and the model's output only?"""
+        users = [user for node in operator.nodes for user in node.users if not is_fact(user)]
+        return bool(users) and all(self.is_exit(user) for user in users)
+
+    def is_exit(self, node: fx.Node) -> bool:
+        """Is a node a DeQuantStub, or the model's output?"""
+        row = row_of_node(self.model, node) if node.op == "call_module" else None
+        return node.op == "output" or (row is not None and row.name == "dequant")
+
+    def has_real_output(self, operator: OperatorView) -> bool:
+        """Can its accumulator leave as float (high-precision output)?"""
+        rows = [row_of_node(self.model, node) for node in operator.nodes] or [operator.row]
+        return all(row is not None and row.has_real_output for row in rows)
+
+    # -- choices
+
+    def qconfig(self, operator: OperatorView) -> Any:
+        """An operator's qconfig so far; None before any setter gave it one, and where it stays float."""
+        found = self._choice(operator).qconfig
+        return None if found is PLACEHOLDER else found
+
+    def is_fixed(self, operator: OperatorView) -> bool:
+        """Did the user insist on its qconfig?"""
+        return self._choice(operator).is_fixed
+
+    def reasons(self, operator: OperatorView) -> tuple[str, ...]:
+        """The rules that gave it its formats, oldest first."""
+        choice = self._choice(operator)
+        return () if choice.qconfig is PLACEHOLDER else choice.reasons
+
+    def set(self, operator: OperatorView, qconfig: Any, why: str, freeze: bool = False) -> bool:
+        """Give an operator a qconfig, and say why; False if the user insists on another.
+
+        Args:
+            freeze: let no later rule change it.
+        """
+        if self.is_fixed(operator):
+            return False
+        check_qconfig(qconfig, f"{operator.path} ({why})")
+        before, reasons = self.qconfig(operator), self.reasons(operator)
+        if before is None or before != qconfig:
+            reasons = (*reasons, f"{_changes(before, qconfig, operator.has_weight)}: {why}")
+        self.choices[operator.path] = Choice(qconfig, True, reasons, freeze)
+        return True
+
+    def finish(self) -> None:
+        """Leave float what no setter gave a qconfig."""
+        for operator in self:
+            choice = self._choice(operator)
+            if choice.qconfig is PLACEHOLDER:
+                self.choices[operator.path] = Choice(None, False, ("float: no setter gives it a qconfig",))
+
+    def _choice(self, operator: OperatorView) -> Choice:
+        return self.choices.get(operator.path, Choice(PLACEHOLDER))
+
+
+def spell(part: Any) -> str:
+    """A part of a qconfig in words: its format, and its scale if that is given."""
+    if isinstance(part, (tuple, list)):
+        return ", ".join(spell(one) for one in part)
+    text = str(format_of(part)).removeprefix("torch.")
+    scale = None if part is None or is_cast(part) else part.kwargs.get("scale")
+    return text if scale is None else f"{text} of scale {float(scale):g}" if _is_number(scale) else f"{text} (fixed)"
+
+
+def _is_number(scale: Any) -> bool:
+    return isinstance(scale, (int, float)) or scale.numel() == 1
+
+
+def _changes(before: Any, after: Any, has_weight: bool) -> str:
+    """What a rule changed, in words."""
+    if after is None:
+        return "float"
+    names = ["output", "weight"] if has_weight else ["output"]
+    if before is not None:
+        names.append("input")  # said only where it changes
+    changed = [
+        f"{name} {spell(getattr(after, name))}"
+        for name in names
+        if before is None or spell(getattr(before, name)) != spell(getattr(after, name))
+    ]
+    return ", ".join(changed) if changed else "as before"

@@ -1,0 +1,26 @@
+"""`QconfigSetter` and its templates: number formats by rules that are applied in order."""
+
+from horizon_plugin_pytorch.quantization.qconfig_setter.rules import Rule, canonicalize_rules
+from horizon_plugin_pytorch.quantization.qconfig_setter.setter import QconfigSetter
+from horizon_plugin_pytorch.quantization.qconfig_setter.templates import (
+    ConvDtypeTemplate,
+    MatmulDtypeTemplate,
+    ModuleNameTemplate,
+    SensitivityTemplate,
+    SetDynamicQuantTemplate,
+    get_common_templates,
+    get_compat_templates,
+)
+
+__all__ = [
+    "ConvDtypeTemplate",
+    "MatmulDtypeTemplate",
+    "ModuleNameTemplate",
+    "QconfigSetter",
+    "Rule",
+    "SensitivityTemplate",
+    "SetDynamicQuantTemplate",
+    "canonicalize_rules",
+    "get_common_templates",
+    "get_compat_templates",
+]
