@@ -344,7 +344,7 @@ def most_sensitive(
         raise QuantizationConfigError(f"topk must be a whole number, got {topk!r}.")
     if ratio is not None and not 0 <= ratio <= 1:
         raise QuantizationConfigError(f"ratio must lie between 0 and 1, got {ratio!r}.")
-    rows = []
+    rows: list[Sensitivity] = []
     for row in table:
         if isinstance(row, str) or not isinstance(row, Sequence) or len(row) < 4:
             raise QuantizationConfigError(
