@@ -47,6 +47,7 @@ from typing import Any
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.nn.operator_table import Kind
+from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.passes.correct import correct_formats
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView, OperatorView
 from horizon_plugin_pytorch.quantization.qconfig import (
@@ -125,6 +126,13 @@ def apply_setters(view: GraphView, setters: Any) -> None:
                 "`QconfigSetter`, or a tuple of them, from high to low priority; those that take a table or names are "
                 "called with them first."
             )
+    if len(view) and all(view.is_fixed(operator) for operator in view):
+        warnings.warn(
+            "qconfig attributes of the model decide every operator, and the setter changes nothing. Remove the "
+            "attributes (`del model.qconfig`), or do not give a setter.",
+            QuantizationWarning,
+            stacklevel=3,
+        )
     for setter in reversed(given):
         setter.apply(view)
     correct_formats(view)
@@ -158,7 +166,7 @@ class HighPrecisionOutputTemplate(QconfigTemplate):
         kept: dict[str, str] = {}
         for operator in _exits(view):
             current = view.qconfig(operator)
-            if current is None or current.activation is None or view.is_fixed(operator):
+            if current is None or current.activation is None or view.is_fixed(operator) or _is_half(operator, current):
                 continue
             obstacle = _obstacle(view, operator)
             if obstacle:
@@ -175,6 +183,11 @@ class HighPrecisionOutputTemplate(QconfigTemplate):
                 QuantizationWarning,
                 stacklevel=2,
             )
+
+
+def _is_half(operator: OperatorView, qconfig: QConfig) -> bool:
+    """Is it computed in float16? Its output is not integer anyway."""
+    return is_cast(qconfig.activation) and (not operator.has_weight or is_cast(qconfig.weight))
 
 
 def _exits(view: GraphView) -> list[OperatorView]:

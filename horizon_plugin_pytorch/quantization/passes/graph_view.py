@@ -144,8 +144,16 @@ class GraphView:
                 yield OperatorView(path, row, module, tuple(nodes), members)
             elif row is None:
                 yield from self._inside(path, module)
-            elif path in self.choices and not self.choices[path].is_fixed:
-                self.choices[path] = replace(self.choices[path], reasons=(KEEPS_FORMAT,))
+            else:
+                self._note(path, KEEPS_FORMAT)
+        for node in self.graph.nodes:
+            if node.op == "call_module" and self.is_exit(node):
+                self._note(str(node.target), "gives real numbers")
+
+    def _note(self, path: str, why: str) -> None:
+        """Say why a module has no format of its own."""
+        if path in self.choices and not self.choices[path].is_fixed:
+            self.choices[path] = replace(self.choices[path], reasons=(why,))
 
     def _inside(self, path: str, module: nn.Module) -> Iterator[OperatorView]:
         """Operators in a module that the graph does not look into."""
@@ -257,7 +265,7 @@ class GraphView:
             return False
         check_qconfig(qconfig, f"{operator.path} ({why})")
         before, reasons = self.qconfig(operator), self.reasons(operator)
-        if before is None or before != qconfig:
+        if before is None or not _same(before, qconfig):
             reasons = (*reasons, f"{_changes(before, qconfig, operator.has_weight)}: {why}")
         self.choices[operator.path] = Choice(qconfig, True, reasons, freeze)
         return True
@@ -280,6 +288,14 @@ def spell(part: Any) -> str:
     text = str(format_of(part)).removeprefix("torch.")
     scale = None if part is None or is_cast(part) else part.kwargs.get("scale")
     return text if scale is None else f"{text} of scale {float(scale):g}" if _is_number(scale) else f"{text} (fixed)"
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Are two qconfigs equal? Those with given scales for each channel count as different."""
+    try:
+        return bool(one == other)
+    except RuntimeError:  # tensors
+        return one is other
 
 
 def _is_number(scale: Any) -> bool:

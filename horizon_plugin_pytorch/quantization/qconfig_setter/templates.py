@@ -71,7 +71,12 @@ def set_inputs(
                 )
                 view.set(producer, given._replace(activation=changed), f"input of {operator.path}: {why}")
     same = all(part == parts[0] for part in parts)
-    view.set(operator, current._replace(input=parts[0] if same else tuple(parts)), why)
+    current = current._replace(input=parts[0] if same else tuple(parts))
+    is_integer = any(isinstance(dtype, QuantDType) for dtype in dtypes)
+    if is_integer and operator.is_gemm and not operator.has_weight and is_cast(current.activation):
+        # Integers are multiplied to integers; what follows in float16 takes them as they are.
+        current = current._replace(activation=with_format(_integer_part(None, reference.activation), qint16))
+    view.set(operator, current, why)
 
 
 class ModuleNameTemplate(QconfigTemplate):
