@@ -18,12 +18,15 @@ from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
+    FakeQuantize,
+    FakeQuantState,
     QconfigSetter,
     QuantStub,
     default_qat_8bit_fake_quant_qconfig,
     explain,
     get_qconfig,
     prepare_qat_fx,
+    set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
@@ -34,8 +37,11 @@ from horizon_plugin_pytorch.quantization.prepare import Captured
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate
 from horizon_plugin_pytorch.quantization.qconfig_template import (
     apply_setters,
+    default_calibration_qconfig_setter,
     default_qat_fixed_act_qconfig_setter,
     qat_8bit_weight_16bit_fixed_act_qconfig_setter,
+    sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter,
+    sensitive_op_qat_8bit_weight_16bit_fixed_act_qconfig_setter,
 )
 from tests.models import ZOO, make
 from tests.routes import assert_one_arithmetic, calibrate
@@ -99,6 +105,32 @@ def test_reasons_survive_copies_and_pickles(capsys: pytest.CaptureFixture) -> No
     assert explain(copy.deepcopy(qat)) == wanted
     assert explain(pickle.loads(pickle.dumps(qat))) == wanted
     assert wanted["dequant"] == ("gives real numbers",)
+
+
+def test_a_calibrated_checkpoint_loads_into_training() -> None:
+    table = [["_generated_mul_0", "activation", "", 1.0, "qint8"]]
+    calib = prepare_qat_fx(
+        Net(),
+        qconfig_setter=(
+            sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter(table, topk=1),
+            default_calibration_qconfig_setter,
+        ),
+    )
+    calibrate(calib, (X,))
+    qat = prepare_qat_fx(
+        Net(),
+        qconfig_setter=(
+            sensitive_op_qat_8bit_weight_16bit_fixed_act_qconfig_setter(table, ratio=1.0),
+            default_qat_fixed_act_qconfig_setter,
+        ),
+    )
+    qat.load_state_dict(calib.state_dict())  # all keys match
+    assert torch.equal(qat.eval()(X), calib(X))
+    set_fake_quantize(qat.train(), FakeQuantState.QAT)
+    qat(3 * X).sum().backward()
+    for path, module in qat.named_modules():
+        if path.endswith("activation_post_process") and isinstance(module, FakeQuantize):
+            assert torch.equal(module.scale, calib.get_submodule(path).scale), path
 
 
 def test_a_setter_under_an_attribute_of_the_whole_model_is_warned_of() -> None:
