@@ -43,6 +43,7 @@ from horizon_plugin_pytorch.quantization.qconfig_setter import QconfigSetter
 from horizon_plugin_pytorch.quantization.explain import explain
 from horizon_plugin_pytorch.quantization.quantize import convert, load_observer_params, prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import convert_fx, fuse_fx, prepare_qat_fx
+from horizon_plugin_pytorch.quantization.prepare import FuseMode, PrepareMethod, prepare
 from horizon_plugin_pytorch.deploy.check_model import check_model
 
 __all__ = [
@@ -50,9 +51,11 @@ __all__ = [
     "FakeQuantState",
     "FakeQuantize",
     "FixedScaleObserver",
+    "FuseMode",
     "March",
     "MovingAverageMinMaxObserver",
     "MovingAveragePerChannelMinMaxObserver",
+    "PrepareMethod",
     "QATMode",
     "QConfig",
     "QconfigSetter",
@@ -88,6 +91,7 @@ __all__ = [
     "load_observer_params",
     "observer",
     "observer_v2",
+    "prepare",
     "prepare_qat",
     "prepare_qat_fx",
     "qconfig_setter",

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from typing import Any
 
+import torch  # noqa: F401 - for the docstring's example
+from tabulate import tabulate
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.fx.call_site import ScopeHooks, scoped_modules
 from horizon_plugin_pytorch.fx.dispatch import Dispatcher
 from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.placed import PlacedModule
-from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
-from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
-from horizon_plugin_pytorch.quantization.passes.half import quantize_half
+from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.quantization.passes.region import called_path, quantized_nodes
-from horizon_plugin_pytorch.quantization.passes.replace import (
-    check_modules,
-    replace_functions,
-    warn_shared,
-    warn_unquantized,
-)
-from horizon_plugin_pytorch.quantization.passes.swap import to_qat, warn_int16
-from horizon_plugin_pytorch.quantization.quantize_fx import called_lines, copy_model, require_float
+from horizon_plugin_pytorch.quantization.quantize import prepare_qat
+from horizon_plugin_pytorch.quantization.quantize_fx import copy_model, observe, prepare_qat_fx, require_float
+
+GRAPH_FILE = "fx_graph.txt"
 
 
 class PrepareMethod(Enum):
@@ -69,32 +69,103 @@ class Captured:
         """The forward stays the user's."""
 
 
-def prepare_jit(
-    model: nn.Module, example_inputs: Any, qconfig_dict: dict[str, Any] | None, kwargs: dict[str, Any] | None = None
+def prepare(
+    model: nn.Module,
+    example_inputs: Any = None,
+    qconfig_setter: Any = None,
+    method: PrepareMethod | str = PrepareMethod.JIT_STRIP,
+    *,
+    example_kw_inputs: dict[str, Any] | None = None,
+    qconfig_dict: dict[str, Any] | None = None,
+    fuse_mode: FuseMode = FuseMode.BNAddReLU,
+    out_dir: str | os.PathLike | None = ".",
 ) -> nn.Module:
-    """Prepare by running the model on example inputs; its own forward stays."""
+    """Prepare a float model for calibration and training on the integer grid; `model` itself is not changed.
+
+    What lies between QuantStub and DeQuantStub is quantized, the rest stays float. JIT_STRIP and JIT find the graph by
+    running the model on the example inputs, in eval and in training mode; its own forward stays, with all its Python.
+    SYMBOLIC traces it, and EAGER leaves replacing and fusing to you.
+
+    Args:
+        example_inputs: the model's arguments, as a tuple; anything else is its only argument.
+        qconfig_setter: a setter, or a tuple of them from high to low priority.
+        method: a `PrepareMethod` or its value.
+        example_kw_inputs: keyword arguments of the model.
+        qconfig_dict: instead of setters, as `prepare_qat_fx` takes it.
+        out_dir: where ``fx_graph.txt`` and ``model_check_result.txt`` are written; None writes none.
+
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
+    >>> from horizon_plugin_pytorch.quantization.stubs import QuantWrapper
+    >>> set_march(March.NASH_E)
+    >>> x = torch.randn(1, 1, 4, 4)
+    >>> net = prepare(QuantWrapper(nn.Conv2d(1, 2, 1)), (x,), default_calibration_qconfig_setter, out_dir=None)
+    >>> type(net).__name__, type(net.module).__name__
+    ('QuantWrapper', 'Conv2d')
+    """
+    try:
+        method = PrepareMethod(method)
+    except ValueError:
+        names = ", ".join(f"PrepareMethod.{m.name} ({m.value!r})" for m in PrepareMethod)
+        raise ValueError(f"prepare: method must be one of {names}, got {method!r}.") from None
+    if qconfig_setter is not None and qconfig_dict:
+        raise QuantizationConfigError("prepare: give qconfig_setter or qconfig_dict, not both.")
+    if method is PrepareMethod.EAGER:
+        prepared: Any = prepare_qat(model, qconfig_setter=qconfig_setter)
+    elif method is PrepareMethod.SYMBOLIC:
+        prepared = prepare_qat_fx(model, qconfig_dict, qconfig_setter=qconfig_setter)
+    else:
+        if example_inputs is None and not example_kw_inputs:
+            raise ValueError(
+                f"prepare: {method} runs the model, so it needs example_inputs: a tuple of the model's arguments."
+            )
+        prepared = _prepare_by_running(
+            model, _as_args(example_inputs), example_kw_inputs, qconfig_dict, qconfig_setter, fuse_mode
+        )
+    if out_dir is not None and hasattr(prepared, "graph"):
+        write_atomically(graph_text(prepared.graph).encode(), os.path.join(out_dir, GRAPH_FILE))
+    if out_dir is not None and example_inputs is not None:
+        inspect_model(prepared, _as_args(example_inputs), out_dir, example_kw_inputs)
+    return prepared
+
+
+def _as_args(example_inputs: Any) -> tuple:
+    if example_inputs is None:
+        return ()
+    return tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+
+
+def graph_text(graph: fx.Graph) -> str:
+    """A graph as a table: one line a node."""
+    rows = [[n.op, n.name, _target(n.target), n.args, n.kwargs] for n in graph.nodes]
+    return tabulate(rows, headers=["opcode", "name", "target", "args", "kwargs"], disable_numparse=True) + "\n"
+
+
+def _target(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+def _prepare_by_running(
+    model: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any] | None,
+    qconfig_dict: dict[str, Any] | None,
+    qconfig_setter: Any,
+    fuse_mode: FuseMode,
+) -> nn.Module:
     march = require_march("prepare")
     require_float(model, "prepare")
     copied = plain_transformers(copy_model(model, "prepare"))
-    args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
     captured: Any = Captured(copied, record(copied, args, kwargs))
-    choices = resolve_qconfigs(copied, qconfig_dict)
-    region = quantized_nodes(captured)
-    replace_functions(captured, region, choices, march)
-    fuse_graph(captured, choices, region)
-    check_modules(captured, region, choices, march)
-    warn_unquantized(captured, region, choices)
-    warn_shared(captured, region, choices)
-    quantize_half(captured, region, choices)
+    choices = resolve_qconfigs(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER})
     scoped = list(scoped_modules(copied, is_leaf))
-    to_qat(copied, choices, march, called_lines(captured, region))
-    follow_batches(copied)
-    warn_int16(copied, march)
+    region = quantized_nodes(captured)
+    observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse)
     dispatcher = Dispatcher(captured.__dict__.get("sites", {}))
     for path, module in scoped:
         ScopeHooks(path, dispatcher).attach(module)
     _link_stubs(captured)
-    copied.__dict__["march"], copied.__dict__["graph"] = march, captured.graph
+    copied.__dict__.update(march=march, graph=captured.graph, choices=choices)
     return copied
 
 

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, source_line
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
-from horizon_plugin_pytorch.march import require_march
+from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
     ObservedGraphModule,
     QuantizedGraphModule,
 )
-from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
+from horizon_plugin_pytorch.quantization.passes.configure import Choice, resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.dropout import follow_training
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, GraphView
@@ -140,21 +140,41 @@ def prepare_qat_fx(
             QuantizationWarning,
             stacklevel=2,
         )
-    replace_functions(observed, region, choices, march)
-    fuse_graph(observed, choices, region)
-    if qconfig_setter is not None:
-        apply_setters(GraphView(observed, observed.graph, region, choices, march), qconfig_setter)
-    check_modules(observed, region, choices, march)
-    warn_unquantized(observed, region, choices)
-    warn_shared(observed, region, choices)
-    quantize_half(observed, region, choices)
-    to_qat(observed, choices, march, called_lines(observed, region))
-    follow_batches(observed)
-    warn_int16(observed, march)
+    observe(observed, observed, region, choices, march, qconfig_setter)
     observed.__dict__["march"], observed.__dict__["choices"] = march, choices
     observed.recompile()
     _preserve(observed, model, prepare_custom_config_dict)
     return observed
+
+
+def observe(
+    model: Any,
+    root: nn.Module,
+    region: Region,
+    choices: dict[str, Choice],
+    march: March,
+    qconfig_setter: Any = None,
+    is_fused: bool = True,
+) -> None:
+    """Turn the quantized part of a graph into QAT modules, however the graph was found.
+
+    Args:
+        model: what has the graph: a graph module, or a `Captured` model.
+        root: the module tree that the QAT modules are put into.
+        is_fused: fuse layers with what follows them.
+    """
+    replace_functions(model, region, choices, march)
+    if is_fused:
+        fuse_graph(model, choices, region)
+    if qconfig_setter is not None:
+        apply_setters(GraphView(model, model.graph, region, choices, march), qconfig_setter)
+    check_modules(model, region, choices, march)
+    warn_unquantized(model, region, choices)
+    warn_shared(model, region, choices)
+    quantize_half(model, region, choices)
+    to_qat(root, choices, march, called_lines(model, region))
+    follow_batches(root)
+    warn_int16(root, march)
 
 
 def called_lines(model: fx.GraphModule, region: Region) -> dict[str, str]:

@@ -39,7 +39,7 @@ from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
 from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
 from horizon_plugin_pytorch.quantization.inspection.report import render
 from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, check_recording
-from horizon_plugin_pytorch.quantization.prepare import prepare_jit
+from horizon_plugin_pytorch.quantization.prepare import prepare as prepare_by_running
 from horizon_plugin_pytorch.utils.check_model import check_qat_model
 from tests.models import make
 
@@ -58,7 +58,7 @@ def _fx(model: nn.Module, inputs: Any, qconfig: Any = QAT, **names: Any) -> nn.M
 
 
 def _jit(model: nn.Module, inputs: Any, qconfig: Any = QAT, **names: Any) -> nn.Module:
-    return prepare_jit(model, inputs, {"": qconfig, "module_name": names})
+    return prepare_by_running(model, inputs, qconfig_dict={"": qconfig, "module_name": names}, out_dir=None)
 
 
 GRAPH_METHODS = pytest.mark.parametrize("prepare", [_fx, _jit], ids=["fx", "jit"])
@@ -457,7 +457,7 @@ class Repeated(nn.Module):
 @pytest.mark.parametrize("has_blocks", [True, False])
 def test_a_line_that_runs_twice(has_blocks: bool) -> None:
     args, kwargs = ({"x": torch.randn(2, 4)},), {"factor": 0.5}
-    qat = prepare_jit(Repeated(has_blocks), args, {"": QAT}, kwargs)
+    qat = prepare_by_running(Repeated(has_blocks), args, qconfig_dict={"": QAT}, example_kw_inputs=kwargs, out_dir=None)
     check = inspect_model(qat, args, kwargs=kwargs)
     names = [row.name for row in check.mistakes]
     assert names == ([] if has_blocks else ["_generated_mul_0[mul_scalar]", "_generated_add_0[add]"])

@@ -26,7 +26,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization.checkpoint import compare_state_dict
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.quantization.prepare import prepare_jit
+from horizon_plugin_pytorch.quantization.prepare import prepare
 from tests.models import ZOO, make
 from tests.routes import as_numbers, calibrate, mismatches, prepared, run_onnx
 
@@ -169,7 +169,7 @@ def test_a_copy_keeps_what_is_frozen() -> None:
 
 PREPARES = {
     "fx": lambda model, inputs, qconfig: prepare_qat_fx(model, {"": qconfig}),
-    "jit": lambda model, inputs, qconfig: prepare_jit(model, inputs, {"": qconfig}),
+    "jit": lambda model, inputs, qconfig: prepare(model, inputs, qconfig_dict={"": qconfig}, out_dir=None),
 }
 
 

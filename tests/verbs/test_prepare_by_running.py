@@ -23,7 +23,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.prepare import prepare_jit
+from horizon_plugin_pytorch.quantization.prepare import prepare
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx
 from tests.verbs.test_networks import NETWORKS, _float, _inputs
@@ -154,7 +154,7 @@ def _make(name: str) -> tuple[nn.Module, tuple, dict]:
 
 def _prepared(name: str) -> tuple[nn.Module, nn.Module, tuple, dict]:
     model, args, kwargs = _make(name)
-    qat = prepare_jit(model, args, {"": qconfig()}, kwargs)
+    qat = prepare(model, args, qconfig_dict={"": qconfig()}, example_kw_inputs=kwargs, out_dir=None)
     qat.eval()
     set_fake_quantize(qat, FakeQuantState.CALIBRATION)
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_training_reaches_the_parameters(name: str) -> None:
 def test_two_prepares_agree_and_copies_run(name: str) -> None:
     _, qat, args, kwargs = _prepared(name)
     model, _, _ = _make(name)
-    other = prepare_jit(model, args, {"": qconfig()}, kwargs).eval()
+    other = prepare(model, args, qconfig_dict={"": qconfig()}, example_kw_inputs=kwargs, out_dir=None).eval()
     assert str(other.graph) == str(qat.graph)
     report = other.load_state_dict(qat.state_dict())
     assert not report.missing_keys and not report.unexpected_keys
@@ -214,7 +214,7 @@ def test_code_that_did_not_run_is_named() -> None:
     with torch.no_grad():
         qat(small)  # only moves values: flatten and slice need no scale
     model, args, _ = _make("structures")
-    narrow = prepare_jit(model, args, {"": qconfig()}).eval()
+    narrow = prepare(model, args, qconfig_dict={"": qconfig()}, out_dir=None).eval()
     with pytest.raises(UnknownCallError, match=r"`mul` .*test_prepare_by_running.py:\d+.*prepare"):
         narrow(*args, scale=0.5)
 
@@ -231,7 +231,7 @@ def test_dynamic_blocks_have_modules_of_their_own() -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_running_and_tracing_give_the_same_numbers(name: str, tmp_path: Any) -> None:
     inputs = _inputs(name)
-    by_running = calibrate(prepare_jit(_float(name), inputs, {"": qconfig()}), inputs)
+    by_running = calibrate(prepare(_float(name), inputs, qconfig_dict={"": qconfig()}, out_dir=None), inputs)
     traced = calibrate(prepare_qat_fx(_float(name), {"": qconfig()}), inputs)
     with torch.no_grad():
         found = as_numbers(by_running(*inputs))
