@@ -18,8 +18,8 @@ def signature(cls: Any) -> str:
 
     >>> @dataclasses.dataclass
     ... class Window:
-    ...     size: "list[int]"
-    ...     count: "int"
+    ...     size: list[int]
+    ...     count: int
     >>> signature(Window)
     'int[] size, int count'
     """

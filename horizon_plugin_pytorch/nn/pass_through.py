@@ -158,7 +158,26 @@ def _getitem(func: Callable, args: tuple, kwargs: dict) -> Any:
         part = torch.tensor(part, device=x.device) if isinstance(part, list) else part
         is_mask = isinstance(part, Tensor) and part.dtype == torch.bool
         parts += part.nonzero(as_tuple=True) if is_mask else (part,)  # type: ignore[union-attr] # positions instead
+    x, parts = _with_axes(x, parts)
     return keep_scale(func, (x, tuple(parts)), kwargs)
+
+
+def _with_axes(x: QTensor, parts: list[Any]) -> tuple[QTensor, list[Any]]:
+    """Select by computed positions without an axis (``x[:, i]``) first: torch would read them as numbers, which no
+    graph shows.
+    """
+    parts = list(parts)
+    for place, part in enumerate(parts):
+        is_position = isinstance(part, Tensor) and part.dim() == 0 and not part.is_floating_point()
+        if not is_position:
+            continue
+        has_ellipsis = any(other is Ellipsis for other in parts[:place])
+        around = parts[place + 1 :] if has_ellipsis else parts[:place]
+        count = sum(other is not None for other in around)
+        axis = x.dim() - 1 - count if has_ellipsis else count
+        x = keep_scale(torch.index_select, (x, axis, part.reshape(1) % x.shape[axis]), {})
+        parts[place] = 0
+    return x, parts
 
 
 _TOPK = _arguments("input, k, dim=-1, largest=True, sorted=True")

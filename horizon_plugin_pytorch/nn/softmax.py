@@ -20,6 +20,7 @@ class SoftmaxBernoulli2(nn.Module):
         dim: 1, or None, which means 1.
         max_value_only: give the largest value of each position only.
 
+    >>> import torch
     >>> SoftmaxBernoulli2(dim=1)(torch.zeros(1, 4, 1, 1)).flatten()
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """

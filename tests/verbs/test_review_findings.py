@@ -433,7 +433,6 @@ def test_preparing_in_inference_mode() -> None:
 @pytest.mark.parametrize(
     "take",
     [
-        lambda x, i: x[:, i],
         lambda x, i: x.select(1, i),
         lambda x, i: x.narrow(1, i, 1),
         lambda x, i: x.roll(i, 1),
@@ -445,6 +444,23 @@ def test_a_computed_position_is_not_exported_as_a_constant(take: Any, tmp_path: 
     quantized = convert_fx(prepared(model, (X,)))
     with pytest.raises(ExportError, match="reads a number out of a computed tensor .*index_select"):
         export_quantized_onnx(quantized, X, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x, i: x[i % 2],
+        lambda x, i: x[:, i],
+        lambda x, i: x[..., i],
+        lambda x, i: x[:, None, i, 1:],
+        lambda x, i: x[..., i, None, :],
+        lambda x, i: x[:, i, i],
+    ],
+)
+def test_a_computed_position_without_axes_selects_on_every_route(take: Any, tmp_path: Any) -> None:
+    model = QuantWrapper(Body(lambda x: take(x, x.flatten().argmax() % 4))).eval()
+    others = [(torch.randn(X.shape, generator=torch.Generator().manual_seed(seed)),) for seed in range(5)]
+    assert_one_arithmetic(prepared(model, (X,)), (X,), tmp_path, others)
 
 
 class _Drops(nn.Module):
