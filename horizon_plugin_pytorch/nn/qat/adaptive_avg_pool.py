@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
-from horizon_plugin_pytorch.nn.qat.avg_pool import Pool
+from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import adaptive_avg_pool as quantized
 from horizon_plugin_pytorch.nn.support import INT8, Support, on
 
@@ -15,14 +15,14 @@ ADAPTIVE = on(bayes=Support(INT8, INT8, note="the chip emulates it by AvgPool2d,
 _UNPUBLISHED = on(bayes=Support(INT8, INT8, note="not in the published tables"))
 
 
-class AdaptiveAvgPool1d(Pool, nn.AdaptiveAvgPool1d):
+class AdaptiveAvgPool1d(CopiedModule, nn.AdaptiveAvgPool1d):
     """AdaptiveAvgPool1d whose output is rounded."""
 
     quantized_class = quantized.AdaptiveAvgPool1d
     copied = ("output_size",)
 
 
-class AdaptiveAvgPool3d(Pool, nn.AdaptiveAvgPool3d):
+class AdaptiveAvgPool3d(CopiedModule, nn.AdaptiveAvgPool3d):
     """AdaptiveAvgPool3d whose output is rounded."""
 
     quantized_class = quantized.AdaptiveAvgPool3d

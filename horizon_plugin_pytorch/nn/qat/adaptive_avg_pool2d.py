@@ -7,11 +7,11 @@ from torch import nn
 
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.adaptive_avg_pool import ADAPTIVE
-from horizon_plugin_pytorch.nn.qat.avg_pool import Pool
+from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import adaptive_avg_pool2d as quantized
 
 
-class AdaptiveAvgPool2d(Pool, nn.AdaptiveAvgPool2d):
+class AdaptiveAvgPool2d(CopiedModule, nn.AdaptiveAvgPool2d):
     """AdaptiveAvgPool2d whose output is rounded."""
 
     quantized_class = quantized.AdaptiveAvgPool2d

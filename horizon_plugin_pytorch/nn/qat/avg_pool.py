@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, advise, as_module, register
-from horizon_plugin_pytorch.nn.qat.module import RoundedModule
+from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import avg_pool as quantized
 from horizon_plugin_pytorch.nn.support import INT8, Limit, Support, at_most, between, on
 
 
-class Pool(RoundedModule):
-    """A pooling module whose output is rounded."""
-
-    copied: tuple[str, ...]
-
-    @classmethod
-    def from_float(cls, mod: Any) -> Any:
-        """The QAT form of a pooling module."""
-        self = cls(**{name: getattr(mod, name) for name in cls.copied})
-        self.qconfig = mod.qconfig
-        self.activation_post_process = mod.qconfig.activation(channel_len=1)
-        return self
-
-
-class AvgPool1d(Pool, nn.AvgPool1d):
+class AvgPool1d(CopiedModule, nn.AvgPool1d):
     """AvgPool1d whose output is rounded."""
 
     quantized_class = quantized.AvgPool1d
     copied = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 
 
-class AvgPool3d(Pool, nn.AvgPool3d):
+class AvgPool3d(CopiedModule, nn.AvgPool3d):
     """AvgPool3d whose output is rounded."""
 
     quantized_class = quantized.AvgPool3d

@@ -6,11 +6,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
-from horizon_plugin_pytorch.nn.qat.avg_pool import AVERAGE, WINDOW_ARGUMENTS, Pool
+from horizon_plugin_pytorch.nn.qat.avg_pool import AVERAGE, WINDOW_ARGUMENTS
+from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import avg_pool2d as quantized
 
 
-class AvgPool2d(Pool, nn.AvgPool2d):
+class AvgPool2d(CopiedModule, nn.AvgPool2d):
     """AvgPool2d whose output is rounded."""
 
     quantized_class = quantized.AvgPool2d

@@ -141,6 +141,20 @@ class RoundedModule(QATModule):
         return self.activation_post_process(self.value(*map(real, args), **kwargs))
 
 
+class CopiedModule(RoundedModule):
+    """A rounded module mixed into a float module, of which it takes over the constructor's arguments."""
+
+    copied: tuple[str, ...]  # names of the arguments, and of the attributes that hold them
+
+    @classmethod
+    def from_float(cls, mod: Any) -> Any:
+        """The QAT form of the float module."""
+        self = cls(**{name: getattr(mod, name) for name in cls.copied})
+        self.qconfig = mod.qconfig
+        self.activation_post_process = mod.qconfig.activation(channel_len=1)
+        return self
+
+
 class GridModule(QATModule):
     """A module whose output is rounded to the grid of its first input: it has no quantization parameters of its own.
 

@@ -13,7 +13,7 @@ from torch import nn
 from horizon_plugin_pytorch.nn import reduction as floats
 from horizon_plugin_pytorch.nn.operator_table import Call, Kind, NotBindable, Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
-from horizon_plugin_pytorch.nn.qat.module import RoundedModule, real
+from horizon_plugin_pytorch.nn.qat.module import CopiedModule, real
 from horizon_plugin_pytorch.nn.quantized import reduction as quantized
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
 from horizon_plugin_pytorch.nn.quantized.functional_modules import QFunctional
@@ -21,28 +21,14 @@ from horizon_plugin_pytorch.nn.support import FROM_BAYES, INT8, INTS, Limit, Sup
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
-class _Reduction(RoundedModule):
-    """A reduction whose output is rounded."""
-
-    copied: tuple[str, ...]
-
-    @classmethod
-    def from_float(cls, mod: Any) -> Any:
-        """The QAT form of a reduction."""
-        self = cls(**{name: getattr(mod, name) for name in cls.copied})
-        self.qconfig = mod.qconfig
-        self.activation_post_process = mod.qconfig.activation(channel_len=1)
-        return self
-
-
-class Norm(_Reduction, floats.Norm):
+class Norm(CopiedModule, floats.Norm):
     """A norm whose output is rounded."""
 
     quantized_class = quantized.Norm
     copied = ("ord", "dim", "keepdim")
 
 
-class Normalize(_Reduction, floats.Normalize):
+class Normalize(CopiedModule, floats.Normalize):
     """Division by a norm, rounded.
 
     On the grid a group is all zero, or its norm is one step at least; a smaller `eps` would only make the gradient of
@@ -58,21 +44,21 @@ class Normalize(_Reduction, floats.Normalize):
         return self.activation_post_process(self.value(real(x), max(self.eps, float(x.scale)) if is_rounded else None))
 
 
-class Var(_Reduction, floats.Var):
+class Var(CopiedModule, floats.Var):
     """A variance whose output is rounded."""
 
     quantized_class = quantized.Var
     copied = ("dim", "correction", "keepdim")
 
 
-class Std(_Reduction, floats.Std):
+class Std(CopiedModule, floats.Std):
     """A standard deviation whose output is rounded."""
 
     quantized_class = quantized.Std
     copied = ("dim", "correction", "keepdim")
 
 
-class CumSum(_Reduction, floats.CumSum):
+class CumSum(CopiedModule, floats.CumSum):
     """Running sums, rounded."""
 
     quantized_class = quantized.CumSum
