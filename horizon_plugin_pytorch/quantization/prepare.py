@@ -110,6 +110,11 @@ def prepare(
         raise ValueError(f"prepare: method must be one of {names}, got {method!r}.") from None
     if qconfig_setter is not None and qconfig_dict:
         raise QuantizationConfigError("prepare: give qconfig_setter or qconfig_dict, not both.")
+    by_running = method in (PrepareMethod.JIT, PrepareMethod.JIT_STRIP)
+    if fuse_mode is not FuseMode.BNAddReLU and not by_running:
+        raise NotImplementedError(f"prepare: {method} has no {fuse_mode}; use PrepareMethod.JIT_STRIP.")
+    if method is PrepareMethod.EAGER and qconfig_dict:
+        raise QuantizationConfigError("prepare: PrepareMethod.EAGER reads the modules' own `qconfig`; set it there.")
     if method is PrepareMethod.EAGER:
         prepared: Any = prepare_qat(model, qconfig_setter=qconfig_setter)
     elif method is PrepareMethod.SYMBOLIC:

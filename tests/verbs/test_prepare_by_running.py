@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import UnknownCallError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, UnknownCallError
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
@@ -23,7 +23,8 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.prepare import prepare
+from horizon_plugin_pytorch.quantization.prepare import FuseMode, PrepareMethod, prepare
+from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx
 from tests.verbs.test_networks import NETWORKS, _float, _inputs
@@ -240,3 +241,49 @@ def test_running_and_tracing_give_the_same_numbers(name: str, tmp_path: Any) -> 
         assert mismatches(found, as_numbers(quantized(*inputs))) == 0
     file = export_quantized_onnx(quantized, inputs, tmp_path / "model.onnx")
     assert mismatches(found, run_onnx(file, inputs)) == 0
+
+
+class Plain(Stubs):
+    """A model that every method can take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op, self.relu = FloatFunctional(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        return self.dequant(self.op.add(self.relu(self.conv(x)), x))
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "jit", "symbolic", PrepareMethod.SYMBOLIC])
+def test_methods_and_setters_give_the_same_numbers(method: Any, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model = Plain().eval()
+    qat = prepare(model, X, default_calibration_qconfig_setter, method, out_dir=tmp_path)
+    assert (tmp_path / "fx_graph.txt").read_text().startswith("opcode")
+    assert "Each layer out qconfig:" in (tmp_path / "model_check_result.txt").read_text()
+    by_running = prepare(model, (X,), default_calibration_qconfig_setter, out_dir=None)
+    with torch.no_grad():
+        assert torch.equal(calibrate(qat, (X,))(X), calibrate(by_running, (X,))(X))
+
+
+def test_eager_is_the_same_where_the_user_fuses() -> None:
+    torch.manual_seed(0)
+    model = Plain().eval()
+    by_running = prepare(model, (X,), qconfig_dict={"": qconfig()}, fuse_mode=FuseMode.NoFuse, out_dir=None)
+    model.qconfig = qconfig()
+    eager = prepare(model, method="eager", out_dir=None)
+    assert type(by_running.conv).__name__ == type(eager.conv).__name__ == "Conv2d"
+    with torch.no_grad():
+        assert torch.equal(calibrate(eager, (X,))(X), calibrate(by_running, (X,))(X))
+
+
+def test_arguments_that_a_method_does_not_have_are_refused() -> None:
+    with pytest.raises(ValueError, match="jit-strip"):
+        prepare(Plain(), X, method="onnx")
+    with pytest.raises(ValueError, match="example_inputs"):
+        prepare(Plain())
+    with pytest.raises(QuantizationConfigError, match="EAGER reads the modules' own"):
+        prepare(Plain(), method="eager", qconfig_dict={"": qconfig()})
+    with pytest.raises(NotImplementedError, match="JIT_STRIP"):
+        prepare(Plain(), X, method="symbolic", qconfig_dict={"": qconfig()}, fuse_mode=FuseMode.NoFuse)
