@@ -104,9 +104,7 @@ def assert_one_arithmetic(
                 found = [
                     a if a.is_floating_point() and ok else b for a, b, ok in zip(integers, found, close, strict=True)
                 ]
-            _count(
-                different, f"converted and ONNX Runtime, {optimization}", mismatches(integers, found)
-            )
+            _count(different, f"converted and ONNX Runtime, {optimization}", mismatches(integers, found))
     if record is not None:
         record(sum(different.values()))
     assert not any(different.values()), different
