@@ -40,6 +40,7 @@ from horizon_plugin_pytorch.quantization.fuse_modules import (
 )
 from horizon_plugin_pytorch.quantization import qconfig_setter, qconfig_template
 from horizon_plugin_pytorch.quantization.qconfig_setter import QconfigSetter
+from horizon_plugin_pytorch.quantization.choice import reason_of
 from horizon_plugin_pytorch.quantization.explain import explain
 from horizon_plugin_pytorch.quantization.quantize import convert, load_observer_params, prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import convert_fx, fuse_fx, prepare_qat_fx
@@ -99,6 +100,7 @@ __all__ = [
     "qinfo",
     "qint8",
     "qint16",
+    "reason_of",
     "set_fake_quantize",
     "set_qat_mode",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from horizon_plugin_pytorch.nn.placed import PlacedModule
-from horizon_plugin_pytorch.quantization.passes.configure import Choice
+from horizon_plugin_pytorch.quantization.choice import steps_of
 
 
 def explain(model: nn.Module, name: str | None = None) -> dict[str, tuple[str, ...]]:
@@ -29,14 +29,14 @@ def explain(model: nn.Module, name: str | None = None) -> dict[str, tuple[str, .
         output float32: high-precision output
         before: output qint8, weight qint8: default_qat_qconfig_setter
     """
-    choices: dict[str, Choice] | None = model.__dict__.get("choices")
+    choices = model.__dict__.get("choices")
     if choices is None:
         raise TypeError(
             f"explain takes a prepared model, and `{type(model).__name__}` has no record of its configuration. Give it "
             "the result of `prepare` or `prepare_qat_fx`."
         )
     chains = {
-        path: choices[path].reasons
+        path: tuple(map(str, steps_of(model, path)))
         for path, module in model.named_modules()
         if isinstance(module, PlacedModule) and path in choices and _is_asked(path, name)
     }

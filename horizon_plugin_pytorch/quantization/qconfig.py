@@ -224,6 +224,24 @@ def format_of(part: Any) -> QuantDType | torch.dtype:
     return part.kwargs.get("dtype", torch.float16) if is_cast(part) else as_dtype(part.kwargs.get("dtype", qint8))
 
 
+def spell(part: Any) -> str:
+    """A part of a qconfig in words: its format, and its scale if that is given.
+
+    >>> spell(get_default_qconfig().activation), spell(None)
+    ('qint8', 'float32')
+    """
+    if isinstance(part, (tuple, list)):
+        return ", ".join(spell(one) for one in part)
+    if part is not None and not isinstance(part, Partial):
+        return type(part).__name__
+    text = str(format_of(part)).removeprefix("torch.")
+    scale = None if part is None or is_cast(part) else part.kwargs.get("scale")
+    if scale is None:
+        return text
+    is_number = isinstance(scale, (int, float)) or scale.numel() == 1
+    return f"{text} of scale {float(scale):g}" if is_number else f"{text} (fixed)"
+
+
 def with_format(part: Any, dtype: Any, threshold: float | None = None) -> Partial:
     """A part of a qconfig in another number format; its observer stays, and a fixed scale covers the same range.
 

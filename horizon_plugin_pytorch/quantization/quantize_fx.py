@@ -15,12 +15,13 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fx.graph_module import (
     GraphModuleWithAttr,
     ObservedGraphModule,
     QuantizedGraphModule,
 )
-from horizon_plugin_pytorch.quantization.passes.configure import Choice, resolve_qconfigs
+from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.dropout import follow_training
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, GraphView

@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.quantization import (
     get_qconfig,
     prepare_qat_fx,
     qconfig_template,
+    reason_of,
 )
 from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, MinMaxObserver, PercentileObserver
 from horizon_plugin_pytorch.quantization.qconfig import format_of, with_format
@@ -563,10 +564,27 @@ def test_explain_knows_the_dictionary_too(capsys: pytest.CaptureFixture) -> None
     model = nn.Sequential(QuantStub(), nn.Conv2d(2, 2, 1), nn.ReLU(), DeQuantStub())
     int16 = get_qconfig(out_dtype=qint16)
     both = prepare_qat_fx(model, {"": get_qconfig(), "module_name": {"2": int16}})
-    assert explain(both, "1")["1"] == ("module_name 2", "taken from 2, which is fused into it")
+    assert explain(both, "1")["1"] == (
+        "output qint16, weight qint8: module_name 2",
+        "taken from 2, which is fused into it",
+    )
     with pytest.warns(QuantizationWarning, match="weights are qint8"):
         wide = prepare_qat_fx(model, {"": get_qconfig(weight_dtype=qint16)})
-    assert explain(wide, "1")["1"] == ("global", "weight qint8: bayes has no other weights")
+    assert explain(wide, "1")["1"] == (
+        "output qint8, weight qint16: global",
+        "weight qint8: bayes has no other weights",
+    )
+    assert reason_of(wide, "1") == "int8: global; weight int8: bayes has no other weights; was int16 from global"
+    assert reason_of(wide, "3") == "gives real numbers" and reason_of(wide, "no.such") == ""
+
+
+def test_the_chain_in_one_line() -> None:
+    setter = sensitive_op_8bit_weight_16bit_act_calibration_setter(TABLE, topk=2)
+    qat = prepared((setter, default_calibration_qconfig_setter))
+    assert reason_of(qat, "block.conv1") == (
+        "int16: sensitivity table rank 1 (sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter); was int8 from "
+        "default_calibration_qconfig_setter; weight int8: default_calibration_qconfig_setter"
+    )
 
 
 # -- get_qconfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn.operator_table import rows
 from horizon_plugin_pytorch.nn.transformer import torch_class
+from horizon_plugin_pytorch.quantization.choice import Choice, Step, step_between
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 _KEYS = ("", "module_type", "module_name")
@@ -24,46 +24,6 @@ def needs_activation(what: str) -> QuantizationConfigError:
         f"{what} has a qconfig without activation quantization. High-precision output exists for "
         f"{', '.join(names[:-1])} and {names[-1]} only; give this module a qconfig with an activation format."
     )
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A module's qconfig, and why it has it.
-
-    Args:
-        is_explicit: was it given for this very module, rather than inherited?
-        reasons: the rules that gave it, oldest first.
-        is_fixed: did the user insist, with an attribute or with ``freeze=True``? Then setters leave it alone.
-    """
-
-    qconfig: Any
-    is_explicit: bool = False
-    reasons: tuple[str, ...] = ()
-    is_fixed: bool = False
-
-    @property
-    def reason(self) -> str:
-        """The rule that decided; empty where nothing did."""
-        return self.reasons[-1] if self.reasons else ""
-
-    def changed(self, qconfig: Any, why: str) -> Choice:
-        """The choice after one more rule.
-
-        >>> Choice("int8", reasons=("global",)).changed("int16", "sensitive")
-        Choice(qconfig='int16', is_explicit=False, reasons=('global', 'sensitive'), is_fixed=False)
-        """
-        return replace(self, qconfig=qconfig, reasons=(*self.reasons, why))
-
-    def below(self) -> Choice:
-        """What modules and functions inside inherit."""
-        return replace(self, is_explicit=False)
-
-
-def inherited_choice(choices: dict[str, Choice], path: str) -> Choice | None:
-    """The choice of a module, or of the nearest one around it that has one."""
-    while path not in choices and path:
-        path = path.rpartition(".")[0]
-    return choices.get(path)
 
 
 def _pairs(value: Any, key: str) -> dict:
@@ -97,6 +57,15 @@ def check_qconfig(qconfig: Any, reason: str) -> Any:
     return qconfig
 
 
+def _given(qconfig: Any, rule: str, is_fixed: bool = False) -> Choice:
+    """The choice of a module that a rule names."""
+    try:
+        step = step_between(None, qconfig, rule)
+    except AttributeError:  # no qconfig of ours: `check_qconfig` says so
+        step = Step(rule)
+    return Choice(qconfig, True, (step,), is_fixed)
+
+
 def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, Choice]:
     """The choice for every module path; functions take the choice of the module that calls them."""
     qconfig_dict = qconfig_dict or {}
@@ -113,11 +82,11 @@ def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, C
         choice = inherited
         for cls in (torch_class(module), type(module)):
             if cls in by_type:
-                choice = Choice(by_type[cls], True, (f"module_type {cls.__name__}",))
+                choice = _given(by_type[cls], f"module_type {cls.__name__}")
         if path in by_name:
-            choice = Choice(by_name[path], True, (f"module_name {path}",))
+            choice = _given(by_name[path], f"module_name {path}")
         if "qconfig" in module.__dict__:
-            choice = Choice(module.__dict__["qconfig"], True, (f"attribute of {path or 'the model'}",), True)
+            choice = _given(module.__dict__["qconfig"], f"attribute of {path or 'the model'}", is_fixed=True)
         if choice is not inherited:
             check_qconfig(choice.qconfig, choice.reason)
         choices[path] = choice
@@ -125,7 +94,7 @@ def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, C
         for name, child in module.named_children():
             visit(child, f"{path}.{name}" if path else name, below)
 
-    visit(model, "", Choice(check_qconfig(qconfig_dict.get(""), "the whole model"), False, ("global",)))
+    visit(model, "", _given(check_qconfig(qconfig_dict.get(""), "the whole model"), "global").below())
     missing = [name for name in by_name if name not in choices and "_generated_" not in name]
     if missing:
         raise QuantizationConfigError(
@@ -134,5 +103,5 @@ def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, C
         )
     for name in by_name:
         if name not in choices:
-            choices[name] = Choice(by_name[name], True, (f"module_name {name}",))
+            choices[name] = _given(by_name[name], f"module_name {name}")
     return choices

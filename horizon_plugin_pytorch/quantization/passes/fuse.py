@@ -6,8 +6,8 @@ from collections import Counter
 
 from torch import fx, nn
 
+from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
-from horizon_plugin_pytorch.quantization.passes.configure import Choice
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, module_at
 
 

@@ -11,8 +11,8 @@ from torch import fx, nn
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, row_of_module
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
-from horizon_plugin_pytorch.quantization.fake_cast import is_cast
-from horizon_plugin_pytorch.quantization.passes.configure import Choice, check_qconfig
+from horizon_plugin_pytorch.quantization.choice import GIVES_REAL, KEEPS_FORMAT, Choice, Step, step_between
+from horizon_plugin_pytorch.quantization.passes.configure import check_qconfig
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
     called_path,
@@ -21,11 +21,10 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     operands,
     row_of_node,
 )
-from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig, format_of
+from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
 
 # What every module has before setters run, so that every function becomes a module; never what one ends with.
 PLACEHOLDER = default_qat_8bit_fake_quant_qconfig._replace()
-KEEPS_FORMAT = "keeps the format of its input"
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,12 +147,12 @@ class GraphView:
                 self._note(path, KEEPS_FORMAT)
         for node in self.graph.nodes:
             if node.op == "call_module" and self.is_exit(node):
-                self._note(str(node.target), "gives real numbers")
+                self._note(str(node.target), GIVES_REAL)
 
     def _note(self, path: str, why: str) -> None:
         """Say why a module has no format of its own."""
         if path in self.choices and not self.choices[path].is_fixed:
-            self.choices[path] = replace(self.choices[path], reasons=(why,))
+            self.choices[path] = replace(self.choices[path], steps=(Step(why),))
 
     def _inside(self, path: str, module: nn.Module) -> Iterator[OperatorView]:
         """Operators in a module that the graph does not look into."""
@@ -250,10 +249,10 @@ class GraphView:
         """Did the user insist on its qconfig?"""
         return self._choice(operator).is_fixed
 
-    def reasons(self, operator: OperatorView) -> tuple[str, ...]:
+    def steps(self, operator: OperatorView) -> tuple[Step, ...]:
         """The rules that gave it its formats, oldest first."""
         choice = self._choice(operator)
-        return () if choice.qconfig is PLACEHOLDER else choice.reasons
+        return () if choice.qconfig is PLACEHOLDER else choice.steps
 
     def set(self, operator: OperatorView, qconfig: Any, why: str, freeze: bool = False) -> bool:
         """Give an operator a qconfig, and say why; False if the user insists on another.
@@ -264,10 +263,11 @@ class GraphView:
         if self.is_fixed(operator):
             return False
         check_qconfig(qconfig, f"{operator.path} ({why})")
-        before, reasons = self.qconfig(operator), self.reasons(operator)
+        before, steps = self.qconfig(operator), self.steps(operator)
         if before is None or not _same(before, qconfig):
-            reasons = (*reasons, f"{_changes(before, qconfig, operator.has_weight)}: {why}")
-        self.choices[operator.path] = Choice(qconfig, True, reasons, freeze)
+            step = step_between(before, qconfig, why)
+            steps = (*steps, step if operator.has_weight else replace(step, weight=""))
+        self.choices[operator.path] = Choice(qconfig, True, steps, freeze)
         return True
 
     def finish(self) -> None:
@@ -275,19 +275,12 @@ class GraphView:
         for operator in self:
             choice = self._choice(operator)
             if choice.qconfig is PLACEHOLDER:
-                self.choices[operator.path] = Choice(None, False, ("float: no setter gives it a qconfig",))
+                self.choices[operator.path] = Choice(
+                    None, False, (Step("no setter gives it a qconfig", output="float"),)
+                )
 
     def _choice(self, operator: OperatorView) -> Choice:
         return self.choices.get(operator.path, Choice(PLACEHOLDER))
-
-
-def spell(part: Any) -> str:
-    """A part of a qconfig in words: its format, and its scale if that is given."""
-    if isinstance(part, (tuple, list)):
-        return ", ".join(spell(one) for one in part)
-    text = str(format_of(part)).removeprefix("torch.")
-    scale = None if part is None or is_cast(part) else part.kwargs.get("scale")
-    return text if scale is None else f"{text} of scale {float(scale):g}" if _is_number(scale) else f"{text} (fixed)"
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -296,22 +289,3 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except RuntimeError:  # tensors
         return one is other
-
-
-def _is_number(scale: Any) -> bool:
-    return isinstance(scale, (int, float)) or scale.numel() == 1
-
-
-def _changes(before: Any, after: Any, has_weight: bool) -> str:
-    """What a rule changed, in words."""
-    if after is None:
-        return "float"
-    names = ["output", "weight"] if has_weight else ["output"]
-    if before is not None:
-        names.append("input")  # said only where it changes
-    changed = [
-        f"{name} {spell(getattr(after, name))}"
-        for name in names
-        if before is None or spell(getattr(before, name)) != spell(getattr(after, name))
-    ]
-    return ", ".join(changed) if changed else "as before"

@@ -9,10 +9,11 @@ from torch import fx
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
 from horizon_plugin_pytorch.nn.operator_table import ScaleRule
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
+from horizon_plugin_pytorch.quantization.choice import Choice, Step
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
-from horizon_plugin_pytorch.quantization.passes.configure import Choice
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, operands, row_of_node
 from horizon_plugin_pytorch.quantization.passes.replace import insert_stub
+from horizon_plugin_pytorch.quantization.qconfig import spell
 
 
 def quantize_half(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -> fx.GraphModule:
@@ -49,7 +50,10 @@ def quantize_half(model: fx.GraphModule, region: Region, choices: dict[str, Choi
                     f"the integer operator {at(path or '')} takes a float16 result, and its qconfig says no integer "
                     "format for it: give the qconfig an `input`."
                 )
-            stub = Choice(qconfig._replace(activation=wanted), reasons=(f"float16 becomes the input of {path}",))
+            stub = Choice(
+                qconfig._replace(activation=wanted),
+                steps=(Step(f"float16 becomes the input of {path}", spell(wanted)),),
+            )
             insert_stub(model, node, source, region, choices, counters, stub, "quantize float16")
     return model
 

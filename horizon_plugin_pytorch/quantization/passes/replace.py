@@ -34,8 +34,9 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
+from horizon_plugin_pytorch.quantization.choice import Choice, inherited_choice
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
-from horizon_plugin_pytorch.quantization.passes.configure import Choice, inherited_choice, needs_activation
+from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
     called_path,

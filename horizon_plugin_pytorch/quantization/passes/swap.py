@@ -18,9 +18,10 @@ from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.quantization.passes.configure import Choice, needs_activation
+from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
 
 
 def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
@@ -136,7 +137,7 @@ def correct_weights(model: nn.Module, march: March, choices: dict[str, Choice]) 
         module.qconfig = module.qconfig._replace(weight=weight)
         module.attach_weight(weight)
         if path in choices:
-            choices[path] = choices[path].changed(module.qconfig, f"weight qint8: {march} has no other weights")
+            choices[path] = choices[path].changed(module.qconfig, f"{march} has no other weights")
         found.append(path)
     if found:
         warnings.warn(

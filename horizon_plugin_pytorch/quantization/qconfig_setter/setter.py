@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
-from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView, spell
-from horizon_plugin_pytorch.quantization.qconfig import QConfig, get_qconfig
+from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView
+from horizon_plugin_pytorch.quantization.qconfig import QConfig, get_qconfig, spell
 from horizon_plugin_pytorch.quantization.qconfig_setter.templates import get_common_templates
 from horizon_plugin_pytorch.quantization.qconfig_template import QconfigSetterBase
 
@@ -69,7 +69,7 @@ class QconfigSetter(QconfigSetterBase):
         lines, formats = [], {}
         for operator in view:
             qconfig = view.qconfig(operator)
-            lines += [f"{operator.path} ({operator.row.name})", *(f"    {reason}" for reason in view.reasons(operator))]
+            lines += [f"{operator.path} ({operator.row.name})", *(f"    {step}" for step in view.steps(operator))]
             if qconfig is not None:
                 names = ("input", "weight", "output") if operator.has_weight else ("input", "output")
                 formats[operator.path] = {name: spell(getattr(qconfig, name)) for name in names}

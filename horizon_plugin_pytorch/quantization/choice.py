@@ -1,0 +1,127 @@
+"""Which qconfig a module has, and the rules that gave it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from horizon_plugin_pytorch.nn.operator_table import row_named
+from horizon_plugin_pytorch.quantization.qconfig import spell
+
+KEEPS_FORMAT, GIVES_REAL = "keeps the format of its input", "gives real numbers"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rule, and the formats that it gave; empty for a part that it left alone.
+
+    >>> str(Step("ModuleNameTemplate ''", output="qint16", weight="qint8"))
+    "output qint16, weight qint8: ModuleNameTemplate ''"
+    """
+
+    rule: str
+    output: str = ""
+    weight: str = ""
+    input: str = ""
+
+    def __str__(self) -> str:
+        given = [f"{part} {getattr(self, part)}" for part in ("output", "weight", "input") if getattr(self, part)]
+        return f"{', '.join(given)}: {self.rule}" if given else self.rule
+
+
+def step_between(before: Any, after: Any, rule: str) -> Step:
+    """What a rule changed in a qconfig; `before` is None where it is the first one."""
+    if after is None:
+        return Step(rule, output="float")
+    parts = ("output", "weight") if before is None else ("output", "weight", "input")  # an input is said if it changes
+    formats = {part: spell(_part(after, part)) for part in parts}
+    if before is not None:
+        formats = {part: text for part, text in formats.items() if spell(_part(before, part)) != text}
+    return Step(rule, **formats)
+
+
+def _part(qconfig: Any, part: str) -> Any:
+    """A part of a qconfig, ours or torch's."""
+    return getattr(qconfig, "activation" if part == "output" else part, None)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A module's qconfig, and why it has it.
+
+    Args:
+        is_explicit: was it given for this very module, rather than inherited?
+        steps: the rules that gave it, oldest first.
+        is_fixed: did the user insist, with an attribute or with ``freeze=True``? Then setters leave it alone.
+    """
+
+    qconfig: Any
+    is_explicit: bool = False
+    steps: tuple[Step, ...] = ()
+    is_fixed: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The rule that decided; empty where nothing did."""
+        return self.steps[-1].rule if self.steps else ""
+
+    def changed(self, qconfig: Any, rule: str) -> Choice:
+        """The choice after one more rule.
+
+        >>> [str(step) for step in Choice(None, steps=(Step("global"),)).changed(None, "fused").steps]
+        ['global', 'float: fused']
+        """
+        return replace(self, qconfig=qconfig, steps=(*self.steps, step_between(self.qconfig, qconfig, rule)))
+
+    def below(self) -> Choice:
+        """What modules and functions inside inherit."""
+        return replace(self, is_explicit=False)
+
+
+def inherited_choice(choices: dict[str, Choice], path: str) -> Choice | None:
+    """The choice of a module, or of the nearest one around it that has one."""
+    while path not in choices and path:
+        path = path.rpartition(".")[0]
+    return choices.get(path)
+
+
+def steps_of(model: nn.Module, path: str) -> tuple[Step, ...]:
+    """The rules that gave a module of a prepared model its formats, oldest first; none where nothing is known.
+
+    Weights are left out for modules that have none.
+    """
+    choice = model.__dict__.get("choices", {}).get(path)
+    if choice is None:
+        return ()
+    module = model.get_submodule(path)
+    row = row_named(getattr(module, "operator", ""))
+    if row is not None and not row.needs_qconfig:
+        return (Step(GIVES_REAL if row.name == "dequant" else KEEPS_FORMAT),)
+    return choice.steps if hasattr(module, "weight") else tuple(replace(step, weight="") for step in choice.steps)
+
+
+def reason_of(model: nn.Module, path: str) -> str:
+    """The chain of rules of one module in one line; empty where nothing is known.
+
+    >>> net = nn.Sequential(nn.Linear(1, 1))
+    >>> net.__dict__["choices"] = {
+    ...     "0": Choice(None, steps=(Step("default", "qint8", "qint8"), Step("sensitivity table rank 3", "qint16")))
+    ... }
+    >>> reason_of(net, "0")
+    'int16: sensitivity table rank 3; was int8 from default; weight int8: default'
+    """
+    steps = steps_of(model, path)
+    told = [text for part in ("output", "weight", "input") if (text := _chain(steps, part))]
+    return "; ".join(told + [step.rule for step in steps if str(step) == step.rule])
+
+
+def _chain(steps: tuple[Step, ...], part: str) -> str:
+    """What the rules said of one part, the last one first."""
+    label = "" if part == "output" else f"{part} "
+    said = [(getattr(step, part).replace("qint", "int"), step.rule) for step in reversed(steps) if getattr(step, part)]
+    if not said:
+        return ""
+    (last, why), *before = said
+    return "; ".join([f"{label}{last}: {why}", *(f"was {text} from {rule}" for text, rule in before)])
