@@ -70,8 +70,8 @@ class Choice:
     def changed(self, qconfig: Any, rule: str) -> Choice:
         """The choice after one more rule.
 
-        >>> [str(step) for step in Choice(None, steps=(Step("global"),)).changed(None, "fused").steps]
-        ['global', 'float: fused']
+        >>> [str(step) for step in Choice(None, steps=(Step("global"),)).changed(None, "a setter").steps]
+        ['global', 'output float: a setter']
         """
         return replace(self, qconfig=qconfig, steps=(*self.steps, step_between(self.qconfig, qconfig, rule)))
 

@@ -414,7 +414,7 @@ class SensitiveOpQconfigSetter(QconfigSetterBase):
                 continue
             current = view.qconfig(operator)
             if current is None or current.activation is not None:
-                view.set(operator, self.qconfig, f"sensitivity table rank {row.rank} ({self.name})")
+                view.set(operator, self.qconfig, f"sensitivity table rank {row.rank}")
 
 
 def _calibration(dtype: Any) -> QConfig:
