@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.errors import TraceError
 from horizon_plugin_pytorch.fx.call_site import CallSite, current_scope, entered, here, recording
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
-from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method
+from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 
 # Python's operators with the tensor on the right.
@@ -239,7 +239,15 @@ def _method_of(recorder: Recorder, path: str, module: nn.Module, name: str) -> C
 
 def _forward_of(recorder: Recorder, path: str, module: nn.Module) -> Callable:
     forward = module.forward
+    row = row_of_module(type(module))
+    if row is not None and row.name in ("quant", "dequant"):
+        # A float stub gives back its argument, and the model may go on with either: two tensors, not one.
+        return lambda *args, **kwargs: recorder.leaf(path, lambda: _views(forward(*args, **kwargs)), args, kwargs)
     return lambda *args, **kwargs: recorder.leaf(path, lambda: forward(*args, **kwargs), args, kwargs)
+
+
+def _views(tree: Any) -> Any:
+    return pytree.tree_map(lambda x: x.view_as(x) if isinstance(x, Tensor) else x, tree)
 
 
 def _scope_of(path: str, forward: Callable) -> Callable:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, UnknownCallError
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer
+from horizon_plugin_pytorch.nn import qat as nn_qat
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -23,7 +24,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.prepare import FuseMode, PrepareMethod, prepare
+from horizon_plugin_pytorch.quantization.prepare import FuseMode, PrepareMethod, graph_text, prepare
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx
@@ -287,3 +288,19 @@ def test_arguments_that_a_method_does_not_have_are_refused() -> None:
         prepare(Plain(), method="eager", qconfig_dict={"": qconfig()})
     with pytest.raises(NotImplementedError, match="JIT_STRIP"):
         prepare(Plain(), X, method="symbolic", qconfig_dict={"": qconfig()}, fuse_mode=FuseMode.NoFuse)
+
+
+class ReadAgain(Stubs):
+    """What went through a stub is used beside it as well."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.conv(self.quant(x))
+        return self.dequant(y), self.dequant(self.fc(y.mean((2, 3)))), x.sum()
+
+
+def test_a_stub_does_not_change_the_tensor_it_takes() -> None:
+    x = torch.randn(2, 4, 6, 6)
+    net = prepare(ReadAgain(), (x,), default_calibration_qconfig_setter, out_dir=None)
+    text = graph_text(net.graph)
+    assert "(_generated_mean_0, conv)" in text and "(input_0,)" in text.partition("sum")[2]
+    assert type(net.fc) is nn_qat.Linear
