@@ -50,15 +50,16 @@ class Captured:
     """A model with its recorded graph, as passes see it: modules are put into the model itself."""
 
     def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
-        self.model, self.graph = model, graph
+        self.graph = graph
+        self.__model = model  # mangled: the user's model may have a child named `model`
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["model"], name)
+        return getattr(self.__dict__["_Captured__model"], name)
 
     def add_submodule(self, path: str, module: nn.Module) -> None:
         """Put a new module at a path."""
         *parents, name = path.split(".")
-        owner = self.model
+        owner = self.__model
         for parent in parents:  # a dynamic block is a container of its own
             if not hasattr(owner, parent):
                 owner.add_module(parent, nn.Module())
@@ -181,7 +182,7 @@ def _link_stubs(captured: Any) -> None:
         if path is None:
             continue
         arguments = node.args[1:] if node.op == "call_method" else node.args
-        module = captured.model.get_submodule(path)
+        module = captured.get_submodule(path)
         if not isinstance(module, PlacedModule):
             continue
         for position, leaf in enumerate(pytree.tree_leaves((arguments, node.kwargs), is_leaf=lambda v: v is None)):

@@ -1,0 +1,1 @@
+"""Architectures nobody here designed."""

@@ -1,0 +1,58 @@
+"""Every architecture goes all the way to ONNX Runtime, or is listed with the reason why it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from horizon_plugin_pytorch.march import March, set_march
+from tests.zoo.stages import STAGES, walk
+
+architectures = pytest.importorskip("tests.zoo.architectures", exc_type=ImportError)
+
+# Architectures that stop early: the stages that they pass, and a part of the error's text.
+STOPS: dict[str, tuple[int, str]] = {
+    "mobilenet_v1": (3, ""),
+    "mobilenet_v2": (0, ""),
+    "bit": (0, ""),
+    "efficientnet": (2, ""),
+    "convnext_v2": (0, ""),
+    "vit": (3, ""),
+    "deit": (3, ""),
+    "beit": (0, ""),
+    "dinov2": (3, ""),
+    "swin": (0, ""),
+    "swin_v2": (0, ""),
+    "segformer": (2, ""),
+    "mobilevit_v2": (0, ""),
+    "levit": (0, ""),
+    "detr": (0, ""),
+    "conditional_detr": (0, ""),
+    "deformable_detr": (0, ""),
+    "rt_detr": (0, ""),
+    "upernet": (0, ""),
+    "clip_vision": (3, ""),
+    "videomae": (0, ""),
+    "gpt2": (1, ""),
+    "llama": (0, ""),
+    "t5_encoder": (0, ""),
+    "whisper_encoder": (3, ""),
+    "wav2vec2": (3, ""),
+    "patchtst": (0, ""),
+    "mask2former": (0, ""),
+    "maskformer": (0, ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_architecture(name, dtype, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    set_march(March.NASH_E)
+    model, inputs = architectures.build(name)
+    result = walk(model, inputs, tmp_path, dtype)
+    stages, reason = STOPS.get(name, (len(STAGES), ""))
+    assert len(result.passed) == stages, result.trace
+    assert reason in result.error
+    if dtype == "qint16" and stages == len(STAGES):
+        assert result.distance < 0.1  # far from float would mean a wrong number somewhere, not a coarse one
