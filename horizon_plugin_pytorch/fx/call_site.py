@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 
 from horizon_plugin_pytorch.errors import is_user_code
+from horizon_plugin_pytorch.nn.operator_table import Call
 
 _MODULE_FILE = torch_module.__file__
 
@@ -36,6 +37,68 @@ class CallSite:
     calls: tuple[tuple[str, int, int], ...]
     name: str
     line: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A parameter or buffer of the model, among the settings of a module."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A module that was made for a call site, with the settings it was made for.
+
+    A line that runs again with other settings, such as another axis, has another module; a line that runs again with
+    the same ones has the same.
+
+    Args:
+        path: where the module is.
+        factory: what made it.
+        settings: the factory's arguments.
+    """
+
+    path: str
+    factory: str
+    settings: dict[str, Any]
+
+    @staticmethod
+    def of(path: str, call: Call) -> Variant:
+        """The variant that a module at that path is."""
+        return Variant(path, call.factory.__qualname__, {k: _plain(v) for k, v in call.settings.items()})
+
+    def differences(self, call: Call, read: Callable[[str], Any]) -> dict[str, tuple[Any, Any]]:
+        """Settings that a call wants otherwise, and that the module cannot follow: what it has, and what is wanted.
+
+        Args:
+            read: gives the parameter or buffer at a path.
+        """
+        if self.factory != call.factory.__qualname__:
+            return {"form": (self.factory, call.factory.__qualname__)}
+        wanted = {k: _plain(v) for k, v in call.settings.items() if k not in call.follows}
+        return {
+            name: (self.settings.get(name), value)
+            for name, value in wanted.items()
+            if not _is_same(self.settings.get(name), value, read)
+        }
+
+    def followed(self, call: Call) -> dict[str, Any]:
+        """Settings that differ and that the module's forward takes."""
+        wanted = {name: call.settings[name] for name in call.follows if call.settings.get(name) is not None}
+        return {name: value for name, value in wanted.items() if self.settings.get(name) != _plain(value)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    return Attribute(str(value.target)) if isinstance(value, fx.Node) else value
+
+
+def _is_same(known: Any, value: Any, read: Callable[[str], Any]) -> bool:
+    if isinstance(known, Attribute):
+        return known == value or read(known.path) is value
+    return not isinstance(value, (Tensor, Attribute)) and bool(known == value)
 
 
 class _State(threading.local):

@@ -38,12 +38,26 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Call:
-    """How a function call is written as a module: the module, the arguments it is called with, and the method."""
+    """How a function call is written as a module.
 
-    module: nn.Module
+    Args:
+        factory: makes the module.
+        args, kwargs: what the module is called with.
+        method: the method that is called instead of the module itself.
+        settings: the factory's arguments; parameters of the model among them are nodes, or tensors while it runs.
+        follows: settings that the module's forward takes too, so that they can change from call to call.
+    """
+
+    factory: Callable[..., nn.Module]
     args: tuple
     kwargs: dict[str, Any] = field(default_factory=dict)
     method: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    follows: tuple[str, ...] = ()
+
+    def make(self) -> nn.Module:
+        """The module."""
+        return self.factory(**self.settings)
 
 
 class NotBindable(ValueError):
@@ -244,7 +258,7 @@ def as_module(
         if fixed:
             what = f"{', '.join(fixed)} must be numbers, not computed from a tensor's shape or value"
             raise NotBindable(f"{what}: {remedy}" if remedy else what)
-        return Call(factory(**(values | dict.fromkeys(later))), (tensor,), later)
+        return Call(factory, (tensor,), later, settings=values | dict.fromkeys(later), follows=at_run_time)
 
     return bind
 

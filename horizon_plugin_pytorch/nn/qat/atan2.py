@@ -33,7 +33,7 @@ class Atan2(RoundedModule):
 
 
 def _bind(input: Any, other: Any) -> Call:
-    return Call(_Float(), (input, other))
+    return Call(_Float, (input, other))
 
 
 _NAMES = ("atan2", "arctan2", "atan2_", "arctan2_")

@@ -106,8 +106,12 @@ def _bind(
         raise NotBindable("give either attn_mask or is_causal, as torch wants it")
     if not all(isinstance(v, (int, float)) for v in (dropout_p, scale or 0.0)) or (scale is not None and scale <= 0):
         raise NotBindable("dropout_p and scale must be numbers, and scale a positive one")
-    module = floats.ScaledDotProductAttention(float(dropout_p), bool(is_causal), scale)
-    return Call(module, (query, key, value), {} if attn_mask is None else {"attn_mask": attn_mask})
+    return Call(
+        floats.ScaledDotProductAttention,
+        (query, key, value),
+        {} if attn_mask is None else {"attn_mask": attn_mask},
+        settings={"dropout_p": float(dropout_p), "is_causal": bool(is_causal), "scale": scale},
+    )
 
 
 register(Operator(

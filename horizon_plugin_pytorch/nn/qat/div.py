@@ -59,10 +59,10 @@ def _div(x: Any, y: Any = None, *, other: Any = None, rounding_mode: str | None 
     if is_number(y) and y == 0:
         raise NotBindable("what is divided by 0 is infinite, which no integer stands for")
     if is_number(y):
-        return None if is_number(x) else Call(_Functional(), (x, 1.0 / y), method="mul_scalar")
+        return None if is_number(x) else Call(_Functional, (x, 1.0 / y), method="mul_scalar")
     if is_number(x) and x == 1:
-        return Call(Reciprocal(), (y,))
-    return Call(_Float(), (x, y))
+        return Call(Reciprocal, (y,))
+    return Call(_Float, (x, y))
 
 
 advise(

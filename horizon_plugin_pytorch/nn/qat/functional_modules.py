@@ -149,25 +149,25 @@ def _binary(method: str) -> Callable[..., Call | None]:
         if is_number(x) and is_number(y):
             return None
         if not (is_number(x) or is_number(y)):
-            return Call(_Float(), (x, y), {} if alpha == 1 else {"alpha": alpha}, method=method)
+            return Call(_Float, (x, y), {} if alpha == 1 else {"alpha": alpha}, method=method)
         if method == "sub":
-            return Call(_Float(), (x, y if alpha == 1 else y * alpha), method=method)
+            return Call(_Float, (x, y if alpha == 1 else y * alpha), method=method)
         tensor, number = (y, x) if is_number(x) else (x, y)
-        return Call(_Float(), (tensor, number if alpha == 1 else number * alpha), method=f"{method}_scalar")
+        return Call(_Float, (tensor, number if alpha == 1 else number * alpha), method=f"{method}_scalar")
 
     return bind
 
 
 def _extremum(method: str) -> Callable[..., Call]:
     def bind(x: Any, y: Any = None, *, other: Any = None) -> Call:
-        return Call(_Float(), (x, other if y is None else y), method=method)
+        return Call(_Float, (x, other if y is None else y), method=method)
 
     return bind
 
 
 def _join(method: str) -> Callable[..., Call]:
     def bind(tensors: Any, dim: int = 0, *, axis: int | None = None) -> Call:
-        return Call(_Float(), (tensors,), {"dim": dim if axis is None else axis}, method)
+        return Call(_Float, (tensors,), {"dim": dim if axis is None else axis}, method)
 
     return bind
 

@@ -200,8 +200,11 @@ def layer_function(float_class: type, signature: str) -> Binder:
         bound = parsed.bind(*args, **kwargs)
         bound.apply_defaults()
         values = dict(bound.arguments)
-        x, weight = values.pop("input"), tensor_of(values.pop("weight"), "weight")
-        bias = values.pop("bias")
+        x = values.pop("input")
+        return Call(make, (x,), settings=values)
+
+    def make(weight: Any, bias: Any = None, **values: Any) -> nn.Module:
+        weight = tensor_of(weight, "weight")
         bias = None if bias is None else tensor_of(bias, "bias")
         if any(depends_on_graph(value) for value in values.values()):
             raise NotBindable(f"{', '.join(values)} must be numbers, not computed from a tensor's shape or value")
@@ -210,7 +213,7 @@ def layer_function(float_class: type, signature: str) -> Binder:
             layer = float_class(*sizes, bias=bias is not None, **values)
         share_tensor(layer, "weight", weight)
         share_tensor(layer, "bias", bias)
-        return Call(layer, (x,))
+        return layer
 
     return bind
 
@@ -227,13 +230,12 @@ def _channels(float_class: type, weight: Tensor, groups: int) -> tuple:
 
 def tensor_of(node: Any, name: str) -> Tensor:
     """The parameter or buffer that a node reads."""
-    model = node.graph.owning_module if isinstance(node, fx.Node) and node.op == "get_attr" else None
-    if model is None:
+    value: Any = node.graph.owning_module if isinstance(node, fx.Node) and node.op == "get_attr" else None
+    for part in str(node.target).split(".") if value is not None else ():
+        value = getattr(value, part, None)
+    if value is None:
         raise NotBindable(
             f"its {name} is computed, and a layer's must be a parameter or a buffer of the model: keep it as one, or "
             "use operators whose operands are both quantized (matmul, mul)"
         )
-    value: Any = model
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
     return value

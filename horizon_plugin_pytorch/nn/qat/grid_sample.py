@@ -84,12 +84,16 @@ def _bind(
     input: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Call:
     _check(mode, padding_mode)
-    return Call(_Float(mode, padding_mode, align_corners), (input, grid))
+    return Call(
+        _Float,
+        (input, grid),
+        settings={"mode": mode, "padding_mode": padding_mode, "align_corners": align_corners},
+    )
 
 
 def _bind_warp(x: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros") -> Call:
     _check(mode, padding_mode)
-    return Call(_FloatWarp(mode, padding_mode), (x, grid))
+    return Call(_FloatWarp, (x, grid), settings={"mode": mode, "padding_mode": padding_mode})
 
 
 def _check(mode: str, padding_mode: str) -> None:

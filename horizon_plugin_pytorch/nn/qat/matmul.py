@@ -67,7 +67,7 @@ def _matmul(x: Any, other: Any = None, *, tensor: Any = None, tensor2: Any = Non
             out: Any = None) -> Call:  # fmt: skip
     if out is not None:
         raise NotBindable("leave `out` out and use the result")
-    return Call(_Float(), (x, next(v for v in (other, tensor, tensor2, mat2, vec) if v is not None)), method="matmul")
+    return Call(_Float, (x, next(v for v in (other, tensor, tensor2, mat2, vec) if v is not None)), method="matmul")
 
 
 def _add_matmul(first: str, second: str) -> Callable[..., Call]:
@@ -78,7 +78,7 @@ def _add_matmul(first: str, second: str) -> Callable[..., Call]:
             raise NotBindable(f"leave {', '.join(named)} out")
         if not is_number(beta) or not is_number(alpha) or beta < 0 or alpha <= 0:
             raise NotBindable("beta must be a number from 0 on and alpha a positive one; write it as x + a @ b")
-        return Call(floats.AddMatmul(float(beta), float(alpha)), (x, a, b))
+        return Call(floats.AddMatmul, (x, a, b), settings={"beta": float(beta), "alpha": float(alpha)})
 
     return bind
 
@@ -92,7 +92,7 @@ def _einsum(equation: Any, *operands: Any) -> Call:
         floats.split_equation(equation)
     except ValueError as error:
         raise NotBindable(str(error)) from error
-    return Call(floats.Einsum(equation), operands)
+    return Call(floats.Einsum, operands, settings={"equation": equation})
 
 
 # Published for [N, C, H, W]; a product of two int16 tensors is beyond the tables, though its integers are defined here.

@@ -106,12 +106,15 @@ def norm_function(make: Callable[..., nn.Module], signature: str) -> Binder:
     """A binder for the functional form of a norm; tensors among its arguments are parameters of the model."""
     parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this package
 
+    def make_norm(**values: Any) -> nn.Module:
+        return make(**{name: _constant(value, name) for name, value in values.items()})
+
     def bind(*args: Any, **kwargs: Any) -> Call:
         bound = parsed.bind(*args, **kwargs)
         bound.apply_defaults()
         values = dict(bound.arguments)
         x = values.pop("input")
-        return Call(make(**{name: _constant(value, name) for name, value in values.items()}), (x,))
+        return Call(make_norm, (x,), settings=values)
 
     return bind
 

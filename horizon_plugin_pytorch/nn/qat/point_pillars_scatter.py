@@ -25,7 +25,7 @@ class PointPillarsScatter(GridModule, _Float):  # type: ignore[misc] # forward t
 
 
 def _bind(voxel_features: Any, coords: Any, output_shape: Any) -> Call:
-    return Call(_Float(), (voxel_features, coords), {"output_shape": output_shape})
+    return Call(_Float, (voxel_features, coords), {"output_shape": output_shape})
 
 
 _SHAPES = Limit(

@@ -30,13 +30,17 @@ class PReLU(RoundedModule, nn.PReLU):
         return self
 
 
-def _bind(input: Any, weight: Any) -> Call:
+def _make(weight: Any) -> nn.PReLU:
     slopes = tensor_of(weight, "weight")
     if slopes.dim() != 1:
         raise NotBindable("its weight must have one axis, as that of `torch.nn.PReLU` has")
     module = nn.PReLU(len(slopes))
     share_tensor(module, "weight", slopes)
-    return Call(module, (input,))
+    return module
+
+
+def _bind(input: Any, weight: Any) -> Call:
+    return Call(_make, (input,), settings={"weight": weight})
 
 
 register(Operator(

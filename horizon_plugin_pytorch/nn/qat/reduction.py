@@ -120,7 +120,7 @@ def _reduce(method: str) -> Callable[..., Call]:
     ) -> Call:  # fmt: skip
         _no_dtype(dtype)
         arguments = {"dim": dim if axis is None else axis, "keepdim": keepdim or keepdims}
-        return Call(_Float(), (input,), arguments, method)
+        return Call(_Float, (input,), arguments, method)
 
     return bind
 
@@ -161,7 +161,12 @@ def _variance(make: type[floats.Var]) -> Callable[..., Call]:
             dim, unbiased = None, dim
         if unbiased is not None:
             correction = float(unbiased)
-        return Call(make(dim if axis is None else axis, 1.0 if correction is None else correction, keepdim), (input,))
+        settings = {
+            "dim": dim if axis is None else axis,
+            "correction": 1.0 if correction is None else correction,
+            "keepdim": keepdim,
+        }
+        return Call(make, (input,), settings=settings)
 
     return bind
 

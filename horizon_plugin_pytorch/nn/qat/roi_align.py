@@ -75,7 +75,10 @@ def _bind(
 ) -> Call:  # fmt: skip
     if sampling_ratio < 1:
         raise NotBindable(_ADAPTIVE)
-    return Call(_Float(output_size, spatial_scale, sampling_ratio, aligned), (input, boxes))
+    settings = {
+        "output_size": output_size, "spatial_scale": spatial_scale, "sampling_ratio": sampling_ratio, "aligned": aligned
+    }  # fmt: skip
+    return Call(_Float, (input, boxes), settings=settings)
 
 
 _SAMPLES = Limit(

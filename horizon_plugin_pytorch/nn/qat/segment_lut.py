@@ -212,12 +212,16 @@ def _whole(s: float, o: float, name: str) -> str:
 
 def _power(input: Any, exponent: Any) -> Call:
     if isinstance(exponent, (int, float)):
-        return Call(elementwise.Pow(exponent), (input,))
+        return Call(elementwise.Pow, (input,), settings={"exponent": exponent})
     if not isinstance(input, (int, float)):
         raise NotBindable("the exponent must be a number; for a tensor write `torch.exp(exponent * torch.log(x))`")
     if input <= 0:
         raise NotBindable("a base that is a number must be positive")
-    return Call(elementwise.SegmentLUT(partial(_raised, base=float(input)), "pow"), (exponent,))  # 2 ** x
+    return Call(_raise, (exponent,), settings={"base": float(input)})  # 2 ** x
+
+
+def _raise(base: float) -> elementwise.SegmentLUT:
+    return elementwise.SegmentLUT(partial(_raised, base=base), "pow")
 
 
 def _raised(x: Tensor, base: float) -> Tensor:

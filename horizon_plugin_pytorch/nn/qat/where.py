@@ -81,15 +81,15 @@ def _where(condition: Any, x: Any = None, y: Any = None, *, input: Any = None, o
     x, y = (input if x is None else x), (other if y is None else y)
     if x is None or y is None:
         raise NotBindable("the number of its results depends on values; give torch.where both alternatives")
-    return Call(_Float(), (condition, x, y))
+    return Call(_Float, (condition, x, y))
 
 
 def _method_where(x: Any, condition: Any, other: Any) -> Call:
-    return Call(_Float(), (condition, x, other))
+    return Call(_Float, (condition, x, other))
 
 
 def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
-    return AS_IT_IS if is_number(value) and value == 0 else Call(_Float(), (mask, value, x))
+    return AS_IT_IS if is_number(value) and value == 0 else Call(_Float, (mask, value, x))
 
 
 _bayes = on(bayes=Support())

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import (
@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.errors import (
     at,
     source_line,
 )
+from horizon_plugin_pytorch.fx.call_site import Variant
 from horizon_plugin_pytorch.fx.tracer import scope_of
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import (
@@ -123,25 +124,29 @@ def replace_functions(
                 _quantize_constants(model, node, quantized, choices, counters)
             continue
         if row.needs_qconfig and quantized.kinds(node) == (Kind.INDEX,):
+            _leave_alone(model, node)
             continue  # a choice between positions, by booleans of the quantized part
         choice = inherited_choice(choices, scope_of(node))
         if choice is None or choice.qconfig is None:
+            _leave_alone(model, node)
             continue  # the user keeps this module float; a QTensor that reaches it raises with a remedy
-        call, advice = None, ""
+        call, module, advice = None, None, ""
         try:
             call = bind(*with_numbers(model, node.args), **with_numbers(model, node.kwargs))
+            module = call.make() if isinstance(call, Call) else None
         except NotBindable as error:
             advice = str(error)
         except TypeError:  # arguments that the function's signature does not have
             pass
-        if call is None or row.support(march) is None:
-            raise _unsupported(_spell(node), node, march, row, advice)
-        if call is AS_IT_IS:
+        if call is AS_IT_IS and row.support(march) is not None:
+            _leave_alone(model, node)
             continue
+        if call is None or module is None or row.support(march) is None:
+            raise _unsupported(_spell(node), node, march, row, advice)
         written = None if call.method is None else row_named(row_name_of(call.method, call.args))
         if written is not None and written.support(march) is None:
             raise _unsupported(f"{_spell(node)} with a number", node, march, written)
-        new = _replace(model, node, row.name, call, choices, counters)
+        new = _replace(model, node, row.name, call, module, choices, counters)
         quantized.replace(node, new)
         _quantize_constants(model, new, quantized, choices, counters)
     model.recompile()
@@ -166,7 +171,7 @@ def replace_fusable(model: fx.GraphModule, choices: dict[str, Choice]) -> fx.Gra
             continue
         call = found[1](*node.args, **node.kwargs)
         if call is not None and call.method in (None, "add") and all(isinstance(a, fx.Node) for a in call.args):
-            _replace(model, node, found[0].name, call, choices, counters)
+            _replace(model, node, found[0].name, call, call.make(), choices, counters)
     model.recompile()
     return model
 
@@ -176,19 +181,18 @@ def _replace(
     node: fx.Node,
     name: str,
     call: Call,
+    module: nn.Module,
     choices: dict[str, Choice],
     counters: dict[tuple[str, str], int],
 ) -> fx.Node:
-    """Put a generated module in place of a function node."""
+    """Put a generated module in place of a function node; a line that runs again calls the same module."""
     scope = scope_of(node)
-    sites: dict[Any, str] = model.__dict__.setdefault("sites", {})
-    site = node.meta.get("site")
-    path = sites.get(site, "")
-    if not path:  # a line that runs again calls the same module
+    variants = _variants(model, node)
+    path = next((v.path for v in variants if not v.differences(call, lambda path: None)), "")
+    if not path:
         path = _free_name(scope, name, counters)
-        model.add_submodule(path, call.module.train(model.training))
-        if site is not None:
-            sites[site] = path
+        model.add_submodule(path, module.train(model.training))
+        variants.append(Variant.of(path, call))
     choices.setdefault(path, (inherited_choice(choices, scope) or Choice(None)).below())
     with model.graph.inserting_before(node):
         if call.method is None:
@@ -201,6 +205,17 @@ def _replace(
     node.replace_all_uses_with(new)
     model.graph.erase_node(node)
     return new
+
+
+def _variants(model: fx.GraphModule, node: fx.Node) -> list[Variant]:
+    """The modules that were made for the call site of a node; none for nodes that were traced."""
+    site = node.meta.get("site")
+    return [] if site is None else model.__dict__.setdefault("sites", {}).setdefault(site, [])
+
+
+def _leave_alone(model: fx.GraphModule, node: fx.Node) -> None:
+    """The call site is known, and has no module."""
+    _variants(model, node)
 
 
 def _quantize_constants(
