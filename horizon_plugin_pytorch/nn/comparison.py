@@ -160,6 +160,33 @@ def _where(func: Callable, args: tuple, kwargs: dict) -> Any:
     return torch.where(truth(call["condition"]), call["input"], call["other"])
 
 
+def _finiteness(answer: bool) -> Callable[..., Tensor]:
+    """Integers with a scale are finite, whatever they are: an ordinary tensor, and a constant of the model."""
+
+    def handler(func: Callable, args: tuple, kwargs: dict) -> Tensor:
+        x = args[0] if args else kwargs["input"]
+        return torch.full(x.shape, answer, dtype=torch.bool, device=x.device)
+
+    return handler
+
+
+def _to_bool(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+    return bool_qtensor(truth(args[0]))
+
+
+for _row, _names, _is_so in (
+    ("is_finite", ["isfinite"], True),
+    ("is_not_finite", ["isnan", "isinf", "isposinf", "isneginf"], False),
+):
+    handle(*_spellings(_names))(_finiteness(_is_so))
+    register(Operator(
+        _row, ScaleRule.NONE, functions={getattr(torch, n): _as_it_is for n in _names},
+        methods=dict.fromkeys(_names, _as_it_is), results=(Kind.INDEX,),
+    ))  # fmt: skip
+handle(Tensor.bool)(_to_bool)
+register(Operator(
+    "to_bool", ScaleRule.NONE, methods={"bool": _as_it_is}, results=(Kind.BOOL,), marches=on(bayes=_BOOLEAN),
+))  # fmt: skip
 register(Operator(
     "to_numbers", ScaleRule.NONE, methods={"float": _as_it_is}, marches=on(bayes=Support(("qbool",), INT8)),
 ))  # fmt: skip
