@@ -43,6 +43,10 @@ class FusionError(HorizonError, ValueError):
     """The modules to fuse do not form a pattern that the BPU fuses."""
 
 
+class CheckError(HorizonError, RuntimeError):
+    """A prepared model cannot run on the inputs it is checked with."""
+
+
 class ConversionError(HorizonError, RuntimeError):
     """A QAT module cannot become a quantized module."""
 

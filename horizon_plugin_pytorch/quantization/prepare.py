@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from enum import Enum
 from typing import Any
 
@@ -11,7 +12,7 @@ from tabulate import tabulate
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.fx.call_site import ScopeHooks, scoped_modules
 from horizon_plugin_pytorch.fx.dispatch import Dispatcher
@@ -130,8 +131,15 @@ def prepare(
         )
     if out_dir is not None and hasattr(prepared, "graph"):
         write_atomically(graph_text(prepared.graph).encode(), os.path.join(out_dir, GRAPH_FILE))
-    if out_dir is not None and example_inputs is not None:
-        inspect_model(prepared, _as_args(example_inputs), out_dir, example_kw_inputs)
+    if out_dir is not None and (example_inputs is not None or example_kw_inputs):
+        try:
+            inspect_model(prepared, _as_args(example_inputs), out_dir, example_kw_inputs)
+        except CheckError as error:
+            warnings.warn(
+                f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.",
+                QuantizationWarning,
+                stacklevel=2,
+            )
     return prepared
 
 

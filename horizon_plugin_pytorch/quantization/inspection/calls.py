@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import os
+import random
 import sys
-from collections import Counter, defaultdict
+import traceback
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +21,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import is_package_code, is_torch_code
+from horizon_plugin_pytorch.errors import at, is_package_code, is_torch_code, is_user_code
 from horizon_plugin_pytorch.fx.tracer import is_leaf
+from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.placed import PlacedModule, listening
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization.choice import reason_of
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
 
@@ -97,17 +104,48 @@ class ModuleCall:
 
 
 @dataclass(frozen=True, eq=False)
+class Failure:
+    """An error that ended the run.
+
+    Args:
+        path: the innermost module that was running.
+        line: ``file.py:41`` of the user's code; empty if none was running.
+        last_call: the last operator that gave a result; empty if none did.
+    """
+
+    error: Exception
+    path: str
+    line: str
+    last_call: str
+
+    def __str__(self) -> str:
+        after = f"after `{self.last_call}`" if self.last_call else "before any operator ran"
+        text = str(self.error).strip().rstrip(".")
+        return f"the model failed {at(self.path, self.line)}, {after}: {type(self.error).__name__}: {text}."
+
+
+@dataclass(frozen=True, eq=False)
 class Recording:
     """All calls of one run.
 
     Args:
         operators: every operator of the model, called or not, in the order of definition.
         uses: how often each call's results are used by other calls, by functions and as outputs of the model.
+        results: the calls whose results the model hands out as they are.
+        training_only: operators that run in training mode and not in eval mode.
+        failure: the error that ended the run early, or None.
+        march: the chip that the model was prepared for; None if it is not known.
+        reasons: the rules that gave operators their formats.
     """
 
     calls: tuple[ModuleCall, ...]
     operators: dict[str, nn.Module]
     uses: dict[int, int]
+    results: frozenset[int] = frozenset()
+    training_only: frozenset[str] = frozenset()
+    failure: Failure | None = None
+    march: March | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -191,6 +229,8 @@ class _Watch(TorchFunctionMode):
         self._repetitions: Counter[str] = Counter()
         self._depth = 0
         self._run = object()
+        self._scopes = {module: path for path, module in reversed(list(model.named_modules()))}
+        self._failed_in: str | None = None
 
     # -- tensors
 
@@ -219,12 +259,19 @@ class _Watch(TorchFunctionMode):
     # -- events
 
     def enter(self, module: nn.Module, args: Any) -> None:
+        self._failed_in = None
         self._depth += module in self._paths
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """After a module ran; `out` is None after an error in it."""
+        if out is not None:
+            self._failed_in = None
+        elif self._failed_in is None:
+            self._failed_in = self._scopes.get(module)
         if module in self._paths:
             self._depth -= 1
-            self._add(module, "", (args, kwargs), out)
+            if out is not None:
+                self._add(module, "", (args, kwargs), out)
 
     def method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         if name == "_run":  # all methods of a QAT FloatFunctional go through it, with the name and the float route
@@ -267,42 +314,92 @@ class _Watch(TorchFunctionMode):
                     x._inspection_mark = _Mark(self._run, dtype, None, marks[0].origin)  # type: ignore[attr-defined]
         return out
 
-    def finish(self, out: Any) -> Recording:
-        for x in _tensors(out):
-            mark = self._mark(x)
-            if mark is not None and mark.producer is not None:
-                self.uses[mark.producer] += 1
-        return Recording(tuple(self.calls), self.operators, dict(self.uses))
+    def outputs(self, out: Any) -> frozenset[int]:
+        """The calls whose results are results of the model."""
+        marks = [mark for mark in map(self._mark, _tensors(out)) if mark is not None and mark.producer is not None]
+        self.uses.update(mark.producer for mark in marks)
+        return frozenset(mark.producer for mark in marks)
+
+    def failure(self, error: Exception) -> Failure:
+        """Where an error came from."""
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_code(f.filename)]
+        line = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+        last = self.calls[-1].name if self.calls else ""
+        return Failure(error, self._failed_in or "", line, last)
+
+
+# -- runs that leave no trace
+
+
+def _contents(value: Any) -> Any:
+    """A copy of a container that a forward may fill; None for anything else."""
+    return copy.copy(value) if isinstance(value, (dict, list, set, deque)) else None
+
+
+def _refill(container: Any, contents: Any) -> None:
+    if isinstance(container, (list, deque)):
+        container.clear()
+        container.extend(contents)
+    else:
+        container.clear()
+        container.update(contents)
 
 
 @contextmanager
-def as_float(model: nn.Module) -> Iterator[None]:
-    """Run a model in eval mode and in float, nothing observed; afterwards every switch is as it was."""
-    training = {module: module.training for module in model.modules()}
-    switches = [
-        (buffer, buffer.clone())
-        for module in model.modules()
-        if isinstance(module, FakeQuantize)
-        for buffer in (module.fake_quant_enabled, module.observer_enabled)
-    ]
-    random = torch.get_rng_state()
-    model.eval()
-    set_fake_quantize(model, FakeQuantState._FLOAT)
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Whatever a run changes is as it was afterwards: buffers, modes, attributes of modules, random numbers."""
+    attributes = [(m, {k: (v, _contents(v)) for k, v in m.__dict__.items()}) for m in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    random_states = (random.getstate(), torch.get_rng_state())
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
         yield
     finally:
-        torch.set_rng_state(random)
-        for buffer, value in switches:
-            buffer.copy_(value)
-        for module, mode in training.items():
-            module.training = mode
+        random.setstate(random_states[0])
+        torch.set_rng_state(random_states[1])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        for module, before in attributes:
+            for name in module.__dict__.keys() - before.keys():
+                del module.__dict__[name]
+            for name, (value, contents) in before.items():
+                module.__dict__[name] = value
+                if contents is not None:
+                    _refill(value, contents)
             if isinstance(module, Float16):
-                module._float.training = mode
+                module._float.training = module.training
+        for buffer, value in buffers:
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)
+
+
+@contextmanager
+def _watched(watch: _Watch) -> Iterator[None]:
+    before = register_module_forward_pre_hook(watch.enter)
+    after = register_module_forward_hook(watch.leave, with_kwargs=True, always_call=True)  # type: ignore[call-arg]
+    try:
+        with watch, listening(watch.method):
+            yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def _called_in_training(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+    """The operators that run in training mode; those up to an error, if there is one: losses may want targets."""
+    watch = _Watch(model)
+    model.train()
+    with _watched(watch), contextlib.suppress(Exception):
+        model(*args, **kwargs)
+    return {call.path for call in watch.calls}
 
 
 @torch.no_grad()
 def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | None = None) -> Recording:
-    """Run a model once and give the calls of its operators; values are those of the float model.
+    """Run a model once in eval mode and give the calls of its operators; values are those of the float model.
+
+    An error of the model ends the recording and is part of it. A model with operators that did not run is run once
+    more, in training mode, to see which of them it has for training.
 
     Args:
         example_inputs: a tuple or list of the model's arguments; anything else is its only argument.
@@ -311,17 +408,31 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
     kwargs = kwargs or {}
     args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
     watch = _Watch(model)
-    before = register_module_forward_pre_hook(watch.enter)
-    after = register_module_forward_hook(watch.leave, with_kwargs=True)  # type: ignore[call-arg]
+    results: frozenset[int] = frozenset()
+    failure = None
+    training_only: set[str] = set()
     try:
-        with as_float(model), watch, listening(watch.method):
-            return watch.finish(model(*args, **kwargs))
+        with undisturbed(model):
+            model.eval()
+            set_fake_quantize(model, FakeQuantState._FLOAT)
+            with _watched(watch):
+                try:
+                    results = watch.outputs(model(*args, **kwargs))
+                except Exception as error:
+                    failure = watch.failure(error)
+            unused = watch.operators.keys() - {call.path for call in watch.calls}
+            if unused and failure is None:
+                training_only = unused & _called_in_training(model, args, kwargs)
     finally:
-        before.remove()
-        after.remove()
-        for x in (
-            *_tensors((args, kwargs)),
-            *model.parameters(),
-            *model.buffers(),
-        ):  # an operator may give back what it got
-            x.__dict__.pop("_inspection_mark", None)
+        for x in (*_tensors((args, kwargs)), *model.parameters(), *model.buffers()):
+            x.__dict__.pop("_inspection_mark", None)  # an operator may give back what it got
+    return Recording(
+        tuple(watch.calls),
+        watch.operators,
+        dict(watch.uses),
+        results,
+        frozenset(training_only),
+        failure,
+        model.__dict__.get("march"),
+        {path: reason_of(model, path) for path in watch.operators},
+    )

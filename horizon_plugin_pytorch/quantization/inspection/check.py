@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from horizon_plugin_pytorch.errors import CheckError
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
-from horizon_plugin_pytorch.quantization.inspection.report import render
+from horizon_plugin_pytorch.quantization.inspection.report import CHECK_FAILED, render
 from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, check_recording
 
 RESULT_FILE = "model_check_result.txt"
@@ -21,14 +22,23 @@ def inspect_model(
     out_dir: str | os.PathLike | None = None,
     kwargs: dict[str, Any] | None = None,
 ) -> ModelCheck:
-    """Run a prepared model once, and give the rows of its check.
+    """Run a prepared model, and give the rows of its check.
 
     Args:
         example_inputs: a tuple or list of the model's arguments; anything else is its only argument.
         out_dir: where to write the file; None does not write it.
         kwargs: keyword arguments of the model.
+
+    Raises:
+        CheckError: when the model fails; the file has what ran before, and says where it ended.
     """
-    check = check_recording(record_calls(model, example_inputs, kwargs))
+    recording = record_calls(model, example_inputs, kwargs)
+    check = check_recording(recording)
     if out_dir is not None:
         write_atomically(render(check).encode(), os.path.join(out_dir, RESULT_FILE))
+    if recording.failure is not None:
+        raise CheckError(
+            f"{CHECK_FAILED}: {check.failure} Give the check inputs that the model takes in eval mode, or change the "
+            "model at that place."
+        ) from recording.failure.error
     return check

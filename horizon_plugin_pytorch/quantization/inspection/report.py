@@ -18,12 +18,14 @@ from horizon_plugin_pytorch.quantization.inspection.rows import (
     shown,
 )
 
+CHECK_FAILED = "The check did not finish"
 _ALWAYS = ("torch.float32", "qint8", "qint16")
 
 
 def render(check: ModelCheck) -> str:
     """The whole text of a check."""
-    sections = [
+    sections = [f"{CHECK_FAILED}: {check.failure}\nThe tables show what ran before."] if check.failure else []
+    sections += [
         fusion_text(check.unfused),
         sharing_text(check.called_times),
         f"input dtype statistics:\n{dtype_table(check.input_dtypes)}",
@@ -71,12 +73,14 @@ def dtype_table(rows: Sequence[DtypeCount]) -> str:
     return tabulate(body, headers=["module type", *columns], tablefmt="psql")
 
 
-def out_qconfig_table(rows: Iterable[OutQConfig]) -> str:
-    """Formats and observer of each call."""
+def out_qconfig_table(rows: Sequence[OutQConfig]) -> str:
+    """Formats and observer of each call, and the rules that chose them where these are known."""
+    headers = ["Module Name", "Module Type", "Input dtype", "out dtype", "ch_axis", "observer", "reason"]
     body = [
-        [r.name, str(r.type), shown(r.input_dtypes), shown(r.out_dtypes), r.ch_axis, r.observer] for r in rows
-    ]  # fmt: skip
-    headers = ["Module Name", "Module Type", "Input dtype", "out dtype", "ch_axis", "observer"]
+        [r.name, str(r.type), shown(r.input_dtypes), shown(r.out_dtypes), r.ch_axis, r.observer, r.reason] for r in rows
+    ]
+    if not any(r.reason for r in rows):
+        headers, body = headers[:-1], [line[:-1] for line in body]
     return tabulate(body, headers=headers, tablefmt="psql", disable_numparse=True)
 
 
@@ -88,8 +92,15 @@ def weight_qconfig_table(rows: Iterable[WeightQConfig]) -> str:
 
 
 def messages_text(rows: Sequence[Message]) -> str:
-    """What to look at."""
-    return f"Please check if these OPs qconfigs are expected..\n{message_table(rows)}"
+    """What to look at, and below the table what to do about each kind of message."""
+    text = f"Please check if these OPs qconfigs are expected..\n{message_table(rows)}"
+    remedies = dict.fromkeys((_kind(row.text), row.remedy) for row in rows if row.remedy)
+    return "\n".join([text, *(f"* {kind}: {remedy}." for kind, remedy in remedies)])
+
+
+def _kind(text: str) -> str:
+    """A message without what differs from module to module."""
+    return "input dtype is not same with out dtype" if text.startswith("input dtype") else text.partition(" scale")[0]
 
 
 def message_table(rows: Iterable[Message]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.dtype import qint8
+from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.nn.operator_table import row_named
 from horizon_plugin_pytorch.nn.qat.batchnorm import QATBatchNorm
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
@@ -54,7 +54,7 @@ class DtypeCount:
 
 @dataclass(frozen=True)
 class OutQConfig:
-    """Formats of one call, and what observes its output."""
+    """Formats of one call, what observes its output, and the rules that chose them (see `explain`)."""
 
     name: str
     type: type
@@ -62,6 +62,7 @@ class OutQConfig:
     out_dtypes: tuple[str, ...]
     ch_axis: str
     observer: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,16 @@ class WeightQConfig:
 
 @dataclass(frozen=True)
 class Message:
-    """Something to look at."""
+    """Something to look at.
+
+    Args:
+        remedy: what to do next, where the text does not say it.
+    """
 
     name: str
     type: type
     text: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,12 @@ class SharedRange:
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """All rows of a check, in the order of `model_check_result.txt`."""
+    """All rows of a check, in the order of `model_check_result.txt`.
+
+    Args:
+        failure: where and why the model could not run to its end; the rows are those of the calls before. Empty if it
+            could.
+    """
 
     unfused: tuple[tuple[Member, ...], ...]
     called_times: tuple[CalledTimes, ...]
@@ -132,6 +143,7 @@ class ModelCheck:
     compute_types: tuple[ComputeType, ...]
     mistakes: tuple[Message, ...]
     shared_ranges: tuple[SharedRange, ...]
+    failure: str = ""
 
 
 def check_recording(recording: Recording) -> ModelCheck:
@@ -141,12 +153,13 @@ def check_recording(recording: Recording) -> ModelCheck:
         called_times=tuple(called_times(recording)),
         input_dtypes=tuple(dtype_statistics(recording.calls, lambda call: call.inputs)),
         output_dtypes=tuple(dtype_statistics(recording.calls, lambda call: call.outputs)),
-        out_qconfigs=tuple(out_qconfig(call) for call in recording.calls),
+        out_qconfigs=tuple(out_qconfig(call, recording.reasons.get(call.path, "")) for call in recording.calls),
         weight_qconfigs=tuple(weight_qconfigs(recording.calls)),
         messages=tuple(messages(recording.calls)),
         compute_types=tuple(compute_types(recording.calls)),
         mistakes=tuple(mistakes(recording)),
         shared_ranges=tuple(shared_ranges(recording)),
+        failure="" if recording.failure is None else str(recording.failure),
     )
 
 
@@ -240,7 +253,7 @@ def _dtypes(tensors: Iterable[SeenTensor]) -> tuple[str, ...]:
     return tuple(x.dtype for x in tensors)
 
 
-def out_qconfig(call: ModuleCall) -> OutQConfig:
+def out_qconfig(call: ModuleCall, reason: str = "") -> OutQConfig:
     """Formats of a call, and the observer of its output."""
     quantizer = call.quantizer
     if isinstance(quantizer, FakeQuantize):
@@ -253,7 +266,8 @@ def out_qconfig(call: ModuleCall) -> OutQConfig:
         axis, observer = "-1", ""
     else:
         axis, observer = "activation = None", ""
-    return OutQConfig(call.name, type(call.module), _dtypes(call.inputs), _dtypes(call.outputs), axis, observer)
+    dtypes = _dtypes(call.inputs), _dtypes(call.outputs)
+    return OutQConfig(call.name, type(call.module), *dtypes, axis, observer, reason)
 
 
 def _weight_quantizer(module: nn.Module) -> Any:
@@ -277,29 +291,49 @@ def shown(dtypes: Sequence[str]) -> str:
     return dtypes[0] if len(dtypes) == 1 else str(list(dtypes)) if dtypes else ""
 
 
+_WIDE_WEIGHT = "check that its input is not qint16 as well, and that the chip has such weights; otherwise make it qint8"
+_FIXED_WEIGHT = "check that the scale covers the largest weight: 128 times the scale in qint8, 32768 times in qint16"
+_OTHER_FORMAT = "if the change of format is not meant, give this module the format of what comes before it"
+_NO_OUTPUT_FORMAT = "right for an output of the model (high precision); otherwise give it a qconfig with an activation"
+_FIXED = "check that the scale covers the known range: 128 times the scale in qint8, 32768 times in qint16"
+_FIXED_INPUT = "an input has the scale of the module that gives it: check that module's fixed scale"
+
+
 def messages(calls: Iterable[ModuleCall]) -> Iterator[Message]:
     """Formats that may be intended, and deserve a look."""
     for call in calls:
         if isinstance(call.module, DeQuantStub):
             continue
 
-        def say(text: str, call: ModuleCall = call) -> Message:
-            return Message(call.name, type(call.module), text)
+        def say(text: str, remedy: str, call: ModuleCall = call) -> Message:
+            return Message(call.name, type(call.module), text, remedy)
 
         weight, quantizer = _weight_quantizer(call.module), call.quantizer
         if isinstance(weight, FakeQuantize) and weight.dtype != qint8:
-            yield say(f"{weight.dtype} weight!!!")
+            yield say(f"{weight.dtype} weight!!!", _WIDE_WEIGHT)
         if isinstance(weight, FakeQuantize) and weight.is_fixed:
-            yield say(f"Fixed weight scale {_scale(weight)}")
+            yield say(f"Fixed weight scale {_scale(weight)}", _FIXED_WEIGHT)
         before = {x.dtype for x in call.inputs if x.is_integer}
         after = [x.dtype for x in call.outputs if x.is_integer]
         if before and after and not before.issuperset(after[:1]):
-            yield say(f"input dtype {shown(_dtypes(call.inputs))} is not same with out dtype {after[0]}")
+            dtypes = shown(_dtypes(call.inputs))
+            yield say(f"input dtype {dtypes} is not same with out dtype {after[0]}", _OTHER_FORMAT)
         is_real = bool(call.outputs) and all(x.is_float for x in call.outputs)
         if quantizer is None and getattr(call.module, "qconfig", None) is not None and is_real:
-            yield say("output activation is not quantized")
+            yield say("output activation is not quantized", _NO_OUTPUT_FORMAT)
+        for scale in dict.fromkeys(_input_scales(call.module)):
+            yield say(f"Fixed input scale {scale}", _FIXED_INPUT)
         if isinstance(quantizer, FakeQuantize) and quantizer.is_fixed:
-            yield say(f"Fixed scale {_scale(quantizer)}")
+            yield say(f"Fixed scale {_scale(quantizer)}", _FIXED)
+
+
+def _input_scales(module: nn.Module) -> Iterator[float]:
+    """The fixed scales that a module's qconfig asks of its inputs."""
+    parts = getattr(getattr(module, "qconfig", None), "input", None)
+    for part in parts if isinstance(parts, tuple) else (parts,):
+        scale = getattr(part, "kwargs", {}).get("scale")
+        if scale is not None:
+            yield float(scale)
 
 
 def _scale(quantizer: FakeQuantize) -> Any:
@@ -323,16 +357,28 @@ def mistakes(recording: Recording) -> Iterator[Message]:
     """Common mistakes, in the order of the calls; at last the modules that never ran."""
     counts = recording.counts
     for call in recording.calls:
-        texts = [_low_precision(recording, call), _float_input(recording, call), _off_centre(call)]
+        texts = [
+            _low_precision(recording, call), _not_dequantized(recording, call), _float_input(recording, call),
+            _off_centre(call), _clipped(call), _format(recording, call), _dual_int16(call),
+        ]  # fmt: skip
         if isinstance(call.module, FloatFunctional) and counts[call.path] > 1 and not call.repetition:
             texts.append(_called_again(call.path, counts[call.path]))
         for text in texts:
             if text:
                 yield Message(call.name, type(call.module), text)
+    if recording.failure is not None:  # nobody knows what would have run
+        return
     for path, count in counts.items():
         if count == 0:
-            text = "is never called in eval mode: remove it, or give example inputs that run through it"
+            text = _TRAINING_ONLY if path in recording.training_only else _NEVER_CALLED
             yield Message(path, type(recording.operators[path]), text)
+
+
+_NEVER_CALLED = "is never called, neither in eval nor in training mode: remove it, or give example inputs that reach it"
+_TRAINING_ONLY = (
+    "is called in training mode only, and not deployed: nothing to do for a loss or an auxiliary head, but what lies "
+    "behind a DeQuantStub needs no qconfig"
+)
 
 
 def _called_again(path: str, count: int) -> str:
@@ -355,6 +401,14 @@ def _low_precision(recording: Recording, call: ModuleCall) -> str:
     return (
         f"output of the model in {call.quantizer.dtype}, and high precision is possible: give this module a qconfig "
         "without activation, such as default_qat_8bit_weight_32bit_out_fake_quant_qconfig"
+    )
+
+
+def _not_dequantized(recording: Recording, call: ModuleCall) -> str:
+    if call.index not in recording.results or not any(x.is_quantized for x in call.outputs):
+        return ""
+    return (
+        "the model hands out a quantized tensor: put a DeQuantStub after it, one for each output of the deployed model"
     )
 
 
@@ -401,4 +455,45 @@ def _off_centre(call: ModuleCall) -> str:
     return (
         f"image input in [{x.low:.4g}, {x.high:.4g}] is not centred, half of the integers are not used: images are "
         "centred YUV444 on the chip; normalise to [-1, 1] and use QuantStub(scale=1/128)"
+    )
+
+
+def _clipped(call: ModuleCall) -> str:
+    """Values beyond the reach of a fixed scale."""
+    quantizer = call.quantizer
+    if not isinstance(quantizer, FakeQuantize) or not quantizer.is_fixed or quantizer.scale.numel() != 1:
+        return ""
+    reach = (quantizer.quant_max + 1) * float(quantizer.scale)
+    largest = max((x.largest for x in call.outputs), default=0.0)
+    if largest <= reach:
+        return ""
+    return (
+        f"values reach {largest:.4g} and the fixed scale {float(quantizer.scale):.4g} ends at {reach:.4g}: what lies "
+        f"beyond is clipped; use a scale of at least {largest / (quantizer.quant_max + 1):.4g}, or none"
+    )
+
+
+def _format(recording: Recording, call: ModuleCall) -> str:
+    """An integer format that the published tables do not give the operator on this chip."""
+    row = row_named(call.method or getattr(call.module, "operator", ""))
+    support = None if row is None or recording.march is None else row.support(recording.march)
+    if row is None or support is None:
+        return ""
+    wrong = [x.dtype for x in call.inputs if x.is_integer and x.dtype not in support.inputs]
+    if not wrong:
+        return ""
+    return (
+        f"{wrong[0]} input, and the published tables give {row.name} {', '.join(support.inputs)} on {recording.march}: "
+        "set such a format for the module that gives this input"
+    )
+
+
+def _dual_int16(call: ModuleCall) -> str:
+    weight = _weight_quantizer(call.module)
+    is_wide = isinstance(weight, FakeQuantize) and weight.dtype == qint16
+    if not is_wide or not call.inputs or call.inputs[0].dtype != str(qint16):
+        return ""
+    return (
+        "input and weight are both qint16, which chips before OE 3.5 do not multiply (J6M): make one of them qint8, "
+        "the weight if in doubt"
     )
