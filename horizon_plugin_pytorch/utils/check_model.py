@@ -17,9 +17,13 @@ __all__ = ["check_qat_model"]
 
 
 def check_qat_model(
-    model: nn.Module, example_inputs: Any, save_results: bool = True, out_dir: str | os.PathLike = "."
+    model: nn.Module,
+    example_inputs: Any,
+    save_results: bool = True,
+    out_dir: str | os.PathLike = ".",
+    example_kw_inputs: dict[str, Any] | None = None,
 ) -> ModelCheck:
-    """Check structure and number formats of a prepared model, by running it once; the model is not changed.
+    """Check structure and number formats of a prepared model, by running it; the model is not changed.
 
     Written to ``model_check_result.txt``: patterns that could be fused, how often each module runs, statistics of
     number formats, formats and observers of outputs and weights, and what deserves a look. That last part is printed.
@@ -29,9 +33,13 @@ def check_qat_model(
         example_inputs: a tuple or list of the model's arguments; anything else is its only argument.
         save_results: write the file.
         out_dir: the file's folder.
+        example_kw_inputs: keyword arguments of the model.
 
     Returns:
         The rows of the tables.
+
+    Raises:
+        CheckError: when the model fails on these inputs; the file says where, and has what ran before.
 
     >>> import torch
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -47,6 +55,7 @@ def check_qat_model(
     |---------------+-------------------------------------------------------+------------------------------------|
     | module        | <class 'horizon_plugin_pytorch.nn.qat.linear.Linear'> | output activation is not quantized |
     +---------------+-------------------------------------------------------+------------------------------------+
+    * output activation is not quantized: right for an output of the model (high precision); ...
     >>> [row.count for row in check.called_times]
     [1, 1, 1]
     """
@@ -55,7 +64,7 @@ def check_qat_model(
             f"check_qat_model: `{type(model).__name__}` has no QAT modules; it takes the result of prepare, before "
             "conversion. A converted model is checked with `quantization.check_model`."
         )
-    check = inspect_model(model, example_inputs, out_dir if save_results else None)
+    check = inspect_model(model, example_inputs, out_dir if save_results else None, example_kw_inputs)
     if check.messages:
         print(messages_text(check.messages))
     if check.mistakes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import random
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.dtype import qint16
-from horizon_plugin_pytorch.errors import HorizonError
+from horizon_plugin_pytorch.dtype import qint8, qint16
+from horizon_plugin_pytorch.errors import CheckError, HorizonError, QuantizationWarning
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
@@ -34,12 +36,16 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.choice import reason_of
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
 from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
 from horizon_plugin_pytorch.quantization.inspection.report import render
 from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, check_recording
 from horizon_plugin_pytorch.quantization.prepare import prepare as prepare_by_running
+from horizon_plugin_pytorch.quantization.qconfig import get_qconfig
+from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
+from horizon_plugin_pytorch.quantization.qconfig_template import default_qat_qconfig_setter
 from horizon_plugin_pytorch.utils.check_model import check_qat_model
 from tests.models import make
 
@@ -469,7 +475,8 @@ def test_a_line_that_runs_twice(has_blocks: bool) -> None:
 def test_a_module_that_never_runs(prepare: Any) -> None:
     model = Stubbed(lambda self, x: self.pool(x), unused=nn.Conv2d(3, 3, 1), pool=nn.AvgPool2d(2))
     check = _check(prepare(model, (IMAGE,)), IMAGE)
-    assert [row.name for row in check.mistakes] == ["unused"] and "is never called" in check.mistakes[0].text
+    assert [row.name for row in check.mistakes] == ["unused"]
+    assert "is never called, neither in eval nor in training mode" in check.mistakes[0].text
     assert (check.called_times[0].name, check.called_times[0].count) == ("unused", 0)
 
 
@@ -488,6 +495,107 @@ def test_a_module_that_never_runs(prepare: Any) -> None:
 def test_an_image_that_is_not_centred(image: Tensor, is_told: bool) -> None:
     check = _check(_fx(Stubbed(lambda self, x: x.sigmoid()), None), image)
     assert [row.name for row in check.mistakes] == ["quant"] * is_told
+
+
+def test_an_output_without_a_dequant_stub() -> None:
+    model = Stubbed(lambda self, x: self.pool(x), pool=nn.AvgPool2d(2))
+    model.dequant = nn.Identity()
+    (row,) = _check(_eager(model, IMAGE), IMAGE).mistakes
+    assert row.name == "pool" and row.text.startswith("the model hands out a quantized tensor: put a DeQuantStub")
+    assert _check(_eager(Stubbed(model.run, pool=nn.AvgPool2d(2)), IMAGE), IMAGE).mistakes == ()
+
+
+@pytest.mark.parametrize(("factor", "is_told"), [(1.0, False), (100.0, True)])
+def test_a_fixed_scale_that_clips(factor: float, is_told: bool) -> None:
+    model = Stubbed(lambda self, x: self.pool(x), pool=nn.AvgPool2d(2))
+    model.quant = QuantStub(scale=1 / 128)
+    rows = _check(_fx(model, IMAGE), IMAGE * factor).mistakes
+    expected = (
+        "values reach 100 and the fixed scale 0.007812 ends at 1: what lies beyond is clipped; "
+        "use a scale of at least 0.7812"
+    )
+    assert [row.name for row in rows] == ["quant"] * is_told and all(row.text.startswith(expected) for row in rows)
+
+
+def _formats(activation: Any, weight: Any) -> Any:
+    return get_default_qconfig(activation_qkwargs={"dtype": activation}, weight_qkwargs={"dtype": weight})
+
+
+@pytest.mark.parametrize(("weight", "is_told"), [(qint16, True), (qint8, False)])
+def test_int16_times_int16(weight: Any, is_told: bool) -> None:
+    set_march(March.NASH_M)
+    model = Stubbed(lambda self, x: self.pool(self.conv(x)), conv=nn.Conv2d(3, 3, 1), pool=nn.AvgPool2d(2))
+    rows = [row for row in _check(_fx(model, IMAGE, _formats(qint16, weight)), IMAGE).mistakes if row.name == "conv"]
+    assert [row.text.partition(",")[0] for row in rows] == ["input and weight are both qint16"] * is_told
+
+
+@pytest.mark.filterwarnings("ignore:int16 on bernoulli2")
+@pytest.mark.parametrize(("march", "is_told"), [(March.BERNOULLI2, True), (March.NASH_M, False)])
+def test_a_format_that_the_chip_does_not_have(march: March, is_told: bool) -> None:
+    set_march(march)
+    model = Stubbed(lambda self, x: self.pool(self.conv(x)), conv=nn.Conv2d(3, 3, 1), pool=nn.AvgPool2d(2))
+    rows = _check(_fx(model, IMAGE, _formats(qint16, qint8)), IMAGE).mistakes
+    told = [row.text for row in rows if row.name == "conv"]
+    expected = (
+        "qint16 input, and the published tables give conv2d qint8 on bernoulli2: set such a format for the module"
+    )
+    assert [text[: len(expected)] for text in told] == [expected] * is_told
+
+
+def test_a_fixed_input_scale() -> None:
+    set_march(March.NASH_M)
+    model = Stubbed(lambda self, x: self.pool(self.conv(x)), conv=nn.Conv2d(3, 3, 1), pool=nn.AvgPool2d(2))
+    rule = ModuleNameTemplate({"": qint8, "conv": {"dtype": {"input": qint8}, "threshold": {"input": 2.0}}})
+    qat = prepare_qat_fx(model, qconfig_setter=QconfigSetter(get_qconfig(), [rule]))
+    assert _texts(_check(qat, IMAGE).messages) == [
+        ("quant", "Fixed scale 0.015625"), ("conv", "Fixed input scale 0.015625"),
+    ]  # fmt: skip
+
+
+def test_each_kind_of_message_says_what_to_do(capsys: pytest.CaptureFixture) -> None:
+    model = Stubbed(lambda self, x: self.conv(x), conv=nn.Conv2d(3, 3, 1))
+    model.quant = QuantStub(scale=1 / 128)
+    check_qat_model(_fx(model, IMAGE, conv=HIGH), IMAGE, save_results=False)
+    printed = capsys.readouterr().out
+    assert "\n* Fixed: check that the scale covers the known range" in printed
+    assert "\n* output activation is not quantized: right for an output of the model" in printed
+    check = _check(_fuse_net(), IMAGE, IMAGE)
+    assert check.messages and all(row.remedy for row in check.messages)
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "jit", "symbolic"])
+def test_reasons_are_the_last_column(method: str, tmp_path: Path) -> None:
+    set_march(March.NASH_M)
+    model = Stubbed(lambda self, x: self.conv(x), conv=nn.Conv2d(3, 3, 1))
+    qat = prepare_by_running(model, (IMAGE,), default_qat_qconfig_setter, method, out_dir=tmp_path)
+    text = (tmp_path / "model_check_result.txt").read_text()
+    rows = {row[0]: row[-1] for row in _section(text, "Each layer out qconfig:")}
+    assert rows == {path: reason_of(qat, path) for path in ("quant", "conv", "dequant")} and all(rows.values())
+    assert text.partition("| observer ")[2].splitlines()[0].split("|")[1].strip() == "reason"
+
+
+class TwoInTwoOut(nn.Module):
+    """A dictionary in, with two stubs; nested results out, through several stubs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant_a, self.quant_b = QuantStub(), QuantStub()
+        self.conv, self.head = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 2, 1)
+        self.dequants = nn.ModuleList([DeQuantStub(), DeQuantStub()])
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        x = self.conv(self.quant_a(batch["a"])) + self.quant_b(batch["b"])
+        return {"map": self.dequants[0](x), "heads": [(self.dequants[1](self.head(x)), None)]}
+
+
+def test_graph_methods_agree_on_structures(tmp_path: Path) -> None:
+    set_march(March.NASH_M)
+    texts = set()
+    for method in ("jit-strip", "jit", "symbolic"):
+        batch = {"a": IMAGE, "b": IMAGE}
+        prepare_by_running(TwoInTwoOut(), (batch,), default_qat_qconfig_setter, method, out_dir=tmp_path / method)
+        texts.add((tmp_path / method / "model_check_result.txt").read_text())
+    assert len(texts) == 1 and "dequants.1" in texts.pop()
 
 
 @METHODS
@@ -553,13 +661,90 @@ def test_an_input_that_comes_back_carries_nothing() -> None:
     assert vars(x) == {}
 
 
-def test_an_error_in_the_model_leaves_nothing_behind() -> None:
+def test_an_error_in_the_model_leaves_nothing_behind(tmp_path: Path) -> None:
     qat = _fx(ConvReLU(), IMAGE)
     before = copy.deepcopy(qat.state_dict())
-    with pytest.raises(RuntimeError):
-        record_calls(qat, torch.randn(1, 5, 4, 4))
+    with pytest.raises(CheckError, match=r"The check did not finish: the model failed at `conv`, after `quant`"):
+        inspect_model(qat, torch.randn(1, 5, 4, 4), tmp_path)
+    text = (tmp_path / "model_check_result.txt").read_text()
+    assert text.startswith("The check did not finish: the model failed at `conv`") and "\n| quant " in text
+    assert "never called" not in text
     assert qat.training and all(torch.equal(value, qat.state_dict()[key]) for key, value in before.items())
     assert _check(qat, IMAGE) == _check(qat, IMAGE)
+
+
+class FailsInTheMiddle(Stubbed):
+    """Its own code refuses wide images in eval mode, once it is prepared."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(self.quant(x))
+        if isinstance(x, QTensor):
+            raise ValueError("no such plan")
+        return self.dequant(x)
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "jit"])
+def test_prepare_survives_the_check(method: str, tmp_path: Path) -> None:
+    model = FailsInTheMiddle(print, conv=nn.Conv2d(3, 3, 1))
+    with pytest.warns(QuantizationWarning, match=r"in the top module \(test_check_qat_model.py:\d+\), after `conv`"):
+        qat = prepare_by_running(model, (IMAGE,), method=method, qconfig_dict={"": QAT}, out_dir=tmp_path)
+    assert type(qat.conv).__module__ == "horizon_plugin_pytorch.nn.qat.conv2d"
+    assert "ValueError: no such plan" in (tmp_path / "model_check_result.txt").read_text()
+
+
+def test_an_error_that_the_model_catches_is_none() -> None:
+    def run(self: Any, x: Any) -> Any:
+        with contextlib.suppress(RuntimeError):
+            return self.conv(x)
+        return self.pool(x)
+
+    check = _check(_eager(Stubbed(run, conv=nn.Conv2d(5, 3, 1), pool=nn.AvgPool2d(2)), IMAGE), IMAGE)
+    assert [(row.name, row.count) for row in check.called_times] == [
+        ("conv", 0),
+        ("pool", 1),
+        ("quant", 1),
+        ("dequant", 1),
+    ]
+    assert check.failure == ""
+
+
+class Stateful(Stubbed):
+    """A model that remembers, counts and rolls dice in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__(print, conv=nn.Conv2d(3, 3, 1), bn=nn.BatchNorm2d(3), aux=nn.Conv2d(3, 1, 1))
+        self.register_buffer("steps", torch.zeros(1))
+        self.register_buffer("memory", torch.zeros(3, 4, 4))
+        self.history: list[int] = []
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.steps += 1
+        self.memory = x[0] * torch.rand(1)
+        self.history.append(len(self.history))
+        self.count += 1
+        self.last = random.random()
+        x = self.bn(self.conv(self.quant(nn.functional.dropout(x, 0.5, True))))
+        return self.dequant(x) if not self.training else (self.dequant(x), self.dequant(self.aux(x)))
+
+
+@pytest.mark.parametrize("prepare", [_eager, _jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_that_keeps_state_keeps_it(prepare: Any, training: bool) -> None:
+    qat = prepare(Stateful(), (IMAGE,))
+    qat(IMAGE)
+    qat.train(training)
+    if training:
+        qat.bn.eval()  # a frozen one
+    before, modes = copy.deepcopy(qat.state_dict()), [m.training for m in qat.modules()]
+    own = {name: copy.copy(getattr(qat, name, None)) for name in ("history", "count", "last")}
+    dice = (torch.get_rng_state(), random.getstate())
+    check = _check(qat, IMAGE * 100)
+    assert [row.name for row in check.mistakes if "training mode only" in row.text] == ["aux"]
+    assert all(torch.equal(value, qat.state_dict()[key]) for key, value in before.items())
+    assert {name: getattr(qat, name, None) for name in own} == own
+    assert [m.training for m in qat.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), dice[0]) and random.getstate() == dice[1]
 
 
 def test_only_prepared_models_are_taken() -> None:

@@ -262,8 +262,8 @@ class _Watch(TorchFunctionMode):
         self._failed_in = None
         self._depth += module in self._paths
 
-    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """After a module ran; `out` is None after an error in it."""
+    def leave(self, module: nn.Module, args: Any, kwargs: Any = None, out: Any = None) -> None:
+        """After a module ran. After an error in it torch gives neither a result nor keyword arguments."""
         if out is not None:
             self._failed_in = None
         elif self._failed_in is None:
@@ -316,9 +316,10 @@ class _Watch(TorchFunctionMode):
 
     def outputs(self, out: Any) -> frozenset[int]:
         """The calls whose results are results of the model."""
-        marks = [mark for mark in map(self._mark, _tensors(out)) if mark is not None and mark.producer is not None]
-        self.uses.update(mark.producer for mark in marks)
-        return frozenset(mark.producer for mark in marks)
+        marks = [mark for mark in map(self._mark, _tensors(out)) if mark is not None]
+        producers = [mark.producer for mark in marks if mark.producer is not None]
+        self.uses.update(producers)
+        return frozenset(producers)
 
     def failure(self, error: Exception) -> Failure:
         """Where an error came from."""

@@ -475,6 +475,8 @@ def _clipped(call: ModuleCall) -> str:
 
 def _format(recording: Recording, call: ModuleCall) -> str:
     """An integer format that the published tables do not give the operator on this chip."""
+    if isinstance(call.module, (QuantStub, DeQuantStub)):
+        return ""
     row = row_named(call.method or getattr(call.module, "operator", ""))
     support = None if row is None or recording.march is None else row.support(recording.march)
     if row is None or support is None:
@@ -494,6 +496,6 @@ def _dual_int16(call: ModuleCall) -> str:
     if not is_wide or not call.inputs or call.inputs[0].dtype != str(qint16):
         return ""
     return (
-        "input and weight are both qint16, which chips before OE 3.5 do not multiply (J6M): make one of them qint8, "
+        "input and weight are both qint16, which J6M multiplies from OE 3.5 on only: make one of them qint8, "
         "the weight if in doubt"
     )
