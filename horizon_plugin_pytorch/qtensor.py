@@ -399,9 +399,13 @@ _SHAPED_LIKE = ("expand_as", "reshape_as", "view_as", "type_as", "to")  # of the
 
 def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Run an operator that only moves or selects values: they keep the input's scale, positions are plain tensors."""
+    is_shaped = getattr(func, "__name__", "") in _SHAPED_LIKE
+    if is_shaped and not isinstance(args[0], QTensor):  # an ordinary tensor takes after a QTensor
+        with _PLAIN():
+            return func(*args, **kwargs)
     x = only_qtensor(func, args, kwargs)
     others = (v for v in (*args, *kwargs.values()) if isinstance(v, QTensor) and v is not x)
-    if getattr(func, "__name__", "") not in _SHAPED_LIKE and next(others, None) is not None:
+    if not is_shaped and next(others, None) is not None:
         raise NotImplementedError(
             f"`{_name(func)}`{_place()} is not implemented for two QTensors, which may have different scales; use the "
             "method of FloatFunctional that has this name, or `prepare_qat_fx`, which does."

@@ -76,6 +76,7 @@ class Recorder(TorchFunctionMode):
         self._met: Counter[Any] = Counter()
         self._depth = 0
         self._inputs = 0
+        self._constants = 0
 
     # -- values
 
@@ -102,9 +103,10 @@ class Recorder(TorchFunctionMode):
         node = self._nodes.get(id(value))
         if node is not None:
             return node
-        path = self._attributes.get(id(value))
-        if path is None:
-            path = f"_constant_{len([k for k in self._known if k[0] == 'constant'])}"
+        if id(value) not in self._attributes:  # a list, a global or numpy has it; the model finds it there again
+            self._attributes[id(value)] = f"_constant_{self._constants}"
+            self._constants += 1
+        path = self._attributes[id(value)]
         key = ("constant", path)
         if key not in self._known:
             self._known[key] = self.graph.create_node("get_attr", path)
@@ -176,7 +178,6 @@ class Recorder(TorchFunctionMode):
         if self._depth:
             return run()
         scope = current_scope()
-        call_args, call_kwargs = self._arguments(args), self._arguments(kwargs)
         self._depth += 1
         try:
             out = run()
@@ -184,8 +185,9 @@ class Recorder(TorchFunctionMode):
             self._depth -= 1
 
         def make() -> fx.Node:
+            call_args, call_kwargs = self._arguments(args), self._arguments(kwargs)
             if not method:
-                return self.graph.call_module(path, tuple(call_args), call_kwargs)
+                return self.graph.call_module(path, call_args, call_kwargs)
             owner = self.graph.create_node("get_attr", path)
             return self.graph.call_method(method, (owner, *call_args), call_kwargs)
 

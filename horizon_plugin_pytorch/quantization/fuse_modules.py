@@ -11,6 +11,7 @@ from torch import nn
 from horizon_plugin_pytorch.errors import FusionError
 from horizon_plugin_pytorch.nn.intrinsic import Entry, FusedModule
 from horizon_plugin_pytorch.quantization.fusion import FusionRule, fuse, rule_for
+from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 
 
 def fuse_known_modules(
@@ -112,8 +113,9 @@ def fuse_modules(
             fused = fuser_func(modules, **kwargs)
         except FusionError as error:
             raise FusionError(f"fuse_modules {list(group)} of `{type(model).__name__}`: {error}") from None
-        for (owner, name), module in zip(places, fused, strict=True):
-            setattr(owner, name, module)
+        for (owner, name), old, new in zip(places, modules, fused, strict=True):
+            setattr(owner, name, keep_attributes(new, old))
+        replace_references(model, zip(modules, fused, strict=True))
     return model
 
 

@@ -11,8 +11,6 @@ architectures = pytest.importorskip("tests.zoo.architectures", exc_type=ImportEr
 
 # Architectures that stop early: the stages that they pass, and a part of the error's text.
 STOPS: dict[str, tuple[int, str]] = {
-    "mobilenet_v1": (3, ""),
-    "mobilenet_v2": (0, ""),
     "bit": (0, ""),
     "efficientnet": (2, ""),
     "convnext_v2": (0, ""),
@@ -29,9 +27,7 @@ STOPS: dict[str, tuple[int, str]] = {
     "conditional_detr": (0, ""),
     "deformable_detr": (0, ""),
     "rt_detr": (0, ""),
-    "upernet": (0, ""),
     "clip_vision": (3, ""),
-    "videomae": (0, ""),
     "gpt2": (1, ""),
     "llama": (0, ""),
     "t5_encoder": (0, ""),

@@ -9,6 +9,7 @@ from torch import fx, nn
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, module_at
+from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 
 
 def call_counts(model: fx.GraphModule) -> Counter[int]:
@@ -98,6 +99,7 @@ def fuse_graph(model: fx.GraphModule, choices: dict[str, Choice], only: Region |
         only: restrict fusion to these nodes; new nodes are added to the set.
     """
     matcher = _Matcher(model, choices, only)
+    before = dict(model.named_modules())
     replaced: list[str] = []
     with_add = [rule for rule in FUSION_RULES if rule.has_add]
     without = [rule for rule in FUSION_RULES if not rule.has_add]
@@ -114,7 +116,10 @@ def fuse_graph(model: fx.GraphModule, choices: dict[str, Choice], only: Region |
     for path in replaced:
         if path not in still_called:
             _set_module(model, path, nn.Identity().train(model.training))
-    model.graph.eliminate_dead_code()
+    after = dict(model.named_modules())
+    replace_references(model, ((old, after[path]) for path, old in before.items() if path in after))
+    if isinstance(model, fx.GraphModule):  # in a recorded graph everything was computed
+        model.graph.eliminate_dead_code()
     model.recompile()
     return model
 
@@ -155,4 +160,4 @@ def _apply(
 
 def _set_module(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)
+    setattr(model.get_submodule(parent), name, keep_attributes(module, model.get_submodule(path)))

@@ -24,6 +24,8 @@ _FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
 _VIEWS = ("T", "mT", "H", "mH", "data")
 # Functions that make tensors of numbers; with a float type, or turned to float, they are constants of the model.
 _MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye}
+# Methods that read only the shape or type of the tensor they are given.
+_SHAPED_LIKE = {"expand_as", "reshape_as", "view_as", "type_as", "to"}
 _FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
 
 
@@ -32,10 +34,15 @@ def module_at(model: nn.Module, path: str) -> nn.Module:
     return model.get_submodule(path)
 
 
-def attribute_at(model: nn.Module, path: str) -> Any:
-    """What a ``get_attr`` node reads: a module, parameter or buffer."""
+def value_of(model: nn.Module, node: fx.Node) -> Any:
+    """What a ``get_attr`` node gives: a module, parameter or buffer.
+
+    A recorded one may be a tensor that only the user's code knows how to find.
+    """
+    if "value" in node.meta:
+        return node.meta["value"]
     value: Any = model
-    for name in path.split("."):
+    for name in str(node.target).split("."):
         value = getattr(value, name)
     return value
 
@@ -45,8 +52,7 @@ def called_path(model: nn.Module, node: fx.Node) -> str | None:
     if node.op == "call_module":
         return str(node.target)
     if node.op == "call_method" and node.args and isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr":
-        path = str(node.args[0].target)
-        return path if isinstance(attribute_at(model, path), nn.Module) else None
+        return str(node.args[0].target) if isinstance(value_of(model, node.args[0]), nn.Module) else None
     return None
 
 
@@ -57,6 +63,13 @@ def operands(model: nn.Module, node: fx.Node) -> list[fx.Node]:
     args = node.args[1:] if is_functional else node.args
     fx.node.map_arg((args, node.kwargs), lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
     return found
+
+
+def value_inputs(node: fx.Node) -> list[fx.Node]:
+    """The inputs whose numbers a node computes with, not only their shape or type."""
+    inputs = node.all_input_nodes
+    is_shaped = node.op == "call_method" and node.target in _SHAPED_LIKE
+    return inputs[:1] if is_shaped and node.args[:1] == tuple(inputs[:1]) else inputs
 
 
 def is_fact(node: fx.Node) -> bool:
@@ -78,11 +91,11 @@ def is_size(node: fx.Node) -> bool:
 def is_constant(model: nn.Module, node: fx.Node) -> bool:
     """Is it a float tensor made of parameters, buffers and sizes, such as ``self.position[:, : x.shape[1]]``?"""
     if node.op == "get_attr":
-        value = node.meta["value"] if "value" in node.meta else attribute_at(model, str(node.target))
+        value = value_of(model, node)
         return isinstance(value, Tensor) and value.is_floating_point()
     if node.op not in ("call_function", "call_method") or is_fact(node):
         return False
-    tensors = [source for source in node.all_input_nodes if not is_size(source)]
+    tensors = [source for source in value_inputs(node) if not is_size(source)]
     if node.target in _MAKERS:
         return not tensors
     floats = [source for source in tensors if is_constant(model, source)]
@@ -92,8 +105,8 @@ def is_constant(model: nn.Module, node: fx.Node) -> bool:
 def _is_stored(model: nn.Module, node: fx.Node) -> bool:
     """Is it made of buffers of any type, such as the positions in ``self.table[self.index.view(-1)]``?"""
     if node.op == "get_attr":
-        return isinstance(attribute_at(model, str(node.target)), Tensor)
-    tensors = [source for source in node.all_input_nodes if not is_size(source)]
+        return isinstance(value_of(model, node), Tensor)
+    tensors = [source for source in value_inputs(node) if not is_size(source)]
     is_call = node.op in ("call_function", "call_method")
     return is_call and bool(tensors) and all(_is_stored(model, source) for source in tensors)
 
@@ -208,7 +221,7 @@ def _downstream(model: fx.GraphModule, sources: set[fx.Node]) -> Region:
             region.add(node)
         if name in ("quant", "dequant") or node.op in ("placeholder", "get_attr", "output") or is_fact(node):
             continue
-        inputs = node.all_input_nodes
+        inputs = value_inputs(node)
         if node in sources or any(_is_inside(region, source) or source in sources for source in inputs):
             region.add(node, *_given(model, node, region))
     return region

@@ -22,11 +22,13 @@ from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
+from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 
 
 def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
     """Rebuild the tree: `change` gives a module's replacement, or None to look inside. Shared modules stay shared."""
     done: dict[int, nn.Module] = {}
+    replaced: list[tuple[nn.Module, nn.Module]] = []
 
     def visit(module: nn.Module, path: str) -> nn.Module:
         if id(module) in done:
@@ -42,10 +44,13 @@ def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module 
                 new._forward_hooks[hook_id] = hook
             for hook_id, pre_hook in module._forward_pre_hooks.items():
                 new._forward_pre_hooks[hook_id] = pre_hook
+            replaced.append((module, keep_attributes(new, module)))
         done[id(module)] = new
         return new
 
-    return visit(model, "")
+    root = visit(model, "")
+    replace_references(root, replaced)
+    return root
 
 
 def _check_output(row: Operator, path: str, qconfig: Any, march: March) -> None:

@@ -1,0 +1,142 @@
+"""The user's forward runs again in the prepared and in the converted model, and gets the answers it got in float."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    convert,
+    prepare,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx
+
+
+class Net(nn.Module):
+    """Stubs around `body`, which a subclass writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv, self.bn, self.relu = nn.Conv2d(4, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.body(self.quant(x)))
+
+
+X = torch.randn(2, 4, 9, 9, generator=torch.Generator().manual_seed(0))
+
+
+def _prepared(cls: type[nn.Module], x: Tensor = X) -> nn.Module:
+    set_march(March.NASH_E)
+    torch.manual_seed(0)
+    model = cls().eval()
+    wanted = model(x)
+    qat = prepare(model, (x,), qconfig_dict={"": qconfig()}, out_dir=None)
+    calibrate(qat, (x,))
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        assert torch.allclose(qat.eval()(x), wanted, atol=1e-5)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    return qat
+
+
+def _goes_all_the_way(qat: nn.Module, folder, x: Tensor = X) -> None:
+    with torch.no_grad():
+        trained, quantized = as_numbers(qat(x)), convert(qat)
+        integers = as_numbers(quantized(x))
+    assert mismatches(trained, integers) == 0
+    assert mismatches(integers, run_onnx(export_quantized_onnx(quantized, (x,), folder / "model.onnx"), (x,))) == 0
+
+
+class Asks(Net):
+    """The forward reads settings of layers that are fused away, fused or converted, and of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv.tag = ("stem", 3)
+
+    def body(self, x: Tensor) -> Tensor:
+        kernel, stride = self.conv.kernel_size[0], self.conv.stride[0]
+        x = F.pad(x, (0, (kernel - stride) % 2, 0, 0))
+        x = self.relu(self.bn(self.conv(x)))
+        assert self.bn.num_features == x.shape[1] and self.bn.eps == 1e-5 and not self.relu.inplace
+        return x.reshape(x.shape[0], self.conv.out_channels, -1) if self.conv.tag[0] == "stem" else x
+
+
+class AsksBeforeAdd(Net):
+    """A layer that is fused into the add behind it is read as well."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.conv(x) + x[:, :, :: self.conv.stride[0], :: self.conv.stride[1]][..., 1:, 1:]
+
+
+@pytest.mark.parametrize("cls", [Asks, AsksBeforeAdd])
+def test_settings_of_replaced_modules_can_be_read(cls, tmp_path):
+    qat = _prepared(cls)
+    assert not [key for key in qat.state_dict() if "tag" in key or "stride" in key]
+    for copied in (copy.deepcopy(qat), pickle.loads(pickle.dumps(qat))):
+        assert torch.equal(copied(X), qat(X))
+    _goes_all_the_way(qat, tmp_path)
+
+
+class InLists(Net):
+    """Modules are kept in a list, a tuple and a dict beside the tree, and called from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [self.conv, self.bn]
+        self.rest = {"act": (self.relu,)}
+
+    def body(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.rest["act"][0](x)
+
+
+def test_modules_in_plain_containers_are_the_ones_in_the_tree(tmp_path):
+    qat = _prepared(InLists)
+    assert qat.layers[0] is qat.conv and qat.rest["act"][0] is qat.relu and type(qat.bn) is nn.Identity
+    quantized = convert(qat)
+    assert quantized.layers[0] is quantized.conv is not qat.conv
+    _goes_all_the_way(qat, tmp_path)
+
+
+GLOBAL = torch.rand(4, 1, 1) + 0.5
+
+
+class Kept(Net):
+    """Tensors that are no buffers: in a list, a global, from numpy, and given the type of a quantized one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shifts = [torch.randn(1, 4, 1, 1), torch.tensor([[0.5]])]
+        self.positions = torch.arange(4)
+
+    def body(self, x: Tensor) -> Tensor:
+        y = self.conv(x) * GLOBAL
+        y = y + self.shifts[0].detach().type_as(y)
+        y = y + self.shifts[1].expand_as(y)
+        y = y + torch.from_numpy(np.linspace(-1, 1, 4, dtype=np.float32)).reshape(4, 1, 1)
+        return y[:, self.positions]
+
+
+def test_tensors_that_are_no_buffers_are_quantized_where_they_meet_the_model(tmp_path):
+    qat = _prepared(Kept)
+    before = qat(X)
+    qat.shifts[0] += 1  # not frozen: the forward finds the tensor where it always does
+    assert not torch.equal(qat(X), before)
+    qat.shifts[0] -= 1
+    _goes_all_the_way(qat, tmp_path)
