@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.nn.operator_table import row_named
-from horizon_plugin_pytorch.quantization.qconfig import spell
+from horizon_plugin_pytorch.quantization.qconfig import spell, unasked
 
 KEEPS_FORMAT, GIVES_REAL = "keeps the format of its input", "gives real numbers"
 
@@ -77,7 +77,7 @@ class Choice:
 
     def below(self) -> Choice:
         """What modules and functions inside inherit."""
-        return replace(self, is_explicit=False)
+        return replace(self, qconfig=unasked(self.qconfig), is_explicit=False)
 
 
 def inherited_choice(choices: dict[str, Choice], path: str) -> Choice | None:

@@ -10,12 +10,16 @@ from typing import Any
 class Partial:
     """A class with some constructor arguments given; call it to make the object, `with_args` to give more.
 
+    Args:
+        is_default: nobody asked for it: it counts where something is needed, and changes nothing where not.
+
     >>> Partial(dict, {"a": 1}).with_args(b=2)()
     {'a': 1, 'b': 2}
     """
 
     cls: type
     kwargs: dict[str, Any] = field(default_factory=dict)
+    is_default: bool = field(default=False, compare=False)
 
     def __call__(self, **kwargs: Any) -> Any:
         return self.cls(**{**self.kwargs, **kwargs})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -224,6 +225,22 @@ def format_of(part: Any) -> QuantDType | torch.dtype:
     return part.kwargs.get("dtype", torch.float16) if is_cast(part) else as_dtype(part.kwargs.get("dtype", qint8))
 
 
+def asked_input(qconfig: Any, position: int) -> Any:
+    """What a qconfig says of an operand: of this one, or of the last one that it names, or of all."""
+    part = getattr(qconfig, "input", None)
+    if isinstance(part, (tuple, list)):
+        return part[min(position, len(part) - 1)] if part else None
+    return part
+
+
+def unasked(qconfig: Any) -> Any:
+    """A qconfig for many operators: what it says of inputs counts where they must be quantized, and narrows none."""
+    part = getattr(qconfig, "input", None)
+    if not isinstance(part, Partial) or part.is_default:
+        return qconfig
+    return qconfig._replace(input=replace(part, is_default=True))
+
+
 def spell(part: Any) -> str:
     """A part of a qconfig in words: its format, and its scale if that is given.
 
@@ -273,7 +290,7 @@ def with_format(part: Any, dtype: Any, threshold: float | None = None) -> Partia
 
 def get_qconfig(
     observer: type | None = None,
-    in_dtype: Any = qint8,
+    in_dtype: Any = None,
     weight_dtype: Any = qint8,
     out_dtype: Any = qint8,
     fix_scale: bool = False,
@@ -281,8 +298,11 @@ def get_qconfig(
     """A qconfig from an observer and number formats.
 
     Args:
-        observer: of inputs and outputs; None takes that of calibration. Weights have min_max, one scale a channel.
-        in_dtype, weight_dtype, out_dtype: integer formats, or ``torch.float16`` for numbers that are cast. None or
+        observer: a class of `observer_v2`, of inputs and outputs; None takes that of calibration. Weights have min_max,
+            one scale a channel.
+        in_dtype: what an operator takes. None takes integers as they come, and float16 as int8. A narrower format
+            than what comes is made before it; a wider one changes nothing.
+        weight_dtype, out_dtype: integer formats, or ``torch.float16`` for numbers that are cast. None or
             ``torch.float32`` as `out_dtype` is an output in high precision.
         fix_scale: keep scales at what calibration gave, while training.
 
@@ -291,17 +311,32 @@ def get_qconfig(
     >>> get_qconfig(weight_dtype=torch.float16, out_dtype=torch.float16).activation()
     FakeCast(dtype=torch.float16, min_val=-65504.0, max_val=65504.0)
     """
+    if observer is not None and not _is_observer(observer):
+        raise QuantizationConfigError(
+            f"get_qconfig: observer must be an observer class, such as `observer_v2.MinMaxObserver`, got {observer!r}."
+        )
+    if not isinstance(fix_scale, bool):
+        raise QuantizationConfigError(f"get_qconfig: fix_scale must be True or False, got {fix_scale!r}.")
     kwargs: dict[str, Any] = {"averaging_constant": 0} if fix_scale else {}
     base = FakeQuantize.with_args(observer=observer or CALIBRATION_OBSERVER, **kwargs)
 
-    def part(base: Partial, dtype: Any) -> Partial | None:
-        return None if dtype is None or as_format(dtype) is torch.float32 else with_format(base, dtype)
+    def part(base: Partial, dtype: Any, what: str) -> Partial | None:
+        try:
+            return None if dtype is None or as_format(dtype) is torch.float32 else with_format(base, dtype)
+        except (QuantizationConfigError, TypeError, ValueError) as error:
+            raise QuantizationConfigError(f"get_qconfig: {what}={dtype!r}: {error}") from None
 
     return QConfig(
-        activation=part(base, out_dtype),
-        weight=part(get_default_qconfig().weight, weight_dtype),
-        input=part(base, in_dtype),
+        activation=part(base, out_dtype, "out_dtype"),
+        weight=part(get_default_qconfig().weight, weight_dtype, "weight_dtype"),
+        input=replace(with_format(base, qint8), is_default=True)
+        if in_dtype is None
+        else part(base, in_dtype, "in_dtype"),
     )
+
+
+def _is_observer(observer: Any) -> bool:
+    return isinstance(observer, type) and hasattr(observer, "calculate_qparams")
 
 
 default_qat_8bit_fake_quant_qconfig = QConfig(default_8bit_fake_quant, default_weight_8bit_fake_quant)

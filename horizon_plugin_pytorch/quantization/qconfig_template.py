@@ -55,6 +55,7 @@ from horizon_plugin_pytorch.quantization.qconfig import (
     QConfig,
     format_of,
     get_qconfig,
+    unasked,
     with_format,
 )
 
@@ -255,7 +256,7 @@ class TemplateQconfigSetter(QconfigSetterBase):
     """
 
     def __init__(self, qconfig: QConfig, templates: Sequence[Any] = (), name: str = "") -> None:
-        self.qconfig, self.templates, self._name = qconfig, tuple(templates), name
+        self.qconfig, self.templates, self._name = unasked(qconfig), tuple(templates), name
 
     @property
     def name(self) -> str:

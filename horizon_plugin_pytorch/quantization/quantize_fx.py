@@ -25,8 +25,8 @@ from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfig
 from horizon_plugin_pytorch.quantization.passes.dropout import follow_training
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, GraphView
-from horizon_plugin_pytorch.quantization.passes.half import quantize_half
 from horizon_plugin_pytorch.quantization.passes.inplace import follow_writes
+from horizon_plugin_pytorch.quantization.passes.inputs import fit_inputs
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.replace import (
     check_modules,
@@ -172,7 +172,7 @@ def observe(
     check_modules(model, region, choices, march)
     warn_unquantized(model, region, choices)
     warn_shared(model, region, choices)
-    quantize_half(model, region, choices)
+    fit_inputs(model, region, choices)
     to_qat(root, choices, march, called_lines(model, region))
     follow_batches(root)
     warn_int16(root, march)

@@ -23,6 +23,8 @@ class QuantStub(nn.Module):
     tensor([1.])
     """
 
+    requantizes = False  # one that `prepare` puts between two integer formats; the user's pass integers on
+
     def __init__(self, scale: float | None = None, zero_point: Any = None, qconfig: Any = None) -> None:
         super().__init__()
         if zero_point:

@@ -21,9 +21,11 @@ from horizon_plugin_pytorch.quantization import (
     FakeQuantize,
     QconfigSetter,
     QuantStub,
+    convert,
     default_qat_8bit_fake_quant_qconfig,
     explain,
     get_qconfig,
+    prepare,
     prepare_qat_fx,
     qconfig_template,
     reason_of,
@@ -367,17 +369,22 @@ def test_later_templates_override_earlier_ones() -> None:
     assert found == wanted(qint16) | {path: qint8 for path in OPERATORS if path.startswith("block")}
 
 
-def test_conv_inputs_come_in_the_format_asked_for() -> None:
+def test_conv_inputs_come_in_the_format_asked_for(tmp_path: Path) -> None:
     setter = QconfigSetter(
         get_qconfig(),
         [ModuleNameTemplate({"": qint16}), ConvDtypeTemplate(input_dtype=qint8, weight_dtype=qint16)],
         save_dir=None,
     )
     qat = prepared(setter)
-    int8 = ["quant", "block._generated_silu_0", "block._generated_add_0"]
+    # The sums and the product take int16 beside the layers, so that their inputs become int8 in between.
+    int8 = ["block._generated_silu_0", "block._generated_quant_0", "_generated_quant_0"]
     assert formats(qat) == wanted(qint16) | dict.fromkeys(int8, qint8)
     assert qat.get_submodule("head").weight_fake_quant.dtype == qint16
-    assert explain(qat, "quant")["quant"][-1] == "output qint8: input of block.conv1: ConvDtypeTemplate"
+    assert reason_of(qat, "block._generated_quant_0") == "int8: input of block.conv1: ConvDtypeTemplate"
+    assert explain(qat)["block._generated_silu_0"][-1] == (
+        "output qint8: input of block._generated_add_0: ConvDtypeTemplate"
+    )
+    assert_one_arithmetic(calibrate(qat, (X,)), (X,), tmp_path)
 
 
 class Product(nn.Module):
@@ -437,8 +444,71 @@ def test_a_threshold_fixes_the_scale() -> None:
 def test_an_input_threshold_is_that_of_what_gives_the_input() -> None:
     rules = {"head": {"dtype": {"input": qint16}, "threshold": {"input": 3.0}}}
     qat = prepared(QconfigSetter(get_qconfig(), [ModuleNameTemplate(rules)], save_dir=None))
-    quantizer = qat.get_submodule("block._generated_add_0.activation_post_process")
+    found = formats(qat)
+    assert found["block._generated_add_0"] == found["_generated_quant_0"] == qint16  # a product takes it, too
+    assert float(qat.get_submodule("_generated_quant_0.activation_post_process").scale) == pytest.approx(3.0 / 32768)
+    alone = nn.Sequential(QuantStub(), nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1), DeQuantStub())
+    qat = prepared(QconfigSetter(get_qconfig(), [ModuleNameTemplate({"2": rules["head"]})], save_dir=None), alone)
+    quantizer = qat.get_submodule("1.activation_post_process")
     assert quantizer.dtype == qint16 and float(quantizer.scale) == pytest.approx(3.0 / 32768)
+
+
+def test_a_consumer_takes_another_format_than_its_producer_gives(tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant, self.conv, self.act = QuantStub(), DeQuantStub(), nn.Conv2d(2, 2, 1), nn.SiLU()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.act(self.quant(x))
+            return self.dequant(self.conv(x)), self.dequant(torch.tanh(x) + x)
+
+    asking = get_qconfig(in_dtype=qint8)
+    by_name = (ModuleNameQconfigSetter({"conv": asking}), calibration_8bit_weight_16bit_act_qconfig_setter)
+    by_attribute = Both()
+    by_attribute.conv.qconfig = asking
+    dictionary = {"": get_qconfig(in_dtype=qint8, out_dtype=qint16), "module_name": {"conv": asking}}
+    for qat in (
+        prepared(by_name, Both()),
+        prepared(calibration_8bit_weight_16bit_act_qconfig_setter, by_attribute),
+        prepare_qat_fx(Both(), dictionary),
+    ):
+        found = formats(qat)
+        assert found.pop("_generated_quant_0") == found.pop("conv") == qint8
+        assert set(found.values()) == {qint16}
+        assert_one_arithmetic(calibrate(qat, (X,)), (X,), tmp_path)
+        assert reason_of(qat, "_generated_quant_0").startswith("int8: input of conv")
+    run = prepare(Both(), (X,), by_name, out_dir=None)  # by running: the user's forward stays
+    assert formats(run)["_generated_quant_0"] == qint8
+    calibrate(run, (X,))
+    for found, expected in zip(run(X), convert(run)(X), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_later_output_overrides_what_was_asked_before() -> None:
+    templates = [
+        ModuleNameTemplate({"": qint8}),
+        ConvDtypeTemplate(qint8, qint8),
+        SensitivityTemplate([["block._generated_silu_0", "activation", "", 1.0, "qint8"]], 1),
+    ]
+    qat = prepared(QconfigSetter(get_qconfig(), templates, save_dir=None))
+    assert formats(qat) == wanted(qint8, block___generated_silu_0=qint16)  # no stub makes it int8 again
+
+
+def test_one_tensor_as_two_operands_in_two_formats(tmp_path: Path) -> None:
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.quant(x)
+            return self.dequant(torch.matmul(x, x))
+
+    setter = QconfigSetter(get_qconfig(), [MatmulDtypeTemplate([qint16, qint8])], save_dir=None)
+    qat = prepared(setter, Square())
+    assert formats(qat) == {"quant": qint16, "_generated_quant_0": qint8}
+    assert_one_arithmetic(calibrate(qat, (X,)), (X,), tmp_path)
 
 
 def test_frozen_formats_stay() -> None:

@@ -75,7 +75,12 @@ class QATModule(PlacedModule):
 
     def twin(self) -> nn.Module:
         """The quantized module for the current weights and scales."""
-        return self._twin.get(tuple(self.twin_sources()), lambda: self.quantized_class.from_qat(self))
+        return self._twin.get(tuple(self.twin_sources()), self._make_twin)
+
+    def _make_twin(self) -> nn.Module:
+        twin = self.quantized_class.from_qat(self)
+        twin.stub_paths = {}  # this module's inputs went through the stubs already
+        return twin
 
     def twin_sources(self) -> list[Tensor]:
         """The tensors that the quantized module is made of: it is made anew when one of them changes."""

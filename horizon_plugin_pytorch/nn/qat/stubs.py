@@ -22,6 +22,7 @@ class QuantStub(QATModule):
     """Rounds a float input to the grid of its scale."""
 
     quantized_class = Quantize
+    requantizes: bool = False
 
     def __init__(self, scale: float | None = None, zero_point: Any = None, qconfig: Any = None) -> None:
         super().__init__()
@@ -40,13 +41,18 @@ class QuantStub(QATModule):
     def from_float(cls, mod: nn.Module) -> QuantStub:
         """The QAT form of a stub, ours or torch's."""
         self = cls(getattr(mod, "scale", None), None, getattr(mod, "qconfig", None))
+        self.requantizes = getattr(mod, "requantizes", False)
         return self
 
     def forward(self, x: Any) -> Any:
-        if isinstance(x, QTensor):
-            return x
         quantizer = self.activation_post_process
         assert quantizer is not None
+        if isinstance(x, QTensor):
+            if not self.requantizes:
+                return x
+            if self.is_exact:
+                return self.exact(x, trained=lambda: quantizer(real(x)))
+            return quantizer(real(x))
         x = x.float()
         if not quantizer.is_exact:
             return quantizer(x)
@@ -77,7 +83,7 @@ class DeQuantStub(QATModule):
         return pytree.tree_map(real, x)  # also tuples, lists and dictionaries of tensors
 
 
-_QUANT, _DEQUANT = Support(("float32",), INTS), Support(WIDE, ("float32",))
+_QUANT, _DEQUANT = Support(("float32", *INTS), INTS), Support(WIDE, ("float32",))
 register(Operator(
     "quant", ScaleRule.OWN, QuantStub, Quantize, (stubs.QuantStub,), marches=on(bernoulli2=_QUANT, bayes=_QUANT),
 ))  # fmt: skip

@@ -14,14 +14,14 @@ from horizon_plugin_pytorch.qtensor import QTensor
 
 
 class Quantize(QuantizedModule):
-    """Real numbers to integers."""
+    """Real numbers to integers; integers pass, or get this scale and format where `prepare` asks for it."""
 
     def configure(self, mod: Any) -> None:
-        self.axis = mod.activation_post_process.ch_axis
+        self.axis, self.requantizes = mod.activation_post_process.ch_axis, mod.requantizes
 
     def forward(self, x: Tensor) -> QTensor:
         if isinstance(x, QTensor):
-            return x
+            return self.output(self.on_output_grid(x)) if self.requantizes else x
         assert self.scale is not None
         return self.output(fp.quantize(x.detach().float(), self.scale, self.axis, self.low, self.high))
 

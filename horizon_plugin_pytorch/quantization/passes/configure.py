@@ -41,7 +41,9 @@ def check_qconfig(qconfig: Any, reason: str) -> Any:
     """Insist on our own fake quantizers: others cannot be trained on the grid that conversion uses."""
     if qconfig is None:
         return None
+    given = getattr(qconfig, "input", None)
     parts = [getattr(qconfig, name, _MISSING) for name in ("activation", "weight")]
+    parts += given if isinstance(given, (tuple, list)) else [given]
     if any(part is not None and not isinstance(part, Partial) for part in parts):
         raise QuantizationConfigError(
             f"the qconfig of {reason} is {type(qconfig).__module__}.{type(qconfig).__name__} without fake quantizers "

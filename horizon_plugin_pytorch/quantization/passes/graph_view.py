@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from horizon_plugin_pytorch.march import March, require_march
+from horizon_plugin_pytorch.nn.intrinsic import FusedModule
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, row_of_module
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.quantization.choice import GIVES_REAL, KEEPS_FORMAT, Choice, Step, step_between
@@ -54,6 +55,11 @@ class OperatorView:
     def has_weight(self) -> bool:
         """Is it a layer with weights?"""
         return has_integer_weight(self.row)
+
+    @property
+    def has_add(self) -> bool:
+        """Is it a layer with a sum fused into it?"""
+        return isinstance(self.module, FusedModule) and self.module.form.has_add
 
     @property
     def is_gemm(self) -> bool:
@@ -205,6 +211,19 @@ class GraphView:
         args = node.args[:1] or tuple(node.kwargs.values())[:1]
         fx.node.map_arg(args, lambda n: first.append(n) or n)  # type: ignore[func-returns-value]
         return first
+
+    def takers(self, operator: OperatorView) -> list[tuple[OperatorView, int]]:
+        """The operators that take a result, each with the position of the operand."""
+        found: dict[tuple[OperatorView, int], None] = {}
+        for consumer in self.consumers(operator):
+            taker = self._operators.get(consumer.path)
+            groups = [] if taker is None else self.operand_producers(taker)
+            found.update({(taker, i): None for i, group in enumerate(groups) if taker and operator in group})
+        return list(found)
+
+    def is_seen(self, operator: OperatorView) -> bool:
+        """Does a result also leave the quantized part, or meet what the graph does not look into?"""
+        return any(not c.keeps_format and c.path not in self._operators for c in self.consumers(operator))
 
     def consumers(self, operator: OperatorView) -> list[Consumer]:
         """Who takes an operator's result; behind a call that keeps its format, also who takes that one's."""

@@ -253,11 +253,21 @@ def insert_stub(
     counters: dict[tuple[str, str], int],
     choice: Choice,
     made_by: str,
+    places: list[int] | None = None,
+    requantizes: bool = False,
 ) -> None:
-    """Put a QuantStub of that qconfig between a node and one of its inputs."""
+    """Put a QuantStub of that qconfig between a node and one of its inputs.
+
+    Args:
+        places: which leaves of the node's arguments; None means all that are `source`.
+        requantizes: give integers the stub's format too, rather than let them pass.
+    """
     # A call that is written once and runs again has one stub for each of its arguments.
     stubs: dict[Any, str] = {} if isinstance(model, fx.GraphModule) else model.__dict__.setdefault("stubs", {})
-    key = called_path(model, node), pytree.tree_leaves((node.args, node.kwargs)).index(source)
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    if places is None:
+        places = [i for i, leaf in enumerate(leaves) if leaf is source]
+    key = called_path(model, node), places[0]
     path = stubs.get(key, "")
     if not path:
         scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else scope_of(node)
@@ -265,14 +275,16 @@ def insert_stub(
         while _has_module(model, path):  # a stub of an earlier pass
             path = _free_name(scope, "quant", counters)
         stubs[key] = path
-        model.add_submodule(path, QuantStub().train(model.training))
+        made = QuantStub().train(model.training)
+        made.requantizes = requantizes
+        model.add_submodule(path, made)
         choices.setdefault(path, choice)
     with model.graph.inserting_before(node):
         stub = model.graph.call_module(path, (source,))
     stub.meta = {**node.meta, "made_by": made_by}
     stub.stack_trace = node.stack_trace
     region.add(stub)
-    node.replace_input_with(source, stub)
+    node.args, node.kwargs = pytree.tree_unflatten([stub if i in places else x for i, x in enumerate(leaves)], spec)
 
 
 def _has_module(model: fx.GraphModule, path: str) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.quantization.passes.configure import check_qconfig
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView
-from horizon_plugin_pytorch.quantization.qconfig import QConfig, get_qconfig, spell
+from horizon_plugin_pytorch.quantization.qconfig import QConfig, get_qconfig, spell, unasked
 from horizon_plugin_pytorch.quantization.qconfig_setter.templates import get_common_templates
 from horizon_plugin_pytorch.quantization.qconfig_template import QconfigSetterBase
 
@@ -48,7 +49,8 @@ class QconfigSetter(QconfigSetterBase):
         enable_optimize: bool = True,
         save_dir: str | os.PathLike | None = ".",
     ) -> None:
-        self.reference_qconfig = get_qconfig() if reference_qconfig is None else reference_qconfig
+        self.reference_qconfig = unasked(get_qconfig() if reference_qconfig is None else reference_qconfig)
+        check_qconfig(self.reference_qconfig, "QconfigSetter's reference_qconfig")
         self.templates = (*templates, *(get_common_templates() if enable_optimize else ()))
         for template in self.templates:
             if isinstance(template, type) or not callable(getattr(template, "apply", None)):

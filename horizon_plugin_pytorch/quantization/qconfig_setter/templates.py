@@ -11,7 +11,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView, OperatorView
-from horizon_plugin_pytorch.quantization.qconfig import QConfig, as_format, format_of, with_format
+from horizon_plugin_pytorch.quantization.qconfig import QConfig, as_format, asked_input, format_of, with_format
 from horizon_plugin_pytorch.quantization.qconfig_setter.rules import Rule, canonicalize_rules
 from horizon_plugin_pytorch.quantization.qconfig_template import (
     GridSampleTemplate,
@@ -39,6 +39,35 @@ def _output(view: GraphView, operator: OperatorView, dtype: Any, threshold: floa
     return with_format(_integer_part(current.activation, reference.activation), dtype, threshold)
 
 
+def set_output(
+    view: GraphView, operator: OperatorView, current: QConfig, part: Any, why: str, freeze: bool = False
+) -> None:
+    """Give an operator an output; what was asked before of those that take it gives way to it."""
+    if not view.set(operator, current._replace(activation=part), why, freeze):
+        return
+    given = format_of(part)
+    if not isinstance(given, QuantDType):
+        return
+    for taker, position in view.takers(operator):
+        qconfig = view.qconfig(taker)
+        asked = None if qconfig is None else asked_input(qconfig, position)
+        if not _is_asked(asked) or format_of(asked) == given:
+            continue
+        parts = [asked_input(qconfig, i) for i in range(max(len(view.operand_producers(taker)), position + 1))]
+        parts[position] = with_format(asked, given)
+        view.set(taker, qconfig._replace(input=_joined(parts)), f"what {operator.path} gives: {why}")
+
+
+def _is_asked(part: Any) -> bool:
+    """Did somebody ask for this integer format?"""
+    return part is not None and not is_cast(part) and not part.is_default
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """One part for all operands, or a tuple."""
+    return parts[0] if all(part == parts[0] for part in parts) else tuple(parts)
+
+
 def set_inputs(
     view: GraphView,
     operator: OperatorView,
@@ -47,36 +76,49 @@ def set_inputs(
     reference: QConfig,
     why: str,
 ) -> None:
-    """Let an operator's operands have formats: through those that give them, or by quantizing float16 before it."""
+    """Let an operator's operands have formats.
+
+    Where all that take a result ask for one format, it is given in that. A result that others take in another one is
+    given in the widest, and a QuantStub makes the narrower one (see `passes.inputs`).
+    """
     current = view.qconfig(operator) or reference
     producers = view.operand_producers(operator)
-    count = max(len(producers), len(dtypes), len(thresholds), 1)
-    parts = []
-    for position in range(count):
+    parts, changed = [], []
+    for position in range(max(len(producers), len(dtypes), len(thresholds), 1)):
         dtype = dtypes[min(position, len(dtypes) - 1)] if dtypes else None
         threshold = thresholds[min(position, len(thresholds) - 1)] if thresholds else None
-        part = (
-            current.input[min(position, len(current.input) - 1)] if isinstance(current.input, tuple) else current.input
-        )
-        base = _integer_part(part, _integer_part(reference.input, reference.activation))
-        wanted = format_of(base) if dtype is None else dtype
-        parts.append(part if dtype is None and threshold is None else with_format(base, wanted, threshold))
-        if not isinstance(wanted, QuantDType) or (dtype is None and threshold is None):
-            continue
-        for producer in producers[position] if position < len(producers) else ():
-            given = view.qconfig(producer)
-            if given is not None and isinstance(format_of(given.activation), QuantDType):
-                changed = with_format(
-                    given.activation, format_of(given.activation) if dtype is None else dtype, threshold
-                )
-                view.set(producer, given._replace(activation=changed), f"input of {operator.path}: {why}")
-    same = all(part == parts[0] for part in parts)
-    current = current._replace(input=parts[0] if same else tuple(parts))
+        part = asked_input(current, position)
+        if dtype is not None or threshold is not None:
+            base = _integer_part(part, _integer_part(reference.input, reference.activation))
+            part = with_format(base, format_of(base) if dtype is None else dtype, threshold)
+            changed.append(position)
+        parts.append(part)
+    current = current._replace(input=_joined(parts))
     is_integer = any(isinstance(dtype, QuantDType) for dtype in dtypes)
     if is_integer and operator.is_gemm and not operator.has_weight and is_cast(current.activation):
         # Integers are multiplied to integers; what follows in float16 takes them as they are.
         current = current._replace(activation=with_format(_integer_part(None, reference.activation), qint16))
     view.set(operator, current, why)
+    for position in changed:
+        for producer in producers[position] if position < len(producers) else ():
+            _give(view, producer, parts[position], f"input of {operator.path}: {why}")
+
+
+def _give(view: GraphView, producer: OperatorView, part: Any, why: str) -> None:
+    """Let a result have the format that one of its takers asks for, if the others can live with it."""
+    given = view.qconfig(producer)
+    if given is None or is_cast(part) or not isinstance(format_of(given.activation), QuantDType):
+        return
+    wish, comes, scale = format_of(part), format_of(given.activation), part.kwargs.get("scale")
+    assert isinstance(wish, QuantDType) and isinstance(comes, QuantDType)
+    takers = [asked_input(view.qconfig(taker), position) for taker, position in view.takers(producer)]
+    is_agreed = not view.is_seen(producer) and all(
+        _is_asked(asked) and format_of(asked) == wish and asked.kwargs.get("scale") == scale for asked in takers
+    )
+    if not is_agreed and comes.bits >= wish.bits:
+        return
+    threshold = None if scale is None or not is_agreed else float(scale) * -wish.min
+    view.set(producer, given._replace(activation=with_format(given.activation, wish, threshold)), why)
 
 
 class ModuleNameTemplate(QconfigTemplate):
@@ -102,13 +144,13 @@ class ModuleNameTemplate(QconfigTemplate):
         if rule.inputs or rule.input_thresholds:
             set_inputs(view, operator, rule.inputs, rule.input_thresholds, reference, why)
         current = view.qconfig(operator) or reference
+        part = current.activation
         if rule.output is not None or rule.output_threshold is not None:
             part = _output(view, operator, rule.output, rule.output_threshold, reference)
-            current = current._replace(activation=part)
         if (rule.weight is not None or rule.weight_threshold is not None) and operator.has_weight:
-            part = _weight(current, rule.weight, rule.weight_threshold, reference)
-            current = current._replace(weight=part)
-        view.set(operator, current, why, self.freeze)
+            weight = _weight(current, rule.weight, rule.weight_threshold, reference)
+            current = current._replace(weight=weight)
+        set_output(view, operator, current, part, why, self.freeze)
 
 
 def _weight(current: QConfig, dtype: Any, threshold: float | None, reference: QConfig) -> Any:
@@ -133,7 +175,9 @@ class ConvDtypeTemplate(QconfigTemplate):
                 part = _weight(current, self.weight_dtype, None, qconfig)
                 view.set(operator, current._replace(weight=part), "ConvDtypeTemplate")
             if self.input_dtype is not None:
-                set_inputs(view, operator, (self.input_dtype,), (), qconfig, "ConvDtypeTemplate")
+                # What a fused add adds is no input of the layer.
+                wanted = (self.input_dtype, None) if operator.has_add else (self.input_dtype,)
+                set_inputs(view, operator, wanted, (), qconfig, "ConvDtypeTemplate")
 
 
 class MatmulDtypeTemplate(QconfigTemplate):
@@ -196,7 +240,7 @@ class SensitivityTemplate(QconfigTemplate):
                 and format_of(current.activation) == self.low
             ):
                 part = _output(view, operator, self.high, None, qconfig)
-                view.set(operator, current._replace(activation=part), why)
+                set_output(view, operator, current, part, why)
             elif row.kind == "weight" and operator.has_weight and format_of(current.weight) == self.low:
                 part = _weight(current, self.high, None, qconfig)
                 view.set(operator, current._replace(weight=part), why)

@@ -1,0 +1,131 @@
+"""Operands in the formats that operators ask for: a QuantStub where what comes is float16, or wider than asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch.errors import QuantizationConfigError, at
+from horizon_plugin_pytorch.nn.operator_table import ScaleRule
+from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
+from horizon_plugin_pytorch.quantization.choice import Choice, Step
+from horizon_plugin_pytorch.quantization.fake_cast import is_cast
+from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, operands, row_of_node
+from horizon_plugin_pytorch.quantization.passes.replace import insert_stub
+from horizon_plugin_pytorch.quantization.qconfig import asked_input, format_of, spell
+
+
+def fit_inputs(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -> fx.GraphModule:
+    """Put a QuantStub between a result and an integer operator that takes it in another format.
+
+    Float16 becomes what the operator's qconfig says of its `input`, or else of its `activation`. Integers become what
+    somebody asked of the `input` where that is narrower or has a fixed scale; a wider format would add nothing.
+
+    Raises:
+        QuantizationConfigError: for an integer operator whose qconfig has no format for float16.
+    """
+    wanted = _wanted(model, region, choices)
+    counters: dict[tuple[str, str], int] = {}
+    for node in list(model.graph.nodes):
+        parts = wanted.get(called_path(model, node) or "", {}) if node in region else {}
+        leaves = _scaled_leaves(model, node, region) if parts else []
+        for source in dict.fromkeys(source for _, source in leaves):
+            places = [(leaf, parts.get(i)) for i, (leaf, s) in enumerate(leaves) if s is source]
+            groups: list[tuple[Any, list[int]]] = []
+            for leaf, part in places:  # operands that are one tensor share a stub if they want the same
+                known = next((group for wish, group in groups if wish == part), None)
+                if known is None:
+                    groups.append((part, known := []))
+                known.append(leaf)
+            for part, chosen in groups:
+                if part is not None:
+                    _insert(model, node, source, chosen, part, region, choices, counters)
+    return model
+
+
+def _insert(
+    model: fx.GraphModule,
+    node: fx.Node,
+    source: fx.Node,
+    places: list[int],
+    part: Any,
+    region: Region,
+    choices: dict[str, Choice],
+    counters: dict[tuple[str, str], int],
+) -> None:
+    path = called_path(model, node)
+    assert path is not None
+    asked = next((step.rule for step in reversed(choices[path].steps) if step.input), "")
+    step = Step(f"input of {path}{f': {asked}' if asked else ''}", output=spell(part))
+    stub = Choice(choices[path].qconfig._replace(activation=part), steps=(step,))
+    insert_stub(model, node, source, region, choices, counters, stub, "fit input", places, requantizes=True)
+
+
+def _wanted(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -> dict[str, dict[int, Any]]:
+    """For each module, what quantizes which of its operands. A module that is called again has the same for all."""
+    given: dict[fx.Node, Any] = {}  # what quantizes or casts results
+    wanted: dict[str, dict[int, Any]] = {}
+    for node in model.graph.nodes:
+        if node not in region:
+            continue
+        path = called_path(model, node)
+        qconfig = _qconfig(choices, path)
+        if qconfig is None or not _has_own_scale(model, node):  # it moves values, and keeps their format
+            found = [given[source] for source in node.all_input_nodes if source in given]
+            if found:
+                given[node] = next((part for part in found if is_cast(part)), found[0])
+            continue
+        is_half = is_cast(qconfig.activation)
+        if qconfig.activation is not None:
+            given[node] = qconfig.activation
+        has_integers = not is_half or (qconfig.weight is not None and not is_cast(qconfig.weight))
+        row = row_of_node(model, node)
+        if row is None or row.name == "quant" or (is_half and not (has_integers and has_integer_weight(row))):
+            continue
+        for position, (_, source) in enumerate(_scaled_leaves(model, node, region)):
+            part = _fitting(qconfig, position, given.get(source), path or "")
+            if part is not None:
+                wanted.setdefault(path or "", {})[position] = part
+    return wanted
+
+
+def _fitting(qconfig: Any, position: int, given: Any, path: str) -> Any:
+    """What quantizes an operand that comes in a format; None if it can be taken as it is."""
+    asked = asked_input(qconfig, position)
+    if is_cast(given):
+        part = asked if asked is not None and not is_cast(asked) else qconfig.activation
+        if part is None or is_cast(part):
+            raise QuantizationConfigError(
+                f"the integer operator {at(path)} takes a float16 result, and its qconfig says no integer format for "
+                "it: give the qconfig an `input`."
+            )
+        return part
+    if given is None or asked is None or asked.is_default or is_cast(asked):
+        return None
+    wish, comes = format_of(asked), format_of(given)
+    scale = asked.kwargs.get("scale")
+    has_own_scale = scale is not None and scale != given.kwargs.get("scale")
+    is_narrower = isinstance(wish, QuantDType) and isinstance(comes, QuantDType) and wish.bits < comes.bits
+    return asked if is_narrower or has_own_scale else None
+
+
+def _scaled_leaves(model: fx.GraphModule, node: fx.Node, region: Region) -> list[tuple[int, fx.Node]]:
+    """The operands that have scales, each with its position among all leaves of the arguments."""
+    inputs = set(operands(model, node))
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    return [(i, x) for i, x in enumerate(leaves) if isinstance(x, fx.Node) and x in inputs and region.has_scale(x)]
+
+
+def _qconfig(choices: dict[str, Choice], path: str | None) -> Any:
+    choice = None if path is None else choices.get(path)
+    return None if choice is None else choice.qconfig
+
+
+def _has_own_scale(model: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_method":  # of a FloatFunctional
+        return True
+    row = row_of_node(model, node)
+    return row is not None and row.scale_rule in (ScaleRule.OWN, ScaleRule.FIXED)
