@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 
-from horizon_plugin_pytorch.errors import is_user_code
+from horizon_plugin_pytorch.errors import is_package_code, is_user_code
 from horizon_plugin_pytorch.nn.operator_table import Call
 
 _MODULE_FILE = torch_module.__file__
@@ -106,6 +106,7 @@ class _State(threading.local):
 
     def __init__(self) -> None:
         self.scopes: list[str] = []
+        self.children: list[tuple[str, dict[str, nn.Module | None]]] = []
         self.is_recording = False
 
 
@@ -146,16 +147,22 @@ def here(name: str) -> CallSite:
     """The call site of the code that is running now, from the innermost user code up to the running forward."""
     calls = []
     line = ""
+    outermost: tuple[str, int, int] | None = None
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_filename == _MODULE_FILE:  # nn.Module's call: above it is another scope
             break
+        place = (code.co_filename, code.co_firstlineno, frame.f_lasti)
         if is_user_code(code.co_filename):
             if not line:
                 line = f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
-            calls.append((code.co_filename, code.co_firstlineno, frame.f_lasti))
+            calls.append(place)
+        if not is_package_code(code.co_filename):
+            outermost = place
         frame = frame.f_back
+    if outermost is not None and outermost not in calls:
+        calls.append(outermost)  # a forward that torch wrote: its lines are as different as anybody's
     return CallSite(current_scope(), tuple(calls), name, line)
 
 
@@ -175,11 +182,16 @@ class ScopeHooks:
         if not _STATE.scopes:
             self.handler.start(module, self.path)
         _STATE.scopes.append(self.path)
+        _STATE.children.append((self.path, dict(module._modules)))
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """After the forward, also after an error in it."""
         while _STATE.scopes and _STATE.scopes.pop() != self.path:
             pass  # scopes that an error left behind
+        path = None
+        while _STATE.children and path != self.path:
+            path, children = _STATE.children.pop()
+        module._modules.update(children)  # a forward that puts a new module into `self` would lose the prepared one
         if not _STATE.scopes:
             self.handler.stop()
 

@@ -71,7 +71,7 @@ class Recorder(TorchFunctionMode):
         self._model = model
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[Any] = []  # a tensor that is gone could share its id with a new one
-        self._attributes = {id(t): path for path, t in (*model.named_parameters(), *model.named_buffers())}
+        self._attributes = {id(t): path for path, t in _tensors(model)}
         self._known: dict[Any, fx.Node] = {}
         self._met: Counter[Any] = Counter()
         self._depth = 0
@@ -199,6 +199,16 @@ class Recorder(TorchFunctionMode):
         self._met.clear()
         self._nodes.clear()
         self._inputs = 0
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that the model has, with their paths: plain attributes too, which are no buffers."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{path}.{name}" if path else name, value
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def _meta(node: fx.Node) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def check_qconfig(qconfig: Any, reason: str) -> Any:
         raise QuantizationConfigError(
             f"the qconfig of {reason} is {type(qconfig).__module__}.{type(qconfig).__name__} without fake quantizers "
             "of this package. Take one of `horizon_plugin_pytorch.quantization.qconfig`, or build it with "
-            "`get_default_qconfig` or `FakeQuantize.with_args`."
+            "`get_default_qconfig` or `FakeQuantize.with_args`; or delete a `qconfig` attribute that was meant for "
+            "another toolkit, and the setter or the qconfig_dict decides."
         )
     activation = qconfig.activation
     if activation is not None and activation.kwargs.get("qscheme") == torch.per_channel_symmetric:

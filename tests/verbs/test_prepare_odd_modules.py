@@ -1,0 +1,76 @@
+"""Prepare by running takes modules that are written in ways nobody recommends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.quantization import QuantWrapper, convert, prepare
+from tests.routes import as_numbers, calibrate, mismatches, qconfig
+
+
+class PlainWeights(nn.Module):
+    """Weights that are neither parameters nor buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = torch.randn(4, 4), torch.randn(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class NewReLU(nn.Module):
+    """A forward that puts a new module into `self`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.relu = nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.fc(x) + x)
+        self.relu = nn.ReLU()
+        return x
+
+
+def _written_in_torch() -> type[nn.Module]:
+    """A module whose file is one of torch's, as those of `torch.testing` are."""
+    text = """
+class Sums(nn.Module):
+    def forward(self, x):
+        y = x + x
+        return 100 * x + y
+"""
+    space = {"nn": nn, "__name__": "torch.testing.sums"}
+    exec(compile(text, str(Path(torch.__file__).parent / "testing" / "sums.py"), "exec"), space)
+    return space["Sums"]
+
+
+@pytest.mark.parametrize("cls", [PlainWeights, NewReLU, _written_in_torch()])
+def test_prepared_and_converted_models_follow_the_float_one(cls):
+    model, inputs = QuantWrapper(cls()).eval(), (torch.randn(16, 4),)
+    qat = calibrate(prepare(model, inputs, qconfig_dict={"": qconfig("qint16")}, out_dir=None), inputs)
+    with torch.no_grad():
+        wanted, found = model(*inputs), qat(*inputs)
+        assert torch.allclose(found, wanted, atol=1e-2 * float(wanted.abs().max()))
+        quantized = convert(qat)
+        for _ in range(2):
+            assert mismatches(as_numbers(quantized(*inputs)), as_numbers(found)) == 0
+            assert mismatches(as_numbers(qat(*inputs)), as_numbers(found)) == 0
+
+
+def test_a_weight_that_is_a_plain_attribute_is_a_constant():
+    model, inputs = QuantWrapper(PlainWeights()), (torch.randn(2, 4),)
+    qat = prepare(model, inputs, qconfig_dict={"": qconfig()}, out_dir=None)
+    assert list(qat.parameters()) == []
+    assert torch.equal(qat.module._generated_linear_0.weight, model.module.weight)
+
+
+def test_each_line_of_a_forward_in_torch_has_its_module():
+    model, inputs = QuantWrapper(_written_in_torch()()), (torch.randn(2, 4),)
+    qat = prepare(model, inputs, qconfig_dict={"": qconfig()}, out_dir=None)
+    assert {name for name, _ in qat.module.named_children()} >= {"_generated_add_0", "_generated_add_1"}
