@@ -65,7 +65,8 @@ def _is_asked(part: Any) -> bool:
 
 def _joined(parts: Sequence[Any]) -> Any:
     """One part for all operands, or a tuple."""
-    return parts[0] if all(part == parts[0] for part in parts) else tuple(parts)
+    is_one = all(part == parts[0] and _is_asked(part) == _is_asked(parts[0]) for part in parts)
+    return parts[0] if is_one else tuple(parts)
 
 
 def set_inputs(
