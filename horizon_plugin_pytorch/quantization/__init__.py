@@ -44,6 +44,7 @@ from horizon_plugin_pytorch.quantization.choice import reason_of
 from horizon_plugin_pytorch.quantization.explain import explain
 from horizon_plugin_pytorch.quantization.quantize import convert, load_observer_params, prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import convert_fx, fuse_fx, prepare_qat_fx
+from horizon_plugin_pytorch.quantization.graph_text import compare_graphs
 from horizon_plugin_pytorch.quantization.prepare import FuseMode, PrepareMethod, prepare
 from horizon_plugin_pytorch.deploy.check_model import check_model
 
@@ -63,6 +64,7 @@ __all__ = [
     "QuantStub",
     "QuantWrapper",
     "check_model",
+    "compare_graphs",
     "convert",
     "convert_fx",
     "default_8bit_fake_quant",

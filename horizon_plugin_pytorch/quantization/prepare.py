@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any
 
 import torch  # noqa: F401 - for the docstring's example
-from tabulate import tabulate
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
@@ -21,6 +20,8 @@ from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
+from horizon_plugin_pytorch.quantization.graph_text import graph_text
 from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
@@ -149,16 +150,6 @@ def _as_args(example_inputs: Any) -> tuple:
     return tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
 
 
-def graph_text(graph: fx.Graph) -> str:
-    """A graph as a table: one line a node."""
-    rows = [[n.op, n.name, _target(n.target), n.args, n.kwargs] for n in graph.nodes]
-    return tabulate(rows, headers=["opcode", "name", "target", "args", "kwargs"], disable_numparse=True) + "\n"
-
-
-def _target(target: Any) -> str:
-    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
-
-
 def _prepare_by_running(
     model: nn.Module,
     args: tuple,
@@ -179,6 +170,7 @@ def _prepare_by_running(
     for path, module in scoped:
         ScopeHooks(path, dispatcher).attach(module)
     _link_stubs(captured)
+    report_mismatches(copied)
     copied.__dict__.update(march=march, graph=captured.graph, choices=choices)
     return copied
 

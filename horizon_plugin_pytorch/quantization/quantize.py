@@ -12,6 +12,7 @@ from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
@@ -67,6 +68,7 @@ def prepare_qat(
     follow_batches(prepared)
     warn_int16(prepared, march)
     prepared.__dict__["march"] = march
+    report_mismatches(prepared)
     return prepared
 
 

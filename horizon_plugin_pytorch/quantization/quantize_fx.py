@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fx.graph_module import (
     GraphModuleWithAttr,
@@ -144,6 +145,7 @@ def prepare_qat_fx(
     observe(observed, observed, region, choices, march, qconfig_setter)
     observed.__dict__["march"], observed.__dict__["choices"] = march, choices
     observed.recompile()
+    report_mismatches(observed)
     _preserve(observed, model, prepare_custom_config_dict)
     return observed
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -13,14 +16,20 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
     FakeQuantState,
+    QuantStub,
+    compare_graphs,
+    convert,
     convert_fx,
     default_calib_8bit_fake_quant_qconfig,
     default_qat_8bit_fake_quant_qconfig,
     default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
     load_calib_state_dict,
     load_observer_params,
+    prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
 )
@@ -207,17 +216,23 @@ def test_differences_are_told_by_module() -> None:
     model, _ = make("resnet")
     whole = prepare_qat_fx(model, {"": QAT})
     part = prepare_qat_fx(model, {"": QAT, "module_name": [("fc", None)]})
-    expected = "missing quantization parameters (not quantized when the checkpoint was made):\n  fc: weight, output"
+    expected = (
+        "missing quantization parameters (this was not quantized when the checkpoint was made: deployment logic that "
+        "was left float then, or logic that is not deployed and is quantized now):\n  fc: weight, output"
+    )
     with pytest.warns(QuantizationWarning, match=re.escape(expected)):
         mismatch = load_calib_state_dict(whole, part.state_dict())
     assert mismatch.missing_quantization == {"fc": ("weight", "output")} and str(mismatch) == expected
     mismatch = compare_state_dict(part, whole.state_dict())
-    assert str(mismatch) == ("unexpected quantization parameters (not quantized in this model):\n  fc: weight, output")
+    assert str(mismatch) == (
+        "unexpected quantization parameters (this model does not quantize it: deployment logic that is left float now, "
+        "or logic that is not deployed and was quantized then):\n  fc: weight, output"
+    )
     state = whole.state_dict()
     state["head.extra"] = state.pop("fc.bias")
     assert str(compare_state_dict(whole, state)) == (
-        "missing parameters (the checkpoint is of another forward):\n  fc: bias\n"
-        "unexpected parameters (the checkpoint is of another forward):\n  head: extra"
+        "missing parameters (the forward that was prepared is not the one of the checkpoint):\n  fc: bias\n"
+        "unexpected parameters (the forward that was prepared is not the one of the checkpoint):\n  head: extra"
     )
 
 
@@ -228,3 +243,163 @@ def test_statistics_of_another_observer_are_no_difference() -> None:
     state["quant.activation_post_process.activation_post_process.histogram"] = torch.zeros(8)
     del state["quant.activation_post_process.activation_post_process.min_val"]
     assert not compare_state_dict(qat, state)
+
+
+# -- load_state_dict of a prepared model: torch's own semantics, and a warning that names modules
+
+
+METHODS = {
+    **PREPARES,
+    "jit-strip": lambda model, inputs, qconfig: prepare(
+        model, inputs, method="jit-strip", qconfig_dict={"": qconfig}, out_dir=None
+    ),
+    "eager": lambda model, inputs, qconfig: _eager(model, qconfig),
+}
+
+
+def _eager(model: nn.Module, qconfig: Any) -> nn.Module:
+    model = copy.deepcopy(model)
+    model.qconfig = qconfig
+    return prepare_qat(model)
+
+
+class Written(nn.Module):
+    """A model that every method can take: no function in it needs a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv, self.act, self.add = nn.Conv2d(3, 3, 1), nn.Sigmoid(), FloatFunctional()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.quant(x)
+        return self.dequant(self.add.add(self.act(self.conv(x)), x))
+
+
+@pytest.mark.parametrize("source", METHODS)
+@pytest.mark.parametrize("target", METHODS)
+@pytest.mark.filterwarnings("error:load_state_dict")
+def test_a_state_goes_from_any_method_to_any(source: str, target: str) -> None:
+    model, inputs = Written().eval(), (torch.randn(2, 3, 4, 4),)
+    calib = calibrate(METHODS[source](model, inputs, default_calib_8bit_fake_quant_qconfig), inputs)
+    qat = METHODS[target](model, inputs, QAT)
+    qat.load_state_dict(calib.state_dict(), strict=True)
+    with torch.no_grad():
+        assert torch.equal(_validate(qat)(*inputs), _validate(calib)(*inputs))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_loading_tells_what_differs(method: str) -> None:
+    model, inputs = Written(), (torch.randn(2, 3, 4, 4),)
+    qat = METHODS[method](model, inputs, QAT)
+    state = {key: value for key, value in qat.state_dict().items() if not key.startswith("act.")}
+    for copied in (qat, copy.deepcopy(qat), pickle.loads(pickle.dumps(qat))):
+        with pytest.warns(QuantizationWarning, match=r"load_state_dict: .*\n.*not quantized when.*\n  act: output$"):
+            result = copied.load_state_dict(state, strict=False)
+        assert all(key.startswith("act.") for key in result.missing_keys) and not result.unexpected_keys
+        with pytest.warns(QuantizationWarning, match="act: output"), pytest.raises(RuntimeError, match="Missing key"):
+            copied.load_state_dict(state)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_float_checkpoint_is_known_as_one(method: str) -> None:
+    model, inputs = Written(), (torch.randn(2, 3, 4, 4),)
+    qat = METHODS[method](model, inputs, QAT)
+    other = Written()
+    with pytest.warns(QuantizationWarning, match="the checkpoint is of a float model: 4 modules of this model"):
+        qat.load_state_dict(other.state_dict(), strict=False)
+    assert torch.equal(qat.conv.weight, other.conv.weight)
+    with pytest.warns(QuantizationWarning, match="float model"):
+        assert load_calib_state_dict(qat, other.state_dict()).is_float
+
+
+@pytest.mark.parametrize("method", PREPARES)
+def test_a_fused_batch_norm_is_lost_in_a_float_checkpoint(method: str) -> None:
+    model, inputs = make("resnet")
+    qat = PREPARES[method](model, inputs, QAT)
+    mismatch = compare_state_dict(qat, model.state_dict())
+    assert mismatch.is_float and "running_mean" in mismatch.fused_parameters["stem.1"]
+    assert not mismatch.unexpected_parameters
+    assert "stem.1: weight, bias, running_mean" in str(mismatch) and "load a float checkpoint into the" in str(mismatch)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_wrapper_in_the_keys_is_named(method: str) -> None:
+    model, inputs = Written(), (torch.randn(2, 3, 4, 4),)
+    calib = calibrate(METHODS[method](model, inputs, QAT), inputs)
+    qat = METHODS[method](model, inputs, QAT)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped, target = nn.parallel.DistributedDataParallel(calib), nn.parallel.DistributedDataParallel(qat)
+        for into, state in ((qat, wrapped.state_dict()), (target, calib.state_dict())):
+            with pytest.warns(QuantizationWarning, match="begin with `module.`"):
+                into.load_state_dict(state, strict=False)
+        for into, state in ((qat, wrapped.state_dict()), (target, calib.state_dict())):
+            qat.quant.activation_post_process.set_qparams(7.0)
+            assert not load_calib_state_dict(into, state)
+            assert torch.equal(qat.quant.activation_post_process.scale, calib.quant.activation_post_process.scale)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("error:load_state_dict")
+def test_a_converted_model_is_left_to_torch() -> None:
+    model, inputs = Written(), (torch.randn(2, 3, 4, 4),)
+    source, fresh = (convert(calibrate(METHODS["jit"](model, (k * inputs[0],), QAT), inputs)) for k in (1, 2))
+    fresh.load_state_dict(source.state_dict())
+    assert torch.equal(fresh(*inputs), source(*inputs))
+    assert fresh.load_state_dict({}, strict=False).missing_keys
+
+
+# -- fx_graph.txt
+
+
+_GRAPH_SCRIPT = """
+import sys, torch
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.quantization.prepare import prepare
+from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
+from tests.models import make
+
+set_march(March.NASH_M)
+for name in ("vit", "detector"):
+    for method in ("jit-strip", "symbolic"):
+        model, inputs = make(name)
+        prepare(model, inputs, default_calibration_qconfig_setter, method, out_dir=f"{sys.argv[1]}/{name}-{method}")
+"""
+
+
+def test_graphs_and_checks_are_the_same_in_every_process(tmp_path: Any) -> None:
+    for seed in "12":
+        command = [sys.executable, "-W", "ignore", "-c", _GRAPH_SCRIPT, str(tmp_path / seed)]
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()})
+    files = sorted(p.relative_to(tmp_path / "1") for p in (tmp_path / "1").rglob("*.txt"))
+    assert {p.name for p in files} >= {"fx_graph.txt", "model_check_result.txt"}
+    assert [p for p in files if (tmp_path / "1" / p).read_text() != (tmp_path / "2" / p).read_text()] == []
+    assert compare_graphs(*(tmp_path / seed / "vit-symbolic" / "fx_graph.txt" for seed in "12")) == ""
+
+
+class Branching(nn.Module):
+    """A forward that takes another way on small images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(self.quant(x))
+        return self.dequant(y.sigmoid() if x.shape[-1] > 4 else y)
+
+
+def test_graphs_that_differ_are_told_by_their_nodes(tmp_path: Any) -> None:
+    sizes = (8, 8, 4)
+    models = [
+        prepare(Branching(), (torch.randn(1, 3, n, n),), qconfig_dict={"": QAT}, out_dir=tmp_path / str(i))
+        for i, n in enumerate(sizes)
+    ]
+    assert compare_graphs(models[0], models[1]) == compare_graphs(models[0], tmp_path / "1" / "fx_graph.txt") == ""
+    told = compare_graphs(tmp_path / "0" / "fx_graph.txt", models[2])
+    assert "\n-call_module  _generated_sigmoid_0  _generated_sigmoid_0  (conv,)  {}" in told
+    assert "\n+call_module  dequant  dequant  (conv,)  {}" in told
+    with pytest.raises(TypeError, match="`Linear` has no graph"):
+        compare_graphs(nn.Linear(1, 1), models[0])

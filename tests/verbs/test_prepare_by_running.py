@@ -24,7 +24,8 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.prepare import FuseMode, PrepareMethod, graph_text, prepare
+from horizon_plugin_pytorch.quantization.graph_text import graph_text
+from horizon_plugin_pytorch.quantization.prepare import FuseMode, PrepareMethod, prepare
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx

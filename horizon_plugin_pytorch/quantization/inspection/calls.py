@@ -170,6 +170,11 @@ class Recording:
         return next((c for c in self.consumers(call) if any(x.producer == call.index for x in c.inputs)), None)
 
 
+def is_generated(path: str) -> bool:
+    """Was the module made for a function that the model calls?"""
+    return path.rpartition(".")[2].startswith("_generated_")
+
+
 def operators_of(model: nn.Module) -> dict[str, nn.Module]:
     """The operators of a model by path; what is inside an operator, and what fusion left behind, is not listed."""
     found: dict[str, nn.Module] = {}
@@ -276,7 +281,10 @@ class _Watch(TorchFunctionMode):
     def method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         if name == "_run":  # all methods of a QAT FloatFunctional go through it, with the name and the float route
             name, args = args[0], args[2:]
-        if module in self._paths:
+        path = self._paths.get(module)
+        if path is not None:
+            if is_generated(path):  # a traced `x * n` learns that n is a number when it runs
+                name = name.removesuffix("_scalar")
             self._add(module, name, (args, kwargs), out)
 
     def _add(self, module: nn.Module, method: str, inputs: Any, out: Any) -> None:

@@ -18,10 +18,11 @@ from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.relu import ReLU
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
+from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, Role, fits_layer
-from horizon_plugin_pytorch.quantization.inspection.calls import ModuleCall, Recording, SeenTensor
+from horizon_plugin_pytorch.quantization.inspection.calls import ModuleCall, Recording, SeenTensor, is_generated
 
 NO_QCONFIG = "qconfig = None"
 _SMALLEST_IMAGE = 16  # pixels a side; smaller inputs are features or tables
@@ -382,7 +383,7 @@ _TRAINING_ONLY = (
 
 
 def _called_again(path: str, count: int) -> str:
-    if path.rpartition(".")[2].startswith("_generated_"):
+    if is_generated(path):
         return f"this line runs {count} times with one scale; a dynamic_block around it gives each time its own"
     return f"a FloatFunctional has one scale and is called {count} times; define one for each call"
 
@@ -477,7 +478,7 @@ def _format(recording: Recording, call: ModuleCall) -> str:
     """An integer format that the published tables do not give the operator on this chip."""
     if isinstance(call.module, (QuantStub, DeQuantStub)):
         return ""
-    row = row_named(call.method or getattr(call.module, "operator", ""))
+    row = row_named(row_name_of(call.method, ()) if call.method else getattr(call.module, "operator", ""))
     support = None if row is None or recording.march is None else row.support(recording.march)
     if row is None or support is None:
         return ""
