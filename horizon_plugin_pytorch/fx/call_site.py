@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,7 +107,7 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.scopes: list[str] = []
         self.children: list[tuple[str, dict[str, nn.Module | None]]] = []
-        self.is_recording = False
+        self.recorder: Any = None
 
 
 _STATE = _State()
@@ -115,17 +115,17 @@ _STATE = _State()
 
 def is_recording() -> bool:
     """Is a model being recorded in this thread?"""
-    return _STATE.is_recording
+    return _STATE.recorder is not None
 
 
 @contextmanager
-def recording() -> Iterator[None]:
-    """A model is recorded in here."""
-    _STATE.is_recording = True
+def recording(recorder: Any) -> Iterator[None]:
+    """A model is recorded in here; `recorder.block(key)` is a context for each dynamic block."""
+    _STATE.recorder = recorder
     try:
         yield
     finally:
-        _STATE.is_recording = False
+        _STATE.recorder = None
 
 
 def current_scope() -> str:
@@ -141,6 +141,15 @@ def entered(scope: str) -> Iterator[None]:
         yield
     finally:
         _STATE.scopes.pop()
+
+
+@contextmanager
+def block(name: str) -> Iterator[None]:
+    """Run a dynamic block of that name in the current scope."""
+    scope = f"{current_scope()}.{name}" if current_scope() else name
+    recorded = nullcontext() if _STATE.recorder is None else _STATE.recorder.block(here(scope))
+    with recorded, entered(scope):
+        yield
 
 
 def here(name: str) -> CallSite:
@@ -199,6 +208,19 @@ class ScopeHooks:
         """Register the hooks."""
         module.register_forward_pre_hook(self.enter, with_kwargs=True, prepend=True)
         module.register_forward_hook(self.leave, with_kwargs=True, always_call=True)  # type: ignore[arg-type]
+
+
+def unmet_module() -> tuple[nn.Module | None, str]:
+    """The innermost module that runs now, and the line of user code that calls it."""
+    module, frame = None, sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if module is None and code.co_filename == _MODULE_FILE:
+            module = frame.f_locals.get("self")
+        elif module is not None and is_user_code(code.co_filename):
+            return module, f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return module, ""
 
 
 def scoped_modules(model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
-from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, here
+from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, here, unmet_module
 from horizon_plugin_pytorch.fx.recording import as_call, row_of_call
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.qtensor import QTensor, set_interceptor
@@ -23,6 +25,7 @@ class _Run(threading.local):
         self.root: nn.Module | None = None
         self.prefix = ""
         self.before: list[Any] = []
+        self.fused: dict[str, tuple[FusedStep, Any]] = {}  # the last step of each fused module, and what it gave
 
 
 class Dispatcher:
@@ -47,13 +50,34 @@ class Dispatcher:
 
     def start(self, module: nn.Module, path: str) -> None:
         """A module of the model begins to run, and no other of its modules is running."""
-        self._run.root, self._run.prefix = module, f"{path}." if path else ""
+        self._run.root, self._run.prefix, self._run.fused = module, f"{path}." if path else "", {}
         self._run.before.append(set_interceptor(self))
 
     def stop(self) -> None:
         """It has run."""
         if self._run.before:
             set_interceptor(self._run.before.pop())
+        pending = [step for step, _ in self._run.fused.values() if not step.is_last]
+        is_whole, self._run.fused = not self._run.prefix, {}
+        if pending and is_whole and sys.exc_info()[0] is None:
+            raise pending[0].broken("the others did not run after it")
+
+    def step(self, step: FusedStep, inputs: tuple) -> None:
+        """A member of a fused module runs: it must follow the one before it, and take what that gave."""
+        if self._run.root is None or not self._run.before:
+            return
+        last, out = self._run.fused.get(step.group[0], (None, None))
+        if step.index == 0:
+            is_next = last is None or last.is_last
+        else:
+            is_next = last is not None and last.index == step.index - 1 and any(x is out for x in inputs)
+        if not is_next:
+            raise step.broken("they do not run one after the other now")
+
+    def stepped(self, step: FusedStep, out: Any) -> None:
+        """It has run."""
+        if self._run.root is not None and self._run.before:
+            self._run.fused[step.group[0]] = step, out
 
     def resolve(self, path: str) -> nn.Module:
         """The module at a path of the model."""
@@ -74,18 +98,14 @@ class Dispatcher:
         site = here(row.name)
         variants = self.sites.get(site)
         if variants is None:
-            raise UnknownCallError(
-                f"`{row.name}` {at(site.scope, site.line)} was not met when the model was prepared, so it has no "
-                "scale. Prepare with example inputs that run through this line; if a branch is chosen at run time, "
-                "run `prepare` on inputs of either kind, or put this code after the DeQuantStub."
-            )
+            raise self._unknown(site)
         call = _bound(bind, call_args, call_kwargs, site) if variants else None
         if call is None:
             return NotImplemented
         variant = self._variant(variants, call, site)
         module = self.resolve(variant.path)
         if isinstance(module, nn.Identity):  # fused into another module
-            return call.args[0]
+            return module(call.args[0])
         run = module if call.method is None else getattr(module, call.method)
         out = run(*call.args, **call.kwargs, **variant.followed(call))
         name = getattr(func, "__name__", "")
@@ -94,6 +114,20 @@ class Dispatcher:
             return out
         torch.utils.swap_tensors(args[0], out)  # `x.add_(y)`: every name of x sees the result
         return args[0]
+
+    def _unknown(self, site: CallSite) -> UnknownCallError:
+        """The error of a call that was not recorded: of a function, or of a module that calls it."""
+        what, where = f"`{site.name}`", at(site.scope, site.line)
+        module, line = (None, "") if site.calls else unmet_module()
+        if module is not None:
+            assert self._run.root is not None
+            paths = [self._run.prefix + path for path, m in self._run.root.named_modules() if m is module]
+            what, where = f"`{type(module).__name__}`", at(paths[0] if paths else site.scope, line)
+        return UnknownCallError(
+            f"{what} {where} was not met when the model was prepared, so it has no scale. Prepare with example inputs "
+            "that run through this line; if a branch is chosen at run time, let both branches run on the example "
+            "inputs (`Tracer.is_tracing()` says when), or put this code after the DeQuantStub."
+        )
 
     def _variant(self, variants: list[Variant], call: Call, site: CallSite) -> Variant:
         """The module for a call's settings."""
@@ -107,6 +141,65 @@ class Dispatcher:
             f"`{site.name}` {at(site.scope, site.line)} is called with other arguments than when the model was "
             f"prepared: {shown}. Its module was made for those, and cannot follow. Prepare with example inputs that "
             "call it both ways (each then has a module of its own), or write the number down in the model."
+        )
+
+
+@dataclass(frozen=True)
+class FusedStep:
+    """Hooks of one member of a fused module, which see that the members run as they did when the model was prepared.
+
+    Args:
+        group: paths of the members, in their order.
+        index: this member's position.
+        line: the line that calls the fused module.
+        handler: the model's dispatcher.
+    """
+
+    group: tuple[str, ...]
+    index: int
+    line: str
+    handler: Dispatcher
+
+    @property
+    def is_last(self) -> bool:
+        """Is the fused module complete with this member?"""
+        return self.index == len(self.group) - 1
+
+    def before(self, module: nn.Module, args: tuple) -> None:
+        """Before the forward."""
+        self.handler.step(self, args)
+
+    def after(self, module: nn.Module, args: tuple, out: Any) -> None:
+        """After the forward."""
+        self.handler.stepped(self, out)
+
+    def attach(self, module: nn.Module) -> None:
+        """Register the hooks."""
+        module.register_forward_pre_hook(self.before)
+        module.register_forward_hook(self.after)
+
+    def broken(self, how: str) -> UnknownCallError:
+        """The error of members that run otherwise."""
+        names = ", ".join(f"`{path}`" for path in self.group)
+        return UnknownCallError(
+            f"{names} {f'({self.line}) ' if self.line else ''}ran one after the other when the model was prepared and "
+            f"are fused into one operator; {how} (at `{self.group[self.index]}`). Put the code that runs a varying "
+            "number of times into `Tracer.dynamic_block(self, name)`, or prepare with example inputs that run it "
+            "several times."
+        )
+
+
+class NeverMet:
+    """A hook of a QuantStub or DeQuantStub that did not run when the model was prepared."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, module: nn.Module, args: tuple) -> None:
+        line = unmet_module()[1]
+        raise UnknownCallError(
+            f"`{type(module).__name__}` {at(self.path, line)} did not run when the model was prepared, so it does "
+            "nothing, and what follows would run in float. Prepare with example inputs that run through this line."
         )
 
 

@@ -6,31 +6,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from horizon_plugin_pytorch.fx.call_site import current_scope, entered, is_recording
+from horizon_plugin_pytorch.fx.call_site import block, is_recording
 
 
 @contextmanager
 def dynamic_block(module: Any = None, name: str = "dynamic_block") -> Iterator[None]:
-    """Give the functions called inside modules of their own, under a stable name.
+    """Mark code whose number of runs varies: put it inside the loop, around one run of its body.
 
-    A line that runs several times has one module for all its runs, however often that is; a block is needed only where
-    the same line should have another scale in another place.
+    The block is recorded once, however often it runs, and what is in it is fused only with what is in it. Functions in
+    it have modules of their own, children of ``<module>.<name>``; the same line in a block of another name has others,
+    with scales of their own.
 
     Args:
         module: the module whose forward is running.
-        name: the block's name; modules made for it are children of ``<module>.<name>``.
+        name: the block's name.
     """
-    scope = current_scope()
-    with entered(f"{scope}.{name}" if scope else name):
+    with block(name):
         yield
 
 
+class _IsTracing:
+    """True while `prepare` runs the model to record it; as a value, and called."""
+
+    def __call__(self) -> bool:
+        return is_recording()
+
+    def __bool__(self) -> bool:
+        return is_recording()
+
+
 class Tracer:
-    """Names that models use while they are prepared."""
+    """Names that models use while they are prepared.
+
+    >>> Tracer.is_tracing()
+    False
+    """
 
     dynamic_block = staticmethod(dynamic_block)
-
-    @staticmethod
-    def is_tracing() -> bool:
-        """Is `prepare` running the model to record it?"""
-        return is_recording()
+    is_tracing = _IsTracing()

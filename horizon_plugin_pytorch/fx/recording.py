@@ -74,6 +74,8 @@ class Recorder(TorchFunctionMode):
         self._attributes = {id(t): path for path, t in _tensors(model)}
         self._known: dict[Any, fx.Node] = {}
         self._met: Counter[Any] = Counter()
+        self._blocks: dict[CallSite, Counter[Any]] = {}  # what had been met before each block
+        self._block: CallSite | None = None
         self._depth = 0
         self._inputs = 0
         self._constants = 0
@@ -151,6 +153,7 @@ class Recorder(TorchFunctionMode):
             node = self._known[full] = make()
             node.stack_trace = user_frames()
             node.meta["nn_module_stack"] = {scope: (scope, "")} if scope else {}
+            node.meta["block"] = self._block
             if isinstance(key, CallSite):
                 node.meta["site"] = key
         self._bind(out, self._known[full])
@@ -194,9 +197,21 @@ class Recorder(TorchFunctionMode):
         self._add((path, method), make, out, scope)
         return out
 
+    @contextlib.contextmanager
+    def block(self, site: CallSite) -> Iterator[None]:
+        """A dynamic block: when it runs again, its calls are those of its first run."""
+        outer, met, self._block = self._block, Counter(self._met), site
+        self._met = Counter(self._blocks.setdefault(site, Counter(met)))
+        try:
+            yield
+        finally:
+            self._block = outer
+            self._met |= met
+
     def again(self) -> None:
         """Before another run."""
         self._met.clear()
+        self._blocks.clear()
         self._nodes.clear()
         self._inputs = 0
 
@@ -287,7 +302,7 @@ def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) 
             recorder.again()
             recorder.add_input((args, kwargs))
             try:
-                with _watched(runner, recorder), recorder, recording():
+                with _watched(runner, recorder), recorder, recording(recorder):
                     runner(*args, **kwargs)
             except Exception as error:
                 if index:  # the training branch may need targets; the eval graph is enough then

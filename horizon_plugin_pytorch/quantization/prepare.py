@@ -11,13 +11,14 @@ import torch  # noqa: F401 - for the docstring's example
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning, source_line
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.fx.call_site import ScopeHooks, scoped_modules
-from horizon_plugin_pytorch.fx.dispatch import Dispatcher
+from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedStep, NeverMet
 from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
+from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
@@ -169,10 +170,26 @@ def _prepare_by_running(
     dispatcher = Dispatcher(captured.__dict__.get("sites", {}))
     for path, module in scoped:
         ScopeHooks(path, dispatcher).attach(module)
+    _guard(captured, dispatcher)
     _link_stubs(captured)
     report_mismatches(copied)
     copied.__dict__.update(march=march, graph=captured.graph, choices=choices)
     return copied
+
+
+def _guard(captured: Any, dispatcher: Dispatcher) -> None:
+    """Let the model see at run time that fused modules, and stubs, run as they did when it was recorded."""
+    called = set()
+    for node in captured.graph.nodes:
+        called.add(called_path(captured, node))
+        modules = {path: captured.get_submodule(path) for path in node.meta.get("members", ())}
+        group = tuple(path for path, m in modules.items() if path == node.target or isinstance(m, nn.Identity))
+        for index, path in enumerate(group):
+            FusedStep(group, index, source_line(node.stack_trace), dispatcher).attach(modules[path])
+    for path, module in captured.named_modules():
+        row = row_of_module(type(module))
+        if row is not None and row.name in ("quant", "dequant") and path not in called:
+            module.register_forward_pre_hook(NeverMet(path))
 
 
 def _link_stubs(captured: Any) -> None:

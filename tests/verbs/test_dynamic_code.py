@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import UnknownCallError
+from horizon_plugin_pytorch.errors import ConversionError, UnknownCallError
+from horizon_plugin_pytorch.fx.jit_scheme import Tracer, dynamic_block
 from horizon_plugin_pytorch.nn import operator_table
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert
 from horizon_plugin_pytorch.quantization.prepare import prepare
 from tests.routes import as_numbers, calibrate, mismatches, qconfig
@@ -113,3 +115,98 @@ def test_running_makes_no_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     qat = _calibrated(Axes(), X)
     monkeypatch.setattr(operator_table.Call, "make", lambda self: pytest.fail("made a module"))
     qat(X)
+
+
+class Repeated(Stubbed):
+    """A layer in a loop, and a ReLU after it."""
+
+    def forward(self, x: Tensor, times: int = 1, is_active: bool = True) -> Tensor:
+        x = self.quant(x)
+        for _ in range(times):
+            x = self.conv(x)
+        return self.dequant(F.relu(x) if is_active else x)
+
+
+class Marked(Stubbed):
+    """The same, marked."""
+
+    def forward(self, x: Tensor, times: int = 1) -> Tensor:
+        x = self.quant(x)
+        for _ in range(times):
+            with Tracer.dynamic_block(self, "step"):
+                x = self.conv(x) + x
+        return self.dequant(F.relu(x))
+
+
+class Inside(Stubbed):
+    def forward(self, x: Tensor, times: int = 2) -> Tensor:
+        x = self.quant(x)
+        for _ in range(times):
+            with dynamic_block():
+                x = F.relu(self.conv(x) + x)
+        return self.dequant(x)
+
+
+class Branches(Stubbed):
+    """Modules that only some inputs reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.second, self.op = nn.Conv2d(4, 4, 1), QuantStub(), FloatFunctional()
+
+    def forward(self, x: Tensor, kind: str = "") -> Tensor:
+        y = self.second(x) if kind == "stub" else self.quant(x)
+        if kind == "float":
+            y = x
+        if kind == "functional":
+            y = self.op.add(y, y)
+        return self.dequant(self.other(y) if kind == "module" else self.conv(y))
+
+
+@pytest.mark.parametrize("arguments", [(2,), (1, False), (0,)])
+def test_fused_modules_that_do_not_run_together_are_an_error(arguments: tuple) -> None:
+    qat = _calibrated(Repeated(), X)
+    assert type(qat.conv).__name__ == "ConvReLU2d"
+    for model in (qat, convert(qat)):
+        with pytest.raises(UnknownCallError, match=r"`conv`, `_generated_relu_0` \(test_dynamic_code.*dynamic_block"):
+            model(X, *arguments)
+        with torch.no_grad():
+            assert torch.equal(model(X), qat(X))  # an error leaves nothing behind
+
+
+@pytest.mark.parametrize(("cls", "fused"), [(Marked, "ConvAdd2d"), (Inside, "ConvAddReLU2d")])
+def test_a_block_is_fused_with_itself_only_and_runs_any_number_of_times(cls: type[nn.Module], fused: str) -> None:
+    torch.manual_seed(0)
+    model = cls().eval()
+    qat = _calibrated(model, X)
+    assert fused in {type(m).__name__ for m in qat.modules()}
+    quantized = convert(qat)
+    with torch.no_grad():
+        for times in (0, 1, 3):
+            assert mismatches(as_numbers(qat(X, times)), as_numbers(quantized(X, times))) == 0
+        assert torch.allclose(qat(X, 1), model(X, 1), atol=0.2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("module", r"`Conv2d` at `other` \(test_dynamic_code.py:\d+\) was not met"),
+        ("stub", r"`QuantStub` at `second` \(test_dynamic_code.py:\d+\) did not run"),
+        ("functional", r"`add` .*\(test_dynamic_code.py:\d+\) was not met"),
+    ],
+)
+def test_modules_that_did_not_run_are_named(kind: str, message: str) -> None:
+    qat = _calibrated(Branches(), X)
+    for model in (qat, convert(qat)):
+        with pytest.raises(UnknownCallError, match=message):
+            model(X, kind)
+
+
+def test_float_that_reaches_a_quantized_module_is_an_error() -> None:
+    qat = _calibrated(Branches(), X)
+    with pytest.raises(ConversionError, match=r"`conv` \(test_dynamic_code.py:\d+\).*float tensor.*QuantStub"):
+        qat(X, "float")
+
+
+def test_is_tracing_is_a_value_and_a_function() -> None:
+    assert not Tracer.is_tracing and Tracer.is_tracing() is False

@@ -59,8 +59,8 @@ class _Matcher:
             if len(last.users) != 1:
                 return None
             (node,) = last.users
-            if not self._is_usable(node, role):
-                return None
+            if not self._is_usable(node, role) or node.meta.get("block") != start.meta.get("block"):
+                return None  # a dynamic block may run more or less often than what is around it
             if role is Role.ADD:
                 other = node.args[2 if operand == 1 else 1]
                 if node.args[operand] is not last or other is last or not isinstance(other, fx.Node):
