@@ -62,22 +62,25 @@ class Dispatcher:
         if pending and is_whole and sys.exc_info()[0] is None:
             raise pending[0].broken("the others did not run after it")
 
-    def step(self, step: FusedStep, inputs: tuple) -> None:
-        """A member of a fused module runs: it must follow the one before it, and take what that gave."""
-        if self._run.root is None or not self._run.before:
-            return
-        last, out = self._run.fused.get(step.group[0], (None, None))
-        if step.index == 0:
-            is_next = last is None or last.is_last
-        else:
-            is_next = last is not None and last.index == step.index - 1 and any(x is out for x in inputs)
-        if not is_next:
-            raise step.broken("they do not run one after the other now")
+    def next_step(self, steps: list[FusedStep], inputs: tuple) -> FusedStep | None:
+        """The step that a member of fused modules takes: it follows another of the same fused module, on its result.
 
-    def stepped(self, step: FusedStep, out: Any) -> None:
-        """It has run."""
-        if self._run.root is not None and self._run.before:
-            self._run.fused[step.group[0]] = step, out
+        Raises:
+            UnknownCallError: where it follows none.
+        """
+        if self._run.root is None or not self._run.before:
+            return None
+        for step in steps:
+            last, out = self._run.fused.get(step.group[0], (None, None))
+            if step.index == 0 and (last is None or last.is_last):
+                return step
+            if last is not None and last.index == step.index - 1 and any(x is out for x in inputs):
+                return step
+        raise steps[0].broken("they do not run one after the other now")
+
+    def did(self, step: FusedStep, out: Any) -> None:
+        """A step gave this."""
+        self._run.fused[step.group[0]] = step, out
 
     def resolve(self, path: str) -> nn.Module:
         """The module at a path of the model."""
@@ -146,37 +149,22 @@ class Dispatcher:
 
 @dataclass(frozen=True)
 class FusedStep:
-    """Hooks of one member of a fused module, which see that the members run as they did when the model was prepared.
+    """The part of one member in a fused module.
 
     Args:
         group: paths of the members, in their order.
         index: this member's position.
         line: the line that calls the fused module.
-        handler: the model's dispatcher.
     """
 
     group: tuple[str, ...]
     index: int
     line: str
-    handler: Dispatcher
 
     @property
     def is_last(self) -> bool:
         """Is the fused module complete with this member?"""
         return self.index == len(self.group) - 1
-
-    def before(self, module: nn.Module, args: tuple) -> None:
-        """Before the forward."""
-        self.handler.step(self, args)
-
-    def after(self, module: nn.Module, args: tuple, out: Any) -> None:
-        """After the forward."""
-        self.handler.stepped(self, out)
-
-    def attach(self, module: nn.Module) -> None:
-        """Register the hooks."""
-        module.register_forward_pre_hook(self.before)
-        module.register_forward_hook(self.after)
 
     def broken(self, how: str) -> UnknownCallError:
         """The error of members that run otherwise."""
@@ -187,6 +175,33 @@ class FusedStep:
             "number of times into `Tracer.dynamic_block(self, name)`, or prepare with example inputs that run it "
             "several times."
         )
+
+
+class FusedMember:
+    """Hooks of a module that is fused, which see that its fellows run as they did when the model was prepared.
+
+    Args:
+        steps: its parts; a ReLU can be shared by several fused modules.
+        handler: the model's dispatcher.
+    """
+
+    def __init__(self, steps: list[FusedStep], handler: Dispatcher) -> None:
+        self.steps, self.handler = steps, handler
+
+    def before(self, module: nn.Module, args: tuple) -> None:
+        """Before the forward."""
+        self.handler.next_step(self.steps, args)
+
+    def after(self, module: nn.Module, args: tuple, out: Any) -> None:
+        """After the forward."""
+        step = self.handler.next_step(self.steps, args)
+        if step is not None:
+            self.handler.did(step, out)
+
+    def attach(self, module: nn.Module) -> None:
+        """Register the hooks."""
+        module.register_forward_pre_hook(self.before)
+        module.register_forward_hook(self.after)
 
 
 class NeverMet:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning, source_line
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.fx.call_site import ScopeHooks, scoped_modules
-from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedStep, NeverMet
+from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet
 from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
@@ -180,12 +180,15 @@ def _prepare_by_running(
 def _guard(captured: Any, dispatcher: Dispatcher) -> None:
     """Let the model see at run time that fused modules, and stubs, run as they did when it was recorded."""
     called = set()
+    steps: dict[str, list[FusedStep]] = {}
     for node in captured.graph.nodes:
         called.add(called_path(captured, node))
         modules = {path: captured.get_submodule(path) for path in node.meta.get("members", ())}
         group = tuple(path for path, m in modules.items() if path == node.target or isinstance(m, nn.Identity))
         for index, path in enumerate(group):
-            FusedStep(group, index, source_line(node.stack_trace), dispatcher).attach(modules[path])
+            steps.setdefault(path, []).append(FusedStep(group, index, source_line(node.stack_trace)))
+    for path, of_path in steps.items():
+        FusedMember(of_path, dispatcher).attach(captured.get_submodule(path))
     for path, module in captured.named_modules():
         row = row_of_module(type(module))
         if row is not None and row.name in ("quant", "dequant") and path not in called:
