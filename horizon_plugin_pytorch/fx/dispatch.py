@@ -116,6 +116,8 @@ class Dispatcher:
         if not is_write:
             return out
         torch.utils.swap_tensors(args[0], out)  # `x.add_(y)`: every name of x sees the result
+        last = {group: step for group, (step, given) in self._run.fused.items() if given is out}
+        self._run.fused.update({group: (step, args[0]) for group, step in last.items()})
         return args[0]
 
     def _unknown(self, site: CallSite) -> UnknownCallError:
