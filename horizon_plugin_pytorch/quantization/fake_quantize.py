@@ -162,7 +162,7 @@ class FakeQuantize(nn.Module):
         self._known = {name: Cache() for name in ("fake_quant_enabled", "observer_enabled", "scale")}
         self._was_set = False
         if self.is_fixed:
-            self._update_scale()
+            self.refresh_scale()
 
     @classmethod
     def with_args(cls, **kwargs: Any) -> Partial:
@@ -201,7 +201,7 @@ class FakeQuantize(nn.Module):
     @property
     def is_fixed(self) -> bool:
         """Was the scale given rather than observed?"""
-        return hasattr(self.activation_post_process, "fixed_scale")
+        return self.activation_post_process.is_fixed
 
     @property
     def has_statistics(self) -> bool:
@@ -252,6 +252,8 @@ class FakeQuantize(nn.Module):
     def set_state(self, state: FakeQuantState) -> None:
         """Observe and quantize as the state says."""
         observes, quantizes = _SWITCHES[state]
+        if self.is_observing and self.activation_post_process.finish():
+            self.refresh_scale()
         self.enable_observer(observes)
         self.enable_fake_quant(quantizes)
 
@@ -282,10 +284,9 @@ class FakeQuantize(nn.Module):
         mine, theirs = self.activation_post_process, source.activation_post_process
         has_range = not source.is_fixed and theirs.has_statistics
         if has_range:
-            mine.min_val = theirs.min_val.detach().clone().to(self.scale.device)
-            mine.max_val = theirs.max_val.detach().clone().to(self.scale.device)
+            mine.copy_from(theirs)
         if has_range and (source.dtype != self.dtype or source.quant_max != self.quant_max):
-            self._update_scale()
+            self.refresh_scale()
         else:
             ratio = source.activation_post_process.half_range / mine.half_range
             self._store_scale(source.scale.detach().to(self.scale.device) * ratio)
@@ -305,7 +306,9 @@ class FakeQuantize(nn.Module):
             self.zero_point = torch.zeros_like(value, dtype=torch.long)
         self.scale.copy_(value)
 
-    def _update_scale(self) -> None:
+    @torch.no_grad()
+    def refresh_scale(self) -> None:
+        """Take the scale from the observer."""
         scale = self.activation_post_process.calculate_qparams()[0]
         self._store_scale(scale if self.is_fixed else scale.clamp(min=self.finest_scale))
 
@@ -316,8 +319,7 @@ class FakeQuantize(nn.Module):
             return  # given, or given once and frozen
         observer.observe(x, *limits)
         if observer.has_statistics:
-            with torch.no_grad():
-                self._update_scale()
+            self.refresh_scale()
 
     def gather(self, x: Tensor) -> bool:
         """Inside `observe_together`, keep a tensor for the end; says whether it did."""
@@ -389,7 +391,7 @@ class FakeQuantize(nn.Module):
             self._was_set = self._was_set or bool((scale != 1).any())
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.is_fixed:
-            self._update_scale()
+            self.refresh_scale()
         elif isinstance(scale, Tensor):
             self._check_format(scale, state_dict, prefix)
 

@@ -17,10 +17,20 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
     default_weight_8bit_fake_quant,
 )
 from horizon_plugin_pytorch.quantization.observer import (
+    ClipObserver,
+    ClipStdObserver,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, MinMaxObserver, PercentileObserver
+from horizon_plugin_pytorch.quantization.observer_v2 import (
+    FixedScaleObserver,
+    HistogramObserver,
+    KLObserver,
+    MinMaxObserver,
+    MixObserver,
+    MSEObserver,
+    PercentileObserver,
+)
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 
@@ -56,12 +66,17 @@ class QConfig(_Fields):
 
 _ACTIVATION_OBSERVERS = {
     "min_max": MovingAverageMinMaxObserver,
-    "percentile": PercentileObserver,
     "fixed_scale": FixedScaleObserver,
+    "clip": ClipObserver,
+    "percentile": PercentileObserver,
+    "clip_std": ClipStdObserver,
+    "mse": MSEObserver,
+    "kl": KLObserver,
+    "mix": MixObserver,
+    "histogram": HistogramObserver,
 }
 _WEIGHT_OBSERVERS = {
-    "min_max": MovingAverageMinMaxObserver,
-    "fixed_scale": FixedScaleObserver,
+    name: _ACTIVATION_OBSERVERS[name] for name in ("min_max", "fixed_scale", "clip", "percentile", "clip_std", "mse")
 }
 _PER_CHANNEL = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0}
 
@@ -110,8 +125,9 @@ def get_default_qconfig(
 
     Args:
         activation_fake_quant, weight_fake_quant: ``"fake_quant"``, or None not to quantize.
-        activation_observer: ``"min_max"``, ``"percentile"`` or ``"fixed_scale"``.
-        weight_observer: ``"min_max"`` or ``"fixed_scale"``.
+        activation_observer: ``"min_max"``, ``"percentile"``, ``"mse"``, ``"kl"``, ``"mix"``, ``"histogram"``,
+            ``"clip"``, ``"clip_std"`` or ``"fixed_scale"``.
+        weight_observer: ``"min_max"``, ``"percentile"``, ``"mse"``, ``"clip"``, ``"clip_std"`` or ``"fixed_scale"``.
         activation_qkwargs, weight_qkwargs: dtype, averaging_constant, qscheme, ch_axis, an observer class, a scale, ...
             Weights are per channel (axis 0) unless weight_qkwargs says otherwise.
 

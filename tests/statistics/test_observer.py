@@ -19,7 +19,10 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import observer, observer_v2
 from horizon_plugin_pytorch.quantization.observer_v2 import (
     FixedScaleObserver,
+    HistogramObserver,
+    KLObserver,
     MinMaxObserver,
+    MSEObserver,
     ObserverBase,
     PercentileObserver,
 )
@@ -262,7 +265,12 @@ def test_a_different_number_of_channels_is_an_error_that_says_so() -> None:
         (lambda: PercentileObserver(percentile=0), "percentile"),
         (lambda: PercentileObserver(percentile=101), "percentile"),
         (lambda: PercentileObserver(bins=1), "bins"),
-        (lambda: PercentileObserver(**PER_CHANNEL), "per tensor"),
+        (lambda: MSEObserver(stride=0), "stride"),
+        (lambda: KLObserver(bins=2), "bins"),
+        (lambda: KLObserver(**PER_CHANNEL)(torch.ones(2, 2)), "per tensor"),
+        (lambda: HistogramObserver(method="best"), "one of mse, percentile"),
+        (lambda: HistogramObserver(method="mse", method_kwargs={"bins": 3}), "no parameter 'bins'"),
+        (lambda: HistogramObserver(method="percentile", method_kwargs={"percentile": 99.9}), "share between 0 and 1"),
         (lambda: FixedScaleObserver(scale=0.0), "positive and finite, got 0.0"),
         (lambda: FixedScaleObserver(scale=-1.0), "positive"),
         (lambda: FixedScaleObserver(scale=NAN), "positive and finite"),

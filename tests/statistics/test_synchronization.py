@@ -14,6 +14,7 @@ WORKER = textwrap.dedent(
     import json, sys, warnings
     import torch, torch.distributed as dist
     from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+    from horizon_plugin_pytorch.quantization import observer_v2
     from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver
 
     rank, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -36,6 +37,14 @@ WORKER = textwrap.dedent(
     run("empty", FakeQuantize(is_sync_quantize=True), torch.empty(0) if rank else torch.tensor(own))
     run("nan", FakeQuantize(is_sync_quantize=True), torch.tensor([float("nan")]) if rank else torch.tensor(own))
     run("nothing", FakeQuantize(is_sync_quantize=True), torch.empty(0))
+    # Halves of the same batches: as one process that sees them whole.
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(2000, generator=generator) * (i + 1) for i in range(3)]
+    for name in ("PercentileObserver", "MSEObserver", "KLObserver", "MixObserver", "HistogramObserver"):
+        make = getattr(observer_v2, name)
+        run(name, FakeQuantize(make, is_sync_quantize=True), *(b.chunk(2)[rank] for b in batches))
+        run(name + " whole", FakeQuantize(make), *batches)
+    run("MSE empty", FakeQuantize(observer_v2.MSEObserver, is_sync_quantize=True), batches[0][: 0 if rank else None])
     with open(out, "w") as file:
         json.dump(found, file)
     dist.destroy_process_group()
@@ -71,6 +80,10 @@ def test_two_processes_get_the_same_scale(tmp_path: Path) -> None:
     assert first["alone"] != second["alone"]
     for name in ("synced", "channels", "empty", "nan", "nothing"):
         assert first[name] == second[name], name
+    for name in first:
+        if "Observer" in name:
+            assert first[name] == second[name] == first[name.removesuffix(" whole") + " whole"], name
+    assert first["MSE empty"] == second["MSE empty"]
     expected = {
         "synced": [7.07 / 127.5],
         "channels": [7 / 127.5, 0.2 / 127.5],

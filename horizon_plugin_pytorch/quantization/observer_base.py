@@ -1,0 +1,258 @@
+"""What all observers share: the range of a tensor as a moving average, and the scale that follows from it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
+from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
+from horizon_plugin_pytorch.quantization.partial import Partial
+
+_PER_TENSOR = (torch.per_tensor_symmetric,)
+_PER_CHANNEL = (torch.per_channel_symmetric,)
+_SMALLEST_SCALE = 2.0**-60
+
+Usable = tuple[Tensor, Tensor, Tensor]  # finite values, the smallest and the largest of them
+
+
+class ObserverBase(nn.Module):
+    """Range and number format of one tensor.
+
+    The scale is ``max(|min|, |max|) / ((quant_max - quant_min) / 2)``: 127.5 steps for int8, 32767.5 for int16.
+
+    Args:
+        averaging_constant: weight of the newest batch in the moving average; 0 freezes the range after the first.
+        ch_axis: channel axis for ``per_channel_symmetric``.
+        dtype: number format.
+        qscheme: ``torch.per_tensor_symmetric`` or ``torch.per_channel_symmetric``.
+        quant_min, quant_max: range of integers, from dtype if not given.
+        is_sync_quantize: take the range over all processes of ``torch.distributed``.
+        factory_kwargs: device and dtype for the buffers.
+        channel_len: number of channels, if known.
+        pow_quantization: round scales up to powers of two.
+    """
+
+    min_val: Tensor
+    max_val: Tensor
+    _schemes: tuple[torch.qscheme, ...] = _PER_TENSOR + _PER_CHANNEL
+    _ranks_values = False  # does the range depend on more than the smallest and largest value?
+
+    def __init__(
+        self,
+        averaging_constant: float = 0.01,
+        ch_axis: int = -1,
+        dtype: QuantDType | str | torch.dtype = qint8,
+        qscheme: torch.qscheme = torch.per_tensor_symmetric,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        is_sync_quantize: bool = False,
+        factory_kwargs: dict | None = None,
+        channel_len: int = 1,
+        pow_quantization: bool = False,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if not 0 <= averaging_constant <= 1:
+            raise QuantizationConfigError(f"`{name}`: averaging_constant must lie in [0, 1], got {averaging_constant}.")
+        if qscheme not in self._schemes:
+            supported = " and ".join(str(s) for s in self._schemes)
+            raise QuantizationConfigError(f"`{name}` supports {supported}, got {qscheme}; quantization is symmetric.")
+        self.dtype = as_dtype(dtype)
+        self.quant_min = self.dtype.min if quant_min is None else int(quant_min)
+        self.quant_max = self.dtype.max if quant_max is None else int(quant_max)
+        if not self.dtype.min <= self.quant_min < self.quant_max <= self.dtype.max:
+            raise QuantizationConfigError(
+                f"`{name}`: quant_min={self.quant_min}, quant_max={self.quant_max} do not fit {self.dtype}, whose "
+                f"range is [{self.dtype.min}, {self.dtype.max}]."
+            )
+        self.averaging_constant = averaging_constant
+        self.qscheme = qscheme
+        self.is_per_channel = qscheme in _PER_CHANNEL
+        self.ch_axis = ch_axis if self.is_per_channel else -1
+        if self.is_per_channel and ch_axis < 0:
+            raise QuantizationConfigError(f"`{name}`: per_channel_symmetric needs ch_axis >= 0, got {ch_axis}.")
+        self.is_sync_quantize = is_sync_quantize
+        self.pow_quantization = pow_quantization
+        length = channel_len if self.is_per_channel else 1
+        kwargs = factory_kwargs or {}
+        self.register_buffer("min_val", torch.full((length,), math.inf, **kwargs))
+        self.register_buffer("max_val", torch.full((length,), -math.inf, **kwargs))
+        self.owner = ""
+        self.may_be_constant = False  # parameters may, and nothing is wrong with them
+        self._warned: set[str] = set()
+        self.counts_together = False  # are all tensors until the next `begin_batch` one batch?
+        self._batch: tuple[Tensor, ...] | None = None  # the range before that batch, and the batch's so far
+
+    @property
+    def _name(self) -> str:
+        """What messages call it: the path of the module that it observes for, if that is known."""
+        return self.owner or type(self).__name__
+
+    @property
+    def half_range(self) -> float:
+        """Half the number of steps: what the largest magnitude is divided by."""
+        return (self.quant_max - self.quant_min) / 2
+
+    @property
+    def has_statistics(self) -> bool:
+        """Has any usable value been seen?"""
+        return bool((self.max_val >= self.min_val).all())
+
+    def forward(self, x_orig: Tensor) -> Tensor:
+        """Observe a tensor and return it."""
+        self.observe(x_orig)
+        return x_orig
+
+    @property
+    def is_fixed(self) -> bool:
+        """Was the scale given, so that there is nothing to observe?"""
+        return False
+
+    @torch.no_grad()
+    def observe(self, x: Tensor, low: float = -math.inf, high: float = math.inf) -> None:
+        """Take in a tensor as it is after clamping to ``[low, high]`` (the range of a fused activation)."""
+        usable = self._usable(x.detach() if type(x) is Tensor else x.detach().as_subclass(Tensor), low, high)
+        found = self._measure(usable)
+        if found is not None:
+            self._update(*found)
+
+    def finish(self) -> bool:
+        """Observing ends: take in what is still waiting; says whether anything was."""
+        return False
+
+    def _measure(self, usable: Usable | None) -> tuple[Tensor, Tensor] | None:
+        """The range of one batch, over all processes if they are in step."""
+        if not self._is_in_step:
+            return None if usable is None else usable[1:]
+        # A process without usable data takes part all the same: the others wait for it.
+        smallest, largest = (
+            (torch.full_like(self.min_val, math.inf), torch.full_like(self.max_val, -math.inf))
+            if usable is None
+            else usable[1:]
+        )
+        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return (smallest, largest) if bool((smallest <= largest).all()) else None
+
+    @property
+    def _is_in_step(self) -> bool:
+        """Do several processes observe together?"""
+        return self.is_sync_quantize and dist.is_available() and dist.is_initialized()
+
+    def _usable(self, x: Tensor, low: float, high: float) -> Usable | None:
+        """The finite values and their range, warning of what calibration should not see; None if there are none."""
+        if x.numel() == 0:
+            self._warn("empty", "saw an empty tensor and ignored it")
+            return None
+        smallest, largest = self._range(x)
+        # A sum that is not finite costs one look at every value; it may come from large finite ones.
+        if not math.isfinite(float(smallest.sum() + largest.sum())) and not bool((finite := x.isfinite()).all()):
+            self._warn(
+                "finite",
+                f"saw {int((~finite).sum())} values of {x.numel()} that are NaN or infinite and ignored them; "
+                "look for a division by zero or an overflow in the float model",
+            )
+            if not bool(finite.any()):
+                return None
+            # Zero adds nothing to a symmetric range, and keeps the channels apart.
+            x = torch.where(finite, x, 0) if self.is_per_channel else x[finite]
+            smallest, largest = self._range(x)
+        if bool((smallest < low).any()) or bool((largest > high).any()):
+            smallest, largest = smallest.clamp(low, high), largest.clamp(low, high)
+            if self._ranks_values:  # for the extremes alone, clamping them is enough
+                x = x.clamp(low, high)
+        if x.numel() > 1 and not (self.is_per_channel or self.may_be_constant) and bool(smallest == largest):
+            self._warn(
+                "constant",
+                f"saw a tensor whose values are all {float(smallest):g}; its scale says little about other data",
+            )
+        return x, smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype)
+
+    def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Smallest and largest value, of shape [1] or [channels]."""
+        if not self.is_per_channel:
+            smallest, largest = torch.aminmax(x)
+            return smallest.reshape(1), largest.reshape(1)
+        if self.ch_axis >= x.dim():
+            raise QuantizationConfigError(
+                f"`{self._name}`: ch_axis={self.ch_axis} does not exist in a tensor of shape {tuple(x.shape)}."
+            )
+        by_channel = self._by_channel(x)
+        return by_channel.amin(1), by_channel.amax(1)  # aminmax over an axis is many times slower
+
+    def _by_channel(self, x: Tensor) -> Tensor:
+        """A row for each channel."""
+        return x.transpose(0, self.ch_axis).flatten(1) if x.dim() > 1 else x.unsqueeze(1)
+
+    def _update(self, smallest: Tensor, largest: Tensor) -> None:
+        if self.min_val.shape != smallest.shape:
+            if self.has_statistics and self.min_val.numel() > 1:
+                raise QuantizationConfigError(
+                    f"`{self._name}` has seen {self.min_val.numel()} channels on axis {self.ch_axis}, "
+                    f"now there are {smallest.numel()}; quantize tensors of varying size with per_tensor_symmetric."
+                )
+            self.min_val = torch.full_like(smallest, math.inf)
+            self.max_val = torch.full_like(largest, -math.inf)
+        if self.counts_together:
+            smallest, largest = self._join_batch(smallest, largest)
+        if not self.has_statistics:
+            self.min_val.copy_(smallest)
+            self.max_val.copy_(largest)
+        elif self.averaging_constant:
+            self.min_val.add_(smallest.sub_(self.min_val), alpha=self.averaging_constant)
+            self.max_val.add_(largest.sub_(self.max_val), alpha=self.averaging_constant)
+
+    def begin_batch(self) -> None:
+        """What comes next belongs to a new batch, for an observer that `counts_together`."""
+        self._batch = None
+
+    def _join_batch(self, smallest: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+        """The range of the batch so far; statistics go back to what they were before it."""
+        if self._batch is None:
+            self._batch = (self.min_val.clone(), self.max_val.clone(), smallest, largest)
+        else:
+            before_min, before_max, low, high = self._batch
+            self.min_val.copy_(before_min)
+            self.max_val.copy_(before_max)
+            self._batch = (before_min, before_max, torch.minimum(low, smallest), torch.maximum(high, largest))
+        return self._batch[2].clone(), self._batch[3].clone()
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero point (always 0). Without usable statistics, and for an all-zero range, the scale is 1."""
+        largest = torch.maximum(self.min_val.abs(), self.max_val.abs())
+        usable = (self.max_val >= self.min_val) & (largest > 0)
+        scale = torch.where(usable, largest / self.half_range, 1.0).clamp_(min=_SMALLEST_SCALE)
+        if self.pow_quantization:
+            scale = torch.exp2(torch.log2(scale).ceil())
+        return scale, torch.zeros_like(scale, dtype=torch.long)
+
+    def copy_from(self, source: ObserverBase) -> None:
+        """Take another observer's range."""
+        self.min_val = source.min_val.detach().clone().to(self.min_val.device)
+        self.max_val = source.max_val.detach().clone().to(self.max_val.device)
+
+    def extra_repr(self) -> str:
+        return f"min_val={self.min_val}, max_val={self.max_val}"
+
+    def _warn(self, kind: str, what: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(f"`{self._name}` {what}.", CalibrationWarning, stacklevel=3)
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        for name in ("min_val", "max_val"):  # a checkpoint knows the number of channels, a fresh observer may not
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and value.shape != getattr(self, name).shape:
+                setattr(self, name, torch.empty_like(value, device=getattr(self, name).device))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @classmethod
+    def with_args(cls, **kwargs: Any) -> Partial:
+        """A constructor with some arguments already given."""
+        return Partial(cls, kwargs)

@@ -1,0 +1,207 @@
+"""Observers that choose a range from a sketch."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    QuantWrapper,
+    get_default_qconfig,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization import observer as first
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.observer_v2 import (
+    HistogramObserver,
+    KLObserver,
+    MinMaxObserver,
+    MixObserver,
+    MSEObserver,
+    PercentileObserver,
+)
+
+SEARCHING = [PercentileObserver, MSEObserver, MixObserver, KLObserver, HistogramObserver]
+
+
+def error(x: torch.Tensor, fake_quant: FakeQuantize) -> float:
+    s = float(fake_quant.scale)
+    return float(((x / s).round().clamp(-128, 127) * s - x).square().sum())
+
+
+@pytest.mark.parametrize("cls", SEARCHING)
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+def test_an_outlier_does_not_spoil_the_scale(cls, dtype) -> None:
+    x = torch.cat([torch.randn(200000), torch.tensor([20.0])])
+    ob, plain = cls(dtype=dtype), MinMaxObserver(dtype=dtype)
+    ob(x), plain(x)
+    assert ob.calculate_qparams()[0] <= plain.calculate_qparams()[0] * 1.004
+    if dtype == "qint8":
+        assert ob.calculate_qparams()[0] < 0.75 * plain.calculate_qparams()[0]
+
+
+@pytest.mark.parametrize("cls", [MSEObserver, MixObserver, HistogramObserver])
+def test_the_error_is_less_than_with_the_whole_range(cls) -> None:
+    x = torch.distributions.Laplace(0.0, 1.0).sample((50000,))
+    found, whole = FakeQuantize(cls), FakeQuantize(MinMaxObserver)
+    found(x), whole(x)
+    assert error(x, found) < 0.95 * error(x, whole)
+
+
+@pytest.mark.parametrize("cls", SEARCHING)
+def test_the_first_batch_counts_fully_and_zero_freezes(cls) -> None:
+    x, y = torch.randn(5000), torch.randn(5000) * 9
+    frozen, plain = cls(averaging_constant=0.0), cls(averaging_constant=0.5)
+    for ob in (frozen, plain):
+        ob(x)
+    assert torch.equal(frozen.max_val, plain.max_val)
+    before = frozen.max_val.clone()
+    for ob in (frozen, plain):
+        ob(y)
+    assert torch.equal(frozen.max_val, before)
+    assert plain.max_val > before
+
+
+def test_kl_that_waits_too_long_warns_and_has_a_scale_all_the_same() -> None:
+    quantizer = FakeQuantize(KLObserver, update_interval=10)
+    quantizer.set_owner("backbone.conv1")
+    quantizer.set_state(FakeQuantState.CALIBRATION)
+    for _ in range(3):
+        quantizer(torch.randn(2000))
+    assert not quantizer.has_statistics
+    with pytest.warns(CalibrationWarning, match="backbone.conv1.*3 batches.*update_interval=10"):
+        quantizer.set_state(FakeQuantState.VALIDATION)
+    assert 0.01 < float(quantizer.scale) < 0.05
+
+
+def test_kl_computes_at_its_interval_and_takes_in_the_rest_at_the_end() -> None:
+    ob, every = KLObserver(update_interval=2, averaging_constant=1.0), KLObserver(averaging_constant=1.0)
+    batches = [torch.randn(2000) * s for s in (1, 1, 5)]
+    for batch in batches:
+        ob(batch), every(batch)
+    assert ob.max_val < every.max_val
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ob.finish() and not ob.finish()
+    assert torch.equal(ob.max_val, every.max_val)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+def calibrated(observer: str, batches: int = 3, **kwargs) -> nn.Module:
+    torch.manual_seed(0)
+    qconfig = get_default_qconfig(activation_observer=observer, activation_qkwargs=kwargs)
+    model = prepare_qat_fx(QuantWrapper(Net()), {"": qconfig}).eval()
+    set_fake_quantize(model, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        for _ in range(batches):
+            model(torch.randn(2, 3, 12, 12))
+    return model
+
+
+def scales(model: nn.Module) -> dict[str, float]:
+    return {
+        name: float(m.scale)
+        for name, m in model.named_modules()
+        if isinstance(m, FakeQuantize) and m.scale.numel() == 1 and m.has_statistics
+    }
+
+
+def test_scales_are_chosen_anew_from_what_was_counted() -> None:
+    model = calibrated("histogram")
+    before = scales(model)
+    names = HistogramObserver.reset_scale(model, "percentile", {"percentile": 0.9})
+    after = scales(model)
+    assert sorted(names) == sorted(before) and all(after[n] < 0.8 * before[n] for n in names)
+    HistogramObserver.reset_scale(model, "min_max", prefix="module.first")
+    again = scales(model)
+    changed = [n for n in names if again[n] != after[n]]
+    assert changed and all(n.startswith("module.first") for n in changed)
+    assert again[changed[0]] > before[changed[0]]
+    # The same as calibrating so in the first place.
+    HistogramObserver.reset_scale(model, "mse")
+    assert scales(model) == before
+
+
+@pytest.mark.parametrize("kwargs", [{"prefix": "nowhere"}, {"dtype": "qint16"}])
+def test_reset_scale_with_nothing_to_do_is_an_error(kwargs) -> None:
+    with pytest.raises(QuantizationConfigError, match="no HistogramObserver has seen data"):
+        HistogramObserver.reset_scale(calibrated("histogram", 1), "mse", **kwargs)
+
+
+@pytest.mark.parametrize("name", ["min_max", "percentile", "mse", "kl", "mix", "histogram", "clip", "clip_std"])
+def test_every_documented_name_makes_a_model_that_runs(name) -> None:
+    model = calibrated(name)
+    assert all(s > 0 for s in scales(model).values()) and scales(model)
+    copied = copy.deepcopy(model)
+    x = torch.randn(2, 3, 12, 12)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    set_fake_quantize(copied, FakeQuantState.VALIDATION)
+    assert torch.equal(model(x), copied(x))
+    calibrated(name).load_state_dict(model.state_dict())  # observers of any kind share their keys
+    calibrated("min_max").load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["percentile", "mse", "clip", "clip_std"])
+def test_weights_have_a_range_for_each_channel(name) -> None:
+    qconfig = get_default_qconfig(weight_observer=name)
+    weight = torch.randn(6, 40) * torch.arange(1, 7).unsqueeze(1)
+    quantizer = qconfig.weight()
+    quantizer.weight(weight)
+    assert quantizer.scale.shape == (6,)
+    if name == "mse":
+        plain = get_default_qconfig().weight()
+        plain.weight(weight)
+        rounded, other = quantizer.round_weight(weight), plain.round_weight(weight)
+        assert ((rounded - weight).square().sum(1) <= (other - weight).square().sum(1) + 1e-9).all()
+        assert (rounded - weight).square().sum() < 0.98 * (other - weight).square().sum()
+
+
+def test_weights_that_did_not_change_are_not_searched_again(monkeypatch) -> None:
+    quantizer = get_default_qconfig(weight_observer="mse").weight()
+    weight = nn.Parameter(torch.randn(4, 10))
+    searched = []
+    search = MSEObserver.choose_by_channel
+    monkeypatch.setattr(MSEObserver, "choose_by_channel", lambda self, rows: searched.append(1) or search(self, rows))
+    for _ in range(3):
+        quantizer.weight(weight)
+    assert len(searched) == 1
+    with torch.no_grad():
+        weight.mul_(2)
+    quantizer.weight(weight)
+    assert len(searched) == 2
+
+
+def test_powers_of_two() -> None:
+    ob = MinMaxObserver(pow_quantization=True)
+    ob(torch.tensor([-1.0, 3.0]))
+    assert float(ob.calculate_qparams()[0]) == 2.0**-5
+
+
+def test_first_generation_names() -> None:
+    ob = first.PerChannelMinMaxObserver()
+    for x in (torch.tensor([[1.0, -2.0], [3.0, 0.0]]), torch.tensor([[0.5, -1.0], [4.0, 0.0]])):
+        ob(x)
+    assert ob.min_val.tolist() == [-2.0, 0.0] and ob.max_val.tolist() == [1.0, 4.0]
+    std = first.ClipStdObserver(2.0)
+    x = torch.cat([torch.randn(10000), torch.tensor([50.0])])
+    std(x)
+    assert 2 < float(std.max_val) < 3.5
+    noop = FakeQuantize(first.NoopObserver)
+    noop(torch.randn(10))
+    assert not noop.has_statistics
+    assert first.CalibObserver is HistogramObserver

@@ -1,0 +1,158 @@
+"""Sketches against what one would find by looking at every value."""
+
+from __future__ import annotations
+
+import copy
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from horizon_plugin_pytorch.quantization.sketch import BINS, Sketch, best_ranges
+
+RANGES = {"int8": (-128, 127), "int16": (-32768, 32767)}
+
+
+def noise(name: str, size: int = 40000) -> Tensor:
+    x = torch.randn(size)
+    made = {
+        "normal": x,
+        "small": x * 1e-20,
+        "huge": x * 1e30,
+        "relu": x.relu(),
+        "negative": -x.relu(),
+        "laplace": torch.distributions.Laplace(0.0, 1.0).sample((size,)),
+        "heavy": torch.distributions.StudentT(2.5).sample((size,)),
+        "uniform": torch.rand(size),
+        "relu6": (x * 5).clamp(0, 6),
+        "outlier": torch.cat([x, torch.tensor([100.0])]),
+        "two hills": torch.cat([x * 0.01 + 3, x * 0.01]),
+    }
+    return made[name]
+
+
+def squared_error(x: Tensor, scale: float, low: int, high: int) -> float:
+    x = x.double()
+    return float(((x / scale).round().clamp(low, high) * scale - x).square().sum())
+
+
+def exhaustive(x: Tensor, low: int, high: int) -> float:
+    whole = float(x.abs().max()) * 2 / (high - low)
+    return min(squared_error(x, whole * float(share), low, high) for share in torch.linspace(0.002, 1.005, 700))
+
+
+DISTRIBUTIONS = ["normal", "small", "huge", "relu", "negative", "laplace", "heavy", "uniform", "relu6", "outlier"]
+
+
+@pytest.mark.parametrize("name", [*DISTRIBUTIONS, "two hills"])
+@pytest.mark.parametrize("form", RANGES)
+def test_the_best_scale_is_within_half_a_percent_of_exhaustive_search(name: str, form: str) -> None:
+    x = noise(name)
+    low, high = RANGES[form]
+    found = squared_error(x, Sketch.of(x).best_scale(low, high), low, high)
+    assert found <= 1.005 * exhaustive(x, low, high)
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_errors_are_those_of_quantizing(name: str) -> None:
+    x = noise(name)
+    sketch = Sketch.of(x)
+    scales = sketch.largest / 127.5 * torch.tensor([1.0, 0.7, 0.4, 0.1], dtype=torch.float64)
+    expected = [squared_error(x, float(s), -128, 127) for s in scales]
+    assert sketch.errors(scales, -128, 127).tolist() == pytest.approx(expected, rel=0.01)
+
+
+@given(st.floats(1, 99.999), st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_percentiles_are_within_one_bin_of_two_thousand(percentile: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = noise(DISTRIBUTIONS[seed % len(DISTRIBUTIONS)], 5000)
+    magnitudes = x.abs().double().sort().values
+    exact = float(magnitudes[max(-(-len(x) * percentile // 100), 1).__int__() - 1])
+    assert Sketch.of(x).percentile(percentile) == pytest.approx(exact, abs=float(magnitudes[-1]) / 2048)
+
+
+@given(st.lists(st.sampled_from(DISTRIBUTIONS), min_size=2, max_size=5), st.randoms(use_true_random=False))
+@settings(max_examples=25, deadline=None)
+def test_merging_is_counting_everything_in_any_order(names: list[str], random) -> None:
+    parts = [noise(name, 500) for name in names]
+    whole = Sketch.of(torch.cat(parts))
+    random.shuffle(parts)
+    merged = Sketch()
+    for part in parts:
+        merged.merge(Sketch.of(part))
+    one_by_one = Sketch()
+    for part in parts:
+        one_by_one.update(part)
+    for other in (merged, one_by_one):
+        assert torch.equal(other.counts, whole.counts)
+        assert (other.largest, other.ends, other.total, other.peak) == (
+            whole.largest,
+            whole.ends,
+            whole.total,
+            whole.peak,
+        )
+
+
+def test_a_sketch_is_64_kibibytes_whatever_it_saw() -> None:
+    sketch = Sketch()
+    for exponent in range(-40, 40, 4):
+        sketch.update(torch.randn(1000) * 2.0**exponent)
+    assert sketch.counts.numel() * sketch.counts.element_size() == 64 * 1024
+    assert int(sketch.counts.sum()) == sketch.total == 20000
+    assert copy.deepcopy(sketch).largest == sketch.largest
+
+
+def test_values_that_are_not_finite_are_left_out_and_zeros_are_no_trouble() -> None:
+    sketch = Sketch.of(torch.tensor([float("nan"), float("inf"), -float("inf"), 2.0, 0.0]))
+    assert (sketch.total, sketch.largest) == (2, 2.0)
+    empty = Sketch.of(torch.tensor([float("nan")]))
+    assert empty.total == 0
+    empty.merge(sketch)
+    assert empty.total == 2
+    zeros = Sketch.of(torch.zeros(5))
+    assert zeros.best_scale(-128, 127) == 0 and zeros.percentile(50) == 0
+    assert float(zeros.edges()[-1]) > 0 and len(zeros.edges()) == BINS + 1
+
+
+def test_the_divergence_is_that_of_the_textbook() -> None:
+    """Every end of the range, written out with loops."""
+    x = noise("laplace", 3000)
+    sketch = Sketch.of(x)
+    bins, levels = 64, 16
+    counts = sketch.linear(bins)
+
+    def divergence(end: int) -> float:
+        p = counts[:end].clone()
+        q = torch.zeros(end, dtype=torch.float64)
+        for level in range(levels):
+            inside = [j for j in range(end) if j * levels // end == level]
+            filled = [j for j in inside if counts[j] > 0]
+            for j in filled:
+                q[j] = sum(counts[i] for i in inside) / len(filled)
+        p[end - 1] += counts[end:].sum()
+        p, q = p / p.sum(), q / q.sum()
+        return float(sum(a * (a / max(b, 1e-9)).log() for a, b in zip(p, q, strict=True) if a > 0))
+
+    best = min(range(levels, bins + 1), key=divergence)
+    assert sketch.least_divergence(bins, levels) == pytest.approx(sketch.largest * best / bins)
+
+
+def test_a_clamped_tensor_has_its_limit_on_the_grid() -> None:
+    """ReLU6: the many values that are exactly 6 should cost nothing."""
+    scale = Sketch.of(noise("relu6")).best_scale(-128, 127)
+    assert 6 / scale == pytest.approx(round(6 / scale), abs=1e-3)
+
+
+def test_channels_are_searched_on_their_own() -> None:
+    rows = torch.stack([noise("normal", 500), noise("uniform", 500), torch.zeros(500), noise("laplace", 500) * 50])
+    ends = best_ranges(rows, -128, 127)
+    for row, end in zip(rows, ends, strict=True):
+        if not row.any():
+            assert end == 0
+            continue
+        error = squared_error(row, float(end) / 127.5, -128, 127)
+        assert error <= 1.01 * exhaustive(row, -128, 127)
+        assert error <= squared_error(row, float(row.abs().max()) / 127.5, -128, 127)
