@@ -375,10 +375,15 @@ def test_high_precision_is_told(prepare: Any) -> None:
 
 
 @METHODS
-def test_an_output_that_could_be_of_high_precision(prepare: Any) -> None:
-    model = Stubbed(lambda self, x: self.conv(x).flatten(1), conv=nn.Conv2d(3, 3, 1))
-    (row,) = _check(prepare(model, (IMAGE,)), IMAGE).mistakes
-    assert row.name == "conv" and row.text.startswith("output of the model in qint8, and high precision is possible")
+@pytest.mark.parametrize(("run", "once"), [
+    (lambda self, x: self.conv(x), ": give"),
+    (lambda self, x: self.conv(x).flatten(1), " once `flatten` is behind the DeQuantStub: give"),
+    (lambda self, x: self.conv(x)[:, :1].permute(0, 2, 3, 1), " once `getitem`, `permute` is behind"),
+])  # fmt: skip
+def test_an_output_that_could_be_of_high_precision(prepare: Any, run: Any, once: str) -> None:
+    (row,) = _check(prepare(Stubbed(run, conv=nn.Conv2d(3, 3, 1)), (IMAGE,)), IMAGE).mistakes
+    expected = f"output of the model in qint8, and high precision is possible{once}"
+    assert row.name == "conv" and row.text.startswith(expected)
 
 
 @GRAPH_METHODS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import random
 import sys
@@ -131,6 +130,7 @@ class Recording:
     Args:
         operators: every operator of the model, called or not, in the order of definition.
         uses: how often each call's results are used by other calls, by functions and as outputs of the model.
+        functions: names of the functions that take each call's results, or what comes of them by functions.
         results: the calls whose results the model hands out as they are.
         training_only: operators that run in training mode and not in eval mode.
         failure: the error that ended the run early, or None.
@@ -141,6 +141,7 @@ class Recording:
     calls: tuple[ModuleCall, ...]
     operators: dict[str, nn.Module]
     uses: dict[int, int]
+    functions: dict[int, tuple[str, ...]]
     results: frozenset[int] = frozenset()
     training_only: frozenset[str] = frozenset()
     failure: Failure | None = None
@@ -230,6 +231,7 @@ class _Watch(TorchFunctionMode):
         self.operators = operators_of(model)
         self.calls: list[ModuleCall] = []
         self.uses: Counter[int] = Counter()
+        self.functions: dict[int, dict[str, None]] = defaultdict(dict)
         self._paths = {module: path for path, module in self.operators.items()}
         self._repetitions: Counter[str] = Counter()
         self._depth = 0
@@ -314,6 +316,8 @@ class _Watch(TorchFunctionMode):
         for mark in marks:
             if mark.producer is not None:
                 self.uses[mark.producer] += 1
+            if mark.origin is not None:
+                self.functions[mark.origin][getattr(func, "__name__", str(func))] = None
         if marks:
             for x in results:
                 if self._mark(x) is None:
@@ -340,9 +344,12 @@ class _Watch(TorchFunctionMode):
 # -- runs that leave no trace
 
 
+_HOOKS = nn.Module().__dict__.keys() - {"training", "_parameters", "_buffers", "_modules"}
+
+
 def _contents(value: Any) -> Any:
     """A copy of a container that a forward may fill; None for anything else."""
-    return copy.copy(value) if isinstance(value, (dict, list, set, deque)) else None
+    return value.copy() if isinstance(value, (dict, list, set, deque)) else None
 
 
 def _refill(container: Any, contents: Any) -> None:
@@ -357,7 +364,9 @@ def _refill(container: Any, contents: Any) -> None:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Whatever a run changes is as it was afterwards: buffers, modes, attributes of modules, random numbers."""
-    attributes = [(m, {k: (v, _contents(v)) for k, v in m.__dict__.items()}) for m in model.modules()]
+    attributes = [
+        (m, {k: (v, _contents(v)) for k, v in m.__dict__.items() if k not in _HOOKS}) for m in model.modules()
+    ]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     random_states = (random.getstate(), torch.get_rng_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -369,7 +378,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
         for module, before in attributes:
-            for name in module.__dict__.keys() - before.keys():
+            for name in module.__dict__.keys() - before.keys() - _HOOKS:
                 del module.__dict__[name]
             for name, (value, contents) in before.items():
                 module.__dict__[name] = value
@@ -439,6 +448,7 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
         tuple(watch.calls),
         watch.operators,
         dict(watch.uses),
+        {index: tuple(names) for index, names in watch.functions.items()},
         results,
         frozenset(training_only),
         failure,

@@ -399,9 +399,11 @@ def _low_precision(recording: Recording, call: ModuleCall) -> str:
     is_output = bool(consumers) and all(isinstance(c.module, DeQuantStub) for c in consumers)
     if not is_output or not isinstance(call.quantizer, FakeQuantize) or not _can_be_real(call):
         return ""
+    between = [f"`{name.strip('_')}`" for name in recording.functions.get(call.index, ())]
+    once = f" once {', '.join(between)} is behind the DeQuantStub" if between else ""
     return (
-        f"output of the model in {call.quantizer.dtype}, and high precision is possible: give this module a qconfig "
-        "without activation, such as default_qat_8bit_weight_32bit_out_fake_quant_qconfig"
+        f"output of the model in {call.quantizer.dtype}, and high precision is possible{once}: give this module a "
+        "qconfig without activation, such as default_qat_8bit_weight_32bit_out_fake_quant_qconfig"
     )
 
 
