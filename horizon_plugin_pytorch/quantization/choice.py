@@ -36,10 +36,20 @@ def step_between(before: Any, after: Any, rule: str) -> Step:
     if after is None:
         return Step(rule, output="float")
     parts = ("output", "weight") if before is None else ("output", "weight", "input")  # an input is said if it changes
-    formats = {part: spell(_part(after, part)) for part in parts}
+    formats = {part: _spelled(after, part) for part in parts}
     if before is not None:
-        formats = {part: text for part, text in formats.items() if spell(_part(before, part)) != text}
+        formats = {part: text for part, text in formats.items() if _spelled(before, part) != text}
     return Step(rule, **formats)
+
+
+def _spelled(qconfig: Any, part: str) -> str:
+    """The format of a part; of an input only if somebody asked for it."""
+    found = _part(qconfig, part)
+    if part != "input":
+        return spell(found)
+    asked = found if isinstance(found, (tuple, list)) else [found]
+    texts = ["any" if one is None or getattr(one, "is_default", False) else spell(one) for one in asked]
+    return "" if set(texts) == {"any"} else ", ".join(texts)
 
 
 def _part(qconfig: Any, part: str) -> Any:

@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.graph_text import graph_text
 from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
@@ -47,30 +48,6 @@ class FuseMode(Enum):
 
     BNAddReLU = "BNAddReLU"
     NoFuse = "NoFuse"
-
-
-class Captured:
-    """A model with its recorded graph, as passes see it: modules are put into the model itself."""
-
-    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
-        self.graph = graph
-        self.__model = model  # mangled: the user's model may have a child named `model`
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_Captured__model"], name)
-
-    def add_submodule(self, path: str, module: nn.Module) -> None:
-        """Put a new module at a path."""
-        *parents, name = path.split(".")
-        owner = self.__model
-        for parent in parents:  # a dynamic block is a container of its own
-            if not hasattr(owner, parent):
-                owner.add_module(parent, nn.Module())
-            owner = getattr(owner, parent)
-        owner.add_module(name, module)
-
-    def recompile(self) -> None:
-        """The forward stays the user's."""
 
 
 def prepare(
@@ -120,7 +97,7 @@ def prepare(
     if method is PrepareMethod.EAGER and qconfig_dict:
         raise QuantizationConfigError("prepare: PrepareMethod.EAGER reads the modules' own `qconfig`; set it there.")
     if method is PrepareMethod.EAGER:
-        prepared: Any = prepare_qat(model, qconfig_setter=qconfig_setter)
+        prepared: Any = _prepare_eager(model, example_inputs, example_kw_inputs, qconfig_setter)
     elif method is PrepareMethod.SYMBOLIC:
         prepared = prepare_qat_fx(model, qconfig_dict, qconfig_setter=qconfig_setter)
     else:
@@ -143,6 +120,12 @@ def prepare(
                 stacklevel=2,
             )
     return prepared
+
+
+def _prepare_eager(model: nn.Module, inputs: Any, kwargs: dict[str, Any] | None, qconfig_setter: Any) -> nn.Module:
+    if qconfig_setter is None or (inputs is None and not kwargs):
+        return prepare_qat(model, qconfig_setter=qconfig_setter)
+    return prepare_qat(model, qconfig_setter=qconfig_setter, example_inputs=_as_args(inputs), example_kw_inputs=kwargs)
 
 
 def _as_args(example_inputs: Any) -> tuple:

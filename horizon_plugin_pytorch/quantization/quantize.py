@@ -8,15 +8,22 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
-from horizon_plugin_pytorch.march import require_march
+from horizon_plugin_pytorch.fx.recording import record
+from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
+from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
+from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, GraphView, ModuleView
+from horizon_plugin_pytorch.quantization.passes.inputs import warn_unfit
+from horizon_plugin_pytorch.quantization.passes.region import quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
-from horizon_plugin_pytorch.quantization.quantize_fx import copy_model, require_float
+from horizon_plugin_pytorch.quantization.qconfig_template import apply_setters
+from horizon_plugin_pytorch.quantization.quantize_fx import called_lines, copy_model, require_float
 
 
 def prepare_qat(
@@ -29,12 +36,17 @@ def prepare_qat(
     example_inputs: Any = None,
     qconfig_setter: Any = None,
     verbose: int = 0,
+    example_kw_inputs: dict[str, Any] | None = None,
 ) -> nn.Module:
     """Replace the modules that have a qconfig by their QAT forms.
 
     Args:
         model: a float model whose ``qconfig`` attribute, or whose modules', says how to quantize.
         inplace: change `model` itself rather than a copy.
+        qconfig_setter: instead of attributes, a setter of `qconfig_template` or a `QconfigSetter`, or a tuple of them,
+            from high to low priority.
+        example_inputs, example_kw_inputs: the model's arguments; setters then know which results are outputs, and leave
+            what lies outside of the quantized part float.
         mapping, optimize_graph, optimize_kwargs, verbose: accepted for compatibility.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -49,15 +61,15 @@ def prepare_qat(
     march = require_march("prepare_qat")
     if hybrid:
         raise NotImplementedError("prepare_qat: hybrid models are not available in this version; use hybrid=False.")
-    if qconfig_setter is not None:
-        raise NotImplementedError(
-            "prepare_qat: qconfig setters are not available in this version; set qconfig attributes."
-        )
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
     plain_transformers(model)
-    prepared = to_qat(model, resolve_qconfigs(model, None), march)
+    choices, lines = resolve_qconfigs(model, None), None
+    if qconfig_setter is not None:
+        choices = resolve_qconfigs(model, {"": PLACEHOLDER})
+        lines = _set_qconfigs(model, choices, march, qconfig_setter, example_inputs, example_kw_inputs)
+    prepared = to_qat(model, choices, march, lines)
     if not any(isinstance(m, QATModule) and m.fake_quantizers() for m in prepared.modules()):
         warnings.warn(
             f"`{type(model).__name__}`: no module has a qconfig, so nothing is quantized. Set one before: "
@@ -67,9 +79,37 @@ def prepare_qat(
         )
     follow_batches(prepared)
     warn_int16(prepared, march)
-    prepared.__dict__["march"] = march
+    prepared.__dict__.update(march=march, choices=choices)
     report_mismatches(prepared)
     return prepared
+
+
+def _set_qconfigs(
+    model: nn.Module,
+    choices: dict[str, Choice],
+    march: March,
+    qconfig_setter: Any,
+    example_inputs: Any,
+    example_kw_inputs: dict[str, Any] | None,
+) -> dict[str, str] | None:
+    """Let setters choose. With example inputs they see the graph, found by running the model, and only its quantized
+    part changes: the paths of its modules come back, with the lines that call them.
+    """
+    if example_inputs is None and not example_kw_inputs:
+        warnings.warn(
+            "prepare_qat: without example_inputs setters see modules, not what feeds them: no output is in high "
+            "precision, and no grid of grid_sample is int16. Give example_inputs.",
+            QuantizationWarning,
+            stacklevel=3,
+        )
+        apply_setters(ModuleView(model, choices, march), qconfig_setter)
+        return None
+    args = example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    captured: Any = Captured(model, record(model, () if example_inputs is None else tuple(args), example_kw_inputs))
+    region = quantized_nodes(captured)
+    apply_setters(GraphView(captured, captured.graph, region, choices, march), qconfig_setter)
+    warn_unfit(captured, region, choices)
+    return called_lines(captured, region)
 
 
 def convert(

@@ -283,8 +283,8 @@ class GraphView:
             return False
         check_qconfig(qconfig, f"{operator.path} ({why})")
         before, steps = self.qconfig(operator), self.steps(operator)
-        if before is None or not _same(before, qconfig):
-            step = step_between(before, qconfig, why)
+        step = step_between(before, qconfig, why)
+        if before is None or not _same(before, qconfig) or step.input:
             steps = (*steps, step if operator.has_weight else replace(step, weight=""))
         self.choices[operator.path] = Choice(qconfig, True, steps, freeze)
         return True
@@ -300,6 +300,16 @@ class GraphView:
 
     def _choice(self, operator: OperatorView) -> Choice:
         return self.choices.get(operator.path, Choice(PLACEHOLDER))
+
+
+class ModuleView(GraphView):
+    """The modules of a model whose graph is not known: rules that look at neighbours find none."""
+
+    def __init__(self, model: nn.Module, choices: dict[str, Choice], march: March | None = None) -> None:
+        super().__init__(model, fx.Graph(), Region(), choices, march)
+
+    def _find(self) -> Iterator[OperatorView]:
+        return self._inside("", self.model)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.dtype import QuantDType
-from horizon_plugin_pytorch.errors import QuantizationConfigError, at
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, at
 from horizon_plugin_pytorch.nn.operator_table import ScaleRule
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.quantization.choice import Choice, Step
@@ -62,6 +63,23 @@ def _insert(
     step = Step(f"input of {path}{f': {asked}' if asked else ''}", output=spell(part))
     stub = Choice(choices[path].qconfig._replace(activation=part), steps=(step,))
     insert_stub(model, node, source, region, choices, counters, stub, "fit input", places, requantizes=True)
+
+
+def warn_unfit(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -> None:
+    """Say which operands stay in the format in which they come, where nothing can be put before an operator.
+
+    Raises:
+        QuantizationConfigError: for float16 that reaches an integer operator.
+    """
+    wanted = _wanted(model, region, choices)
+    if wanted:
+        warnings.warn(
+            f"{', '.join(f'`{path}`' for path in list(wanted)[:6])} "
+            f"{'take' if len(wanted) > 1 else 'takes'} inputs as they come, not in the format asked for: eager mode "
+            "puts no QuantStub between two formats. Use `prepare` with PrepareMethod.JIT_STRIP.",
+            QuantizationWarning,
+            stacklevel=3,
+        )
 
 
 def _wanted(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -> dict[str, dict[int, Any]]:
