@@ -126,6 +126,37 @@ def _relu(func: Callable, args: tuple, kwargs: dict) -> Any:
     return keep_scale(torch.relu, args[:1] or (kwargs["input"],), {})
 
 
+_FOLD = _arguments("input, output_size, kernel_size, dilation=1, padding=0, stride=1")
+_OVERLAP = (
+    "it adds overlapping windows (windows that lie side by side, with a stride of the kernel's size, are only moved); "
+    "write it as a `ConvTranspose2d` with a fixed kernel of ones and zeros, or move it after the DeQuantStub"
+)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _lies_side_by_side(*args: Any, **kwargs: Any) -> bool:
+    call = _FOLD(args, kwargs)
+    return _pair(call["stride"]) == _pair(call["kernel_size"]) and _pair(call["dilation"]) == (1, 1)
+
+
+def _fold(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """``F.fold`` of windows side by side: they are put where they belong, and none is added to another."""
+    if not _lies_side_by_side(*args, **kwargs):
+        raise NotImplementedError(f"{described(func)}: {_OVERLAP}.")
+    call = _FOLD(args, kwargs)
+    (height, width), (rows, columns) = _pair(call["output_size"]), _pair(call["kernel_size"])
+    top, left = _pair(call["padding"])
+    down, across = (height + 2 * top) // rows, (width + 2 * left) // columns
+    x = call["input"]
+    parts = x.reshape(-1, x.shape[-2] // (rows * columns), rows, columns, down, across).permute(0, 1, 4, 2, 5, 3)
+    whole = parts.reshape(*x.shape[:-2], parts.shape[1], down * rows, across * columns)
+    inner = whole[..., top : top + height, left : left + width]
+    return F.pad(inner, (0, width - inner.shape[-1], 0, height - inner.shape[-2]))  # what no window covers is zero
+
+
 _DROPOUT = _arguments("input, p=0.5, training=True, inplace=False")
 _ALPHA_DROPOUT = _arguments("input, p=0.5, training=False, inplace=False")
 
@@ -372,6 +403,7 @@ _ROWS: dict[str, _Row] = {
     "flip": _Row("flip fliplr flipud rot90 roll", marches=FROM_BAYES),
     "tril": _Row("tril triu", _keep_with_zeros, FROM_BAYES),
     "unfold": _Row("unfold", _keep_with_zeros, FROM_BAYES, (nn.Unfold,)),
+    "fold": _Row("fold", _fold, FROM_BAYES, (nn.Fold,), takes=_lies_side_by_side),
     "pad": _Row("pad", _pad, on(bayes=Support(limits=(_NO_REFLECT,))), signature="input pad mode value"),
     "pad_module": _Row(
         "",
@@ -508,11 +540,7 @@ advise(
     "new_empty", "new_full", "new_ones", torch.empty_like, torch.full_like, torch.ones_like, torch.rand_like,
     torch.randn_like,
 )  # fmt: skip
-advise(
-    "it adds overlapping windows; write it as a `ConvTranspose2d` with a fixed kernel of ones and zeros, or move it "
-    "after the DeQuantStub",
-    F.fold,
-)
+advise(_OVERLAP, F.fold)
 advise(
     "a product over an axis leaves every range. Multiply the slices with `*` (each product has a scale of its own), "
     "add logarithms, or move it after the DeQuantStub",

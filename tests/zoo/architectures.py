@@ -28,7 +28,21 @@ def build(name: str) -> Built:
         if parameter.dim() > 1:
             fan_in = parameter[0].numel() if "embed" not in key and "token" not in key else 4
             nn.init.normal_(parameter, std=fan_in**-0.5)
+    _collect_statistics(model, inputs)
     return model.eval(), inputs
+
+
+def _collect_statistics(model: nn.Module, inputs: tuple) -> None:
+    """Running means and variances of data, so that training and evaluation see numbers of the same size."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        norm.train().momentum = 1.0
+    if norms:
+        with torch.no_grad():
+            model(*(torch.randn(16, *x.shape[1:]) for x in inputs))
+    for norm in norms:
+        norm.momentum = 0.1
 
 
 def image(size: int = 32, channels: int = 3, batch: int = 2) -> tuple[torch.Tensor]:

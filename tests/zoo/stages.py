@@ -58,7 +58,9 @@ def _walk(
     model.eval()
     with torch.no_grad():
         expected = as_numbers(model(*inputs))
-    qconfig = get_default_qconfig(activation_qkwargs={"dtype": dtype, "averaging_constant": 0})
+    qconfig = get_default_qconfig(
+        activation_qkwargs={"dtype": dtype, "averaging_constant": 0}, weight_qkwargs={"dtype": dtype}
+    )
     qat = prepare(model, inputs, qconfig_dict={"": qconfig}, out_dir=folder, **kwargs)
     result.passed.append("prepares")
 

@@ -12,8 +12,6 @@ architectures = pytest.importorskip("tests.zoo.architectures", exc_type=ImportEr
 # Architectures that stop early: the stages that they pass, and a part of the error's text.
 STOPS: dict[str, tuple[int, str]] = {
     "bit": (0, ""),
-    "efficientnet": (2, ""),
-    "convnext_v2": (0, ""),
     "vit": (3, ""),
     "deit": (3, ""),
     "beit": (0, ""),
@@ -21,8 +19,6 @@ STOPS: dict[str, tuple[int, str]] = {
     "swin": (0, ""),
     "swin_v2": (0, ""),
     "segformer": (2, ""),
-    "mobilevit_v2": (0, ""),
-    "levit": (0, ""),
     "detr": (0, ""),
     "conditional_detr": (0, ""),
     "deformable_detr": (0, ""),

@@ -138,6 +138,10 @@ def _norm(p: Any, dim: Any, keepdim: bool, dtype: Any, out: Any = None) -> float
     return floats.Norm(_norm_of(p), dim, keepdim)
 
 
+def _vector_norm(ord: Any, dim: Any, keepdim: bool, dtype: Any) -> floats.Norm:
+    return _norm(ord, dim, keepdim, dtype)
+
+
 def _linalg_norm(ord: Any, dim: Any, keepdim: bool, dtype: Any) -> floats.Norm:
     is_matrix = ord not in (None, "fro") and (dim is None or (isinstance(dim, (tuple, list)) and len(dim) == 2))
     if is_matrix:
@@ -188,7 +192,7 @@ register(Operator(
     "norm", ScaleRule.OWN, Norm, quantized.Norm, (floats.Norm,),
     {torch.norm: _bind_norm,
      torch.linalg.norm: as_module(_linalg_norm, "A, ord=None, dim=None, keepdim=False, *, dtype=None"),
-     torch.linalg.vector_norm: as_module(_norm, "x, p=2, dim=None, keepdim=False, *, dtype=None")},
+     torch.linalg.vector_norm: as_module(_vector_norm, "x, ord=2, dim=None, keepdim=False, *, dtype=None")},
     {"norm": as_module(_norm, "input, p='fro', dim=None, keepdim=False, dtype=None")}, FROM_BAYES,
 ))  # fmt: skip
 register(Operator(

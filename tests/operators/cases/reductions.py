@@ -38,6 +38,7 @@ REDUCTIONS = cases(
     ("linalg-norm", lambda x: torch.linalg.norm(x, dim=-1)),
     ("linalg-norm-1", lambda x: torch.linalg.norm(x, 1, 2, True)),
     ("vector-norm", lambda x: torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True)),
+    ("vector-norm-ord", lambda x: torch.linalg.vector_norm(x, ord=2, dim=(1, 2), keepdim=True)),
     ("vector-norm-smallest", lambda x: torch.linalg.vector_norm(x, float("-inf"), 3), dict(is_smooth=False)),
     ("vector-norm-long", lambda x: torch.linalg.vector_norm(x, 2, -1), dict(shapes=((2, 3000),))),
     ("normalize", lambda x: F.normalize(x)),

@@ -84,6 +84,13 @@ SHAPES = cases(
     ("unfold-module", module(nn.Unfold, (2, 3), (2, 1), 1, (1, 2))),
     ("functional-unfold", lambda x: F.unfold(x, 3)),
     ("unfold", lambda x: x.unfold(2, 3, 2)),
+    (
+        "fold",
+        lambda x: F.fold(F.unfold(x, (2, 3), stride=(2, 3)), (8, 9), (2, 3), stride=(2, 3)),
+        dict(shapes=((2, 6, 8, 9),)),
+    ),
+    ("fold-module", module(nn.Fold, (4, 6), 2, stride=2), dict(shapes=((2, 12, 6),))),
+    ("fold-borders", lambda x: F.fold(x, (5, 8), 3, padding=(1, 0), stride=3), dict(shapes=((18, 4),))),
     ("rot90", lambda x: torch.rot90(x, 1, (2, 3))),
     ("rot90-3", lambda x: x.rot90(3, [1, 3])),
     ("rot180", lambda x: torch.rot90(x, 2, (2, 3))),
