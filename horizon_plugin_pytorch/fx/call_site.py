@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -29,14 +30,29 @@ class CallSite:
     Args:
         scope: path of the module whose forward is running; a dynamic block adds its name.
         calls: the chain of user code from that forward to the call: file, function's first line, and instruction.
-        name: the operator that is called there.
+        name: the operator that is called there; empty for a module.
+        occurrence: how often it was called there before, since the model began to run; 0 where that does not matter.
         line: ``file.py:41`` of the innermost user code, for messages; it is not part of the identity.
     """
 
     scope: str
     calls: tuple[tuple[str, int, int], ...]
     name: str
+    occurrence: int = 0
     line: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """A call of a module.
+
+    Args:
+        path: the module.
+        index: how often it was called before, since the model began to run.
+    """
+
+    path: str
+    index: int
 
 
 @dataclass(frozen=True)
@@ -108,6 +124,7 @@ class _State(threading.local):
         self.scopes: list[str] = []
         self.children: list[tuple[str, dict[str, nn.Module | None]]] = []
         self.recorder: Any = None
+        self.counts: Counter[Any] = Counter()
 
 
 _STATE = _State()
@@ -133,6 +150,28 @@ def current_scope() -> str:
     return _STATE.scopes[-1] if _STATE.scopes else ""
 
 
+def calling_scope(path: str) -> str | None:
+    """Path of the module that calls the one at `path`, which may run already; None if none of the model does."""
+    scopes = _STATE.scopes[:-1] if _STATE.scopes[-1:] == [path] else _STATE.scopes
+    return scopes[-1] if scopes else None
+
+
+def counted(site: CallSite, what: str = "") -> CallSite:
+    """A call site with its occurrence, and count it.
+
+    Args:
+        what: the module that is called there.
+    """
+    occurrence = _STATE.counts[site, what]
+    _STATE.counts[site, what] += 1
+    return replace(site, occurrence=occurrence)
+
+
+def forget_counts() -> None:
+    """The model begins to run."""
+    _STATE.counts.clear()
+
+
 @contextmanager
 def entered(scope: str) -> Iterator[None]:
     """Run code in a scope."""
@@ -154,10 +193,23 @@ def block(name: str) -> Iterator[None]:
 
 def here(name: str) -> CallSite:
     """The call site of the code that is running now, from the innermost user code up to the running forward."""
+    return _site(sys._getframe(1), current_scope(), name)
+
+
+def caller(scope: str) -> CallSite:
+    """The call site of the module that is being called now, in the forward of the module at `scope`."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and is_package_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename == _MODULE_FILE:  # the call itself
+        frame = frame.f_back
+    return _site(frame, scope, "")
+
+
+def _site(frame: Any, scope: str, name: str) -> CallSite:
     calls = []
     line = ""
     outermost: tuple[str, int, int] | None = None
-    frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_filename == _MODULE_FILE:  # nn.Module's call: above it is another scope
@@ -172,7 +224,7 @@ def here(name: str) -> CallSite:
         frame = frame.f_back
     if outermost is not None and outermost not in calls:
         calls.append(outermost)  # a forward that torch wrote: its lines are as different as anybody's
-    return CallSite(current_scope(), tuple(calls), name, line)
+    return CallSite(scope, tuple(calls), name, line=line)
 
 
 class ScopeHooks:
@@ -189,6 +241,7 @@ class ScopeHooks:
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before the forward."""
         if not _STATE.scopes:
+            forget_counts()
             self.handler.start(module, self.path)
         _STATE.scopes.append(self.path)
         _STATE.children.append((self.path, dict(module._modules)))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
-from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, here, unmet_module
+from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, caller, calling_scope, counted, here, unmet_module
 from horizon_plugin_pytorch.fx.recording import as_call, row_of_call
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
-from horizon_plugin_pytorch.qtensor import QTensor, set_interceptor
+from horizon_plugin_pytorch.nn.placed import OwnCalls
+from horizon_plugin_pytorch.qtensor import QTensor, interceptor, set_interceptor
 
 
 class _Run(threading.local):
@@ -37,6 +38,7 @@ class Dispatcher:
 
     def __init__(self, sites: dict[CallSite, list[Variant]]) -> None:
         self.sites = sites
+        self._counted = {replace(site, occurrence=0) for site in sites if site.occurrence}
         self._run = _Run()
 
     def __deepcopy__(self, memo: dict) -> Dispatcher:
@@ -85,7 +87,26 @@ class Dispatcher:
     def resolve(self, path: str) -> nn.Module:
         """The module at a path of the model."""
         assert self._run.root is not None
+        if f"{path}." == self._run.prefix:
+            return self._run.root
         return self._run.root.get_submodule(path.removeprefix(self._run.prefix))
+
+    def module_of_call(self, calls: OwnCalls) -> nn.Module:
+        """The module for the call of a shared module that is beginning now."""
+        scope = calling_scope(calls.path)
+        if scope is None:  # called by itself, not by the model
+            return self.resolve(calls.path)
+        site = counted(caller(scope), calls.path)
+        path = calls.sites.get(site)
+        if path is None and site.occurrence:
+            raise _called_too_often(f"`{calls.path}` (called at {site.line or scope})", site.occurrence)
+        if path is None:
+            raise UnknownCallError(
+                f"`{calls.path}` has own scales for each of its calls, and the call at {site.line or scope} was not "
+                "met when the model was prepared. Prepare with example inputs that run through this line, or leave the "
+                "module out of own_scales."
+            )
+        return self.resolve(path)
 
     def _read(self, path: str) -> Any:
         """The parameter or buffer at a path of the model."""
@@ -99,8 +120,12 @@ class Dispatcher:
             return NotImplemented
         row, bind = found
         site = here(row.name)
+        if site in self._counted:
+            site = counted(site)
         variants = self.sites.get(site)
         if variants is None:
+            if site.occurrence:
+                raise _called_too_often(f"`{row.name}` {at(site.scope, site.line)}", site.occurrence)
             raise self._unknown(site)
         call = _bound(bind, call_args, call_kwargs, site) if variants else None
         if call is None:
@@ -218,6 +243,32 @@ class NeverMet:
             f"`{type(module).__name__}` {at(self.path, line)} did not run when the model was prepared, so it does "
             "nothing, and what follows would run in float. Prepare with example inputs that run through this line."
         )
+
+
+def _called_too_often(what: str, times: int) -> UnknownCallError:
+    return UnknownCallError(
+        f"{what} has own scales for each of its calls: it ran {times} times there when the model was prepared, and now "
+        "runs once more. Prepare with example inputs that run it as often as any input does, or leave it out of "
+        "own_scales: one scale then serves any number of calls."
+    )
+
+
+class OwnForward:
+    """The forward of a shared module of the user's: each call runs in the copy that has its scales.
+
+    Args:
+        calls: the module's calls.
+    """
+
+    def __init__(self, calls: OwnCalls) -> None:
+        self.calls = calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = interceptor()
+        module = model.module_of_call(self.calls)
+        if module is model.resolve(self.calls.path):
+            return type(module).forward(module, *args, **kwargs)
+        return module(*args, **kwargs)
 
 
 def _bound(bind: Binder, args: tuple, kwargs: dict[str, Any], site: CallSite) -> Call | None:

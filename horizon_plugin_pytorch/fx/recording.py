@@ -16,7 +16,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import TraceError
-from horizon_plugin_pytorch.fx.call_site import CallSite, current_scope, entered, here, recording
+from horizon_plugin_pytorch.fx.call_site import (
+    CallSite,
+    ModuleCall,
+    caller,
+    counted,
+    current_scope,
+    entered,
+    forget_counts,
+    here,
+    recording,
+)
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
 from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
@@ -58,6 +68,9 @@ def operator_name(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> 
     return found[0].name if found is not None else getattr(target, "__name__", str(target))
 
 
+LoggedCall = tuple[tuple[ModuleCall, ...], CallSite]  # a module's call and those around it; and where it is written
+
+
 class Recorder(TorchFunctionMode):
     """Records the calls of torch functions and of leaf modules while a float model runs.
 
@@ -79,6 +92,9 @@ class Recorder(TorchFunctionMode):
         self._depth = 0
         self._inputs = 0
         self._constants = 0
+        self._stack: tuple[ModuleCall, ...] = ()
+        self._called: Counter[str] = Counter()
+        self.runs: list[list[LoggedCall]] = []
 
     # -- values
 
@@ -154,6 +170,7 @@ class Recorder(TorchFunctionMode):
             node.stack_trace = user_frames()
             node.meta["nn_module_stack"] = {scope: (scope, "")} if scope else {}
             node.meta["block"] = self._block
+            node.meta["calls"] = self._stack
             if isinstance(key, CallSite):
                 node.meta["site"] = key
         self._bind(out, self._known[full])
@@ -180,6 +197,25 @@ class Recorder(TorchFunctionMode):
         """Run a leaf module, or a method of a FloatFunctional, as one node."""
         if self._depth:
             return run()
+        with self.called(path, caller(current_scope())):
+            return self._leaf(path, run, args, kwargs, method)
+
+    @contextlib.contextmanager
+    def called(self, path: str, site: CallSite) -> Iterator[None]:
+        """A module is called in here."""
+        if self._depth or not path:
+            yield
+            return
+        before, call = self._stack, ModuleCall(path, self._called[path])
+        self._called[path] += 1
+        self._stack = (*before, call)
+        self.runs[-1].append((self._stack, counted(site, path)))
+        try:
+            yield
+        finally:
+            self._stack = before
+
+    def _leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str) -> Any:
         scope = current_scope()
         self._depth += 1
         try:
@@ -213,6 +249,10 @@ class Recorder(TorchFunctionMode):
         self._met.clear()
         self._blocks.clear()
         self._nodes.clear()
+        self._called.clear()
+        self._stack = ()
+        self.runs.append([])
+        forget_counts()
         self._inputs = 0
 
 
@@ -251,7 +291,7 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         elif path and is_leaf(module):
             patch(module, "forward", _forward_of(recorder, path, module))
         else:
-            patch(module, "forward", _scope_of(path, module.forward))
+            patch(module, "forward", _scope_of(recorder, path, module.forward))
     try:
         yield
     finally:
@@ -277,17 +317,27 @@ def _views(tree: Any) -> Any:
     return pytree.tree_map(lambda x: x.view_as(x) if isinstance(x, Tensor) else x, tree)
 
 
-def _scope_of(path: str, forward: Callable) -> Callable:
+def _scope_of(recorder: Recorder, path: str, forward: Callable) -> Callable:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with entered(path):
+        with recorder.called(path, caller(current_scope())), entered(path):
             return forward(*args, **kwargs)
 
     return run
 
 
-@torch.no_grad()
 def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) -> fx.Graph:
+    """The graph of a float model on example inputs; see `record_runs`."""
+    return record_runs(model, args, kwargs)[0]
+
+
+@torch.no_grad()
+def record_runs(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None
+) -> tuple[fx.Graph, list[list[LoggedCall]]]:
     """The graph of a float model on example inputs, in the eval and in the training mode; the model is not changed.
+
+    Returns:
+        The graph, and the calls of modules in each of the runs.
 
     Raises:
         TraceError: when the model cannot run on these inputs.
@@ -316,4 +366,4 @@ def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) 
     # Whatever nobody reads is an output: the model may hand it out in any structure, or keep it.
     recorder.graph.output(tuple(node for node in recorder.graph.nodes if not node.users and node.op != "placeholder"))
     recorder.graph.owning_module = model  # type: ignore[assignment]
-    return recorder.graph
+    return recorder.graph, recorder.runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.fx
 from torch import nn
 
 from horizon_plugin_pytorch.errors import TraceError, is_user_code, source_line
+from horizon_plugin_pytorch.fx.call_site import ModuleCall
 from horizon_plugin_pytorch.nn.leaf import first_proxy
 from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
@@ -71,10 +73,31 @@ class _Parts(torch.fx.Proxy):
 class QuantizationTracer(torch.fx.Tracer):
     """Traces into user modules, not into torch's or ours; a FloatFunctional call is one ``call_method`` node."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._calls: tuple[ModuleCall, ...] = ()
+        self._called: Counter[str] = Counter()
+
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = super().create_node(*args, **kwargs)
         node.stack_trace = user_frames()
+        node.meta["calls"] = self._calls
         return node
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        with self.called(self.path_of_module(m)):
+            return super().call_module(m, forward, args, kwargs)
+
+    @contextlib.contextmanager
+    def called(self, path: str) -> Iterator[None]:
+        """A module is called in here."""
+        before = self._calls
+        self._calls = (*before, ModuleCall(path, self._called[path]))
+        self._called[path] += 1
+        try:
+            yield
+        finally:
+            self._calls = before
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return is_leaf(m)
@@ -176,8 +199,10 @@ def _recorder(tracer: QuantizationTracer, name: str, method: Any) -> Any:
     def record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if first_proxy((args, kwargs)) is None:
             return method(self, *args, **kwargs)
-        owner = tracer.create_proxy("get_attr", tracer.path_of_module(self), (), {})
-        return tracer.create_proxy("call_method", name, (owner, *args), kwargs)
+        path = tracer.path_of_module(self)
+        with tracer.called(path):
+            owner = tracer.create_proxy("get_attr", path, (), {})
+            return tracer.create_proxy("call_method", name, (owner, *args), kwargs)
 
     return record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +13,21 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError, at
 from horizon_plugin_pytorch.qtensor import interceptor
+
+
+@dataclass(frozen=True)
+class OwnCalls:
+    """The calls of a shared module that has scales of its own for each.
+
+    Args:
+        path: the module.
+        sites: the module for the call at each call site.
+        is_functional: is it called through its methods?
+    """
+
+    path: str
+    sites: dict[Any, str]
+    is_functional: bool = False
 
 
 class PlacedModule(nn.Module):
@@ -34,6 +50,7 @@ class PlacedModule(nn.Module):
     line: str = ""
     operator: str = ""  # its row in the operator table
     stub_paths: dict[int, str] = {}  # arguments, by position, that go through a stub of the model first
+    own_calls: OwnCalls | None = None  # where each call of the module goes, if each has its own scales
 
     @property
     def place(self) -> str:
@@ -41,12 +58,21 @@ class PlacedModule(nn.Module):
         return at(self.path, self.line)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.own_calls is not None and not self.own_calls.is_functional:
+            module = self.of_call()
+            if module is not self:
+                return module(*args, **kwargs)
         if self.stub_paths:
             args, kwargs = self.through_stubs(args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
+
+    def of_call(self) -> Any:
+        """The module whose scales the call has that is beginning now: this one, or a copy of it."""
+        model = None if self.own_calls is None else interceptor()
+        return self if model is None else model.module_of_call(self.own_calls)
 
     def through_stubs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Float tensors that the model computes or keeps, on the grid of the stubs made for them."""
@@ -85,7 +111,10 @@ def placed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def take_stubs(cls: type, methods: Iterable[str]) -> None:
-    """Let methods that stand for operators send their arguments through the stubs that the model has for them."""
+    """Let methods that stand for operators send their arguments through the stubs that the model has for them.
+
+    Where each call has scales of its own, it goes to the module that has them.
+    """
     for name in methods:
         setattr(cls, name, _stubbed(getattr(cls, name)))
 
@@ -93,6 +122,9 @@ def take_stubs(cls: type, methods: Iterable[str]) -> None:
 def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
+        module = self.of_call()
+        if module is not self:
+            return getattr(module, method.__name__)(*args, **kwargs)
         if self.stub_paths:
             args, kwargs = self.through_stubs(args, kwargs)
         return method(self, *args, **kwargs)

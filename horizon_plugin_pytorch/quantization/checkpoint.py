@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.passes.own_scales import completed
 
 _QUANTIZER = re.compile(r"(?:(?P<owner>.*?)\.)?(?P<part>activation_post_process|weight_fake_quant)\.(?P<buffer>.+)")
 _PARTS = {"activation_post_process": "output", "weight_fake_quant": "weight"}
@@ -157,7 +158,8 @@ def compare_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> State
                       is_float=False, wrapper='')
     """
     mine, theirs = model.state_dict().keys(), state_dict.keys()
-    return _mismatch(model, [k for k in mine if k not in theirs], [k for k in theirs if k not in mine])
+    given = completed(model, state_dict)  # weights, and scales where there are none, of all calls of shared modules
+    return _mismatch(model, [k for k in mine if k not in given], [k for k in theirs if k not in mine])
 
 
 def report_mismatches(model: nn.Module) -> None:

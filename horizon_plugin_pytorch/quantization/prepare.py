@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -15,7 +16,7 @@ from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, Q
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.fx.call_site import ScopeHooks, scoped_modules
 from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet
-from horizon_plugin_pytorch.fx.recording import record
+from horizon_plugin_pytorch.fx.recording import record_runs
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
@@ -25,11 +26,17 @@ from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.graph_text import graph_text
 from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
-from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
+from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales, split_aliases, unshare
 from horizon_plugin_pytorch.quantization.passes.region import called_path, quantized_nodes
 from horizon_plugin_pytorch.quantization.quantize import prepare_qat
-from horizon_plugin_pytorch.quantization.quantize_fx import copy_model, observe, prepare_qat_fx, require_float
+from horizon_plugin_pytorch.quantization.quantize_fx import (
+    choices_of,
+    copy_model,
+    observe,
+    prepare_qat_fx,
+    require_float,
+)
 
 GRAPH_FILE = "fx_graph.txt"
 
@@ -59,6 +66,7 @@ def prepare(
     example_kw_inputs: dict[str, Any] | None = None,
     qconfig_dict: dict[str, Any] | None = None,
     fuse_mode: FuseMode = FuseMode.BNAddReLU,
+    own_scales: bool | Iterable[str] = False,
     out_dir: str | os.PathLike | None = ".",
 ) -> nn.Module:
     """Prepare a float model for calibration and training on the integer grid; `model` itself is not changed.
@@ -73,6 +81,9 @@ def prepare(
         method: a `PrepareMethod` or its value.
         example_kw_inputs: keyword arguments of the model.
         qconfig_dict: instead of setters, as `prepare_qat_fx` takes it.
+        own_scales: paths of modules that are called several times and whose calls shall each have activation scales of
+            their own, with all that is inside; True means all. Weights stay shared. The second call's module is
+            ``<path>_call_1``.
         out_dir: where ``fx_graph.txt`` and ``model_check_result.txt`` are written; None writes none.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -96,17 +107,19 @@ def prepare(
         raise NotImplementedError(f"prepare: {method} has no {fuse_mode}; use PrepareMethod.JIT_STRIP.")
     if method is PrepareMethod.EAGER and qconfig_dict:
         raise QuantizationConfigError("prepare: PrepareMethod.EAGER reads the modules' own `qconfig`; set it there.")
+    if method is PrepareMethod.EAGER and own_scales:
+        raise NotImplementedError("prepare: PrepareMethod.EAGER sees no calls, so it has no own_scales; use JIT_STRIP.")
     if method is PrepareMethod.EAGER:
         prepared: Any = _prepare_eager(model, example_inputs, example_kw_inputs, qconfig_setter)
     elif method is PrepareMethod.SYMBOLIC:
-        prepared = prepare_qat_fx(model, qconfig_dict, qconfig_setter=qconfig_setter)
+        prepared = prepare_qat_fx(model, qconfig_dict, qconfig_setter=qconfig_setter, own_scales=own_scales)
     else:
         if example_inputs is None and not example_kw_inputs:
             raise ValueError(
                 f"prepare: {method} runs the model, so it needs example_inputs: a tuple of the model's arguments."
             )
         prepared = _prepare_by_running(
-            model, _as_args(example_inputs), example_kw_inputs, qconfig_dict, qconfig_setter, fuse_mode
+            model, _as_args(example_inputs), example_kw_inputs, qconfig_dict, qconfig_setter, fuse_mode, own_scales
         )
     if out_dir is not None and hasattr(prepared, "graph"):
         write_atomically(graph_text(prepared.graph).encode(), os.path.join(out_dir, GRAPH_FILE))
@@ -141,15 +154,20 @@ def _prepare_by_running(
     qconfig_dict: dict[str, Any] | None,
     qconfig_setter: Any,
     fuse_mode: FuseMode,
+    own_scales: bool | Iterable[str],
 ) -> nn.Module:
     march = require_march("prepare")
     require_float(model, "prepare")
     copied = plain_transformers(copy_model(model, "prepare"))
-    captured: Any = Captured(copied, record(copied, args, kwargs))
-    choices = resolve_qconfigs(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER})
-    scoped = list(scoped_modules(copied, is_leaf))
+    own = OwnScales.of(own_scales, copied, "prepare")
+    split_aliases(copied, own)
+    graph, runs = record_runs(copied, args, kwargs)
+    captured: Any = Captured(copied, graph)
     region = quantized_nodes(captured)
-    observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse)
+    unshare(captured, region, own, runs)
+    choices = choices_of(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
+    scoped = list(scoped_modules(copied, is_leaf))
+    observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse, own)
     dispatcher = Dispatcher(captured.__dict__.get("sites", {}))
     for path, module in scoped:
         ScopeHooks(path, dispatcher).attach(module)

@@ -300,11 +300,7 @@ def by_name(view: GraphView, names: Iterable[str], what: str) -> dict[OperatorVi
     wanted = set(names)
     found: dict[OperatorView, str] = {}
     for operator in view:
-        own = next((path for path in (operator.path, *reversed(operator.members)) if path in wanted), None)
-        around = operator.path
-        while own is None and around:
-            around = around.rpartition(".")[0]
-            own = around if around in wanted else None
+        own = next((name for name in view.names(operator) if name in wanted), None)
         if own is not None:
             found[operator] = own
     unused = sorted(wanted - set(found.values()) - {""})
@@ -410,12 +406,10 @@ class SensitiveOpQconfigSetter(QconfigSetterBase):
     def apply(self, view: GraphView) -> None:
         warn_unknown(view, self.rows, self.name)
         for row in self.rows:
-            operator = view.named(row.name)
-            if operator is None:
-                continue
-            current = view.qconfig(operator)
-            if current is None or current.activation is not None:
-                view.set(operator, self.qconfig, f"sensitivity table rank {row.rank}")
+            for operator in view.every(row.name):
+                current = view.qconfig(operator)
+                if current is None or current.activation is not None:
+                    view.set(operator, self.qconfig, f"sensitivity table rank {row.rank}")
 
 
 def _calibration(dtype: Any) -> QConfig:

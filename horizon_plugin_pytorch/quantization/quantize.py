@@ -161,10 +161,12 @@ def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str
     0.5
     """
     source = {path: m for path, m in src_model.named_modules() if isinstance(m, FakeQuantize)}
+    own = dst_model.__dict__.get("own_scales")  # calls that the source does not tell apart start from one scale
     missing = []
     for path, target in dst_model.named_modules():
         if not isinstance(target, FakeQuantize):
             continue
+        path = path if path in source or own is None else own.owner(path)
         if path in source:
             target.copy_statistics(source[path])
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from torch import fx, nn
@@ -22,12 +23,19 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
     ObservedGraphModule,
     QuantizedGraphModule,
 )
-from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
+from horizon_plugin_pytorch.quantization.passes.configure import named_modules_of, resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.dropout import follow_training
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, GraphView
 from horizon_plugin_pytorch.quantization.passes.inplace import follow_writes
 from horizon_plugin_pytorch.quantization.passes.inputs import fit_inputs
+from horizon_plugin_pytorch.quantization.passes.own_scales import (
+    OwnScales,
+    finish,
+    keep_one_entry,
+    split_aliases,
+    unshare,
+)
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.replace import (
     check_modules,
@@ -97,6 +105,7 @@ def prepare_qat_fx(
     example_inputs: Any = None,
     qconfig_setter: Any = None,
     verbose: int = 0,
+    own_scales: bool | Iterable[str] = False,
 ) -> ObservedGraphModule:
     """Prepare a float model for calibration and training on the integer grid.
 
@@ -109,6 +118,7 @@ def prepare_qat_fx(
         qconfig_setter: instead of `qconfig_dict`, a setter of `qconfig_template` or a `QconfigSetter`, or a tuple of
             them, from high to low priority.
         prepare_custom_config_dict: ``{"preserved_attributes": [...]}``.
+        own_scales: shared modules whose calls have activation scales of their own; see `prepare`.
         optimize_graph, opset_version, verbose: accepted for compatibility.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -129,7 +139,8 @@ def prepare_qat_fx(
         )
     require_float(model, "prepare_qat_fx")
     copied = plain_transformers(copy_model(model, "prepare_qat_fx"))
-    choices = resolve_qconfigs(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER})
+    own = OwnScales.of(own_scales, copied, "prepare_qat_fx")
+    split_aliases(copied, own)
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
     follow_training(observed)
     follow_writes(observed)
@@ -142,12 +153,21 @@ def prepare_qat_fx(
             QuantizationWarning,
             stacklevel=2,
         )
-    observe(observed, observed, region, choices, march, qconfig_setter)
+    unshare(observed, region, own)
+    choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
+    observe(observed, observed, region, choices, march, qconfig_setter, own=own)
     observed.__dict__["march"], observed.__dict__["choices"] = march, choices
     observed.recompile()
     report_mismatches(observed)
     _preserve(observed, model, prepare_custom_config_dict)
     return observed
+
+
+def choices_of(model: nn.Module, qconfig_dict: dict[str, Any] | None, own: OwnScales) -> dict[str, Choice]:
+    """The choice for every path of a model; what is named is meant with all its calls."""
+    choices = resolve_qconfigs(model, qconfig_dict)
+    own.spread(choices, named_modules_of(qconfig_dict))
+    return choices
 
 
 def observe(
@@ -158,6 +178,7 @@ def observe(
     march: March,
     qconfig_setter: Any = None,
     is_fused: bool = True,
+    own: OwnScales | None = None,
 ) -> None:
     """Turn the quantized part of a graph into QAT modules, however the graph was found.
 
@@ -165,17 +186,20 @@ def observe(
         model: what has the graph: a graph module, or a `Captured` model.
         root: the module tree that the QAT modules are put into.
         is_fused: fuse layers with what follows them.
+        own: which calls have own scales.
     """
+    own = own or OwnScales()
     replace_functions(model, region, choices, march)
     if is_fused:
-        fuse_graph(model, choices, region)
+        fuse_graph(model, choices, region, own)
     if qconfig_setter is not None:
-        apply_setters(GraphView(model, model.graph, region, choices, march), qconfig_setter)
+        apply_setters(GraphView(model, model.graph, region, choices, march, own.original), qconfig_setter)
     check_modules(model, region, choices, march)
     warn_unquantized(model, region, choices)
     warn_shared(model, region, choices)
     fit_inputs(model, region, choices)
     to_qat(root, choices, march, called_lines(model, region))
+    finish(model, root, own)
     follow_batches(root)
     warn_int16(root, march)
 
@@ -225,5 +249,6 @@ def convert_fx(
     model: Any = graph_module if inplace else copy_model(graph_module, "convert_fx")
     to_quantized(model, _remove_qconfig)
     quantized = QuantizedGraphModule(model, model.graph, graph_module._get_name())
+    keep_one_entry(quantized)
     _preserve(quantized, graph_module, convert_custom_config_dict)
     return quantized

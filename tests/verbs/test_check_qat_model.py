@@ -445,7 +445,10 @@ def test_a_float_functional_that_is_called_twice(prepare: Any) -> None:
     model = Stubbed(lambda self, x: self.add.add(self.add.add(x, x), x), add=FloatFunctional())
     check = _check(prepare(model, (torch.randn(2, 4),)), torch.randn(2, 4))
     assert _texts(check.mistakes) == [
-        ("add[add]", "a FloatFunctional has one scale and is called 2 times; define one for each call")
+        (
+            "add[add]",
+            "a FloatFunctional has one scale and is called 2 times; define one for each, or use own_scales",
+        )
     ]
     assert [row.name for row in check.out_qconfigs] == ["quant", "add[add]", "add[add](1)", "dequant"]
 
@@ -616,8 +619,9 @@ def test_where_own_scales_would_help(prepare: Any) -> None:
     (row,) = check.shared_ranges
     assert (row.ranges, row.ratio, row.lost_bits, row.would_help) == (((0.0, 8.0), (0.0, 64.0)), 8.0, 3.0, True)
     assert _section(render(check), "Ranges of modules called several times:") == [
-        ["fc", "Linear", "[0, 8], [0, 64]", "8", "would help: 3.0 bits"]
+        ["fc", "Linear", "[0, 8], [0, 64]", "8", row.message]
     ]
+    assert row.message == "called 2 times, ranges 8 / 64: own_scales=['fc'] would give the smallest 3.0 more bits"
 
 
 def test_float16_is_seen_though_it_is_emulated() -> None:

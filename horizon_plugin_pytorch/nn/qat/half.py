@@ -68,6 +68,9 @@ class Float16(PlacedModule):
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
+            module = self.of_call()
+            if module is not self:
+                return getattr(module, name)(*args, **kwargs)
             if self.stub_paths:
                 args, kwargs = self.through_stubs(args, kwargs)
             out = self._cast(method(*_real(args), **_real(kwargs)))

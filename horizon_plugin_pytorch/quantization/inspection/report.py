@@ -114,7 +114,6 @@ def shared_range_table(rows: Iterable[SharedRange]) -> str:
     body = []
     for row in rows:
         ranges = ", ".join(f"[{low:.4g}, {high:.4g}]" for low, high in row.ranges)
-        advice = f"would help: {row.lost_bits:.1f} bits" if row.would_help else "not needed"
-        body.append([row.name, str(row.type), ranges, f"{row.ratio:.3g}", advice])
+        body.append([row.name, str(row.type), ranges, f"{row.ratio:.3g}", row.message])
     headers = ["Module Name", "Module Type", "range of each call", "ratio", "own scales per call"]
     return tabulate(body, headers=headers, tablefmt="psql", disable_numparse=True)

@@ -69,6 +69,11 @@ def _given(qconfig: Any, rule: str, is_fixed: bool = False) -> Choice:
     return Choice(qconfig, True, (step,), is_fixed)
 
 
+def named_modules_of(qconfig_dict: dict | None) -> list[str]:
+    """The paths that a qconfig_dict names."""
+    return list(_pairs((qconfig_dict or {}).get("module_name", {}), "module_name"))
+
+
 def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, Choice]:
     """The choice for every module path; functions take the choice of the module that calls them."""
     qconfig_dict = qconfig_dict or {}

@@ -8,6 +8,7 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
+from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, module_at
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 
@@ -34,9 +35,28 @@ def _role(model: fx.GraphModule, node: fx.Node) -> Role | None:
 
 
 class _Matcher:
-    def __init__(self, model: fx.GraphModule, choices: dict[str, Choice], only: Region | None) -> None:
-        self.model, self.choices, self.only = model, choices, only
+    def __init__(self, model: fx.GraphModule, choices: dict[str, Choice], only: Region | None, own: OwnScales) -> None:
+        self.model, self.choices, self.only, self.own = model, choices, only, own
         self.counts = call_counts(model)
+        self.partners = self._partners()
+
+    def _partners(self) -> dict[str, set[str]]:
+        """For layers and batch norms, by the names of their weights, what follows and what precedes them."""
+        found: dict[str, set[str]] = {}
+        for node in self.model.graph.nodes:
+            role = _role(self.model, node)
+            if role is Role.LAYER:
+                users = list(node.users)
+                is_alone = len(users) == 1 and _role(self.model, users[0]) is Role.BN
+                found.setdefault(self._weights(node), set()).add(self._weights(users[0]) if is_alone else "")
+            elif role is Role.BN:
+                source = node.args[0]
+                is_layer = isinstance(source, fx.Node) and _role(self.model, source) is Role.LAYER
+                found.setdefault(self._weights(node), set()).add(self._weights(source) if is_layer else "")
+        return found
+
+    def _weights(self, node: fx.Node) -> str:
+        return self.own.weights(called_path(self.model, node) or "")
 
     def _is_usable(self, node: fx.Node, role: Role) -> bool:
         if _role(self.model, node) is not role:
@@ -46,6 +66,8 @@ class _Matcher:
         choice = self.choices.get(path)
         if choice is not None and choice.qconfig is None and choice.is_explicit:
             return False
+        if role is Role.ADD and self.own.has_calls(path):
+            return False  # other calls may be other methods, which a layer does not have
         # A shared ReLU has no state; a shared layer, batch norm or FloatFunctional serves several places.
         return role is Role.RELU or self.counts[id(module_at(self.model, path))] == 1
 
@@ -71,6 +93,8 @@ class _Matcher:
                 return None
             if role is Role.BN and not can_fold(self._module(chain[0]), self._module(node)):
                 return None
+            if role is Role.BN and any(len(self.partners[self._weights(member)]) > 1 for member in (chain[0], node)):
+                return None  # the calls of a layer have one weight: all have the same batch norm folded in, or none
             chain.append(node)
         return chain
 
@@ -92,13 +116,19 @@ def _merged_choice(choices: dict[str, Choice], paths: list[str], anchor: int) ->
     return choice.changed(choice.qconfig, f"taken from {path}, which is fused into it")
 
 
-def fuse_graph(model: fx.GraphModule, choices: dict[str, Choice], only: Region | None = None) -> fx.GraphModule:
+def fuse_graph(
+    model: fx.GraphModule,
+    choices: dict[str, Choice],
+    only: Region | None = None,
+    own: OwnScales | None = None,
+) -> fx.GraphModule:
     """Fuse every pattern of `FUSION_RULES`; the longest wins, and the add's first operand before its second.
 
     Args:
         only: restrict fusion to these nodes; new nodes are added to the set.
+        own: which modules are calls of one, and have its weights.
     """
-    matcher = _Matcher(model, choices, only)
+    matcher = _Matcher(model, choices, only, own or OwnScales())
     before = dict(model.named_modules())
     replaced: list[str] = []
     with_add = [rule for rule in FUSION_RULES if rule.has_add]

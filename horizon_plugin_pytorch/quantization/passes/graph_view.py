@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,12 +91,20 @@ class GraphView:
         region: the quantized part.
         choices: the choice of each path; `set` changes it.
         march: the chip; None takes the current one.
+        original: gives the path in the user's model of a module that was made for one call of it.
     """
 
     def __init__(
-        self, model: Any, graph: fx.Graph, region: Region, choices: dict[str, Choice], march: March | None = None
+        self,
+        model: Any,
+        graph: fx.Graph,
+        region: Region,
+        choices: dict[str, Choice],
+        march: March | None = None,
+        original: Callable[[str], str] = str,
     ) -> None:
         self.model, self.graph, self.region, self.choices = model, graph, region, choices
+        self.original = original
         self.march = require_march("a qconfig setter") if march is None else march
         self._operators = {found.path: found for found in self._find()}
         self._by_name = {name: found for found in self for name in found.members}
@@ -119,6 +127,25 @@ class GraphView:
                 return self._by_name[name]
             name = name.rpartition(".")[0]
         return None
+
+    def every(self, name: str) -> list[OperatorView]:
+        """The same, for all calls of a shared module; the name of one call's own module gives that one."""
+        first = self.named(name)
+        return [] if first is None else [first, *(o for o in self if o is not first and self._is_call(o, first))]
+
+    def _is_call(self, operator: OperatorView, first: OperatorView) -> bool:
+        return self.original(operator.path) == first.path
+
+    def names(self, operator: OperatorView) -> Iterator[str]:
+        """The names that a rule may have for an operator, the most particular first."""
+        own = (operator.path, *reversed(operator.members))
+        for paths in (own, tuple(map(self.original, own))):
+            yield from paths
+            around = paths[0].rpartition(".")[0]
+            while around:
+                yield around
+                around = around.rpartition(".")[0]
+        yield ""
 
     def has_module(self, path: str) -> bool:
         """Does the model have a module at that path?"""

@@ -380,8 +380,9 @@ def warn_shared(model: fx.GraphModule, quantized: Region, choices: dict[str, Cho
         shown = ", ".join(shared[:6]) + (f" and {len(shared) - 6} more" if len(shared) > 6 else "")
         warnings.warn(
             f"`{model._get_name()}`: one scale must fit the results of several calls of {shown}, and the call with the "
-            "smaller values loses precision. Give each call a module of its own; a layer that is called several times "
-            "to share its weights can stay if its results have similar ranges.",
+            "smaller values loses precision. Give each call a module of its own, or scales of its own (own_scales=True "
+            "of `prepare`). A layer that is called several times to share its weights can stay as it is if its results "
+            "have similar ranges.",
             QuantizationWarning,
             stacklevel=3,
         )

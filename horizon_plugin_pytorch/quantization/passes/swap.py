@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
+from horizon_plugin_pytorch.quantization.passes.own_scales import share_integers
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 
 
@@ -212,9 +213,12 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     def change(path: str, module: nn.Module) -> nn.Module | None:
         if not isinstance(module, QATModule):
             return None
-        return type(module).quantized_class.from_qat(module).train(module.training)
+        quantized = type(module).quantized_class.from_qat(module).train(module.training)
+        quantized.own_calls = module.own_calls  # not taken by `from_qat`: a twin has no calls of its own
+        return quantized
 
     model = _map_modules(model, change)
+    share_integers(model)
     for module in model.modules():
         if isinstance(module, Composite):
             module.drop_float_parameters()

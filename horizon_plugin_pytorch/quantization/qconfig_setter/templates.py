@@ -229,10 +229,9 @@ class SensitivityTemplate(QconfigTemplate):
 
     def apply(self, view: GraphView, qconfig: QConfig) -> None:
         warn_unknown(view, self.rows, "SensitivityTemplate")
-        for row in self.rows:
-            operator = view.named(row.name)
-            current = None if operator is None else view.qconfig(operator)
-            if operator is None or current is None:
+        for row, operator in ((found, operator) for found in self.rows for operator in view.every(found.name)):
+            current = view.qconfig(operator)
+            if current is None:
                 continue
             why = f"sensitivity table rank {row.rank}"
             if (
