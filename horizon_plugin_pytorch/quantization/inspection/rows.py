@@ -129,8 +129,8 @@ class SharedRange:
         """What own scales would do, and how to get them."""
         if not self.would_help:
             return "not needed"
-        scope, _, name = self.name.rpartition(".")
-        module = scope if name.startswith("_generated_") else self.name  # a function goes by the module that calls it
+        scope = self.name.rpartition(".")[0]
+        module = scope if is_generated(self.name) else self.name  # a function goes by the module that calls it
         wanted = f"own_scales=[{module!r}]" if module else "own_scales=True"
         sizes = " / ".join(f"{max(-low, high):.3g}" for low, high in self.ranges)
         gain = "a scale" if math.isinf(self.lost_bits) else f"{self.lost_bits:.1f} more bits"
@@ -396,9 +396,6 @@ _TRAINING_ONLY = (
 
 def _called_again(path: str, count: int) -> str:
     if is_generated(path):
-        return f"this line runs {count} times with one scale; a dynamic_block around it gives each time its own"
-    return f"a FloatFunctional has one scale and is called {count} times; define one for each call"
-    if path.rpartition(".")[2].startswith("_generated_"):
         return f"this line runs {count} times with one scale; a dynamic_block, or own_scales, gives each time its own"
     return f"a FloatFunctional has one scale and is called {count} times; define one for each, or use own_scales"
 
