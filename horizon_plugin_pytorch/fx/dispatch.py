@@ -148,7 +148,7 @@ class Dispatcher:
     def _unknown(self, site: CallSite) -> UnknownCallError:
         """The error of a call that was not recorded: of a function, or of a module that calls it."""
         what, where = f"`{site.name}`", at(site.scope, site.line)
-        module, line = (None, "") if site.calls else unmet_module()
+        module, line = (None, "") if site.line else unmet_module()
         if module is not None:
             assert self._run.root is not None
             paths = [self._run.prefix + path for path, m in self._run.root.named_modules() if m is module]
