@@ -131,8 +131,8 @@ def test_keyword_arguments_reach_the_observer() -> None:
         (lambda: get_default_qconfig(activation_fake_quant="lsq"), "activation_fake_quant='lsq' is not available"),
         (lambda: get_default_qconfig(weight_fake_quant="typo"), "weight_fake_quant='typo'"),
         (
-            lambda: get_default_qconfig(activation_observer="mse"),
-            "activation_observer='mse'.*min_max, percentile, fixed_scale",
+            lambda: get_default_qconfig(activation_observer="best"),
+            "activation_observer='best'.*min_max, fixed_scale, clip, percentile",
         ),
         (lambda: get_default_qconfig(weight_observer="kl"), "weight_observer='kl'.*min_max"),
         (lambda: get_default_qconfig(activation_observer="fixed_scale"), "activation_qkwargs={'scale'"),
