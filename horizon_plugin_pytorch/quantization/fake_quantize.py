@@ -75,7 +75,7 @@ class _Rounded(torch.autograd.Function):
         return out, None, None, None, None
 
 
-def round_to_grid(
+def grid_edges(
     x: Tensor,
     scale: Tensor,
     ch_axis: int,
@@ -83,13 +83,8 @@ def round_to_grid(
     high: int,
     limits: tuple[float, float] = NO_LIMIT,
     saturate: bool = True,
-) -> Tensor:
-    """``clamp(round(x / scale), low, high) * scale`` with a straight-through gradient.
-
-    Args:
-        limits: real range of a fused activation; outside it there is no gradient.
-        saturate: give no gradient outside the integers' range either.
-    """
+) -> tuple[Any, tuple[int, int], tuple[Any, Any] | None]:
+    """The step as `x` can be divided by it, the outermost integers, and the open interval that passes gradients."""
     step: Any
     if scale.numel() > 1:
         shape = [1] * x.dim()
@@ -108,7 +103,26 @@ def round_to_grid(
         upper = _tighter(upper, limits[1], min)
         low, high = integer_limits(scale, low, high, limits)
     has_edges = saturate or limits != NO_LIMIT
-    return _Rounded.apply(x, step, low, high, (lower, upper) if has_edges else None)
+    return step, (low, high), (lower, upper) if has_edges else None
+
+
+def round_to_grid(
+    x: Tensor,
+    scale: Tensor,
+    ch_axis: int,
+    low: int,
+    high: int,
+    limits: tuple[float, float] = NO_LIMIT,
+    saturate: bool = True,
+) -> Tensor:
+    """``clamp(round(x / scale), low, high) * scale`` with a straight-through gradient.
+
+    Args:
+        limits: real range of a fused activation; outside it there is no gradient.
+        saturate: give no gradient outside the integers' range either.
+    """
+    step, ends, edges = grid_edges(x, scale, ch_axis, low, high, limits, saturate)
+    return _Rounded.apply(x, step, *ends, edges)
 
 
 class FakeQuantize(nn.Module):
@@ -302,9 +316,14 @@ class FakeQuantize(nn.Module):
 
     def _store_scale(self, value: Tensor) -> None:
         if value.shape != self.scale.shape and value.numel() != 1:
-            self.scale = torch.empty_like(value)
-            self.zero_point = torch.zeros_like(value, dtype=torch.long)
-        self.scale.copy_(value)
+            self._resize(value)
+        with torch.no_grad():
+            self.scale.copy_(value)
+
+    def _resize(self, like: Tensor) -> None:
+        """Make room for as many scales as `like` has."""
+        self.scale = torch.ones_like(like, device=self.scale.device)
+        self.zero_point = torch.zeros_like(self.scale, dtype=torch.long)
 
     @torch.no_grad()
     def refresh_scale(self) -> None:
@@ -349,7 +368,7 @@ class FakeQuantize(nn.Module):
             out = x if limits == NO_LIMIT else x.clamp(*limits)
         result = real_qtensor(out, self.current_scale(), self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
         if limits != NO_LIMIT:
-            result.set_range(*integer_limits(self.scale, self.quant_min, self.quant_max, limits))
+            result.set_range(*integer_limits(self.scale.detach(), self.quant_min, self.quant_max, limits))
         return result
 
     def weight(self, weight: Tensor) -> Tensor:
@@ -358,21 +377,26 @@ class FakeQuantize(nn.Module):
             self.observe(weight)
         return self.round_weight(weight) if self.is_quantizing else weight
 
-    def round_weight(self, weight: Tensor) -> Tensor:
-        """The rounded weights, as an ordinary tensor."""
+    def round_weight(self, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+        """The rounded weights, as an ordinary tensor.
+
+        Args:
+            scale: instead of the quantizer's own, one that follows from it (of weights folded with a batch norm).
+        """
+        scale = self.scale if scale is None else scale
         # Weights rarely leave their range; where none does, the gradient needs no mask.
-        saturate = self.saturate and not self._covers(weight)
-        return round_to_grid(weight, self.scale, self.ch_axis, self.quant_min, self.quant_max, saturate=saturate)
+        saturate = self.saturate and not self._covers(weight, scale)
+        return round_to_grid(weight, scale, self.ch_axis, self.quant_min, self.quant_max, saturate=saturate)
 
     @torch.no_grad()
-    def _covers(self, x: Tensor) -> bool:
+    def _covers(self, x: Tensor, scale: Tensor) -> bool:
         """Does every value lie where the gradient passes?"""
-        if self.scale.numel() > 1:
+        if scale.numel() > 1:
             x = x.transpose(0, self.ch_axis).flatten(1)
             smallest, largest = x.amin(1), x.amax(1)
         else:
             smallest, largest = torch.aminmax(x)
-        lower, upper = (self.quant_min - 0.5) * self.scale, (self.quant_max + 1) * self.scale
+        lower, upper = (self.quant_min - 0.5) * scale, (self.quant_max + 1) * scale
         return bool(((smallest > lower) & (largest < upper)).all())
 
     def extra_repr(self) -> str:
@@ -386,8 +410,7 @@ class FakeQuantize(nn.Module):
         scale = state_dict.get(prefix + "scale")
         if isinstance(scale, Tensor):
             if scale.shape != self.scale.shape:
-                self.scale = torch.empty_like(scale, device=self.scale.device)
-                self.zero_point = torch.zeros_like(self.scale, dtype=torch.long)
+                self._resize(scale)
             self._was_set = self._was_set or bool((scale != 1).any())
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.is_fixed:

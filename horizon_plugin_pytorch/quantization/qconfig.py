@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
     default_8bit_fake_quant,
     default_weight_8bit_fake_quant,
 )
+from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize, PACTFakeQuantize
 from horizon_plugin_pytorch.quantization.observer import (
     ClipObserver,
     ClipStdObserver,
@@ -78,6 +79,7 @@ _ACTIVATION_OBSERVERS = {
 _WEIGHT_OBSERVERS = {
     name: _ACTIVATION_OBSERVERS[name] for name in ("min_max", "fixed_scale", "clip", "percentile", "clip_std", "mse")
 }
+_QUANTIZERS = {"fake_quant": FakeQuantize, "lsq": LearnableFakeQuantize, "pact": PACTFakeQuantize}
 _PER_CHANNEL = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0}
 
 
@@ -86,10 +88,10 @@ def _partial(
 ) -> Partial | None:
     if fake_quant is None or (observer is None and not (qkwargs or {}).get("observer")):
         return None
-    if fake_quant != "fake_quant":
+    if fake_quant not in _QUANTIZERS:
         raise QuantizationConfigError(
-            f"get_default_qconfig: {what}_fake_quant={fake_quant!r} is not available in this version; use 'fake_quant' "
-            "or None."
+            f"get_default_qconfig: {what}_fake_quant={fake_quant!r} is not available; choose one of "
+            f"{', '.join(_QUANTIZERS)}, or None."
         )
     kwargs = dict(qkwargs or {})
     if "observer" not in kwargs:
@@ -110,7 +112,7 @@ def _partial(
             f"get_default_qconfig: {what} dtype {kwargs['dtype']} is not for tensors; choose qint8 or qint16. For an "
             "output in high precision use `get_default_qat_out_qconfig()`."
         )
-    return FakeQuantize.with_args(**kwargs)
+    return _QUANTIZERS[fake_quant].with_args(**kwargs)
 
 
 def get_default_qconfig(
@@ -124,7 +126,8 @@ def get_default_qconfig(
     """A qconfig from names.
 
     Args:
-        activation_fake_quant, weight_fake_quant: ``"fake_quant"``, or None not to quantize.
+        activation_fake_quant, weight_fake_quant: ``"fake_quant"``, ``"lsq"`` or ``"pact"`` (scales that are trained),
+            or None not to quantize.
         activation_observer: ``"min_max"``, ``"percentile"``, ``"mse"``, ``"kl"``, ``"mix"``, ``"histogram"``,
             ``"clip"``, ``"clip_std"`` or ``"fixed_scale"``.
         weight_observer: ``"min_max"``, ``"percentile"``, ``"mse"``, ``"clip"``, ``"clip_std"`` or ``"fixed_scale"``.
@@ -366,6 +369,12 @@ default_qat_8bit_weight_32bit_out_fake_quant_qconfig = default_qat_out_8bit_fake
 default_calib_8bit_fake_quant_qconfig = get_default_qconfig(activation_observer="percentile")
 default_calib_8bit_weight_16bit_act_fake_quant_qconfig = get_default_qconfig(
     activation_observer="percentile", activation_qkwargs={"dtype": qint16}
+)
+default_qat_8bit_lsq_quant_qconfig = get_default_qconfig(
+    activation_fake_quant="lsq",
+    weight_fake_quant="lsq",
+    activation_qkwargs={"use_grad_scaling": True, "averaging_constant": 1.0},
+    weight_qkwargs={"use_grad_scaling": True, "averaging_constant": 1.0},
 )
 default_calib_out_8bit_fake_quant_qconfig = default_qat_out_8bit_fake_quant_qconfig
 default_calib_8bit_weight_32bit_out_fake_quant_qconfig = default_qat_out_8bit_fake_quant_qconfig

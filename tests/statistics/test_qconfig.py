@@ -40,6 +40,7 @@ PREDEFINED = {
     "default_qat_8bit_weight_16bit_act_fake_quant_qconfig": (qint16, MovingAverageMinMaxObserver, 0.01),
     "default_qat_8bit_weight_16bit_fixed_act_fake_quant_qconfig": (qint16, MovingAverageMinMaxObserver, 0),
     "default_calib_8bit_weight_16bit_act_fake_quant_qconfig": (qint16, PercentileObserver, 0.01),
+    "default_qat_8bit_lsq_quant_qconfig": (qint8, MovingAverageMinMaxObserver, 1.0),
 }
 
 
@@ -128,7 +129,7 @@ def test_keyword_arguments_reach_the_observer() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: get_default_qconfig(activation_fake_quant="lsq"), "activation_fake_quant='lsq' is not available"),
+        (lambda: get_default_qconfig(activation_fake_quant="dorefa"), "='dorefa' is not available.*lsq, pact"),
         (lambda: get_default_qconfig(weight_fake_quant="typo"), "weight_fake_quant='typo'"),
         (
             lambda: get_default_qconfig(activation_observer="best"),

@@ -32,6 +32,13 @@ def inner_qconfig(qconfig: Any, scale: float | None = None) -> QConfig:
     return QConfig(activation=type(activation)(activation.cls, {**kwargs, "dtype": qint16}), weight=None)
 
 
+def shown_qconfig(qconfig: Any, scale: float | None = None) -> QConfig:
+    """The qconfig of a part that only observes (see `PartedModule`): nothing trains its scale."""
+    activation = inner_qconfig(qconfig, scale).activation
+    kwargs = {k: v for k, v in activation.kwargs.items() if k != "use_grad_scaling"}
+    return QConfig(activation=FakeQuantize.with_args(**kwargs), weight=None)
+
+
 class Composite(PlacedModule):
     """An operator made of smaller QAT modules, which conversion replaces one by one."""
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from horizon_plugin_pytorch.nn.intrinsic import BN_FORMS, by_output, fold, fold_bn, gain_of, rank_for
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, qat_forms, register_fused
 from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode
-from horizon_plugin_pytorch.quantization.fake_quantize import round_to_grid
 
 _SMALLEST_SCALE = 2.0**-60
 
@@ -81,9 +80,7 @@ class QATGemmBN(QATGemm):
         return torch.where(has_gain, rounded, self.weight)
 
     def _round_folded(self, weight: Tensor) -> Tensor:
-        quantizer, axis = self.weight_fake_quant, self.weight_axis
-        low, high = quantizer.quant_min, quantizer.quant_max
-        return round_to_grid(weight, self._deployed_scale(), axis, low, high, saturate=quantizer.saturate)
+        return self.weight_fake_quant.round_weight(weight, self._deployed_scale())
 
 
 def with_bn(layer: Any, plain: Sequence[type[QATGemm]], quantized: ModuleType, module: str) -> list[type[QATGemmBN]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.elementwise import Rsqrt
 from horizon_plugin_pytorch.nn.operator_table import Binder, Call, depends_on_graph
-from horizon_plugin_pytorch.nn.qat.composite import PartedModule, inner_qconfig
+from horizon_plugin_pytorch.nn.qat.composite import PartedModule, shown_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.gemm import share_tensor, tensor_of
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
@@ -69,7 +69,7 @@ class Normalization(PartedModule):
         self.weight: Tensor | None = source.weight
         self.bias: Tensor | None = getattr(source, "bias", None)
         self.qconfig = source.qconfig
-        inner = inner_qconfig(self.qconfig)
+        inner = shown_qconfig(self.qconfig)
         self.var_mean = (VarMean if is_centred else MeanSquare)(inner)
         table = getattr(source, "rsqrt_kwargs", None) or {}
         self.rsqrt = SegmentLUT(Rsqrt(eps).quantized_function(), "rsqrt", inner, **table)

@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     as_module,
     register,
 )
-from horizon_plugin_pytorch.nn.qat.composite import PartedModule, inner_qconfig, on_both
+from horizon_plugin_pytorch.nn.qat.composite import PartedModule, on_both, shown_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.module import real
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
@@ -43,9 +43,9 @@ class Softmax(PartedModule):
     def __init__(self, dim: int | None = None, qconfig: Any = None, is_negated: bool = False) -> None:
         super().__init__()
         self.dim, self.qconfig, self.is_negated = dim, qconfig, is_negated
-        inner = inner_qconfig(qconfig)
+        inner = shown_qconfig(qconfig)
         self.sub = FloatFunctional(inner)
-        self.exp = SegmentLUT(torch.exp, "exp", inner_qconfig(qconfig, EXP_SCALE))
+        self.exp = SegmentLUT(torch.exp, "exp", shown_qconfig(qconfig, EXP_SCALE))
         self.sum = FloatFunctional(inner)
         self.reciprocal = SegmentLUT(_reciprocal, "reciprocal", inner)
         self.mul = FloatFunctional(qconfig)
@@ -91,9 +91,9 @@ class LogSoftmax(PartedModule):
     def __init__(self, dim: int | None = None, qconfig: Any = None) -> None:
         super().__init__()
         self.dim, self.qconfig = dim, qconfig
-        inner = inner_qconfig(qconfig)
+        inner = shown_qconfig(qconfig)
         self.sub = FloatFunctional(inner)
-        self.exp = SegmentLUT(torch.exp, "exp", inner_qconfig(qconfig, EXP_SCALE))
+        self.exp = SegmentLUT(torch.exp, "exp", shown_qconfig(qconfig, EXP_SCALE))
         self.sum = FloatFunctional(inner)
         self.log = SegmentLUT(_log, "log", inner)
         self.log_sub = FloatFunctional(qconfig)

@@ -1,0 +1,132 @@
+"""Scales that are trained with the weights: LSQ and PACT."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, FakeQuantize, grid_edges
+
+_SMALLEST, _LARGEST = 2.0**-40, 2.0**40
+
+
+class _Learned(torch.autograd.Function):
+    """``clamp(round(x / s), low, high) * s`` with gradients for x (straight through) and for s.
+
+    With ``y`` the result and ``gx`` the gradient that x gets (that of y inside the range, else 0), the scale's gradient
+    is ``(sum(gy * y) - sum(gx * x)) / s`` (LSQ), and without the rounding part ``(sum(gy * y) - sum(gx * y)) / s``
+    (PACT): two dot products, and nothing of the tensor's size is made.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, step: Any, ends: tuple, edges: tuple | None, factor: float, is_clip: bool
+    ) -> Tensor:
+        y = torch.div(x, step).round_().clamp_(*ends).mul_(step)
+        ctx.save_for_backward(x, y, scale)
+        ctx.edges, ctx.factor, ctx.is_clip = edges, factor, is_clip
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        x, y, scale = ctx.saved_tensors
+        if ctx.edges is None:
+            to_x = grad
+        elif isinstance(ctx.edges[0], float) and isinstance(ctx.edges[1], float):
+            to_x = torch.ops.aten.hardtanh_backward(grad, x, *ctx.edges)
+        else:
+            to_x = torch.where((x > ctx.edges[0]) & (x < ctx.edges[1]), grad, 0.0)
+        inside = y if ctx.is_clip else x
+        if scale.numel() == 1:
+            moved = _dot(grad, y) - _dot(to_x, inside)
+        else:
+            axes = [d for d in range(x.dim()) if scale.shape[d] == 1]
+            moved = ((grad * y).sum(axes, keepdim=True) - (to_x * inside).sum(axes, keepdim=True)).to(scale.dtype)
+        return to_x, (moved.reshape(scale.shape) / scale).mul_(ctx.factor), None, None, None, None, None
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.dot(a.reshape(-1), b.reshape(-1))
+
+
+class LearnableFakeQuantize(FakeQuantize):
+    """A fake quantizer whose scale is trained (LSQ).
+
+    Calibration, or the first batch of training, gives the scale that training begins with. Whatever step an optimizer
+    takes, the scale stays positive and finite: a negative one counts by its size, one that is not a number goes back to
+    what it was.
+
+    Args:
+        observer: gives the scale to begin with.
+        use_grad_scaling: divide the scale's gradient by the root of the number of values times the largest integer, so
+            that scales learn at the pace of weights.
+
+    Other arguments are those of `FakeQuantize`.
+
+    >>> fq = LearnableFakeQuantize(use_grad_scaling=True)
+    >>> fq(torch.tensor([-1.0, 0.3, 2.55], requires_grad=True)).dequantize().sum().backward()
+    >>> fq.scale.grad.shape
+    torch.Size([1])
+    """
+
+    _is_clip = False
+
+    def __init__(self, *args: Any, use_grad_scaling: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.use_grad_scaling = use_grad_scaling
+        scale = self._buffers.pop("scale")
+        self.scale = nn.Parameter(scale, requires_grad=not self.is_fixed)  # type: ignore[assignment, arg-type]
+        self._good = self.scale.detach().clone()
+
+    def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
+        if not (self.is_quantizing and self.has_statistics):  # once there is a scale, training has it
+            super().observe(x, limits)
+
+    def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> Tensor:
+        return self._learned(x, self.sound_scale(), limits)
+
+    def round_weight(self, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+        return self._learned(weight, self.sound_scale() if scale is None else scale, NO_LIMIT)
+
+    def _learned(self, x: Tensor, scale: Tensor, limits: tuple[float, float]) -> Tensor:
+        if not scale.requires_grad:
+            return super().round(x, limits)
+        step, ends, edges = grid_edges(
+            x, scale.detach(), self.ch_axis, self.quant_min, self.quant_max, limits, self.saturate
+        )
+        factor = 1.0
+        if self.use_grad_scaling:
+            factor = 1 / math.sqrt(max(x.numel() // scale.numel(), 1) * self.quant_max)
+        shaped = scale if scale.numel() == 1 else scale.reshape(step.shape)
+        return _Learned.apply(x, shaped, step, ends, edges, factor, self._is_clip)
+
+    @torch.no_grad()
+    def sound_scale(self) -> Tensor:
+        """The scale, mended if a step of the optimizer has left it negative, too small, or no number."""
+        scale = self.scale
+        if bool(((scale >= _SMALLEST) & (scale <= _LARGEST)).all()):
+            self._good = scale.detach().clone()
+            return scale
+        good = self._good.to(scale.device).expand_as(scale)
+        scale.copy_(torch.where(scale.isfinite(), scale.abs().clamp(_SMALLEST, _LARGEST), good))
+        return scale
+
+    def current_scale(self) -> Tensor:
+        self.sound_scale()
+        return super().current_scale()
+
+    def _resize(self, like: Tensor) -> None:
+        self.scale.data = torch.ones_like(like, device=self.scale.device)  # an optimizer may hold the parameter
+        self.zero_point = torch.zeros_like(self.scale, dtype=torch.long)
+
+
+class PACTFakeQuantize(LearnableFakeQuantize):
+    """A fake quantizer that trains where values are clipped (PACT): only clipped values move the scale."""
+
+    _is_clip = True
+
+
+_LearnableFakeQuantize = LearnableFakeQuantize

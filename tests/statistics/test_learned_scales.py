@@ -1,0 +1,162 @@
+"""Scales that are trained: gradients, soundness under any step, one arithmetic."""
+
+from __future__ import annotations
+
+import copy
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    QuantWrapper,
+    get_default_qconfig,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize, PACTFakeQuantize
+from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver
+from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_lsq_quant_qconfig
+from tests.routes import assert_one_arithmetic, calibrate
+
+
+def ready(cls=LearnableFakeQuantize, scale: float = 0.02, **kwargs) -> LearnableFakeQuantize:
+    quantizer = cls(**kwargs)
+    quantizer.set_qparams(scale)
+    return quantizer
+
+
+@given(st.floats(0.005, 0.05), st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_the_gradient_is_that_of_the_paper(scale: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(300, generator=generator) * 2
+    upstream = torch.randn(300, generator=generator)
+    quantizer = ready(scale=scale)
+    x.requires_grad_()
+    quantizer(x).dequantize().mul(upstream).sum().backward()
+    v = (x / quantizer.scale).detach()
+    is_inside = (v > -128.5) & (v < 128)
+    by_value = torch.where(is_inside, v.round().clamp(-128, 127) - v, v.sign().clamp(min=0) * 255 - 128)
+    expected = (by_value * upstream).sum() / (300 * 127) ** 0.5
+    torch.testing.assert_close(quantizer.scale.grad[0], expected, rtol=1e-3, atol=1e-5)
+    assert torch.equal(x.grad, torch.where(is_inside, upstream, 0.0))
+
+
+def test_pact_moves_by_what_is_clipped_only() -> None:
+    inside, outside = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([0.5, 9.0, -9.0, 8.0])
+    for values, expected in ((inside, 0.0), (outside, 127 - 128 + 127)):
+        quantizer = ready(PACTFakeQuantize, use_grad_scaling=False)
+        quantizer(values.requires_grad_()).dequantize().sum().backward()
+        assert float(quantizer.scale.grad) == pytest.approx(expected, abs=1e-3)
+
+
+def test_channels_have_gradients_of_their_own() -> None:
+    quantizer = default_qat_8bit_lsq_quant_qconfig.weight(channel_len=3)
+    weight = torch.randn(3, 4, 2)
+    weight[1] = 0
+    quantizer.weight(weight)
+    loss = (quantizer.weight(weight) * torch.randn(3, 4, 2)).sum()
+    loss.backward()
+    assert quantizer.scale.grad.shape == (3,) and quantizer.scale.grad[0] != 0 and quantizer.scale.grad[1] == 0
+
+
+@given(st.lists(st.sampled_from([-1e30, -5.0, -1e-3, 0.0, 1e-12, 3.0, 1e30, float("nan"), float("inf")]), min_size=1))
+@settings(max_examples=50, deadline=None)
+def test_whatever_step_is_taken_the_scale_stays_positive_and_finite(steps: list[float]) -> None:
+    quantizer = ready()
+    for step in steps:
+        with torch.no_grad():
+            quantizer.scale -= step
+        out = quantizer(torch.randn(20, requires_grad=True)).dequantize()
+        assert out.isfinite().all()
+        assert (quantizer.scale > 0).all() and quantizer.scale.isfinite().all()
+        out.sum().backward()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.bn(self.conv(x)).relu()
+        y = self.norm(y.mean((2, 3)))
+        return self.head(y.softmax(-1) + y)
+
+
+def trained(qconfig, steps: int = 5, mode: QATMode = QATMode.FuseBN) -> tuple[nn.Module, list[float]]:
+    torch.manual_seed(1)
+    set_qat_mode(mode)
+    try:
+        model = prepare_qat_fx(QuantWrapper(Net()), {"": qconfig})
+    finally:
+        set_qat_mode(QATMode.FuseBN)
+    x, target = torch.randn(8, 3, 6, 6), torch.randn(8, 4)
+    calibrate(model, (x,))
+    model.train()
+    set_fake_quantize(model, FakeQuantState.QAT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(steps):
+        loss = (model(x) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return model, losses
+
+
+@pytest.mark.parametrize("mode", list(QATMode))
+@pytest.mark.parametrize("name", ["lsq", "pact"])
+def test_scales_learn_and_the_integers_are_the_same_on_all_routes(name, mode, tmp_path) -> None:
+    qconfig = get_default_qconfig(activation_fake_quant=name, weight_fake_quant=name)
+    model, losses = trained(qconfig, mode=mode)
+    assert losses[-1] < losses[0]
+    learned = {n: p for n, p in model.named_parameters() if n.endswith(".scale")}
+    assert learned and all(p.grad is not None for p in learned.values())  # nobody waits for a gradient: DDP would
+    before, _ = trained(qconfig, 0, mode)
+    moved = [n for n, p in before.named_parameters() if n in learned and not torch.equal(p, learned[n])]
+    assert len(moved) > len(learned) / 2
+    model.eval()
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    assert_one_arithmetic(model, (torch.randn(2, 3, 6, 6),), tmp_path)
+
+
+def test_checkpoints_go_either_way() -> None:
+    learned, _ = trained(default_qat_8bit_lsq_quant_qconfig, 2)
+    plain, _ = trained(get_default_qconfig(), 0)
+    plain.load_state_dict(learned.state_dict())
+    fresh = prepare_qat_fx(QuantWrapper(Net()), {"": default_qat_8bit_lsq_quant_qconfig})
+    fresh.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 6, 6)
+    results = []
+    for model in (learned, plain, fresh, copy.deepcopy(learned)):
+        model.eval()
+        set_fake_quantize(model, FakeQuantState.VALIDATION)
+        results.append(model(x))
+    assert all(torch.equal(r, results[0]) for r in results)
+
+
+def test_a_scale_that_is_given_is_not_trained() -> None:
+    quantizer = LearnableFakeQuantize(FixedScaleObserver, scale=0.5)
+    assert not quantizer.scale.requires_grad
+    assert isinstance(quantizer, FakeQuantize)
+    quantizer(torch.randn(5, requires_grad=True)).dequantize().sum().backward()
+
+
+def test_an_optimizer_made_before_the_first_batch_trains_the_scales() -> None:
+    quantizer = default_qat_8bit_lsq_quant_qconfig.weight()  # the number of channels is not known yet
+    optimizer = torch.optim.SGD(quantizer.parameters(), lr=0.1)
+    weight = torch.randn(3, 5)
+    for _ in range(2):
+        before = quantizer.scale.detach().clone()
+        quantizer.weight(weight).square().sum().backward()
+        optimizer.step()
+    assert quantizer.scale.shape == (3,) and not torch.equal(before, quantizer.scale)
