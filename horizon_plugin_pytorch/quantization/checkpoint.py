@@ -19,6 +19,7 @@ _QUANTIZER = re.compile(r"(?:(?P<owner>.*?)\.)?(?P<part>activation_post_process|
 _PARTS = {"activation_post_process": "output", "weight_fake_quant": "weight"}
 _SWITCHES = (".fake_quant_enabled", ".observer_enabled")
 _WRAPPERS = ("module.", "_orig_mod.")  # DataParallel and DistributedDataParallel; torch.compile
+_SHOWN = 40  # modules of a section that a message names
 
 ByModule = dict[str, tuple[str, ...]]
 
@@ -84,8 +85,11 @@ class StateDictMismatch:
              self.unexpected_parameters),
         )  # fmt: skip
         for title, rows in sections:
-            if rows:
-                lines += [f"{title}:", *(f"  {path or '(top)'}: {', '.join(names)}" for path, names in rows.items())]
+            shown = [f"  {path or '(top)'}: {', '.join(names)}" for path, names in rows.items()]
+            if len(shown) > _SHOWN:
+                shown[_SHOWN:] = [f"  and {len(shown) - _SHOWN} more modules; `compare_state_dict` gives all"]
+            if shown:
+                lines += [f"{title}:", *shown]
         return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import random
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,7 @@ from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplat
 from horizon_plugin_pytorch.quantization.qconfig_template import default_qat_qconfig_setter
 from horizon_plugin_pytorch.utils.check_model import check_qat_model
 from tests.models import make
+from tests.verbs.test_networks import NETWORKS, _float, _inputs
 
 QAT = default_qat_8bit_fake_quant_qconfig
 HIGH = default_qat_8bit_weight_32bit_out_fake_quant_qconfig
@@ -300,6 +302,19 @@ def test_a_models_own_forward_gives_the_same_text_as_its_graph(name: str) -> Non
     assert render(_check(_jit(model, inputs), *inputs)) == render(_check(_fx(model, inputs), *inputs))
 
 
+# "matching" has a line that runs twice: one module by running, and one for each time by tracing.
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "matching"])
+def test_networks_give_the_same_text_and_the_same_keys(name: str) -> None:
+    set_march(March.NASH_M)
+    inputs = _inputs(name)
+    qats = [
+        prepare_by_running(_float(name), inputs, default_qat_qconfig_setter, method, out_dir=None)
+        for method in ("jit-strip", "jit", "symbolic")
+    ]
+    assert len({render(_check(qat, *inputs)) for qat in qats}) == 1
+    assert len({tuple(sorted(qat.state_dict())) for qat in qats}) == 1
+
+
 # -- fusion
 
 
@@ -486,6 +501,25 @@ def test_a_module_that_never_runs(prepare: Any) -> None:
     assert [row.name for row in check.mistakes] == ["unused"]
     assert "is never called, neither in eval nor in training mode" in check.mistakes[0].text
     assert (check.called_times[0].name, check.called_times[0].count) == ("unused", 0)
+
+
+class NeedsTargets(Stubbed):
+    def forward(self, x: Tensor, target: Tensor | None = None) -> Tensor:
+        x = self.pool(self.quant(x))
+        if self.training:
+            assert target is not None, "no targets"
+            x = self.aux(x)
+        return self.dequant(x)
+
+
+@pytest.mark.parametrize("prepare", [_eager, _jit], ids=["eager", "jit"])
+def test_a_training_mode_that_needs_more_inputs(prepare: Any) -> None:
+    model = NeedsTargets(print, pool=nn.AvgPool2d(2), aux=nn.Conv2d(3, 3, 1))
+    (row,) = _check(prepare(model, (IMAGE,)), IMAGE).mistakes
+    expected = (
+        r"is never called in eval mode \(in training mode the model failed in the top module .*: no targets\): remove"
+    )
+    assert row.name == "aux" and re.match(expected, row.text)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,13 @@ def test_differences_are_told_by_module() -> None:
     )
 
 
+def test_a_long_list_is_cut() -> None:
+    state = {f"blocks.{i}.weight": torch.zeros(1) for i in range(50)}
+    mismatch = compare_state_dict(nn.Linear(1, 1), {**nn.Linear(1, 1).state_dict(), **state})
+    assert len(mismatch.unexpected_parameters) == 50
+    assert str(mismatch).endswith("  blocks.39: weight\n  and 10 more modules; `compare_state_dict` gives all")
+
+
 def test_statistics_of_another_observer_are_no_difference() -> None:
     model, _ = make("resnet")
     qat = prepare_qat_fx(model, {"": QAT})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import sys
@@ -133,6 +132,7 @@ class Recording:
         functions: names of the functions that take each call's results, or what comes of them by functions.
         results: the calls whose results the model hands out as they are.
         training_only: operators that run in training mode and not in eval mode.
+        training_failure: the error that ended the run in training mode, if there was one.
         failure: the error that ended the run early, or None.
         march: the chip that the model was prepared for; None if it is not known.
         reasons: the rules that gave operators their formats.
@@ -144,6 +144,7 @@ class Recording:
     functions: dict[int, tuple[str, ...]]
     results: frozenset[int] = frozenset()
     training_only: frozenset[str] = frozenset()
+    training_failure: Failure | None = None
     failure: Failure | None = None
     march: March | None = None
     reasons: dict[str, str] = field(default_factory=dict)
@@ -403,13 +404,16 @@ def _watched(watch: _Watch) -> Iterator[None]:
         after.remove()
 
 
-def _called_in_training(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+def _run_in_training(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[set[str], Failure | None]:
     """The operators that run in training mode; those up to an error, if there is one: losses may want targets."""
     watch = _Watch(model)
     model.train()
-    with _watched(watch), contextlib.suppress(Exception):
-        model(*args, **kwargs)
-    return {call.path for call in watch.calls}
+    with _watched(watch):
+        try:
+            model(*args, **kwargs)
+        except Exception as error:
+            return {call.path for call in watch.calls}, watch.failure(error)
+    return {call.path for call in watch.calls}, None
 
 
 @torch.no_grad()
@@ -429,6 +433,7 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
     results: frozenset[int] = frozenset()
     failure = None
     training_only: set[str] = set()
+    training_failure = None
     try:
         with undisturbed(model):
             model.eval()
@@ -440,7 +445,8 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
                     failure = watch.failure(error)
             unused = watch.operators.keys() - {call.path for call in watch.calls}
             if unused and failure is None:
-                training_only = unused & _called_in_training(model, args, kwargs)
+                called, training_failure = _run_in_training(model, args, kwargs)
+                training_only = unused & called
     finally:
         for x in (*_tensors((args, kwargs)), *model.parameters(), *model.buffers()):
             x.__dict__.pop("_inspection_mark", None)  # an operator may give back what it got
@@ -451,6 +457,7 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
         {index: tuple(names) for index, names in watch.functions.items()},
         results,
         frozenset(training_only),
+        training_failure,
         failure,
         model.__dict__.get("march"),
         {path: reason_of(model, path) for path in watch.operators},

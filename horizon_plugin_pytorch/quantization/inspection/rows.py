@@ -383,15 +383,23 @@ def mistakes(recording: Recording) -> Iterator[Message]:
         return
     for path, count in counts.items():
         if count == 0:
-            text = _TRAINING_ONLY if path in recording.training_only else _NEVER_CALLED
+            text = _TRAINING_ONLY if path in recording.training_only else _never_called(recording)
             yield Message(path, type(recording.operators[path]), text)
 
 
-_NEVER_CALLED = "is never called, neither in eval nor in training mode: remove it, or give example inputs that reach it"
 _TRAINING_ONLY = (
     "is called in training mode only, and not deployed: nothing to do for a loss or an auxiliary head, but what lies "
     "behind a DeQuantStub needs no qconfig"
 )
+
+
+def _never_called(recording: Recording) -> str:
+    if recording.training_failure is None:
+        modes = "is never called, neither in eval nor in training mode"
+    else:
+        why = str(recording.training_failure).splitlines()[0].rstrip(".")
+        modes = f"is never called in eval mode (in training mode {why})"
+    return f"{modes}: remove it, or give example inputs that reach it"
 
 
 def _called_again(path: str, count: int) -> str:
