@@ -37,29 +37,29 @@ def classes() -> dict[str, type[nn.Module]]:
 
 
 class Stubs(nn.Module):
-    """Our stubs around a model that has none, for every float argument and every float output."""
+    """Our stubs around a model that has none, for every float argument and every output; fx can trace it.
 
-    def __init__(self, model: nn.Module, inputs: tuple) -> None:
+    Args:
+        has_own: the model has QuantStubs of its own, and only what it leaves quantized is closed.
+    """
+
+    def __init__(self, model: nn.Module, inputs: tuple, has_own: bool) -> None:
         super().__init__()
+        leaves, self.spec = pytree.tree_flatten(inputs)
         self.model = model
-        self.quant = nn.ModuleList(QuantStub() for _ in pytree.tree_leaves(inputs))
+        self.is_nested = len(leaves) != len(inputs)
+        self.quant = nn.ModuleList(
+            QuantStub() if x.is_floating_point() and not has_own else nn.Identity() for x in leaves
+        )
         self.dequant = DeQuantStub()
+        with torch.no_grad():
+            self.paths = [path for path, _ in pytree.tree_flatten_with_path(model.eval()(*inputs))[0]]
 
-    def forward(self, *args: Any) -> list[Tensor]:
-        leaves, spec = pytree.tree_flatten(args)
-        leaves = [q(x) if x.is_floating_point() else x for q, x in zip(self.quant, leaves, strict=True)]
-        return [self.dequant(x) for x in pytree.tree_leaves(self.model(*pytree.tree_unflatten(leaves, spec)))]
-
-
-class Outputs(nn.Module):
-    """A list of outputs of a model with stubs of its own; what it leaves quantized is closed."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.dequant = model, DeQuantStub()
-
-    def forward(self, *args: Tensor) -> list[Tensor]:
-        return [self.dequant(x) for x in pytree.tree_leaves(self.model(*args))]
+    def forward(self, a: Any, b: Any = None, c: Any = None, d: Any = None) -> list[Tensor]:
+        args = pytree.tree_leaves((a, b, c, d)) if self.is_nested else (a, b, c, d)
+        leaves = [quant(x) for quant, x in zip(self.quant, args, strict=False)]
+        out = self.model(*pytree.tree_unflatten(leaves, self.spec))
+        return [self.dequant(pytree.key_get(out, path)) for path in self.paths]
 
 
 def _vector(*shape: int) -> Callable[[], tuple]:
@@ -200,5 +200,4 @@ def build(name: str) -> Built:
     for module in model.modules():
         if module.__dict__.get("qconfig") is not None:
             del module.qconfig
-    wrapped = Outputs(model) if has_stubs(model) else Stubs(model, inputs)
-    return wrapped.eval(), inputs
+    return Stubs(model, inputs, has_stubs(model)).eval(), inputs

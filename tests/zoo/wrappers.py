@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub
@@ -29,8 +29,8 @@ class Wrapped(nn.Module):
         out = self.model(**{self.name: x}, **self.constants) if self.name else self.model(x, **self.constants)
         if self.outputs:
             out = [getattr(out, field) for field in self.outputs]
-        tensors = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
-        return [self.dequant(x) if x.is_floating_point() else x for x in tensors]
+        tensors = [x for x in pytree.tree_leaves(out) if isinstance(x, (Tensor, fx.Proxy))]
+        return [self.dequant(x) if isinstance(x, fx.Proxy) or x.is_floating_point() else x for x in tensors]
 
 
 class Tokens(nn.Module):
