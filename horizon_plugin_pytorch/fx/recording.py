@@ -27,6 +27,7 @@ from horizon_plugin_pytorch.fx.call_site import (
     here,
     recording,
 )
+from horizon_plugin_pytorch.fx.packing import PackedGraph
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
 from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
@@ -80,7 +81,7 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.graph = fx.Graph()
+        self.graph = PackedGraph()
         self._model = model
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[Any] = []  # a tensor that is gone could share its id with a new one

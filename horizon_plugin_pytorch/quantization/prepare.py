@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
@@ -158,7 +159,7 @@ def _prepare_by_running(
 ) -> nn.Module:
     march = require_march("prepare")
     require_float(model, "prepare")
-    copied = plain_transformers(copy_model(model, "prepare"))
+    copied = plain_weights(plain_transformers(copy_model(model, "prepare")))
     own = OwnScales.of(own_scales, copied, "prepare")
     split_aliases(copied, own)
     graph, runs = record_runs(copied, args, kwargs)

@@ -10,6 +10,7 @@ from torch import nn
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.march import March, require_march
+from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
@@ -64,7 +65,7 @@ def prepare_qat(
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
-    plain_transformers(model)
+    plain_weights(plain_transformers(model))
     choices, lines = resolve_qconfigs(model, None), None
     if qconfig_setter is not None:
         choices = resolve_qconfigs(model, {"": PLACEHOLDER})

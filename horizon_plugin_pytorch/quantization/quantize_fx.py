@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, source_line
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import March, require_march
+from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -52,8 +53,10 @@ __all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
 
 def copy_model(model: nn.Module, what: str) -> nn.Module:
     """A deep copy, or an error that says why the model cannot be copied."""
+    # What autograd computed and a module keeps (a normalised weight, its last output) is copied as a value.
+    kept = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf]
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, {id(x): x.detach().clone() for x in kept})
     except RuntimeError as error:
         raise HorizonError(
             f"{what} copies `{type(model).__name__}` and could not: {error} A tensor that autograd computed is stored "
@@ -83,7 +86,7 @@ def fuse_fx(model: nn.Module, fuse_custom_config_dict: dict[str, Any] | None = N
     >>> type(fuse_fx(nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())).get_submodule("0")).__name__
     'ConvReLU2d'
     """
-    copied = plain_transformers(copy_model(model, "fuse_fx"))
+    copied = plain_weights(plain_transformers(copy_model(model, "fuse_fx")))
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
     follow_training(graph_module)
     follow_writes(graph_module)
@@ -138,7 +141,7 @@ def prepare_qat_fx(
             "name beside other setters."
         )
     require_float(model, "prepare_qat_fx")
-    copied = plain_transformers(copy_model(model, "prepare_qat_fx"))
+    copied = plain_weights(plain_transformers(copy_model(model, "prepare_qat_fx")))
     own = OwnScales.of(own_scales, copied, "prepare_qat_fx")
     split_aliases(copied, own)
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
-from horizon_plugin_pytorch.quantization import QuantWrapper, convert, prepare
+from horizon_plugin_pytorch.quantization import FakeQuantState, QuantWrapper, convert, prepare, set_fake_quantize
+from horizon_plugin_pytorch.quantization.graph_text import graph_text
 from tests.routes import as_numbers, calibrate, mismatches, qconfig
 
 
@@ -74,3 +78,40 @@ def test_each_line_of_a_forward_in_torch_has_its_module():
     model, inputs = QuantWrapper(_written_in_torch()()), (torch.randn(2, 4),)
     qat = prepare(model, inputs, qconfig_dict={"": qconfig()}, out_dir=None)
     assert {name for name, _ in qat.module.named_children()} >= {"_generated_add_0", "_generated_add_1"}
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning", "ignore:.*weight_norm.*:DeprecationWarning")
+def test_a_computed_weight_becomes_a_weight_that_trains(norm, method):
+    model, inputs = QuantWrapper(norm(nn.Linear(4, 4))).eval(), (torch.randn(2, 4),)
+    before = set(model.state_dict())
+    wanted = model(*inputs)
+    qat = prepare(model, inputs, qconfig_dict={"": qconfig("qint16")}, method=method, out_dir=None)
+    assert torch.allclose(calibrate(qat, inputs)(*inputs), wanted, atol=0.05)
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    qat(*inputs).sum().backward()
+    assert qat.module.weight.is_leaf and float(qat.module.weight.grad.abs().sum()) > 0
+    assert {"module.weight", "module.bias"} <= set(qat.state_dict())
+    assert set(model.state_dict()) == before and torch.equal(model(*inputs), wanted)  # the caller's is not touched
+    copy.deepcopy(qat)(*inputs)
+
+
+class LongAndPooled(nn.Module):
+    """More calls than pickle could follow from one to the next, and a function that has no name of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(x, 2)
+        for _ in range(400):
+            x = x.flip(-1)
+        return x
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_long_models_can_be_pickled(method):
+    model, inputs = QuantWrapper(LongAndPooled()).eval(), (torch.randn(1, 2, 4, 4),)
+    qat = calibrate(prepare(model, inputs, qconfig_dict={"": qconfig()}, method=method, out_dir=None), inputs)
+    again = pickle.loads(pickle.dumps(qat))
+    assert graph_text(again.graph) == graph_text(qat.graph) == graph_text(copy.deepcopy(qat).graph)
+    assert torch.equal(again(*inputs), qat(*inputs))
+    assert torch.equal(pickle.loads(pickle.dumps(copy.deepcopy(qat)))(*inputs), qat(*inputs))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from horizon_plugin_pytorch.fx.packing import pack, unpack
 from horizon_plugin_pytorch.nn.leaf import bind_methods
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 
@@ -17,42 +17,8 @@ _INTERNAL = {"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", *nn.Mod
 _MISSING = object()
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """Stands for a node in a pickled graph."""
-
-    name: str
-
-
-def _pack(graph: fx.Graph) -> list[tuple]:
-    """The graph's nodes as plain values."""
-
-    def refer(value: Any) -> Any:
-        name: Any = lambda node: _Reference(node.name)  # noqa: E731 - torch's type knows no references
-        return fx.node.map_arg(value, name)
-
-    kept = ("stack_trace", "made_by")
-    return [
-        (n.op, n.name, n.target, refer(n.args), refer(n.kwargs), {k: n.meta[k] for k in kept if k in n.meta})
-        for n in graph.nodes
-    ]
-
-
-def _unpack(nodes: list[tuple]) -> fx.Graph:
-    graph = fx.Graph()
-    found: dict[str, fx.Node] = {}
-
-    def resolve(value: Any) -> Any:
-        return fx.node.map_aggregate(value, lambda leaf: found[leaf.name] if isinstance(leaf, _Reference) else leaf)
-
-    for op, name, target, args, kwargs, meta in nodes:
-        found[name] = graph.create_node(op, target, resolve(args), resolve(kwargs), name)
-        found[name].meta.update(meta)
-    return graph
-
-
 def _rebuild(cls: type, class_name: str, state: dict, nodes: list[tuple]) -> Any:
-    return _assemble(cls, class_name, state, _unpack(nodes))
+    return _assemble(cls, class_name, state, unpack(nodes))
 
 
 def _assemble(cls: type, class_name: str, state: dict, graph: fx.Graph) -> Any:
@@ -125,7 +91,7 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
         # torch would trace the generated code again, through the FloatFunctionals and to a plain GraphModule.
         cls = next(c for c in type(self).__mro__ if c.__module__ == __name__)
         state = {name: value for name, value in self.__dict__.items() if name not in ("_graph", "_code")}
-        return _rebuild, (cls, self._get_name(), state, _pack(self.graph))
+        return _rebuild, (cls, self._get_name(), state, pack(self.graph))
 
 
 class ObservedGraphModule(GraphModuleWithAttr):
