@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import torch  # noqa: F401 - for the docstring's example
 from torch import fx
 
 
@@ -28,10 +28,11 @@ class _Function:
 def _pack_target(target: Any) -> Any:
     if "<locals>" not in getattr(target, "__qualname__", ""):
         return target
-    for owner in (torch.nn.functional, torch):  # such as F.max_pool2d
-        if getattr(owner, target.__name__, None) is target:
-            return _Function(owner.__name__, target.__name__)
-    return target
+    name = target.__name__
+    owners = ("torch.nn.functional", "torch")  # F.max_pool2d, say
+    found = (o for o in owners if getattr(importlib.import_module(o), name, None) is target)
+    owner = next(found, None)
+    return target if owner is None else _Function(owner, name)
 
 
 def _unpack_target(target: Any) -> Any:
