@@ -26,7 +26,7 @@ _STOPS = {**ARCHITECTURE_STOPS, **MODULE_STOPS}
 NAMES = [n for n in (*torch_modules.MODULES, *architectures.ARCHITECTURES) if _STOPS.get(n, (2, ""))[0] >= 2]
 
 # Architectures that fx can trace. The others ask a tensor for its shape or its type to decide what to do.
-TRACED = {"efficientnet", "poolformer"}
+TRACED = {"efficientnet", "poolformer", "pvt_v2"}
 
 # fx passes a tuple of tensors to the module as one argument, which has no length.
 NOT_TRACED = {"LSTMwithHiddenDynamicModel"}
@@ -74,7 +74,7 @@ def _prepared(model: nn.Module, inputs: tuple, **kwargs: Any) -> nn.Module:
 def _can_be_pickled(model: nn.Module) -> bool:
     try:
         pickle.dumps(model)
-    except (AttributeError, pickle.PicklingError):
+    except (AttributeError, RuntimeError, pickle.PicklingError):
         return False
     return True
 
