@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, UnknownCallError
+from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.quantization import (
@@ -271,6 +272,20 @@ def test_gradients_of_the_calls_add_up(method: str, mode: QATMode) -> None:
         len(list(own.parameters())) == len(set(own.parameters()))
         and own.head_call_1.conv.weight is own.head.conv.weight
     )
+
+
+@pytest.mark.parametrize("mode", [QATMode.FuseBN, QATMode.WithBN])
+@pytest.mark.parametrize("dtype", ["qint16", torch.float16])
+def test_a_call_whose_weights_have_another_format_has_the_same_weights(dtype: Any, mode: QATMode) -> None:
+    set_march(March.NASH_M)
+    set_qat_mode(mode)
+    other = ModuleNameQconfigSetter({"head_call_1.conv": get_qconfig(weight_dtype=dtype, out_dtype=dtype)})
+    own = calibrate(_prepare(_float(), setter=(other,)), LEVELS)
+    layer = own.head_call_1.conv
+    assert getattr(layer, "weight_fake_quant", None) is not own.head.conv.weight_fake_quant
+    assert getattr(layer, "conv", layer).weight is own.head.conv.weight
+    own.load_state_dict(own.state_dict(), strict=True)
+    assert len(list(own.parameters())) == len(list(_prepare(_float()).parameters()))
 
 
 def test_statistics_of_a_batch_norm_are_one_also_when_the_model_moves() -> None:

@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, scope_of
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.placed import OwnCalls, PlacedModule
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
@@ -339,12 +340,13 @@ def _tie(owner: nn.Module, module: nn.Module) -> None:
     """One set of tensors for two modules: what is loaded, moved or trained in one is so in the other."""
     if owner is module or isinstance(module, (FakeQuantize, FakeCast)):
         return
-    if isinstance(owner, QATGemm) != isinstance(module, QATGemm):
+    if isinstance(owner, (QATGemm, Float16)) != isinstance(module, (QATGemm, Float16)):
         return  # one of them is fused into an add, or never called
-    for name in ("_parameters", "_buffers"):
-        ours, theirs = getattr(module, name), getattr(owner, name)
-        if ours.keys() == theirs.keys():
-            module.__dict__[name] = theirs
+    theirs = _holders(owner)[0]
+    for holder in _holders(module):
+        for name in ("_parameters", "_buffers"):
+            if getattr(holder, name).keys() == getattr(theirs, name).keys():
+                holder.__dict__[name] = getattr(theirs, name)
     for name, child in module._modules.items():
         other = owner._modules.get(name)
         if child is None or other is None:
@@ -353,6 +355,14 @@ def _tie(owner: nn.Module, module: nn.Module) -> None:
             module._modules[name] = other
         else:
             _tie(other, child)
+
+
+def _holders(module: nn.Module) -> list[nn.Module]:
+    """The modules that have the tensors: float16 wraps a float module, or a fused one with the layer inside."""
+    if not isinstance(module, Float16):
+        return [module]
+    layer = module._modules.get("conv")
+    return [module, module._float] if layer is None else [layer]
 
 
 def _has_format(one: Any, other: Any) -> bool:
