@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, caller, calling_scope, counted, here, unmet_module
-from horizon_plugin_pytorch.fx.recording import as_call, row_of_call
+from horizon_plugin_pytorch.fx.recording import as_call, operator_name, row_of_call
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.nn.placed import OwnCalls
 from horizon_plugin_pytorch.qtensor import QTensor, interceptor, set_interceptor
@@ -26,6 +28,7 @@ class _Run(threading.local):
         self.root: nn.Module | None = None
         self.prefix = ""
         self.before: list[Any] = []
+        self.modes: list[_PlainCalls] = []
         self.fused: dict[str, tuple[FusedStep, Any]] = {}  # the last step of each fused module, and what it gave
 
 
@@ -34,31 +37,40 @@ class Dispatcher:
 
     Args:
         sites: the generated modules of each call site that was recorded; none where the call is left alone.
+        cpu: calls that run on the CPU in float, with the path of the stub that quantizes their result, or "".
+        is_mixed: do ordinary tensors reach call sites as well, of float16 operators or of the CPU?
     """
 
-    def __init__(self, sites: dict[CallSite, list[Variant]]) -> None:
-        self.sites = sites
+    def __init__(
+        self, sites: dict[CallSite, list[Variant]], cpu: dict[CallSite, str] | None = None, is_mixed: bool = False
+    ) -> None:
+        self.sites, self.cpu, self.is_mixed = sites, cpu or {}, is_mixed
         self._counted = {replace(site, occurrence=0) for site in sites if site.occurrence}
         self._run = _Run()
 
     def __deepcopy__(self, memo: dict) -> Dispatcher:
-        return memo.setdefault(id(self), Dispatcher(dict(self.sites)))
+        return memo.setdefault(id(self), Dispatcher(*self.__getstate__()))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"sites": self.sites}
+    def __getstate__(self) -> tuple:
+        return dict(self.sites), dict(self.cpu), self.is_mixed
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["sites"])  # type: ignore[misc]
+    def __setstate__(self, state: tuple) -> None:
+        self.__init__(*state)  # type: ignore[misc]
 
     def start(self, module: nn.Module, path: str) -> None:
         """A module of the model begins to run, and no other of its modules is running."""
         self._run.root, self._run.prefix, self._run.fused = module, f"{path}." if path else "", {}
         self._run.before.append(set_interceptor(self))
+        if self.is_mixed:
+            self._run.modes.append(_PlainCalls(self))
+            self._run.modes[-1].__enter__()
 
     def stop(self) -> None:
         """It has run."""
         if self._run.before:
             set_interceptor(self._run.before.pop())
+        if self._run.modes:
+            self._run.modes.pop().__exit__(None, None, None)
         pending = [step for step, _ in self._run.fused.values() if not step.is_last]
         is_whole, self._run.fused = not self._run.prefix, {}
         if pending and is_whole and sys.exc_info()[0] is None:
@@ -113,9 +125,18 @@ class Dispatcher:
         owner, _, name = path.rpartition(".")
         return getattr(self.resolve(owner), name, None)
 
-    def __call__(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def __call__(self, func: Callable, args: tuple, kwargs: dict[str, Any], has_scale: bool = True) -> Any:
+        """What the module for a call gives; NotImplemented where there is none.
+
+        Args:
+            has_scale: is one of the tensors quantized? Then a call that was not recorded is an error.
+        """
         op, target, call_args, call_kwargs = as_call(func, args, kwargs)
         found = row_of_call(op, target, call_args, call_kwargs)
+        if self.cpu:
+            site = here(operator_name(op, target, call_args, call_kwargs))
+            if site in self.cpu:
+                return self._run_on_cpu(self.cpu[site], func, args, kwargs)
         if found is None or found[0].qat is None:
             return NotImplemented
         row, bind = found
@@ -124,6 +145,8 @@ class Dispatcher:
             site = counted(site)
         variants = self.sites.get(site)
         if variants is None:
+            if not has_scale:
+                return NotImplemented
             if site.occurrence:
                 raise _called_too_often(f"`{row.name}` {at(site.scope, site.line)}", site.occurrence)
             raise self._unknown(site)
@@ -137,13 +160,18 @@ class Dispatcher:
         run = module if call.method is None else getattr(module, call.method)
         out = run(*call.args, **call.kwargs, **variant.followed(call))
         name = getattr(func, "__name__", "")
-        is_write = name.endswith("_") and not name.endswith("__") and isinstance(args[0], QTensor)
+        is_write = name.endswith("_") and not name.endswith("__") and isinstance(args[0], Tensor)
         if not is_write:
             return out
         torch.utils.swap_tensors(args[0], out)  # `x.add_(y)`: every name of x sees the result
         last = {group: step for group, (step, given) in self._run.fused.items() if given is out}
         self._run.fused.update({group: (step, args[0]) for group, step in last.items()})
         return args[0]
+
+    def _run_on_cpu(self, stub: str, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        args, kwargs = pytree.tree_map(_real, (args, kwargs))
+        out = func(*args, **kwargs)
+        return self.resolve(stub)(out) if stub else out
 
     def _unknown(self, site: CallSite) -> UnknownCallError:
         """The error of a call that was not recorded: of a function, or of a module that calls it."""
@@ -202,6 +230,50 @@ class FusedStep:
             "number of times into `Tracer.dynamic_block(self, name)`, or prepare with example inputs that run it "
             "several times."
         )
+
+
+class _PlainCalls(TorchFunctionMode):
+    """Sends calls on ordinary tensors to the modules made for them, while a model runs that mixes both."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__()
+        self.dispatcher = dispatcher
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        out = NotImplemented
+        if not any(issubclass(t, QTensor) for t in types):  # a QTensor asks the dispatcher itself
+            out = self.dispatcher(func, args, kwargs, has_scale=False)
+        return func(*args, **kwargs) if out is NotImplemented else out
+
+
+class OnCpu:
+    """Hooks of a float module among quantized ones.
+
+    Args:
+        stub: path of the stub that quantizes its result, or "".
+    """
+
+    def __init__(self, stub: str = "") -> None:
+        self.stub = stub
+
+    def before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Before the forward: real values."""
+        return pytree.tree_map(_real, (args, kwargs))
+
+    def after(self, module: nn.Module, args: tuple, out: Any) -> Any:
+        """After the forward."""
+        model = interceptor()
+        return model.resolve(self.stub)(out) if self.stub and model is not None else out
+
+    def attach(self, module: nn.Module) -> None:
+        """Register the hooks."""
+        module.register_forward_pre_hook(self.before, with_kwargs=True)
+        module.register_forward_hook(self.after)
+
+
+def _real(x: Any) -> Any:
+    return x.dequantize() if isinstance(x, QTensor) else x
 
 
 class FusedMember:

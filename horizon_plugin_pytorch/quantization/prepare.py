@@ -12,24 +12,33 @@ import torch  # noqa: F401 - for the docstring's example
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning, source_line
+from horizon_plugin_pytorch.errors import (
+    CheckError,
+    QuantizationConfigError,
+    QuantizationWarning,
+    UnsupportedOperatorError,
+    at,
+    source_line,
+)
 from horizon_plugin_pytorch.files import write_atomically
-from horizon_plugin_pytorch.fx.call_site import ScopeHooks, scoped_modules
-from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet
+from horizon_plugin_pytorch.fx.call_site import CallSite, ScopeHooks, scoped_modules
+from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu
 from horizon_plugin_pytorch.fx.recording import record_runs
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
+from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.graph_text import graph_text
 from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
+from horizon_plugin_pytorch.quantization.passes.hybrid import HybridConfig, split_devices
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales, split_aliases, unshare
-from horizon_plugin_pytorch.quantization.passes.region import called_path, quantized_nodes
+from horizon_plugin_pytorch.quantization.passes.region import called_path, has_stub, quantized_nodes
 from horizon_plugin_pytorch.quantization.quantize import prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import (
     choices_of,
@@ -37,6 +46,7 @@ from horizon_plugin_pytorch.quantization.quantize_fx import (
     observe,
     prepare_qat_fx,
     require_float,
+    warn_no_stub,
 )
 
 GRAPH_FILE = "fx_graph.txt"
@@ -68,6 +78,8 @@ def prepare(
     qconfig_dict: dict[str, Any] | None = None,
     fuse_mode: FuseMode = FuseMode.BNAddReLU,
     own_scales: bool | Iterable[str] = False,
+    hybrid: bool = False,
+    hybrid_dict: dict[str, list] | None = None,
     out_dir: str | os.PathLike | None = ".",
 ) -> nn.Module:
     """Prepare a float model for calibration and training on the integer grid; `model` itself is not changed.
@@ -85,6 +97,8 @@ def prepare(
         own_scales: paths of modules that are called several times and whose calls shall each have activation scales of
             their own, with all that is inside; True means all. Weights stay shared. The second call's module is
             ``<path>_call_1``.
+        hybrid: run operators that have no quantized form on the CPU, in float, instead of refusing them.
+        hybrid_dict: further operators for the CPU: ``{"module_type": [cls], "module_name": [path]}``.
         out_dir: where ``fx_graph.txt`` and ``model_check_result.txt`` are written; None writes none.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -111,16 +125,30 @@ def prepare(
     if method is PrepareMethod.EAGER and own_scales:
         raise NotImplementedError("prepare: PrepareMethod.EAGER sees no calls, so it has no own_scales; use JIT_STRIP.")
     if method is PrepareMethod.EAGER:
-        prepared: Any = _prepare_eager(model, example_inputs, example_kw_inputs, qconfig_setter)
+        prepared: Any = _prepare_eager(model, example_inputs, example_kw_inputs, qconfig_setter, hybrid)
     elif method is PrepareMethod.SYMBOLIC:
-        prepared = prepare_qat_fx(model, qconfig_dict, qconfig_setter=qconfig_setter, own_scales=own_scales)
+        prepared = prepare_qat_fx(
+            model,
+            qconfig_dict,
+            hybrid=hybrid,
+            hybrid_dict=hybrid_dict,
+            qconfig_setter=qconfig_setter,
+            own_scales=own_scales,
+        )
     else:
         if example_inputs is None and not example_kw_inputs:
             raise ValueError(
                 f"prepare: {method} runs the model, so it needs example_inputs: a tuple of the model's arguments."
             )
         prepared = _prepare_by_running(
-            model, _as_args(example_inputs), example_kw_inputs, qconfig_dict, qconfig_setter, fuse_mode, own_scales
+            model,
+            _as_args(example_inputs),
+            example_kw_inputs,
+            qconfig_dict,
+            qconfig_setter,
+            fuse_mode,
+            own_scales,
+            HybridConfig(hybrid_dict) if hybrid else None,
         )
     if out_dir is not None and hasattr(prepared, "graph"):
         write_atomically(graph_text(prepared.graph).encode(), os.path.join(out_dir, GRAPH_FILE))
@@ -136,10 +164,18 @@ def prepare(
     return prepared
 
 
-def _prepare_eager(model: nn.Module, inputs: Any, kwargs: dict[str, Any] | None, qconfig_setter: Any) -> nn.Module:
+def _prepare_eager(
+    model: nn.Module, inputs: Any, kwargs: dict[str, Any] | None, qconfig_setter: Any, hybrid: bool
+) -> nn.Module:
     if qconfig_setter is None or (inputs is None and not kwargs):
-        return prepare_qat(model, qconfig_setter=qconfig_setter)
-    return prepare_qat(model, qconfig_setter=qconfig_setter, example_inputs=_as_args(inputs), example_kw_inputs=kwargs)
+        return prepare_qat(model, hybrid=hybrid, qconfig_setter=qconfig_setter)
+    return prepare_qat(
+        model,
+        hybrid=hybrid,
+        qconfig_setter=qconfig_setter,
+        example_inputs=_as_args(inputs),
+        example_kw_inputs=kwargs,
+    )
 
 
 def _as_args(example_inputs: Any) -> tuple:
@@ -156,6 +192,7 @@ def _prepare_by_running(
     qconfig_setter: Any,
     fuse_mode: FuseMode,
     own_scales: bool | Iterable[str],
+    hybrid: HybridConfig | None,
 ) -> nn.Module:
     march = require_march("prepare")
     require_float(model, "prepare")
@@ -165,11 +202,16 @@ def _prepare_by_running(
     graph, runs = record_runs(copied, args, kwargs)
     captured: Any = Captured(copied, graph)
     region = quantized_nodes(captured)
+    if not has_stub(captured) and hybrid is None:
+        warn_no_stub(model)
     unshare(captured, region, own, runs)
     choices = choices_of(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     scoped = list(scoped_modules(copied, is_leaf))
+    if hybrid is not None:
+        region = split_devices(captured, region, choices, march, hybrid)
     observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse, own)
-    dispatcher = Dispatcher(captured.__dict__.get("sites", {}))
+    is_mixed = hybrid is not None or any(isinstance(m, Float16) for m in copied.modules())
+    dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed)
     for path, module in scoped:
         ScopeHooks(path, dispatcher).attach(module)
     _guard(captured, dispatcher)
@@ -177,6 +219,25 @@ def _prepare_by_running(
     report_mismatches(copied)
     copied.__dict__.update(march=march, graph=captured.graph, choices=choices)
     return copied
+
+
+def _on_cpu(captured: Any) -> dict[CallSite, str]:
+    """The calls that run on the CPU, with the stub after each; modules there get hooks that do the same."""
+    sites: dict[CallSite, str] = {}
+    for node in captured.graph.nodes:
+        path, stub = called_path(captured, node), node.meta.get("quantized_by", "")
+        if not node.meta.get("runs_on_cpu"):
+            continue
+        if "site" in node.meta:
+            sites[node.meta["site"]] = sites.get(node.meta["site"]) or stub
+        elif node.op == "call_method":
+            raise UnsupportedOperatorError(
+                f"`{node.target}` {at(path or '', source_line(node.stack_trace))} is to run on the CPU, and a "
+                "FloatFunctional cannot: write it as a function, as in `x + y`."
+            )
+        elif path is not None:
+            OnCpu(stub).attach(captured.get_submodule(path))
+    return sites
 
 
 def _guard(captured: Any, dispatcher: Dispatcher) -> None:

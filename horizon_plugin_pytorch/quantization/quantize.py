@@ -8,7 +8,9 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.fx.dispatch import OnCpu
 from horizon_plugin_pytorch.fx.recording import record
+from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -48,6 +50,7 @@ def prepare_qat(
             from high to low priority.
         example_inputs, example_kw_inputs: the model's arguments; setters then know which results are outputs, and leave
             what lies outside of the quantized part float.
+        hybrid: let modules without a qconfig take quantized tensors, as real values; put a QuantStub after them.
         mapping, optimize_graph, optimize_kwargs, verbose: accepted for compatibility.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -60,8 +63,6 @@ def prepare_qat(
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
     march = require_march("prepare_qat")
-    if hybrid:
-        raise NotImplementedError("prepare_qat: hybrid models are not available in this version; use hybrid=False.")
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
@@ -71,6 +72,8 @@ def prepare_qat(
         choices = resolve_qconfigs(model, {"": PLACEHOLDER})
         lines = _set_qconfigs(model, choices, march, qconfig_setter, example_inputs, example_kw_inputs)
     prepared = to_qat(model, choices, march, lines)
+    if hybrid:
+        _accept_integers(prepared)
     if not any(isinstance(m, QATModule) and m.fake_quantizers() for m in prepared.modules()):
         warnings.warn(
             f"`{type(model).__name__}`: no module has a qconfig, so nothing is quantized. Set one before: "
@@ -111,6 +114,17 @@ def _set_qconfigs(
     apply_setters(GraphView(captured, captured.graph, region, choices, march), qconfig_setter)
     warn_unfit(captured, region, choices)
     return called_lines(captured, region)
+
+
+def _accept_integers(model: nn.Module) -> None:
+    """Let the float modules of a hybrid model take quantized tensors, as real values."""
+    for module in list(model.children()):
+        if isinstance(module, (QATModule, FakeQuantize)):
+            continue
+        if is_leaf(module):
+            OnCpu().attach(module)
+        else:
+            _accept_integers(module)
 
 
 def convert(

@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.quantization.passes.configure import named_modules_o
 from horizon_plugin_pytorch.quantization.passes.dropout import follow_training
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, GraphView
+from horizon_plugin_pytorch.quantization.passes.hybrid import HybridConfig, split_devices
 from horizon_plugin_pytorch.quantization.passes.inplace import follow_writes
 from horizon_plugin_pytorch.quantization.passes.inputs import fit_inputs
 from horizon_plugin_pytorch.quantization.passes.own_scales import (
@@ -122,6 +123,8 @@ def prepare_qat_fx(
             them, from high to low priority.
         prepare_custom_config_dict: ``{"preserved_attributes": [...]}``.
         own_scales: shared modules whose calls have activation scales of their own; see `prepare`.
+        hybrid: run operators that have no quantized form on the CPU, in float; stubs are put around them.
+        hybrid_dict: further operators for the CPU: ``{"module_type": [cls], "module_name": [path]}``.
         optimize_graph, opset_version, verbose: accepted for compatibility.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -133,8 +136,8 @@ def prepare_qat_fx(
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
     march = require_march("prepare_qat_fx")
-    if hybrid or hybrid_dict:
-        raise NotImplementedError("prepare_qat_fx: hybrid models are not available in this version; use hybrid=False.")
+    if hybrid_dict and not hybrid:
+        raise QuantizationConfigError("prepare_qat_fx: hybrid_dict is for hybrid=True.")
     if qconfig_setter is not None and qconfig_dict:
         raise QuantizationConfigError(
             "prepare_qat_fx: give qconfig_dict or qconfig_setter, not both; `ModuleNameQconfigSetter` sets qconfigs by "
@@ -148,16 +151,12 @@ def prepare_qat_fx(
     follow_training(observed)
     follow_writes(observed)
     region = quantized_nodes(observed)
-    if not has_stub(observed):
-        warnings.warn(
-            f"`{type(model).__name__}` has no QuantStub. Its modules are prepared as their qconfigs say and can be "
-            "trained, but its inputs have no scale: VALIDATION and the converted model need one. Add a QuantStub and "
-            "call it on each float input, and a DeQuantStub on each output.",
-            QuantizationWarning,
-            stacklevel=2,
-        )
+    if not has_stub(observed) and not hybrid:
+        warn_no_stub(model, stacklevel=3)
     unshare(observed, region, own)
     choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
+    if hybrid:
+        region = split_devices(observed, region, choices, march, HybridConfig(hybrid_dict))
     observe(observed, observed, region, choices, march, qconfig_setter, own=own)
     observed.__dict__["march"], observed.__dict__["choices"] = march, choices
     observed.recompile()
@@ -171,6 +170,17 @@ def choices_of(model: nn.Module, qconfig_dict: dict[str, Any] | None, own: OwnSc
     choices = resolve_qconfigs(model, qconfig_dict)
     own.spread(choices, named_modules_of(qconfig_dict))
     return choices
+
+
+def warn_no_stub(model: nn.Module, stacklevel: int = 4) -> None:
+    """Say that nothing tells where the model is quantized."""
+    warnings.warn(
+        f"`{type(model).__name__}` has no QuantStub. Its modules are prepared as their qconfigs say and can be "
+        "trained, but its inputs have no scale: VALIDATION and the converted model need one. Add a QuantStub and "
+        "call it on each float input, and a DeQuantStub on each output.",
+        QuantizationWarning,
+        stacklevel=stacklevel,
+    )
 
 
 def observe(

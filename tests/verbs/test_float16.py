@@ -25,12 +25,14 @@ from horizon_plugin_pytorch.quantization import (
     QConfig,
     QuantStub,
     check_model,
+    convert,
     convert_fx,
     prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, default_fp16_fake_cast
+from horizon_plugin_pytorch.quantization.prepare import prepare
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, calibrate, qconfig, run_onnx
 
@@ -357,3 +359,16 @@ def test_an_operator_without_an_onnx_form_says_what_to_do(tmp_path: Any) -> None
     quantized = convert_fx(calibrate(prepare_qat_fx(model, {"": HALF}), (X,)))
     with pytest.raises(ExportError, match="atan2.*float16.*int16"):
         export_quantized_onnx(quantized, (X,), tmp_path / "half.onnx")
+
+
+@pytest.mark.parametrize("names", ["first", "act", "second", "_generated_mul_0", "op", "second op _generated_mul_0"])
+def test_functions_after_float16_results_run_as_their_modules_in_a_models_own_forward(names: str) -> None:
+    by_name = dict.fromkeys(names.split(), HALF)
+    traced = _prepared(**by_name)
+    torch.manual_seed(0)
+    config = {"": qconfig(), "module_name": list(by_name.items())}
+    by_running = calibrate(prepare(Net(), (X,), qconfig_dict=config, out_dir=None), (X,))
+    with torch.no_grad():
+        wanted = traced(X)
+        for model in (by_running, copy.deepcopy(by_running), convert(by_running)):
+            assert torch.equal(model(X), wanted)

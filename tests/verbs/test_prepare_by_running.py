@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError, UnknownCallError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, UnknownCallError
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer
 from horizon_plugin_pytorch.nn import qat as nn_qat
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -305,3 +305,29 @@ def test_a_stub_does_not_change_the_tensor_it_takes() -> None:
     text = graph_text(net.graph)
     assert "(_generated_mean_0, conv)" in text and "(input_0,)" in text.partition("sum")[2]
     assert type(net.fc) is nn_qat.Linear
+
+
+class Dropping(Stubs):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.conv(F.dropout(self.quant(x), 0.5, self.training)))
+
+
+def test_functional_dropout_follows_the_mode_as_in_a_traced_model() -> None:
+    torch.manual_seed(0)
+    model = Dropping().train()
+    models = (
+        prepare(model, (X,), qconfig_dict={"": qconfig()}, out_dir=None),
+        prepare_qat_fx(model, {"": qconfig()}),
+    )
+    for mode in (True, False):
+        found = []
+        for qat in models:
+            torch.manual_seed(1)
+            found.append(qat.train(mode)(X))
+        assert torch.equal(*found)
+    assert torch.equal(models[0](X), found[0])  # nothing is dropped in eval
+
+
+def test_a_model_without_stubs_is_told_so() -> None:
+    with pytest.warns(QuantizationWarning, match="`Sequential` has no QuantStub"):
+        prepare(nn.Sequential(nn.Conv2d(4, 4, 1)), (X,), qconfig_dict={"": qconfig()}, out_dir=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -143,6 +144,11 @@ class Region:
         if any(self.has_scale(source) for source in node.all_input_nodes):
             self._takers.add(node)
 
+    def remove(self, node: fx.Node) -> None:
+        """Take a node out of the quantized part."""
+        self._kinds.pop(node, None)
+        self._takers.discard(node)
+
     def replace(self, node: fx.Node, new: fx.Node) -> None:
         """`new` gives what `node` gave."""
         self._kinds[new] = self._kinds.pop(node, (Kind.QUANTIZED,))
@@ -198,9 +204,13 @@ def row_of_node(model: fx.GraphModule, node: fx.Node) -> Operator | None:
     return row_named(row_name_of(found[0].name, with_numbers(model, (*node.args[:2], node.kwargs.get("other")))))
 
 
-def quantized_nodes(model: fx.GraphModule) -> Region:
-    """What comes after a QuantStub, and after embeddings that meet it. Without either, all nodes that compute."""
-    tables = [node for node in model.graph.nodes if _is_table(model, node)]
+def quantized_nodes(model: fx.GraphModule, cpu: Set[fx.Node] = frozenset()) -> Region:
+    """What comes after a QuantStub, and after embeddings that meet it. Without either, all nodes that compute.
+
+    Args:
+        cpu: operators of the CPU; the quantized part also begins at those whose results meet it.
+    """
+    tables = [node for node in model.graph.nodes if _is_table(model, node) or node in cpu]
     if not _has_quant(model):
         return _downstream(model, set(tables) or {node for node in model.graph.nodes if node.op == "placeholder"})
     chosen: set[fx.Node] = set()

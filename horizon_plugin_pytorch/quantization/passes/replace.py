@@ -77,7 +77,7 @@ def _unsupported(
     return UnsupportedOperatorError(f"`{what}` {where} has no quantized form on {march}: {advice}.")
 
 
-def _row_of(node: fx.Node) -> tuple[Operator, Binder] | None:
+def binder_of(node: fx.Node) -> tuple[Operator, Binder] | None:
     """The row and binder of a function or tensor method."""
     if node.op == "call_function":
         return row_of_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def replace_functions(
             if called is None or not called.is_real:
                 _quantize_constants(model, node, quantized, choices, counters)
             continue
-        found = _row_of(node)
+        found = binder_of(node)
         if found is None:
             is_read = is_fact(node) or node.target is getattr
             if not (is_read or getattr(node.target, "__horizon_leaf__", False)):
@@ -166,7 +166,7 @@ def replace_fusable(model: fx.GraphModule, choices: dict[str, Choice]) -> fx.Gra
     """Replace the functions that fusion knows (add, relu) wherever they are, and leave all others."""
     counters: dict[tuple[str, str], int] = {}
     for node in list(model.graph.nodes):
-        found = _row_of(node) if called_path(model, node) is None else None
+        found = binder_of(node) if called_path(model, node) is None else None
         if found is None or found[0].name not in ("add", "relu", "relu6"):
             continue
         call = found[1](*node.args, **node.kwargs)
