@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError, at
 from horizon_plugin_pytorch.qtensor import interceptor
+
+_DEVICES = ("cuda", "cpu")
+
+
+def is_autocast() -> bool:
+    """Is `torch.autocast` active?"""
+    return any(map(torch.is_autocast_enabled, _DEVICES))
+
+
+@contextmanager
+def float32() -> Iterator[None]:
+    """Without autocast: what is quantized has formats of its own, whatever the float code around it uses."""
+    with ExitStack() as stack:
+        for device in _DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def as_float32(tree: Any) -> Any:
+    """Ordinary half-precision tensors, which autocast made, in float32."""
+
+    def one(x: Any) -> Any:
+        is_half = type(x) is Tensor and x.dtype in (torch.float16, torch.bfloat16)
+        return x.float() if is_half else x
+
+    return pytree.tree_map(one, tree)
 
 
 @dataclass(frozen=True)
@@ -58,6 +86,9 @@ class PlacedModule(nn.Module):
         return at(self.path, self.line)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_autocast():
+            with float32():
+                return self(*as_float32(args), **as_float32(kwargs))
         if self.own_calls is not None and not self.own_calls.is_functional:
             module = self.of_call()
             if module is not self:
@@ -100,6 +131,9 @@ def placed(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
+        if is_autocast():
+            with float32():
+                return call(self, *as_float32(args), **as_float32(kwargs))
         try:
             out = method(self, *args, **kwargs)
         except (RuntimeError, IndexError) as error:

@@ -1,0 +1,126 @@
+"""Prepared models inside torch's own tools: autocast, threads, DataParallel, DistributedDataParallel, compile."""
+
+from __future__ import annotations
+
+import copy
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, multiprocessing, nn
+
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.quantization import FakeQuantState, convert, set_fake_quantize
+from horizon_plugin_pytorch.quantization.prepare import prepare
+from tests.routes import as_numbers, calibrate, mismatches, qconfig
+from tests.verbs.test_prepare_by_running import MODELS, Stubs, X, _make
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def _calibrated(name: str) -> tuple[nn.Module, tuple, dict]:
+    model, args, kwargs = _make(name)
+    qat = prepare(model, args, qconfig_dict={"": qconfig()}, example_kw_inputs=kwargs, out_dir=None).eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        qat(*args, **kwargs)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    return qat, args, kwargs
+
+
+class Around(Stubs):
+    """Float layers before and after, a matmul and a softmax inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Conv2d(4, 4, 1), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(self.quant(self.before(x)))
+        y = torch.matmul(y.softmax(-1), y)
+        return self.after(self.dequant(y))
+
+
+@pytest.mark.parametrize("state", [FakeQuantState.VALIDATION, FakeQuantState.QAT])
+@pytest.mark.parametrize("name", MODELS)
+def test_autocast_leaves_the_quantized_part_alone(name: str, state: FakeQuantState) -> None:
+    qat, args, kwargs = _calibrated(name)
+    set_fake_quantize(qat, state)
+    with torch.no_grad():
+        wanted = as_numbers(qat(*args, **kwargs))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert mismatches(as_numbers(qat(*args, **kwargs)), wanted) == 0
+            if state is FakeQuantState.VALIDATION:
+                assert mismatches(as_numbers(convert(qat)(*args, **kwargs)), wanted) == 0
+
+
+def test_float_parts_run_in_the_type_of_autocast_and_training_works() -> None:
+    torch.manual_seed(0)
+    model = Around().eval()
+    qat = calibrate(prepare(model, (X,), qconfig_dict={"": qconfig()}, out_dir=None), (X,))
+    seen: list[torch.dtype] = []
+    qat.before.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = qat(X)
+    out.float().square().sum().backward()
+    assert seen == [torch.bfloat16] and out.dtype == torch.bfloat16
+    assert all(p.grad is not None for p in (qat.before.weight, qat.conv.weight, qat.after.weight))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(qat(X), convert(qat)(X))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_data_parallel(name: str) -> None:
+    qat, args, kwargs = _calibrated(name)
+    with torch.no_grad():
+        assert mismatches(as_numbers(nn.DataParallel(qat)(*args, **kwargs)), as_numbers(qat(*args, **kwargs))) == 0
+
+
+def test_two_threads_run_two_models() -> None:
+    models = [_calibrated("loops")[0], _calibrated("constants")[0]]
+    wrong: list[str] = []
+
+    @torch.no_grad()
+    def run(model: nn.Module, wanted: list[Tensor]) -> None:
+        for _ in range(5):
+            if mismatches(as_numbers(model(X)), wanted):
+                wrong.append(type(model).__name__)
+
+    with torch.no_grad():
+        threads = [threading.Thread(target=run, args=(model, as_numbers(model(X)))) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+def _train(rank: int, port: int, file: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    set_march(March.NASH_E)
+    model, args, _ = _make("loops")
+    qat = prepare(model, args, qconfig_dict={"": qconfig()}, out_dir=None).train()
+    wrapped = nn.parallel.DistributedDataParallel(qat, find_unused_parameters=False)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        wrapped(X + rank).square().sum().backward()
+        optimizer.step()
+    torch.save(copy.deepcopy(qat).state_dict(), f"{file}.{rank}")
+    torch.distributed.destroy_process_group()
+
+
+def test_distributed_training_keeps_the_weights_together(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    file = str(tmp_path / "state")
+    multiprocessing.start_processes(_train, (port, file), nprocs=2, start_method="spawn")
+    first, second = (torch.load(f"{file}.{rank}", weights_only=True) for rank in (0, 1))
+    before = dict(_make("loops")[0].named_parameters())
+    assert not torch.equal(first["conv.weight"], before["conv.weight"])
+    for name in ("conv.weight", "conv.bias", "fc.weight", "fc.bias"):
+        assert torch.equal(first[name], second[name])
