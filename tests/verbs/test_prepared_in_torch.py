@@ -124,3 +124,15 @@ def test_distributed_training_keeps_the_weights_together(tmp_path: Path) -> None
     assert not torch.equal(first["conv.weight"], before["conv.weight"])
     for name in ("conv.weight", "conv.bias", "fc.weight", "fc.bias"):
         assert torch.equal(first[name], second[name])
+
+
+def test_compiled_float_code_may_call_a_model_that_is_kept_out_of_it() -> None:
+    qat, _, _ = _calibrated("constants")
+    for model in (qat, convert(qat)):
+        kept = torch.compiler.disable(model)
+
+        def run(x: Tensor, kept: nn.Module = kept) -> Tensor:
+            return kept(x * 0.5).sigmoid()
+
+        with torch.no_grad():
+            assert torch.equal(torch.compile(run, backend="eager")(X), run(X))
