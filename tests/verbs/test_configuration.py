@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat import conv2d as qat_conv2d
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     QuantStub,
+    QuantWrapper,
     convert_fx,
     default_qat_8bit_fake_quant_qconfig,
     default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
@@ -215,3 +217,10 @@ def test_default_quantizers_are_those_of_the_default_qconfig() -> None:
     assert fake_quantize.default_8bit_fake_quant is INT8.activation
     assert fake_quantize.default_weight_8bit_fake_quant is INT8.weight
     assert get_default_qconfig() == INT8
+
+
+def test_everything_that_is_added_is_on_the_device_of_the_model() -> None:
+    set_march(March.NASH_E)
+    model = QuantWrapper(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sigmoid(), nn.Softmax(1))).to("meta")
+    prepared = prepare_qat_fx(model, {"": get_default_qconfig()})
+    assert {t.device.type for t in prepared.state_dict().values()} == {"meta"}

@@ -73,6 +73,7 @@ def to_qat(
         lines: paths of the modules in the quantized part, with the line of the user's model that calls each; None means
             all modules.
     """
+    home = next((p.device for p in model.parameters()), None)  # of modules without parameters
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
         if isinstance(module, (QATModule, FakeQuantize, Float16)):
@@ -95,7 +96,7 @@ def to_qat(
         else:
             qat = row.qat.from_float(module)  # type: ignore[attr-defined]
         qat.operator = row.name  # type: ignore[assignment]
-        device = next((p.device for p in module.parameters()), None)
+        device = next((p.device for p in module.parameters()), home)
         return (qat if device is None else qat.to(device)).train(module.training)
 
     model = _map_modules(model, change)
