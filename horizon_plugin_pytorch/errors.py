@@ -59,6 +59,10 @@ class ExportError(HorizonError, RuntimeError):
     """A quantized model cannot be written as ONNX."""
 
 
+class CalibrationError(HorizonError, RuntimeError):
+    """Calibration could not go on."""
+
+
 class CalibrationWarning(UserWarning):
     """Statistics were missing or unusable; the message names the module and the scale that is used."""
 

@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.quantization.qconfig import (
     default_calib_out_8bit_fake_quant_qconfig,
     default_qat_8bit_fake_quant_qconfig,
     default_qat_8bit_fixed_act_fake_quant_qconfig,
+    default_qat_8bit_lsq_quant_qconfig,
     default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
     default_qat_8bit_weight_16bit_fixed_act_fake_quant_qconfig,
     default_qat_8bit_weight_32bit_out_fake_quant_qconfig,
@@ -32,6 +33,7 @@ from horizon_plugin_pytorch.quantization.qconfig import (
     get_qconfig,
 )
 from horizon_plugin_pytorch import nn  # operators, on top of statistics
+from horizon_plugin_pytorch.quantization.calibration import calibrate
 from horizon_plugin_pytorch.quantization.checkpoint import load_calib_state_dict
 from horizon_plugin_pytorch.quantization.fuse_modules import (
     fuse_conv_shared_modules,
@@ -63,6 +65,7 @@ __all__ = [
     "QconfigSetter",
     "QuantStub",
     "QuantWrapper",
+    "calibrate",
     "check_model",
     "compare_graphs",
     "convert",
@@ -74,6 +77,7 @@ __all__ = [
     "default_calib_out_8bit_fake_quant_qconfig",
     "default_qat_8bit_fake_quant_qconfig",
     "default_qat_8bit_fixed_act_fake_quant_qconfig",
+    "default_qat_8bit_lsq_quant_qconfig",
     "default_qat_8bit_weight_16bit_act_fake_quant_qconfig",
     "default_qat_8bit_weight_16bit_fixed_act_fake_quant_qconfig",
     "default_qat_8bit_weight_32bit_out_fake_quant_qconfig",

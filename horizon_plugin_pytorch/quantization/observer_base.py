@@ -85,6 +85,7 @@ class ObserverBase(nn.Module):
         self.register_buffer("max_val", torch.full((length,), -math.inf, **kwargs))
         self.owner = ""
         self.may_be_constant = False  # parameters may, and nothing is wrong with them
+        self.batches: int | None = None  # how many batches were averaged with equal weight; None for a moving average
         self._warned: set[str] = set()
         self.counts_together = False  # are all tensors until the next `begin_batch` one batch?
         self._batch: tuple[Tensor, ...] | None = None  # the range before that batch, and the batch's so far
@@ -205,8 +206,11 @@ class ObserverBase(nn.Module):
             self.min_val.copy_(smallest)
             self.max_val.copy_(largest)
         elif self.averaging_constant:
-            self.min_val.add_(smallest.sub_(self.min_val), alpha=self.averaging_constant)
-            self.max_val.add_(largest.sub_(self.max_val), alpha=self.averaging_constant)
+            constant = self.averaging_constant if self.batches is None else 1 / (self.batches + 1)
+            self.min_val.add_(smallest.sub_(self.min_val), alpha=constant)
+            self.max_val.add_(largest.sub_(self.max_val), alpha=constant)
+        if self.batches is not None:
+            self.batches += 1
 
     def begin_batch(self) -> None:
         """What comes next belongs to a new batch, for an observer that `counts_together`."""
@@ -231,6 +235,18 @@ class ObserverBase(nn.Module):
         if self.pow_quantization:
             scale = torch.exp2(torch.log2(scale).ceil())
         return scale, torch.zeros_like(scale, dtype=torch.long)
+
+    def statistics(self) -> dict[str, Tensor]:
+        """All that was learned so far, as tensors, to go on later."""
+        batches = -1 if self.batches is None else self.batches
+        return {"min_val": self.min_val, "max_val": self.max_val, "batches": torch.tensor(batches)}
+
+    def restore(self, statistics: dict[str, Tensor]) -> None:
+        """Go on from what `statistics` gave."""
+        self.min_val = statistics["min_val"].to(self.min_val.device)
+        self.max_val = statistics["max_val"].to(self.max_val.device)
+        batches = int(statistics["batches"])
+        self.batches = None if batches < 0 else batches
 
     def copy_from(self, source: ObserverBase) -> None:
         """Take another observer's range."""

@@ -168,7 +168,34 @@ class MixObserver(SketchObserver):
         return float(ends[found])
 
 
-class KLObserver(SketchObserver):
+class CountingObserver(SketchObserver):
+    """An observer that keeps the sketch of everything that it has seen."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sketch = Sketch(self.min_val.device)
+
+    @property
+    def _covers_everything(self) -> bool:
+        """Is a new range that of all data so far, so that there is nothing to average?"""
+        return self.batches is not None and not self.is_per_channel
+
+    def _update(self, smallest: Tensor, largest: Tensor) -> None:
+        if not self._covers_everything:
+            super()._update(smallest, largest)
+        elif self.averaging_constant or not self.has_statistics:
+            self.min_val.copy_(smallest)
+            self.max_val.copy_(largest)
+
+    def statistics(self) -> dict[str, Tensor]:
+        return {**super().statistics(), **self.sketch.state()}
+
+    def restore(self, statistics: dict[str, Tensor]) -> None:
+        super().restore(statistics)
+        self.sketch.load(statistics)
+
+
+class KLObserver(CountingObserver):
     """The range whose quantized histogram diverges least from the histogram of all that was seen.
 
     Args:
@@ -185,7 +212,6 @@ class KLObserver(SketchObserver):
                 f"KLObserver: need bins >= 4 and update_interval >= 1, got {bins}, {update_interval}."
             )
         self.bins, self.update_interval = bins, update_interval
-        self.sketch = Sketch(self.min_val.device)
         self._waiting = 0
 
     def choose(self, sketch: Sketch) -> float:
@@ -214,7 +240,7 @@ class KLObserver(SketchObserver):
         return True
 
 
-class HistogramObserver(SketchObserver):
+class HistogramObserver(CountingObserver):
     """Counts everything that it sees, and takes the range from all of it; `reset_scale` takes it anew in another way.
 
     Args:
@@ -231,7 +257,6 @@ class HistogramObserver(SketchObserver):
 
     def __init__(self, *args: Any, method: str = "mse", method_kwargs: dict | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.sketch = Sketch(self.min_val.device)
         self.method, self.method_kwargs = method, dict(method_kwargs or {})
         _chooser(self, method, self.method_kwargs)
 
@@ -243,12 +268,9 @@ class HistogramObserver(SketchObserver):
             return super().choose_by_channel(rows)
         return best_ranges(rows, self.quant_min, self.quant_max, **self.method_kwargs)
 
-    def _update(self, smallest: Tensor, largest: Tensor) -> None:
-        if self.is_per_channel:
-            super()._update(smallest, largest)
-        elif self.averaging_constant or not self.has_statistics:
-            self.min_val.copy_(smallest)  # of all data so far, so there is nothing to average
-            self.max_val.copy_(largest)
+    @property
+    def _covers_everything(self) -> bool:
+        return not self.is_per_channel
 
     def _take(self, sketch: Sketch) -> float | None:
         self.sketch.merge(sketch)

@@ -94,6 +94,16 @@ class Sketch:
         self.counts, self.largest, self.ends, self.total, self.peak = counts, largest, ends, total, peak
         self.top = _bits(largest) >> 23
 
+    def state(self) -> dict[str, Tensor]:
+        """The sketch as tensors."""
+        facts = [self.largest, *self.ends, float(self.total), float(self.peak)]
+        return {"counts": self.counts, "facts": torch.tensor(facts, dtype=torch.float64)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Become what `state` gave."""
+        largest, low, high, total, peak = state["facts"].tolist()
+        self.replace(state["counts"].to(self.counts.device), largest, (low, high), int(total), int(peak))
+
     def _raise_to(self, largest: float) -> None:
         """Make room for a magnitude."""
         if largest > self.largest:

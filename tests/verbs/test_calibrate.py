@@ -1,0 +1,259 @@
+"""`calibrate`: early stop, going on after an interruption, several processes."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    QuantWrapper,
+    calibrate,
+    get_default_qconfig,
+    prepare,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+def net(observer: str = "min_max") -> nn.Module:
+    torch.manual_seed(0)
+    return prepare_qat_fx(QuantWrapper(Net()), {"": get_default_qconfig(activation_observer=observer)})
+
+
+def batches(count: int, size: int = 4) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(size, 3, 10, 10, generator=generator) * (1 + i % 3) for i in range(count)]
+
+
+OBSERVERS = ["min_max", "percentile", "mse", "kl", "mix", "histogram"]
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_batches_count_the_same_in_any_order(observer) -> None:
+    data = batches(9)
+    found = calibrate(net(observer), data, patience=0)
+    turned = calibrate(net(observer), data[::-1], patience=0)
+    assert found.steps == 9 and not found.unseen
+    for name, scale in found.scales.items():
+        torch.testing.assert_close(scale, turned.scales[name], rtol=1e-4, atol=0)
+
+
+def test_the_model_is_ready_to_validate_and_the_range_is_the_mean_of_the_batches() -> None:
+    model, data = net(), batches(4)
+    result = calibrate(model, data)
+    assert not model.training and model.quant.activation_post_process.is_exact
+    largest = torch.stack([b.max() for b in data]).mean()
+    assert float(model.quant.activation_post_process.activation_post_process.max_val) == pytest.approx(float(largest))
+    assert "quant" in result.scales and "module.first" in str(result) and "4 batches" in str(result)
+    # Training afterwards averages as configured again.
+    assert model.quant.activation_post_process.activation_post_process.batches is None
+
+
+def test_it_stops_when_the_scales_have_settled() -> None:
+    result = calibrate(net(), batches(3) * 500, tolerance=0.01, patience=6)
+    assert result.has_settled and 6 < result.steps < 1500
+    assert calibrate(net(), batches(12), tolerance=0.0, patience=6).has_settled is False
+    assert calibrate(net(), batches(12), steps=5).steps == 5
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_it_goes_on_where_it_was_interrupted(observer, tmp_path) -> None:
+    data, file = batches(7), tmp_path / "state.pt"
+    whole = calibrate(net(observer), data, patience=0)
+
+    def interrupted():
+        yield from data[:4]
+        raise Stop
+
+    with pytest.raises(Stop):
+        calibrate(net(observer), interrupted(), state_file=file)
+    assert torch.load(file, weights_only=True)["steps"] == 4
+    result = calibrate(net(observer), data, state_file=file, patience=0)
+    assert result.steps == 7 and not file.exists()
+    for name, scale in whole.scales.items():
+        assert torch.equal(scale, result.scales[name]), name
+
+
+def test_a_state_of_something_else_is_refused(tmp_path) -> None:
+    file = tmp_path / "state.pt"
+    file.write_bytes(b"not a state")
+    with pytest.raises(CalibrationError, match="not a state that calibrate wrote.*Remove it"):
+        calibrate(net(), batches(1), state_file=file)
+    file.unlink()
+    other = prepare_qat_fx(QuantWrapper(nn.Conv2d(3, 2, 1)), {"": get_default_qconfig()})
+    with pytest.raises(Stop):
+        calibrate(other, stopping(), state_file=file)
+    with pytest.raises(CalibrationError, match="another model"):
+        calibrate(net(), batches(1), state_file=file)
+    file.unlink()
+    with pytest.raises(Stop):
+        calibrate(net(), stopping(), state_file=file)
+    with pytest.raises(CalibrationError, match="another observer at"):
+        calibrate(net("histogram"), batches(1), state_file=file)
+
+
+def stopping():
+    yield from batches(1)
+    raise Stop
+
+
+def test_what_loaders_give() -> None:
+    expected = calibrate(net(), batches(2)).scales["quant"]
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.cat(batches(2)), torch.arange(8)), batch_size=4
+    )
+    for data in (loader, [{"x": b} for b in batches(2)], ([b] for b in batches(2))):
+        assert torch.equal(calibrate(net(), data).scales["quant"], expected)
+    called = calibrate(net(), batches(2), forward=lambda model, batch: model(batch))
+    assert torch.equal(called.scales["quant"], expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: calibrate(nn.ReLU(), batches(1)), QuantizationConfigError, "call `prepare` first"),
+        (lambda: calibrate(net(), []), QuantizationConfigError, "no batches"),
+        (lambda: calibrate(net(), batches(1), steps=0), QuantizationConfigError, "steps"),
+        (lambda: calibrate(net(), [{"images": batches(1)[0]}]), CalibrationError, "batch 0 does not fit.*forward="),
+    ],
+)
+def test_bad_calls_are_refused(call, error, text) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_modules_that_no_batch_reached_are_named() -> None:
+    class Branch(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+        def forward(self, x: torch.Tensor, deep: bool = False) -> torch.Tensor:
+            y = self.first(self.quant(x))
+            return self.dequant(self.second(y) if deep else y)
+
+    x = torch.randn(1, 3, 8, 8)
+    model = prepare(Branch(), (x, True), qconfig_dict={"": get_default_qconfig()}, out_dir=None)
+    result = calibrate(model, [x])
+    assert "second" in result.unseen and "first" not in result.unseen
+    assert "No batch reached: " in str(result)
+
+
+WORKER = textwrap.dedent(
+    """
+    import sys, os, warnings
+    import torch, torch.distributed as dist
+    sys.path.insert(0, {root!r})
+    from horizon_plugin_pytorch.march import March, set_march
+    from horizon_plugin_pytorch.quantization import calibrate
+    from tests.verbs.test_calibrate import OBSERVERS, batches, net
+
+    set_march(March.BAYES)
+    torch.set_num_threads(1)
+    rank, port, out, dies = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "dies"
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{{port}}", rank=rank, world_size=2)
+
+    def own(count):
+        for i, batch in enumerate(batches(count)):
+            if dies and rank and i == 2:
+                os._exit(3)
+            yield batch.chunk(2)[rank]
+
+    found = {{}}
+    for name in OBSERVERS:
+        found[name] = calibrate(net(name), own(4), patience=0, state_file=out + ".state" if dies else None).scales
+    # Shares of different length: all stop with the shortest.
+    found["uneven"] = calibrate(net(), own(2 + rank), patience=0).scales
+    torch.save(found, out)
+    dist.destroy_process_group()
+    """
+)
+
+
+def run_workers(tmp_path: Path, mode: str) -> list[subprocess.CompletedProcess]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER.format(root=str(ROOT)))
+    command = [sys.executable, str(script)]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    workers = [
+        subprocess.Popen(
+            [*command, str(rank), str(port), str(tmp_path / f"{rank}.pt"), mode],
+            cwd=tmp_path, stderr=subprocess.PIPE, env=environment,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        return [
+            subprocess.CompletedProcess(w.args, w.wait(), stderr=errors)
+            for w, (_, errors) in [(w, w.communicate(timeout=120)) for w in workers]
+        ]
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def test_two_processes_find_the_scales_of_one_over_all_data(tmp_path) -> None:
+    for done in run_workers(tmp_path, "lives"):
+        assert done.returncode == 0, done.stderr.decode()[-3000:]
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    for name in OBSERVERS:
+        whole = calibrate(net(name), batches(4), patience=0).scales
+        for tensor, scale in whole.items():
+            assert torch.equal(first[name][tensor], second[name][tensor])
+            torch.testing.assert_close(first[name][tensor], scale, rtol=2e-3, atol=0)
+    two = calibrate(net(), batches(2), patience=0).scales
+    torch.testing.assert_close(first["uneven"]["quant"], two["quant"], rtol=1e-5, atol=0)
+
+
+def test_a_process_that_dies_is_reported_and_leaves_no_half_file(tmp_path) -> None:
+    survivor, dead = run_workers(tmp_path, "dies")
+    assert dead.returncode == 3 and survivor.returncode != 0
+    text = survivor.stderr.decode()
+    assert "CalibrationError: calibrate: process 0 lost another process" in text
+    assert not (tmp_path / "0.pt").exists()
+    assert torch.load(tmp_path / "0.pt.state", weights_only=True)["steps"] == 2
+    assert not list(tmp_path.glob(".writing-*"))
+
+
+def test_the_manual_way_stays() -> None:
+    model = net()
+    model.eval()
+    set_fake_quantize(model, FakeQuantState.CALIBRATION)
+    data = batches(3)
+    with torch.no_grad():
+        for batch in data:
+            model(batch)
+    expected = data[0].max()
+    for batch in data[1:]:
+        expected = expected + 0.01 * (batch.max() - expected)
+    found = model.quant.activation_post_process.activation_post_process.max_val
+    assert float(found) == pytest.approx(float(expected))
