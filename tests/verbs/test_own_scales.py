@@ -6,7 +6,7 @@ import copy
 import pickle
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -40,6 +40,12 @@ from tests.routes import as_numbers, calibrate, mismatches, run_onnx
 
 METHODS = ("jit-strip", "symbolic")
 LEVELS = [torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(k)) * s for k, s in enumerate((0.1, 1, 5))]
+
+
+@pytest.fixture(autouse=True)
+def _mode() -> Iterator[None]:
+    yield
+    set_qat_mode(QATMode.FuseBN)
 
 
 class Head(nn.Module):
