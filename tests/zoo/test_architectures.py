@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from docs.generate_models import disagreement
 from horizon_plugin_pytorch.march import March, set_march
 from tests.zoo.stages import STAGES, walk
 
@@ -48,3 +49,4 @@ def test_architecture(name, dtype, tmp_path, monkeypatch):
     assert reason in result.error
     if dtype == "qint16" and stages == len(STAGES):
         assert result.distance < 0.1  # far from float would mean a wrong number somewhere, not a coarse one
+    assert disagreement(name, model, dtype, result) == ""

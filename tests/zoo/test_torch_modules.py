@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from docs.generate_models import disagreement
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import prepare
@@ -41,6 +42,7 @@ def test_module(name, dtype, tmp_path):
     assert len(result.passed) == stages, result.trace
     assert reason in result.error
     assert result.distance < (0.02 if dtype == "qint16" else 0.2)
+    assert disagreement(name, model, dtype, result) == ""
 
 
 def test_a_qconfig_of_another_toolkit_is_refused():
