@@ -60,7 +60,8 @@ def row(name: str, model: nn.Module, int8: Walk, int16: Walk) -> list[str]:
     """The cells of a model."""
     has_distance = "calibrates" in int8.passed
     distances = [distance(w.distance) if has_distance else "" for w in (int8, int16)]
-    reason = int8.error.partition(": ")[2].split(". ")[0].replace("|", "\\|").replace("\n", " ")
+    sentence = int8.error.partition(": ")[2].partition("\n")[0].split(". ")[0]
+    reason = sentence.rstrip(".: ").replace("|", "\\|")
     return [name, f"{parameters(model):,}", *stages(int8), *distances, reason]
 
 

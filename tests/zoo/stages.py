@@ -81,8 +81,9 @@ def _walk(
     qat.train()
     set_fake_quantize(qat, FakeQuantState.QAT)
     # What has no parameters passes gradients on to what stands before it.
-    trained_inputs = pytree.tree_map_only(Tensor, _trainable, inputs)
-    learned = list(qat.parameters()) or [x for x in pytree.tree_leaves(trained_inputs) if x.requires_grad]
+    learned = list(qat.parameters())
+    trained_inputs = inputs if learned else pytree.tree_map_only(Tensor, _trainable, inputs)
+    learned = learned or [x for x in pytree.tree_leaves(trained_inputs) if x.requires_grad]
     optimizer = torch.optim.SGD(learned, lr=1e-4)
     floats = [x for x in qat(*trained_inputs) if x.requires_grad]
     assert floats, "no output has a gradient"
