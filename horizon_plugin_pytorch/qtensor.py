@@ -13,13 +13,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
-from horizon_plugin_pytorch.errors import QuantizationWarning, is_user_code
+from horizon_plugin_pytorch.errors import QuantizationWarning, is_package_code, is_user_code
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
@@ -45,6 +46,15 @@ def set_interceptor(interceptor: Any) -> Any:
 def interceptor() -> Any:
     """The current interceptor, or None."""
     return _INTERCEPTOR.current
+
+
+def asked_by_model(frame: FrameType) -> bool:
+    """Does the forward of a model that was prepared by running it ask, rather than this package?
+
+    Args:
+        frame: of the code that asks.
+    """
+    return _INTERCEPTOR.current is not None and not is_package_code(frame.f_code.co_filename)
 
 
 class QTensor(Tensor):
@@ -101,9 +111,15 @@ class QTensor(Tensor):
         pass  # everything is set in __new__
 
     @property
-    def dtype(self) -> QuantDType:  # type: ignore[override]
-        """The number format, such as `qint8`."""
-        return self._format
+    def dtype(self) -> Any:  # type: ignore[override]
+        """The number format, such as `qint8`.
+
+        The forward of a model that was prepared by running it gets the answer of the float tensor it was written for,
+        ``torch.float32`` (``torch.bool`` for `qbool`): it asks ``torch.finfo(x.dtype)`` or ``mask.to(x.dtype)``.
+        """
+        if not asked_by_model(sys._getframe(1)):
+            return self._format
+        return torch.bool if self._format == qbool else torch.float32
 
     @property
     def scale(self) -> Tensor:
@@ -494,6 +510,24 @@ def _integers(func: Callable, args: tuple, kwargs: dict) -> Tensor:
     return func(x.plain())
 
 
+def _set_requires_grad(func: Callable, args: tuple, kwargs: dict) -> None:
+    """``x.requires_grad = True``: in float `x` was an input, here a QuantStub computed it and may have a gradient."""
+    x, value = args
+    with _PLAIN():
+        if value and not x.is_leaf:
+            x.requires_grad_()
+        else:
+            func(x, value)
+
+
+def _filled(func: Callable, args: tuple, kwargs: dict) -> Tensor:
+    """Ordinary numbers in the shape of a QTensor; they are constants, with no scale yet."""
+    x = args[0] if args else kwargs["input"]
+    kwargs = {k: v for k, v in kwargs.items() if k != "input"}
+    template = torch.empty((), dtype=torch.bool if x._format == qbool else torch.float32, device=x.device)
+    return func(template.expand(x.shape), *args[1:], **kwargs)
+
+
 def pad_circular(x: Any, padding: Sequence[int]) -> Any:
     """``F.pad(x, padding, "circular")`` by selecting positions; torch's own writes in place, which no graph shows.
 
@@ -527,7 +561,7 @@ def _build_metadata() -> set[Callable]:
             continue
         if hasattr(member, "__get__") and not callable(member):
             found.add(member.__get__)
-            if hasattr(member, "__set__"):
+            if hasattr(member, "__set__") and name != "requires_grad":
                 found.add(member.__set__)
         else:
             found.add(member)
@@ -574,6 +608,11 @@ for _property in ("T", "mT", "H", "mH", "data"):
     handle(getattr(Tensor, _property).__get__, keeps=True)(keep_scale)
 handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
 handle(Tensor.float)(_float)
+handle(Tensor.requires_grad.__set__)(_set_requires_grad)  # type: ignore[attr-defined]
+handle(
+    torch.ones_like, torch.full_like, torch.empty_like, torch.rand_like, torch.randn_like, torch.randint_like,
+    Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor,
+)(_filled)  # fmt: skip
 handle(Tensor.long, Tensor.int)(_integers)
 
 

@@ -86,7 +86,9 @@ def repeat(g: OnnxGraph, site: Site, x: str, repeats: list[int]) -> str:
 
 @lowers("cat")
 def cat(g: OnnxGraph, site: Site, tensors: list[str], dim: int = 0) -> str:
-    return g.node("Concat", *tensors, axis=dim)
+    # torch leaves out an empty tensor of one axis, whatever the axes of the others: a list that starts empty.
+    filled = [name for name, x in zip(tensors, site.inputs, strict=True) if tuple(x.shape) != (0,)]
+    return g.node("Concat", *(filled or tensors), axis=dim)
 
 
 @lowers("stack")

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, caller, calling_scope, counted, here, unmet_module
-from horizon_plugin_pytorch.fx.recording import as_call, operator_name, row_of_call
+from horizon_plugin_pytorch.fx.recording import CASTS, as_call, operator_name, row_of_call
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.nn.placed import OwnCalls
 from horizon_plugin_pytorch.qtensor import QTensor, interceptor, set_interceptor
@@ -39,12 +40,17 @@ class Dispatcher:
         sites: the generated modules of each call site that was recorded; none where the call is left alone.
         cpu: calls that run on the CPU in float, with the path of the stub that quantizes their result, or "".
         is_mixed: do ordinary tensors reach call sites as well, of float16 operators or of the CPU?
+        casts: call sites that cast to the type which a tensor had in float, whatever type it is asked for now.
     """
 
     def __init__(
-        self, sites: dict[CallSite, list[Variant]], cpu: dict[CallSite, str] | None = None, is_mixed: bool = False
+        self,
+        sites: dict[CallSite, list[Variant]],
+        cpu: dict[CallSite, str] | None = None,
+        is_mixed: bool = False,
+        casts: frozenset[CallSite] = frozenset(),
     ) -> None:
-        self.sites, self.cpu, self.is_mixed = sites, cpu or {}, is_mixed
+        self.sites, self.cpu, self.is_mixed, self.casts = sites, cpu or {}, is_mixed, casts
         self._counted = {replace(site, occurrence=0) for site in sites if site.occurrence}
         self._run = _Run()
 
@@ -52,7 +58,7 @@ class Dispatcher:
         return memo.setdefault(id(self), Dispatcher(*self.__getstate__()))
 
     def __getstate__(self) -> tuple:
-        return dict(self.sites), dict(self.cpu), self.is_mixed
+        return dict(self.sites), dict(self.cpu), self.is_mixed, self.casts
 
     def __setstate__(self, state: tuple) -> None:
         self.__init__(*state)  # type: ignore[misc]
@@ -137,6 +143,9 @@ class Dispatcher:
             site = here(operator_name(op, target, call_args, call_kwargs))
             if site in self.cpu:
                 return self._run_on_cpu(self.cpu[site], func, args, kwargs)
+        is_cast = has_scale and found is not None and found[0].name in CASTS
+        if is_cast and here(found[0].name) in self.casts:  # type: ignore[index]
+            return _moved(func, args, kwargs)
         if found is None or found[0].qat is None:
             return NotImplemented
         row, bind = found
@@ -341,6 +350,20 @@ class OwnForward:
         if module is model.resolve(self.calls.path):
             return type(module).forward(module, *args, **kwargs)
         return module(*args, **kwargs)
+
+
+def _moved(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A cast to the type that a tensor has already: what it says of a device is left, of a type nothing.
+
+    A converted layer keeps its weight as integers, so ``x.to(self.conv.weight.dtype)`` asks for another type there.
+    """
+    kinds = (torch.dtype, QuantDType, Tensor)
+    left = tuple(v for v in args[1:] if not isinstance(v, kinds))
+    named = {k: v for k, v in kwargs.items() if not isinstance(v, kinds)}
+    has_type = len(left) < len(args) - 1 or len(named) < len(kwargs)
+    if not has_type and (left or named):
+        return NotImplemented
+    return args[0].to(*left, **named) if left or named else args[0]
 
 
 def _bound(bind: Binder, args: tuple, kwargs: dict[str, Any], site: CallSite) -> Call | None:

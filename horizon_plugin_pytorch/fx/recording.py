@@ -63,6 +63,21 @@ def row_of_call(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> tu
     return find(target, args, kwargs)
 
 
+CASTS = frozenset({"to", "to_numbers"})  # rows of casts: `x.to(y.dtype)`, `x.float()`
+
+
+def float_casts(graph: fx.Graph) -> frozenset[CallSite]:
+    """Call sites of a recorded graph that cast float tensors to the type they have."""
+    return frozenset(
+        node.meta["site"]
+        for node in graph.nodes
+        if "site" in node.meta
+        and node.meta["site"].name in CASTS
+        and isinstance(node.args[0], fx.Node)
+        and node.args[0].meta.get("dtype") == node.meta.get("dtype") == torch.float32
+    )
+
+
 def operator_name(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> str:
     """The row's name, or the function's where it has none."""
     found = row_of_call(op, target, args, kwargs)

@@ -81,14 +81,16 @@ def _arguments(signature: str) -> Callable[[tuple, dict], dict[str, Any]]:
     return read
 
 
-def _with_zero(x: QTensor) -> QTensor:
+def _with_zero(x: Any) -> Any:
     """The operator may have added zeros."""
+    if not isinstance(x, QTensor):  # `torch.zeros_like(x, dtype=torch.bool)`
+        return x
     low, high = x.range
     x.set_range(min(low, 0), max(high, 0))
     return x
 
 
-def _keep_with_zeros(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+def _keep_with_zeros(func: Callable, args: tuple, kwargs: dict) -> Any:
     return _with_zero(keep_scale(func, args, kwargs))
 
 
@@ -533,12 +535,6 @@ advise(
     torch.scatter, "scatter", "scatter_", torch.scatter_add, "scatter_add", "scatter_add_", torch.index_put,
     "index_put", "index_put_", torch.index_add, "index_add", "index_add_", torch.index_copy, "index_copy",
     "index_copy_", torch.masked_scatter, "masked_scatter", "masked_scatter_",
-)  # fmt: skip
-advise(
-    "it makes numbers that have no scale. Stochastic depth (DropPath) is not there in a model that is prepared in eval "
-    "mode; other constants belong into a buffer, or before the QuantStub",
-    "new_empty", "new_full", "new_ones", torch.empty_like, torch.full_like, torch.ones_like, torch.rand_like,
-    torch.randn_like,
 )  # fmt: skip
 advise(_OVERLAP, F.fold)
 advise(

@@ -23,7 +23,7 @@ from horizon_plugin_pytorch.errors import (
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.fx.call_site import CallSite, ScopeHooks, scoped_modules
 from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu
-from horizon_plugin_pytorch.fx.recording import record_runs
+from horizon_plugin_pytorch.fx.recording import float_casts, record_runs
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
@@ -38,7 +38,7 @@ from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.quantization.passes.hybrid import HybridConfig, split_devices
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales, split_aliases, unshare
-from horizon_plugin_pytorch.quantization.passes.region import called_path, has_stub, quantized_nodes
+from horizon_plugin_pytorch.quantization.passes.region import called_path, has_stub, mark_beside, quantized_nodes
 from horizon_plugin_pytorch.quantization.quantize import prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import (
     choices_of,
@@ -201,6 +201,8 @@ def _prepare_by_running(
     split_aliases(copied, own)
     graph, runs = record_runs(copied, args, kwargs)
     captured: Any = Captured(copied, graph)
+    casts = float_casts(graph)
+    mark_beside(captured)
     region = quantized_nodes(captured)
     if not has_stub(captured) and hybrid is None:
         warn_no_stub(model)
@@ -211,7 +213,7 @@ def _prepare_by_running(
         region = split_devices(captured, region, choices, march, hybrid)
     observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse, own)
     is_mixed = hybrid is not None or any(isinstance(m, Float16) for m in copied.modules())
-    dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed)
+    dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed, casts)
     for path, module in scoped:
         ScopeHooks(path, dispatcher).attach(module)
     _guard(captured, dispatcher)

@@ -199,7 +199,8 @@ def _attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("options", "advice"), [(dict(enable_gqa=True), "repeat key and value"), (dict(scale=-1.0), "positive")]
+    ("options", "advice"),
+    [(dict(is_causal=True, attn_mask=torch.ones(5, 6)), "either"), (dict(scale=-1.0), "positive")],
 )
 def test_attention_functions_without_a_form_say_what_to_write(options: dict[str, Any], advice: str) -> None:
     model = bench(Body(lambda q, k, v: _attend(q, k, v, **options)), 3)

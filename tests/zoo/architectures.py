@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from tests.zoo.wrappers import Tokens, Wrapped
+from tests.zoo.wrappers import Cached, Decoder, Tokens, Wrapped
 
 Built = tuple[nn.Module, tuple]
 ARCHITECTURES: dict[str, Callable[[], Built]] = {}
@@ -507,3 +507,218 @@ def patchtst() -> Built:
         prediction_length=8,
     )
     return Wrapped(hf.PatchTSTForPrediction(config), outputs=("prediction_outputs",)), (torch.randn(2, 32, 2),)
+
+
+TEXT: dict[str, Any] = dict(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=50
+)
+
+
+@architecture
+def siglip_vision() -> Built:
+    return Wrapped(hf.SiglipVisionModel(hf.SiglipVisionConfig(**SMALL)), outputs=("pooler_output",)), image()
+
+
+@architecture
+def dinov3_vit() -> Built:
+    config = hf.DINOv3ViTConfig(**SMALL, num_register_tokens=2)
+    return Wrapped(hf.DINOv3ViTModel(config), outputs=("last_hidden_state",)), image()
+
+
+@architecture
+def dinov2_registers() -> Built:
+    config = hf.Dinov2WithRegistersConfig(**SMALL, num_labels=5)
+    return Wrapped(hf.Dinov2WithRegistersForImageClassification(config)), image()
+
+
+@architecture
+def hiera() -> Built:
+    config = hf.HieraConfig(
+        image_size=[64, 64],
+        embed_dim=16,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 2, 2, 4],
+        query_stride=[2, 2],
+        masked_unit_size=[8, 8],
+        patch_stride=[2, 2],
+        patch_size=[3, 3],
+        patch_padding=[1, 1],
+        num_labels=5,
+    )
+    return Wrapped(hf.HieraForImageClassification(config)), image(64)
+
+
+@architecture
+def vitpose() -> Built:
+    backbone = hf.VitPoseBackboneConfig(**{**SMALL, "image_size": [32, 32], "patch_size": [8, 8]}, out_indices=[2])
+    return Wrapped(
+        hf.VitPoseForPoseEstimation(hf.VitPoseConfig(backbone_config=backbone, num_labels=4)), outputs=("heatmaps",)
+    ), image()
+
+
+@architecture
+def sam_vision() -> Built:
+    config = hf.SamVisionConfig(
+        hidden_size=32,
+        output_channels=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=64,
+        patch_size=8,
+        window_size=3,
+        global_attn_indexes=[1],
+        mlp_dim=64,
+    )
+    return Wrapped(hf.SamVisionModel(config), outputs=("last_hidden_state",)), image(64)
+
+
+@architecture
+def pixtral_vision() -> Built:
+    config = hf.PixtralVisionConfig(**SMALL)
+    return Wrapped(hf.PixtralVisionModel(config), outputs=("last_hidden_state",)), image(batch=1)
+
+
+@architecture
+def audio_spectrogram() -> Built:
+    config = hf.ASTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        patch_size=8,
+        max_length=32,
+        num_mel_bins=16,
+        num_labels=5,
+        frequency_stride=4,
+        time_stride=4,
+    )
+    return Wrapped(hf.ASTForAudioClassification(config)), (torch.randn(2, 32, 16),)
+
+
+@architecture
+def timesformer() -> Built:
+    config = hf.TimesformerConfig(**SMALL, num_frames=2, num_labels=5)
+    return Wrapped(hf.TimesformerForVideoClassification(config)), (torch.randn(1, 2, 3, 32, 32),)
+
+
+@architecture
+def roberta() -> Built:
+    return Tokens(hf.RobertaForSequenceClassification(hf.RobertaConfig(**TEXT, num_labels=5))), ids()
+
+
+@architecture
+def albert() -> Built:
+    config = hf.AlbertConfig(**TEXT, embedding_size=16, num_labels=5)
+    return Tokens(hf.AlbertForSequenceClassification(config)), ids()
+
+
+@architecture
+def electra() -> Built:
+    config = hf.ElectraConfig(**TEXT, embedding_size=16, num_labels=5)
+    return Tokens(hf.ElectraForSequenceClassification(config)), ids()
+
+
+@architecture
+def mobilebert() -> Built:
+    config = hf.MobileBertConfig(**TEXT, embedding_size=16, intra_bottleneck_size=32, num_labels=5)
+    return Tokens(hf.MobileBertForSequenceClassification(config)), ids()
+
+
+@architecture
+def deberta_v2() -> Built:
+    config = hf.DebertaV2Config(**TEXT, num_labels=5, relative_attention=True, pos_att_type=["c2p", "p2c"])
+    return Tokens(hf.DebertaV2ForSequenceClassification(config)), ids()
+
+
+@architecture
+def qwen2() -> Built:
+    config = hf.Qwen2Config(**TEXT, num_key_value_heads=2)
+    return Tokens(hf.Qwen2Model(config), outputs=("last_hidden_state",), use_cache=False), ids()
+
+
+@architecture
+def qwen3() -> Built:
+    config = hf.Qwen3Config(**TEXT, num_key_value_heads=2, head_dim=8)
+    return Tokens(hf.Qwen3Model(config), outputs=("last_hidden_state",), use_cache=False), ids()
+
+
+@architecture
+def gemma() -> Built:
+    config = hf.GemmaConfig(**TEXT, num_key_value_heads=1, head_dim=8)
+    return Tokens(hf.GemmaModel(config), outputs=("last_hidden_state",), use_cache=False), ids()
+
+
+@architecture
+def opt() -> Built:
+    config = hf.OPTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        ffn_dim=64,
+        vocab_size=50,
+        word_embed_proj_dim=32,
+        max_position_embeddings=32,
+    )
+    return Tokens(hf.OPTModel(config), outputs=("last_hidden_state",), use_cache=False), ids()
+
+
+@architecture
+def phi() -> Built:
+    config = hf.PhiConfig(**TEXT)
+    return Tokens(hf.PhiModel(config), outputs=("last_hidden_state",), use_cache=False), ids()
+
+
+@architecture
+def hubert() -> Built:
+    config = hf.HubertConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        conv_dim=[16, 16],
+        conv_stride=[5, 2],
+        conv_kernel=[10, 3],
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        mask_time_prob=0.0,
+        apply_spec_augment=False,
+    )
+    return Wrapped(hf.HubertModel(config), outputs=("last_hidden_state",)), (torch.randn(2, 400),)
+
+
+@architecture
+def t5_decoder() -> Built:
+    config = hf.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=50)
+    return Decoder(hf.T5Model(config).decoder), (*ids(), torch.randn(2, 6, 32))
+
+
+@architecture
+def whisper_decoder() -> Built:
+    config = hf.WhisperConfig(
+        d_model=32,
+        encoder_layers=1,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_layers=2,
+        vocab_size=50,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=64,
+        max_target_positions=32,
+        pad_token_id=0,
+    )
+    return Decoder(hf.WhisperModel(config).decoder), (*ids(), torch.randn(2, 6, 32))
+
+
+@architecture
+def llama_with_cache() -> Built:
+    config = hf.LlamaConfig(**TEXT, num_key_value_heads=2)
+    past = tuple(torch.randn(2, 2, 6, 8) for _ in range(4))
+    return Cached(hf.LlamaModel(config)), (torch.randint(3, 50, (2, 1)), *past)
+
+
+@architecture
+def gpt2_with_cache() -> Built:
+    config = hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=32)
+    past = tuple(torch.randn(2, 4, 6, 8) for _ in range(4))
+    return Cached(hf.GPT2Model(config)), (torch.randint(3, 50, (2, 1)), *past)

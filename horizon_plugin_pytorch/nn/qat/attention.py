@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.nn import attention as floats
 from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.composite import Times, constant_stub, inner_qconfig, optional
+from horizon_plugin_pytorch.nn.qat.composite import Composite, Times, constant_stub, inner_qconfig, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.module import real
 from horizon_plugin_pytorch.nn.qat.softmax import Softmax
@@ -42,13 +42,21 @@ class Attention(nn.Module):
         self.weighted_sum = FloatFunctional(qconfig)
 
     def forward(
-        self, query: Any, key: Any, value: Any, hidden: Tensor | None, bias: Tensor | None, scale: float
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        hidden: Tensor | None,
+        bias: Tensor | None,
+        scale: float,
+        dropout: float | None = None,
     ) -> tuple[Any, Any]:
         """The result and the weights.
 
         Args:
             hidden: True at positions that are left out.
             bias: added to the scores; real numbers.
+            dropout: the probability for this call, instead of the module's own.
         """
         scores = self.matmul.matmul(self.scale(query, scale), key, y_trans=True)
         if bias is not None:
@@ -56,7 +64,8 @@ class Attention(nn.Module):
             hidden = is_hidden if hidden is None else hidden | is_hidden
             scores = self.mask_add.add(scores, self.mask_quant(torch.where(is_hidden, 0.0, bias)))
         weights = self.softmax(scores, hidden)
-        dropped = F.dropout(weights, self.dropout, self.training) if self.dropout else weights
+        dropout = self.dropout if dropout is None else dropout
+        dropped = F.dropout(weights, dropout, self.training) if dropout else weights
         return self.weighted_sum.matmul(dropped, value), weights
 
 
@@ -72,20 +81,22 @@ def causal_mask(query: Any, key: Any) -> Tensor:
     return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).triu(1)
 
 
-class ScaledDotProductAttention(nn.Module):
+class ScaledDotProductAttention(Composite):
     """`torch.nn.functional.scaled_dot_product_attention` from smaller operators; conversion replaces these."""
 
-    def __init__(self, dropout_p: float, is_causal: bool, scale: float | None, qconfig: Any) -> None:
+    def __init__(self, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, qconfig: Any) -> None:
         super().__init__()
-        self.is_causal, self.scale, self.qconfig = is_causal, scale, qconfig
+        self.is_causal, self.scale, self.enable_gqa, self.qconfig = is_causal, scale, enable_gqa, qconfig
         self.attention = Attention(dropout_p, qconfig)
 
     @classmethod
     def from_float(cls, mod: floats.ScaledDotProductAttention) -> ScaledDotProductAttention:
         """The QAT form."""
-        return cls(mod.dropout_p, mod.is_causal, mod.scale, mod.qconfig)
+        return cls(mod.dropout_p, mod.is_causal, mod.scale, mod.enable_gqa, mod.qconfig)
 
-    def forward(self, query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+    def forward(self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float | None = None) -> Any:
+        if self.enable_gqa:  # each head of key and value serves several of the query
+            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
         mask = as_mask(attn_mask)
         hidden = bias = None
         if mask is not None:
@@ -93,15 +104,13 @@ class ScaledDotProductAttention(nn.Module):
         if self.is_causal:
             hidden = causal_mask(query, key)
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
-        return self.attention(query, key, value, hidden, bias, scale)[0]
+        return self.attention(query, key, value, hidden, bias, scale, dropout_p)[0]
 
 
 def _bind(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: bool = False, *,
     scale: Any = None, enable_gqa: bool = False,
 ) -> Call:  # fmt: skip
-    if enable_gqa:
-        raise NotBindable("enable_gqa has no form; repeat key and value to the query's heads before it")
     if is_causal and attn_mask is not None:
         raise NotBindable("give either attn_mask or is_causal, as torch wants it")
     if not all(isinstance(v, (int, float)) for v in (dropout_p, scale or 0.0)) or (scale is not None and scale <= 0):
@@ -110,8 +119,11 @@ def _bind(
         floats.ScaledDotProductAttention,
         (query, key, value),
         {} if attn_mask is None else {"attn_mask": attn_mask},
-        settings={"dropout_p": float(dropout_p), "is_causal": bool(is_causal), "scale": scale},
-    )
+        settings={
+            "dropout_p": float(dropout_p), "is_causal": bool(is_causal), "scale": scale, "enable_gqa": bool(enable_gqa)
+        },
+        follows=("dropout_p",),  # 0 in eval mode
+    )  # fmt: skip
 
 
 register(Operator(

@@ -12,7 +12,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.div import Div as _Float
 from horizon_plugin_pytorch.nn.elementwise import Reciprocal
 from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, advise, register
-from horizon_plugin_pytorch.nn.qat.composite import inner_qconfig
+from horizon_plugin_pytorch.nn.qat.composite import Composite, inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Functional
@@ -23,7 +23,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 _LARGEST = 1e30  # stands for 1 / 0 in the table, where it saturates
 
 
-class Div(nn.Module):
+class Div(Composite):
     """``x / y`` from a table and a product; conversion replaces these."""
 
     def __init__(self, qconfig: Any = None) -> None:

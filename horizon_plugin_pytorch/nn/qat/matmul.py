@@ -7,18 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from horizon_plugin_pytorch.nn import matmul as floats
 from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.composite import Times, inner_qconfig
+from horizon_plugin_pytorch.nn.qat.composite import Composite, Times, inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
 from horizon_plugin_pytorch.nn.quantized.functional_modules import QFunctional, is_number
 from horizon_plugin_pytorch.nn.support import INT8, INTS, WIDE, Support, at_most, on
 
 
-class AddMatmul(nn.Module):
+class AddMatmul(Composite):
     """``beta * x + alpha * (a @ b)``: the product in int16, the sum in the qconfig's format.
 
     The numbers are part of the scales: they cost no operator and no rounding.
@@ -43,7 +42,7 @@ class AddMatmul(nn.Module):
         return product if self.beta == 0 else self.add.add(self.beta_times(x, self.beta), product)
 
 
-class Einsum(nn.Module):
+class Einsum(Composite):
     """An einsum of two operands as permutations around one matrix product, or around one elementwise product."""
 
     def __init__(self, equation: str, qconfig: Any) -> None:

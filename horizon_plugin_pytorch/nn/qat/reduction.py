@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from horizon_plugin_pytorch.nn import reduction as floats
 from horizon_plugin_pytorch.nn.operator_table import Call, Kind, NotBindable, Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.module import CopiedModule, real
 from horizon_plugin_pytorch.nn.quantized import reduction as quantized
@@ -65,7 +65,7 @@ class CumSum(CopiedModule, floats.CumSum):
     copied = ("dim",)
 
 
-class VarMean(nn.Module):
+class VarMean(Composite):
     """Variance (or standard deviation) and mean, each with a scale of its own."""
 
     def __init__(self, mod: floats.Var) -> None:

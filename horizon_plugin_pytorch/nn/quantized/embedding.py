@@ -22,6 +22,10 @@ class Embedding(QuantizedModule):
         steps = fp.quantize(mod.weight.detach(), self.scale, -1, self.low, self.high)
         self.register_buffer("weight", steps.to(self.out_dtype.storage))
 
+    def real_weight(self) -> Tensor:
+        assert self.scale is not None
+        return self.weight * self.scale
+
     def forward(self, input: Tensor) -> QTensor:
         return self.output(F.embedding(input, self.weight).float())
 

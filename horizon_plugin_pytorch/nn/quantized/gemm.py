@@ -55,6 +55,11 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
             here: list[Any] = [v.detach().to(steps.device) if isinstance(v, Tensor) else v for v in inputs]
             self.plan(*here)
 
+    def real_weight(self) -> Tensor:
+        shape = [1] * self.weight.dim()
+        shape[self.output_axis] = -1
+        return self.weight * self.weight_scale.reshape(shape)
+
     def copy_geometry(self, mod: Any) -> None:
         """Take over strides and the like."""
 

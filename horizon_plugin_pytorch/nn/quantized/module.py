@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -12,7 +13,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, qbool
 from horizon_plugin_pytorch.errors import ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
-from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, asked_by_model, integer_qtensor
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 
@@ -103,6 +104,18 @@ class QuantizedModule(PlacedModule):
         self.set_output(mod.activation_post_process)
         self.configure(mod)
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        # The model's own forward may ask for ``self.conv.weight.dtype``, and must get the answer it got in float.
+        is_stored = name == "weight" and isinstance(value, Tensor) and not value.is_floating_point()
+        if is_stored and asked_by_model(sys._getframe(1)):
+            return self._plans.get((), "real_weight", self.real_weight)
+        return value
+
+    def real_weight(self) -> Tensor:
+        """The weight in real numbers."""
+        raise NotImplementedError
 
     def configure(self, mod: Any) -> None:
         """Take over what the operator needs besides its output's scale."""

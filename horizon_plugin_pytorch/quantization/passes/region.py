@@ -27,6 +27,11 @@ _VIEWS = ("T", "mT", "H", "mH", "data")
 _MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye}
 # Methods that read only the shape or type of the tensor they are given.
 _SHAPED_LIKE = {"expand_as", "reshape_as", "view_as", "type_as", "to"}
+# Functions that make tensors of numbers in the shape of another, whose values they do not read.
+_FILLERS = {
+    torch.ones_like, torch.full_like, torch.empty_like, torch.rand_like, torch.randn_like, torch.randint_like,
+    "new_ones", "new_full", "new_empty", "new_tensor",
+}  # fmt: skip
 _FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
 
 
@@ -80,6 +85,15 @@ def is_fact(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is getattr and node.args[1] not in (*_FIELDS, *_VIEWS)
 
 
+def is_filled(node: fx.Node) -> bool:
+    """Does the node make numbers in the shape of a tensor, such as ``torch.ones_like(x)``?"""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if node.target in (torch.zeros_like, "new_zeros"):  # float zeros are on every grid, and keep the scale
+        return node.kwargs.get("dtype") not in (None, torch.float32)
+    return node.target in _FILLERS
+
+
 def is_size(node: fx.Node) -> bool:
     """Is it a number that depends on shapes only?"""
     sources = node.all_input_nodes
@@ -90,12 +104,19 @@ def is_size(node: fx.Node) -> bool:
 
 
 def is_constant(model: nn.Module, node: fx.Node) -> bool:
-    """Is it a float tensor made of parameters, buffers and sizes, such as ``self.position[:, : x.shape[1]]``?"""
+    """Is it a float tensor made of parameters, buffers and sizes, such as ``self.position[:, : x.shape[1]]``?
+
+    In a recorded graph it is also what is made of integers of any origin, as rotations are of positions.
+    """
+    if "is_beside" in node.meta:
+        return node.meta["is_beside"] and node.meta.get("dtype") == torch.float32
     if node.op == "get_attr":
         value = value_of(model, node)
         return isinstance(value, Tensor) and value.is_floating_point()
     if node.op not in ("call_function", "call_method") or is_fact(node):
         return False
+    if is_filled(node):
+        return node.kwargs.get("dtype") in (None, torch.float32)
     tensors = [source for source in value_inputs(node) if not is_size(source)]
     if node.target in _MAKERS:
         return not tensors
@@ -229,7 +250,9 @@ def _downstream(model: fx.GraphModule, sources: set[fx.Node]) -> Region:
         name = _row_name(model, node)
         if name == "quant":
             region.add(node)
-        if name in ("quant", "dequant") or node.op in ("placeholder", "get_attr", "output") or is_fact(node):
+        if name in ("quant", "dequant") or node.op in ("placeholder", "get_attr", "output"):
+            continue
+        if is_fact(node) or is_filled(node):
             continue
         inputs = value_inputs(node)
         if node in sources or any(_is_inside(region, source) or source in sources for source in inputs):
@@ -237,12 +260,31 @@ def _downstream(model: fx.GraphModule, sources: set[fx.Node]) -> Region:
     return region
 
 
+def mark_beside(model: fx.GraphModule) -> None:
+    """Note in a recorded graph which nodes depend on no float input of the model: they stand beside the quantized part.
+
+    A float input that meets the quantized part lacks a QuantStub; what the model computes for itself gets one.
+    """
+    for node in model.graph.nodes:
+        is_input = node.op == "placeholder" and node.meta.get("dtype") == torch.float32
+        is_free = node.op in ("placeholder", "get_attr") or is_fact(node) or is_filled(node)
+        is_stub = _row_name(model, node) in ("quant", "dequant")
+        node.meta["is_beside"] = not (is_input or is_stub) and (
+            is_free or all(source.meta["is_beside"] for source in value_inputs(node))
+        )
+
+
 def _is_inside(region: Region, node: fx.Node) -> bool:
     return region.kinds(node) not in ((), (Kind.FLOAT,))
 
 
 def _is_table(model: fx.GraphModule, node: fx.Node) -> bool:
-    """Does the node select rows of a table by plain indices?"""
+    """Does the node select rows of a table by plain indices?
+
+    A function that a recorded forward calls on plain tensors runs as it is: what it gives is a constant.
+    """
+    if "site" in node.meta:
+        return False
     row = row_of_node(model, node)
     return row is not None and row.is_source
 
@@ -253,9 +295,11 @@ def _meets(model: fx.GraphModule, node: fx.Node, region: Region) -> bool:
     while pending:
         for user in pending.pop().users:
             name = _row_name(model, user)
-            if name == "dequant" or (name != "quant" and not is_fact(user) and _is_inside(region, user)):
+            if name == "quant" or is_fact(user) or is_filled(user):
+                continue
+            if name == "dequant" or _is_inside(region, user):
                 return True
-            if name != "quant" and not is_fact(user) and user not in seen:
+            if user not in seen:
                 seen.add(user)
                 pending.append(user)
     return False

@@ -85,6 +85,11 @@ ATTENTION = cases(
     ("attention", lambda x, y, z: _attention(x, y, z)),
     ("attention-causal", lambda x, y, z: _attention(x, y, z, is_causal=True)),
     ("attention-scale", lambda x, y, z: _attention(x, y, z, scale=0.25)),
+    (
+        "attention-grouped",
+        lambda x, y, z: _attention(x, y, z, enable_gqa=True),
+        dict(shapes=((2, 4, 5, 8), (2, 2, 6, 8), (2, 2, 6, 8))),
+    ),
     ("attention-3d", lambda x, y, z: _attention(x, y, z), dict(shapes=((3, 5, 8), (3, 6, 8), (3, 6, 8)))),
     ("attention-bool-mask", lambda x, y, z, m: _attention(x, y, z, attn_mask=~m), dict(others=_bool_mask(5, 6))),
     ("attention-float-mask", lambda x, y, z, m: _attention(x, y, z, attn_mask=m), dict(others=_float_mask(2, 1, 5, 6))),
