@@ -710,15 +710,20 @@ def whisper_decoder() -> Built:
     return Decoder(hf.WhisperModel(config).decoder), (*ids(), torch.randn(2, 6, 32))
 
 
+def earlier(heads: int) -> tuple[torch.Tensor, ...]:
+    """Keys and values of two layers, in one range: the line of the cache that joins them has one scale."""
+    return tuple(torch.randn(2, heads, 6, 8).clamp(-2, 2) for _ in range(4))
+
+
 @architecture
 def llama_with_cache() -> Built:
     config = hf.LlamaConfig(**TEXT, num_key_value_heads=2)
-    past = tuple(torch.randn(2, 2, 6, 8) for _ in range(4))
+    past = earlier(2)
     return Cached(hf.LlamaModel(config)), (torch.randint(3, 50, (2, 1)), *past)
 
 
 @architecture
 def gpt2_with_cache() -> Built:
     config = hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=32)
-    past = tuple(torch.randn(2, 4, 6, 8) for _ in range(4))
+    past = earlier(4)
     return Cached(hf.GPT2Model(config)), (torch.randint(3, 50, (2, 1)), *past)
