@@ -16,8 +16,6 @@ STOPS: dict[str, tuple[int, str]] = {
     "conditional_detr": (1, ""),
     "deformable_detr": (1, ""),
     "rt_detr": (0, ""),
-    "wav2vec2": (3, ""),
-    "hubert": (3, ""),
     "mask2former": (1, ""),
 }
 
