@@ -224,6 +224,13 @@ class QTensor(Tensor):
         out._range = self._range
         return out
 
+    def alias(self) -> QTensor:
+        """Another tensor object of the same values."""
+        if self._is_deferred:
+            assert self._grid is not None
+            return self.with_grid(self._grid)
+        return self.like(self.plain().view_as(self.plain()), self._grid)
+
     def unrounded(self, values: Tensor) -> QTensor:
         """Other real values, that no longer lie on the grid."""
         out = self.like(values)
@@ -285,6 +292,20 @@ class QTensor(Tensor):
             "module or through FloatFunctional (eager mode), or check that the module which calls it has a qconfig; "
             "`prepare_qat_fx` replaces supported functions by itself."
         )
+
+
+def become(x: Tensor, other: Tensor) -> None:
+    """Let every name of `x` see `other`, as after a write in place; `other` is not to be used any more.
+
+    >>> x = torch.zeros(1)
+    >>> become(x, bool_qtensor(torch.tensor([True])))
+    >>> type(x).__name__
+    'QTensor'
+    """
+    # torch.utils.swap_tensors refuses tensors that a view or autograd holds; these keep the old values, as they should.
+    x.__class__, other.__class__ = other.__class__, x.__class__
+    x.__dict__, other.__dict__ = other.__dict__, x.__dict__
+    torch._C._swap_tensor_impl(x, other)  # type: ignore[attr-defined]
 
 
 def real_qtensor(

@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
+    convert,
     convert_fx,
     get_default_qconfig,
     prepare_qat_fx,
@@ -88,7 +89,7 @@ def assert_one_arithmetic(
         record: gets the number of mismatches, before anything is asserted of it.
     """
     different: dict[str, int] = {}
-    quantized = convert_fx(qat)
+    quantized = convert_fx(qat) if isinstance(qat, fx.GraphModule) else convert(qat)
     file = tmp_path / "model.onnx"
     model = export_quantized_onnx(quantized, tuple(inputs), file)
     onnx.checker.check_model(onnx.load(file), full_check=True)

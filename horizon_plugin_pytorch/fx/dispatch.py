@@ -16,10 +16,10 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, caller, calling_scope, counted, here, unmet_module
-from horizon_plugin_pytorch.fx.recording import CASTS, as_call, operator_name, row_of_call
+from horizon_plugin_pytorch.fx.recording import CASTS, as_call, is_write, operator_name, row_of_call
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.nn.placed import OwnCalls
-from horizon_plugin_pytorch.qtensor import QTensor, interceptor, set_interceptor
+from horizon_plugin_pytorch.qtensor import QTensor, become, interceptor, set_interceptor
 
 
 class _Run(threading.local):
@@ -168,11 +168,9 @@ class Dispatcher:
             return module(call.args[0])
         run = module if call.method is None else getattr(module, call.method)
         out = run(*call.args, **call.kwargs, **variant.followed(call))
-        name = getattr(func, "__name__", "")
-        is_write = name.endswith("_") and not name.endswith("__") and isinstance(args[0], Tensor)
-        if not is_write:
+        if not is_write(func):
             return out
-        torch.utils.swap_tensors(args[0], out)  # `x.add_(y)`: every name of x sees the result
+        become(args[0], out)  # `x.add_(y)`: every name of x sees the result
         last = {group: step for group, (step, given) in self._run.fused.items() if given is out}
         self._run.fused.update({group: (step, args[0]) for group, step in last.items()})
         return args[0]
@@ -300,11 +298,14 @@ class FusedMember:
         """Before the forward."""
         self.handler.next_step(self.steps, args)
 
-    def after(self, module: nn.Module, args: tuple, out: Any) -> None:
+    def after(self, module: nn.Module, args: tuple, out: Any) -> Any:
         """After the forward."""
+        if isinstance(out, QTensor) and out is args[0]:
+            out = out.alias()  # what was a result in float may be written to, and then its input must stay
         step = self.handler.next_step(self.steps, args)
         if step is not None:
             self.handler.did(step, out)
+        return out
 
     def attach(self, module: nn.Module) -> None:
         """Register the hooks."""

@@ -63,6 +63,15 @@ def row_of_call(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> tu
     return find(target, args, kwargs)
 
 
+_WRITING = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "and", "or", "xor")} | {"__setitem__"}
+
+
+def is_write(function: Callable) -> bool:
+    """Does a function of torch write to its first argument: ``x.add_(y)``, ``x += y``, ``x[0] = y``?"""
+    name = getattr(function, "__name__", "")
+    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
+
+
 CASTS = frozenset({"to", "to_numbers"})  # rows of casts: `x.to(y.dtype)`, `x.float()`
 
 
@@ -111,6 +120,9 @@ class Recorder(TorchFunctionMode):
         self._stack: tuple[ModuleCall, ...] = ()
         self._called: Counter[str] = Counter()
         self.runs: list[list[LoggedCall]] = []
+        self._time = 0
+        self._bound: dict[int, int] = {}  # when a tensor became known
+        self._writes: dict[int, tuple[int, int]] = {}  # when memory was last written to, and through which tensor
 
     # -- values
 
@@ -119,6 +131,8 @@ class Recorder(TorchFunctionMode):
         if isinstance(value, Tensor):
             self._nodes[id(value)] = node
             self._kept.append(value)
+            self._time += 1
+            self._bound[id(value)] = self._time
             node.meta.setdefault("dtype", value.dtype)
         elif isinstance(value, (tuple, list)):
             for index, part in enumerate(value):
@@ -177,7 +191,7 @@ class Recorder(TorchFunctionMode):
 
     # -- calls
 
-    def _add(self, key: Any, make: Callable[[], fx.Node], out: Any, scope: str) -> None:
+    def _add(self, key: Any, make: Callable[[], fx.Node], out: Any, scope: str, is_stale: bool) -> None:
         occurrence = self._met[key]
         self._met[key] += 1
         full = (key, occurrence)
@@ -187,6 +201,7 @@ class Recorder(TorchFunctionMode):
             node.meta["nn_module_stack"] = {scope: (scope, "")} if scope else {}
             node.meta["block"] = self._block
             node.meta["calls"] = self._stack
+            node.meta["is_stale"] = is_stale
             if isinstance(key, CallSite):
                 node.meta["site"] = key
         self._bind(out, self._known[full])
@@ -198,6 +213,9 @@ class Recorder(TorchFunctionMode):
             out = func(*args, **kwargs)
         finally:
             self._depth -= 1
+        if getattr(func, "__name__", "") == "__setitem__":
+            out = args[0]
+        is_stale = self._depth == 0 and self._reads_stale(args, kwargs)
         if self._depth == 0 and any(isinstance(x, Tensor) for x in pytree.tree_leaves(out)):
             op, target, call_args, call_kwargs = as_call(func, args, kwargs)
             site = here(operator_name(op, target, call_args, call_kwargs))
@@ -206,8 +224,21 @@ class Recorder(TorchFunctionMode):
                 lambda: self.graph.create_node(op, target, self._arguments(call_args), self._arguments(call_kwargs)),
                 out,
                 site.scope,
+                is_stale,
             )
+            if is_write(func):
+                self._writes[_memory(args[0])] = self._time, id(args[0])
         return out
+
+    def _reads_stale(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Is an argument's memory written to through another tensor, since it became known?"""
+        leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        for leaf in leaves:
+            when, writer = self._writes.get(_memory(leaf), (0, 0))
+            is_written_back = leaf is leaves[0] and writer == id(leaves[-1])  # the last step of `x[0] += y`
+            if when > self._bound.get(id(leaf), when) and not is_written_back:
+                return True
+        return False
 
     def leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str = "") -> Any:
         """Run a leaf module, or a method of a FloatFunctional, as one node."""
@@ -233,6 +264,7 @@ class Recorder(TorchFunctionMode):
 
     def _leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str) -> Any:
         scope = current_scope()
+        is_stale = self._reads_stale(args, kwargs)
         self._depth += 1
         try:
             out = run()
@@ -246,7 +278,7 @@ class Recorder(TorchFunctionMode):
             owner = self.graph.create_node("get_attr", path)
             return self.graph.call_method(method, (owner, *call_args), call_kwargs)
 
-        self._add((path, method), make, out, scope)
+        self._add((path, method), make, out, scope, is_stale)
         return out
 
     @contextlib.contextmanager
@@ -269,6 +301,7 @@ class Recorder(TorchFunctionMode):
         self._stack = ()
         self.runs.append([])
         forget_counts()
+        self._writes.clear()
         self._inputs = 0
 
 
@@ -280,6 +313,10 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}" if path else name, value
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr() if x.layout is torch.strided else 0
 
 
 def _meta(node: fx.Node) -> dict[str, Any]:

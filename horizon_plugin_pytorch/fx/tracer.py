@@ -34,6 +34,9 @@ def add_leaf_class(cls: type) -> None:
 class _Written(torch.fx.Proxy):
     """A proxy that records ``x += y`` as what it is: torch's own takes it for ``x = x + y``, and loses it for views."""
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
 
 def _in_place(target: Any) -> Any:
     def record(self: torch.fx.Proxy, other: Any) -> torch.fx.Proxy:

@@ -3,6 +3,7 @@
 from horizon_plugin_pytorch.nn import intrinsic, quantized  # noqa: I001 - qat registers operators on top of these
 from horizon_plugin_pytorch.nn.affine_grid import AffineGrid
 from horizon_plugin_pytorch.nn.anchor_generator import AnchorGenerator
+from horizon_plugin_pytorch.nn.assign import Assign
 from horizon_plugin_pytorch.nn.atan2 import Atan2
 from horizon_plugin_pytorch.nn.bgr_to_yuv444 import BgrToYuv444
 from horizon_plugin_pytorch.nn.attention import MultiheadAttention, ScaledDotProductAttention
@@ -61,7 +62,8 @@ from horizon_plugin_pytorch.nn import float_operators, grid_functions, pass_thro
 from horizon_plugin_pytorch.nn import functional
 
 __all__ = [
-    "GRU", "LSTM", "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Atan", "Atan2", "Atanh",
+    "GRU", "LSTM", "Acos", "Acosh", "AffineGrid", "AnchorGenerator", "Asin", "Asinh", "Assign", "Atan", "Atan2",
+    "Atanh",
     "BevPoolV2", "BgrToYuv444", "Ceil", "ChannelScale2d", "Correlation", "Cos", "Cosh", "DetectionPostProcess",
     "DetectionPostProcessV1", "Div", "Erf", "Exp", "Floor", "GRUCell", "GridSample", "GroupNorm", "HardLog",
     "Interpolate", "LSTMCell", "LayerNorm", "MultiScaleDeformableAttention", "MultiScaleRoIAlign",

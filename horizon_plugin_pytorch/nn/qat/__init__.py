@@ -3,6 +3,7 @@
 from horizon_plugin_pytorch.nn.qat.adaptive_avg_pool import AdaptiveAvgPool1d, AdaptiveAvgPool3d
 from horizon_plugin_pytorch.nn.qat.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from horizon_plugin_pytorch.nn.qat.affine_grid import AffineGrid
+from horizon_plugin_pytorch.nn.qat.assign import Assign
 from horizon_plugin_pytorch.nn.qat.atan2 import Atan2
 from horizon_plugin_pytorch.nn.qat.attention import ScaledDotProductAttention
 from horizon_plugin_pytorch.nn.qat.avg_pool import AvgPool1d, AvgPool3d
@@ -63,7 +64,7 @@ from horizon_plugin_pytorch.nn.qat.where import Where
 
 __all__ = [
     "GLU", "GRU", "LSTM", "RNN", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AddMatmul",
-    "AffineGrid", "Atan2", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
+    "AffineGrid", "Assign", "Atan2", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
     "BevPoolV2", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d",
     "ConvBN1d", "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d", "ConvBNReLU2d",
     "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",

@@ -45,7 +45,7 @@ def _writes(model: fx.GraphModule, node: fx.Node) -> bool:
     """Does the node change its first argument?"""
     if node.op == "call_module":
         return bool(getattr(module_at(model, str(node.target)), "inplace", False))
-    if node.op == "call_function" and node.target in _OPERATORS:
+    if node.op == "call_function" and (node.target in _OPERATORS or node.target is operator.setitem):
         return True
     if node.op not in ("call_function", "call_method"):
         return False
@@ -74,6 +74,14 @@ def _are_apart(a: tuple[Any, int] | None, b: tuple[Any, int] | None) -> bool:
     return a[1] != b[1] and (a[1] < 0) == (b[1] < 0)
 
 
+def _reads_before_write_back(order: dict[fx.Node, int], whole: fx.Node, part: fx.Node) -> bool:
+    """Is `whole` read after `part` was written to? In ``x[0] += y`` it is not: ``x[0] = part`` is the next call."""
+    readers = [user for user in whole.users if order[user] > order[part]]
+    first = min(readers, key=order.__getitem__, default=None)
+    is_written_back = first is not None and first.target is operator.setitem and first.args[::2] == (whole, part)
+    return bool(readers) and not is_written_back
+
+
 def follow_writes(model: fx.GraphModule) -> fx.GraphModule:
     """Make readers after an in-place operator read its result.
 
@@ -95,7 +103,7 @@ def follow_writes(model: fx.GraphModule) -> fx.GraphModule:
             continue
         others = [n for n, m in memory.items() if m is memory[node] and n not in (node, first)]
         others = [n for n in others if not _are_apart(parts[n], parts[node])]
-        if any(order[user] > order[node] for other in others for user in other.users):
+        if any(_reads_before_write_back(order, other, node) for other in others):
             raise UnsupportedOperatorError(
                 f"`{_name(node)}` {at(scope_of(node), source_line(node.stack_trace))} changes a tensor in place whose "
                 "memory another tensor shows, and that one is read later. Write it without in-place operators, as in "

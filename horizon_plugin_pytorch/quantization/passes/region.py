@@ -203,6 +203,7 @@ def _given(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[Kind, 
     if row is None:
         return (Kind.QUANTIZED,)
     moves = row.scale_rule is ScaleRule.INHERIT and row.results == (Kind.QUANTIZED,)
+    moves = moves or row.name in ("assign", "masked_fill")
     source = node.args[0] if node.args else None
     if moves and isinstance(source, fx.Node) and region.kinds(source) == (Kind.BOOL,):
         return (Kind.BOOL,)  # it moves booleans as well
@@ -238,9 +239,27 @@ def quantized_nodes(model: fx.GraphModule, cpu: Set[fx.Node] = frozenset()) -> R
     while True:
         region = _downstream(model, chosen)
         met = {node for node in tables if node not in chosen and _meets(model, node, region)}
+        met |= _shared_calls(model, region)
         if not met:
             return region
         chosen |= met
+
+
+def _shared_calls(model: fx.GraphModule, region: Region) -> set[fx.Node]:
+    """Calls on constants of modules that the quantized part calls too: a quantized module takes quantized tensors."""
+    calls: dict[int, list[fx.Node]] = {}
+    for node in model.graph.nodes:
+        path = called_path(model, node)
+        row = None if path is None else row_of_node(model, node)
+        if path is not None and row is not None and row.needs_qconfig and row.name != "quant":
+            calls.setdefault(id(module_at(model, path)), []).append(node)
+    shared = [nodes for nodes in calls.values() if any(node in region for node in nodes)]
+    return {
+        node
+        for nodes in shared
+        for node in nodes
+        if node not in region and any(is_constant(model, source) for source in operands(model, node))
+    }
 
 
 def _downstream(model: fx.GraphModule, sources: set[fx.Node]) -> Region:

@@ -101,6 +101,7 @@ def replace_functions(
     """
     counters: dict[tuple[str, str], int] = {}
     for node in list(model.graph.nodes):
+        _check_memory(node, quantized)
         if node not in quantized:
             continue
         if called_path(model, node) is not None:
@@ -123,9 +124,9 @@ def replace_functions(
             if row.is_source:
                 _quantize_constants(model, node, quantized, choices, counters)
             continue
-        if row.needs_qconfig and quantized.kinds(node) == (Kind.INDEX,):
+        if row.needs_qconfig and quantized.kinds(node) in ((Kind.INDEX,), (Kind.BOOL,)):
             _leave_alone(model, node)
-            continue  # a choice between positions, by booleans of the quantized part
+            continue  # a choice between positions, by booleans of the quantized part; or a write of booleans
         choice = inherited_choice(choices, scope_of(node))
         if choice is None or choice.qconfig is None:
             _leave_alone(model, node)
@@ -151,6 +152,18 @@ def replace_functions(
         _quantize_constants(model, new, quantized, choices, counters)
     model.recompile()
     return model
+
+
+def _check_memory(node: fx.Node, quantized: Region) -> None:
+    """Insist that no quantized tensor is changed behind its back."""
+    if not node.meta.get("is_stale") or not any(quantized.has_scale(source) for source in node.all_input_nodes):
+        return
+    what = str(node.target) if node.op == "call_module" else _spell(node)
+    raise UnsupportedOperatorError(
+        f"`{what}` {at(scope_of(node), source_line(node.stack_trace))} reads a tensor whose memory was changed in "
+        "place through another tensor, such as a view, which tensors with a scale cannot express. Write to the tensor "
+        "itself, as in `x[:, 0] = y`, or make a new one, as in `x = x + 1`."
+    )
 
 
 def _spare_results(node: fx.Node, row: Operator) -> None:

@@ -176,7 +176,22 @@ class _WhereModule(nn.Module):
         return self.where(mask, x, y)
 
 
+def _assigned(x, y):
+    x = x * 1
+    x[:, 1:3] = y[:, :2]
+    return x
+
+
+def _filled(x, y):
+    x = x * 1
+    x[..., 0] = 0.5
+    x[x < 0] = 0.0
+    return x
+
+
 CHOICES = cases(
+    ("assign", _assigned),
+    ("assign-number", _filled),
     ("where-compared", lambda x, y: torch.where(x > y, x, y)),
     ("where-plain-mask", lambda x, y, m: torch.where(m, x, y), dict(others=_mask)),
     ("where-module", _WhereModule, dict(others=_mask)),

@@ -1,0 +1,124 @@
+"""Models that write to parts of tensors, or in place, and modules that are called on constants too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, prepare, prepare_qat_fx
+from tests.routes import assert_one_arithmetic, calibrate, qconfig
+
+
+class _Model(nn.Module):
+    """A layer, and what `function` does with its result."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.quant, self.dequant, self.fc, self.norm = QuantStub(), DeQuantStub(), nn.Linear(8, 8), nn.LayerNorm(8)
+        self.query, self.embed = nn.Parameter(torch.linspace(-1, 1, 32).view(4, 8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.function(self, self.fc(self.quant(x))))
+
+
+def _slice_of_constant(m: Any, x: Tensor) -> Tensor:
+    x[..., :2] += m.query[:, :2]
+    return x
+
+
+def _interleaved(m: Any, x: Tensor) -> Tensor:
+    out = x.new_zeros(2, 4, 16)
+    out[..., 0::2], out[..., 1::2] = x.sin(), x.cos()
+    return out
+
+
+def _into_zeros(m: Any, x: Tensor) -> Tensor:
+    out = torch.zeros(2, 4, 8)
+    out[:, 2] = x[:, 1]
+    return out
+
+
+def _numbers(m: Any, x: Tensor) -> Tensor:
+    x[:, 0] = 0.25
+    x[x < 0] = 0.0
+    return x
+
+
+def _booleans(m: Any, x: Tensor) -> Tensor:
+    mask = x > 0
+    mask[:, 0], mask[..., -1] = True, False
+    return x.masked_fill(mask, 0.5)
+
+
+def _broadcast(m: Any, x: Tensor) -> Tensor:
+    x[:, [0, 2]] = x[:, 1:2] * 0.5
+    return x
+
+
+def _named_twice(m: Any, x: Tensor) -> Tensor:
+    before = x
+    x += 1
+    return before * 0.5
+
+
+def _fused(m: Any, x: Tensor) -> Tensor:
+    y = m.embed(x)
+    y += x
+    return y * x  # the input of the fused layer is still what it was
+
+
+def _shared_with_constant(m: Any, x: Tensor) -> Tensor:
+    return m.norm(x) + m.norm(m.query)  # one scale: the first has the larger range
+
+
+def _float_layer_of_constant(m: Any, x: Tensor) -> Tensor:
+    return x * m.embed(m.query).sigmoid()
+
+
+_WRITES = [_slice_of_constant, _interleaved, _into_zeros, _numbers, _booleans, _broadcast, _named_twice, _fused,
+           _shared_with_constant, _float_layer_of_constant]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", _WRITES, ids=lambda f: f.__name__)
+def test_a_model_that_writes_has_one_arithmetic(function: Any, tmp_path: Any) -> None:
+    model, x = _Model(function).eval(), torch.randn(2, 4, 8)
+    expected = model(x)
+    qat = calibrate(prepare(model, (x,), qconfig_dict={"": qconfig("qint16")}, out_dir=None), (x,))
+    quantized = assert_one_arithmetic(qat, (x,), tmp_path)
+    assert (quantized(x) - expected).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("function", [_slice_of_constant, _numbers, _broadcast], ids=lambda f: f.__name__)
+def test_symbolic_trace_sees_the_writes(function: Any) -> None:
+    model, x = _Model(function).eval(), torch.randn(2, 4, 8)
+    expected = model(x)
+    qat = calibrate(prepare_qat_fx(model, {"": qconfig("qint16")}), (x,))
+    assert any("_generated_assign" in path for path, _ in qat.named_modules())
+    assert (qat(x) - expected).abs().max() < 0.03
+
+
+def _view(m: Any, x: Tensor) -> Tensor:
+    part = x[:, 0]
+    part += 1
+    return x
+
+
+def test_a_write_through_a_view_is_refused() -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"`dequant` .*test_writing.py:\d+.*through another tensor"):
+        prepare(_Model(_view).eval(), (torch.randn(2, 4, 8),), qconfig_dict={"": qconfig()}, out_dir=None)
+
+
+def _buffer(m: Any, x: Tensor) -> Tensor:
+    m.query[0] = x[0, 0]
+    return x + m.query
+
+
+def test_a_write_to_a_parameter_is_refused() -> None:
+    with torch.no_grad(), pytest.raises(UnsupportedOperatorError, match="parameter or buffer; write to a `clone"):
+        prepare(_Model(_buffer).eval(), (torch.randn(2, 4, 8),), qconfig_dict={"": qconfig()}, out_dir=None)
