@@ -286,12 +286,17 @@ class QTensor(Tensor):
         handler = _HANDLERS.get(func)
         if handler is not None:
             return handler(func, args, kwargs)
-        raise NotImplementedError(
-            f"{described(func)} is not implemented for QTensor: it would need to know how to treat the scale. "
-            "If it belongs to post-processing, put a DeQuantStub before it. If it should run quantized, call it as a "
-            "module or through FloatFunctional (eager mode), or check that the module which calls it has a qconfig; "
-            "`prepare_qat_fx` replaces supported functions by itself."
-        )
+        raise unsupported(func)
+
+
+def unsupported(func: Callable) -> NotImplementedError:
+    """The error for a function that would need to know how to treat the scale."""
+    return NotImplementedError(
+        f"{described(func)} is not implemented for QTensor: it would need to know how to treat the scale. "
+        "If it belongs to post-processing, put a DeQuantStub before it. If it should run quantized, call it as a "
+        "module or through FloatFunctional (eager mode), or check that the module which calls it has a qconfig; "
+        "`prepare_qat_fx` replaces supported functions by itself."
+    )
 
 
 def become(x: Tensor, other: Tensor) -> None:

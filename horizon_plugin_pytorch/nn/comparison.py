@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.fixed_point.comparison import RELATIONS
 from horizon_plugin_pytorch.nn.operator_table import Call, Kind, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.support import INT8, INTS, Limit, Marches, Support, on
-from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, described, handle
+from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, described, handle, unsupported
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
@@ -121,6 +121,26 @@ def _bitwise(function: Callable[..., Tensor]) -> Callable[..., QTensor]:
     return handler
 
 
+def _as_numbers_or_masks(function: Callable[..., Tensor]) -> Callable[..., QTensor]:
+    """A product or sum of two masks is a mask, as in torch; one of numbers has a scale of its own."""
+
+    def handler(func: Callable, args: tuple, kwargs: dict) -> QTensor:
+        operands = (*args, *kwargs.values())
+        if not all(_is_boolean(x) for x in operands):
+            raise unsupported(func)
+        return bool_qtensor(function(*map(truth, operands)))
+
+    return handler
+
+
+def _count(func: Callable, args: tuple, kwargs: dict) -> Tensor:
+    """How many are true, as ordinary integers; a sum of numbers has a scale of its own."""
+    x = args[0] if args else kwargs["input"]
+    if not _is_boolean(x):
+        raise unsupported(func)
+    return func(truth(x).long(), *args[1:], **{k: v for k, v in kwargs.items() if k != "input"})
+
+
 def _reduce(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     return bool_qtensor(func(truth(args[0] if args else kwargs.pop("input")), *args[1:], **kwargs))
 
@@ -135,6 +155,10 @@ _ROWS: tuple[tuple[str, list[str], tuple[Callable, ...], Callable], ...] = (
 for _name, _names, _python, _handler in _ROWS:
     _register(_name, [*_names, _name, f"{_name}_"], _python, on(bayes=_BOOLEAN), _handler)
     handle(getattr(torch, _name), getattr(Tensor, _name), getattr(Tensor, f"{_name}_"))(_logical)
+for _name, _combined in (("mul", torch.logical_and), ("add", torch.logical_or)):
+    _names = [_name, f"{_name}_", f"__{_name}__", f"__r{_name}__"]
+    handle(*_spellings(_names))(_as_numbers_or_masks(_combined))
+handle(torch.sum, Tensor.sum)(_count)
 _REDUCED = Limit(  # published for the NASH chips
     "65535 elements a result",
     lambda use: math.prod(use.inputs[0].shape) <= 65535 * max(math.prod(use.outputs[0].shape), 1),

@@ -122,3 +122,24 @@ def _buffer(m: Any, x: Tensor) -> Tensor:
 def test_a_write_to_a_parameter_is_refused() -> None:
     with torch.no_grad(), pytest.raises(UnsupportedOperatorError, match="parameter or buffer; write to a `clone"):
         prepare(_Model(_buffer).eval(), (torch.randn(2, 4, 8),), qconfig_dict={"": qconfig()}, out_dir=None)
+
+
+_NUMBERS: dict[str, Callable[..., Tensor]] = {
+    "integers": lambda m, x: (x * torch.arange(8) + torch.arange(4).unsqueeze(1)) / torch.tensor([1, 2, 4, 8] * 2),
+    "positions before": lambda m, x: torch.arange(8) - x,
+    "mask": lambda m, x: x * (torch.arange(8) > 3),
+    "chosen": lambda m, x: torch.where(torch.arange(8) > 3, x, torch.arange(8)),
+    "joined": lambda m, x: torch.cat([x, torch.ones(2, 4, 1, dtype=torch.long)], -1),
+    "product of masks": lambda m, x: x.masked_fill((x > 0) * (torch.arange(8) > 3), 0.0),
+    "count of a mask": lambda m, x: x.masked_fill((x > 0).sum(-1, keepdim=True) == 3, 0.0),
+    "divided by a count": lambda m, x: x / ((x > -9).sum(-1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("name", _NUMBERS)
+def test_integers_and_masks_beside_count_as_numbers(name: str, tmp_path: Any) -> None:
+    model, x = _Model(_NUMBERS[name]).eval(), torch.randn(2, 4, 8)
+    expected = model(x)
+    qat = calibrate(prepare(model, (x,), qconfig_dict={"": qconfig("qint16")}, out_dir=None), (x,))
+    quantized = assert_one_arithmetic(qat, (x,), tmp_path)
+    assert (quantized(x) - expected).norm() < 0.01 * expected.norm()

@@ -204,7 +204,6 @@ FLOAT_OPERATORS: dict[str, Callable[[Tensor], Any]] = {
     "tolist": lambda x: x.tolist(),
     "setitem": lambda x: operator.setitem(x, 0, 1.0),
     "add in place": lambda x: x.add_(1),
-    "ones_like": torch.ones_like,
     "max_pool2d with indices": lambda x: F.max_pool2d(x, 2, return_indices=True),
     "where": lambda x: torch.where(PLAIN > 0, x, PLAIN),
     "quantized index": lambda x: PLAIN[x],

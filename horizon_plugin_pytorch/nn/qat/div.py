@@ -12,7 +12,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.div import Div as _Float
 from horizon_plugin_pytorch.nn.elementwise import Reciprocal
 from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, advise, register
-from horizon_plugin_pytorch.nn.qat.composite import Composite, inner_qconfig
+from horizon_plugin_pytorch.nn.qat.composite import Composite, constant_stub, inner_qconfig, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Functional
@@ -30,6 +30,7 @@ class Div(Composite):
         super().__init__()
         self.qconfig = qconfig
         self.reciprocal = SegmentLUT(_reciprocal, "reciprocal", inner_qconfig(qconfig))
+        self.constant = optional(constant_stub(inner_qconfig(qconfig)))  # of the reciprocal of a float divisor
         self.mul = FloatFunctional(qconfig)
 
     @classmethod
@@ -41,7 +42,7 @@ class Div(Composite):
         if is_number(y):
             return self.mul.mul(x, 1.0 / y)
         if not isinstance(y, QTensor):
-            return self.mul.mul(x, torch.reciprocal(y))
+            return self.mul.mul(x, self.constant(torch.reciprocal(y.float())))
         if y.grid is None:
             y = y.like(fp.away_from_zero(y.plain(), float(y.scale) * fp.smallest_divisor(y.dtype)))
         return self.mul.mul(x, self.reciprocal(y))
@@ -79,4 +80,5 @@ register(Operator(
     {torch.div: _div, torch.divide: _div, torch.true_divide: _div, operator.truediv: _div, operator.itruediv: _div},
     {"div": _div, "div_": _div, "divide": _div, "true_divide": _div},
     on(bayes=Support(("qint16",), ("qint16",), note="reciprocal by table in int16")),
+    real_inputs=("y",),
 ))  # fmt: skip

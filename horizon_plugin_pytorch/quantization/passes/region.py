@@ -103,13 +103,14 @@ def is_size(node: fx.Node) -> bool:
     return is_number and bool(sources) and all(is_size(s) for s in sources)
 
 
-def is_constant(model: nn.Module, node: fx.Node) -> bool:
+def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
     """Is it a float tensor made of parameters, buffers and sizes, such as ``self.position[:, : x.shape[1]]``?
 
-    In a recorded graph it is also what is made of integers of any origin, as rotations are of positions.
+    In a recorded graph it is also what is made of integers of any origin, as rotations are of positions; and there it
+    may be asked for other types.
     """
     if "is_beside" in node.meta:
-        return node.meta["is_beside"] and node.meta.get("dtype") == torch.float32
+        return node.meta["is_beside"] and node.meta.get("dtype") in types
     if node.op == "get_attr":
         value = value_of(model, node)
         return isinstance(value, Tensor) and value.is_floating_point()
@@ -202,12 +203,24 @@ def _given(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[Kind, 
         return (Kind.INDEX,)
     if row is None:
         return (Kind.QUANTIZED,)
+    if row.name in ("mul", "add") and _is_boolean(node, region):
+        return (Kind.BOOL,)
+    if row.name == "sum" and [region.kinds(source) for source in sources] == [(Kind.BOOL,)]:
+        return (Kind.INDEX,)  # how many are true
     moves = row.scale_rule is ScaleRule.INHERIT and row.results == (Kind.QUANTIZED,)
     moves = moves or row.name in ("assign", "masked_fill")
     source = node.args[0] if node.args else None
     if moves and isinstance(source, fx.Node) and region.kinds(source) == (Kind.BOOL,):
         return (Kind.BOOL,)  # it moves booleans as well
     return row.results
+
+
+def _is_boolean(node: fx.Node, region: Region) -> bool:
+    """Does a product or sum of masks give a mask? In torch it does if both are booleans."""
+    if "dtype" in node.meta:
+        return node.meta["dtype"] == torch.bool
+    masks = [isinstance(a, fx.Node) and region.kinds(a) == (Kind.BOOL,) for a in node.args[:2]]
+    return len(masks) == 2 and all(masks)
 
 
 def row_of_node(model: fx.GraphModule, node: fx.Node) -> Operator | None:

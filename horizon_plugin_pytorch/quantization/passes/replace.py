@@ -243,12 +243,32 @@ def _quantize_constants(
     if row is not None and row.name == "quant":
         return
     indices = _indices(node) if row is not None and row.is_source else None
+    counts = _counts(node, row)
     for source in list(node.all_input_nodes):
-        is_met = source not in quantized and source is not indices and is_constant(model, source)
+        is_number = is_constant(model, source) or (source in counts and is_constant(model, source, counts[source]))
+        is_met = source not in quantized and source is not indices and is_number
         if not is_met or _stays_real(model, node, source):
             continue
         outer = (inherited_choice(choices, scope_of(node)) or Choice(None)).below()
         insert_stub(model, node, source, quantized, choices, counters, outer, "quantize constant")
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+# Operators that take integers as numbers: their operands, by the first and the one after the last, and the types.
+_COUNTING = {
+    **dict.fromkeys(("add", "sub", "mul"), (0, 2, (*_INTEGERS, torch.bool))),
+    **dict.fromkeys(("maximum", "minimum", "cat", "stack", "matmul", "assign"), (0, 2, _INTEGERS)),
+    "where": (1, 3, _INTEGERS),
+}
+
+
+def _counts(node: fx.Node, row: Operator | None) -> dict[fx.Node, tuple[torch.dtype, ...]]:
+    """Operands that may be integers or booleans and count as numbers, with those types."""
+    first, end, types = _COUNTING.get("" if row is None else row.name, (0, 0, ()))
+    args = node.args[1:] if node.op == "call_method" else node.args
+    found: list[fx.Node] = []
+    fx.node.map_arg(args[first:end], lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    return dict.fromkeys(found, types)
 
 
 def _indices(node: fx.Node) -> Any:
