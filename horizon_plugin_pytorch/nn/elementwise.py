@@ -184,6 +184,25 @@ class HardLog(Elementwise):
         self.min_value = min_value
 
 
+class Logit(Elementwise):
+    """``torch.logit``, the inverse of sigmoid; without `eps` the quantized form lies in [-10, 10].
+
+    Args:
+        eps: x is taken within ``[eps, 1 - eps]``.
+        table_kwargs: parameters of the int16 table, as `SegmentLUT` takes them.
+    """
+
+    tabulated = staticmethod(finite.logit)
+    arguments = ("eps",)
+
+    def __init__(self, eps: float | None = None, **table_kwargs: Any) -> None:
+        super().__init__(**table_kwargs)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.logit(x, self.eps)
+
+
 class Pow(Elementwise):
     """``torch.pow(x, exponent)`` for a number `exponent`.
 

@@ -111,6 +111,16 @@ def atanh(x: Tensor, max_value: float = 6.0) -> Tensor:
     return _where(x.abs() < math.tanh(max_value), torch.atanh, x, 0.0, torch.where(x < 0, -max_value, max_value))
 
 
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """``log(x / (1 - x))`` of x within ``[eps, 1 - eps]``; without `eps`, within [-10, 10].
+
+    >>> logit(torch.tensor([0.0, 0.5, 1.0]))
+    tensor([-10.,   0.,  10.])
+    """
+    edge = 1 / (1 + math.exp(10)) if eps is None else max(eps, 1e-7)
+    return torch.logit(x, edge)
+
+
 def atan2(y: Tensor, x: Tensor) -> Tensor:
     """``atan2(y, x)``; no gradient at the origin.
 

@@ -43,6 +43,7 @@ from horizon_plugin_pytorch.quantization.passes.replace import (
     check_modules,
     replace_functions,
     replace_fusable,
+    warn_quotients,
     warn_shared,
     warn_unquantized,
 )
@@ -209,6 +210,7 @@ def observe(
         apply_setters(GraphView(model, model.graph, region, choices, march, own.original), qconfig_setter)
     check_modules(model, region, choices, march)
     warn_unquantized(model, region, choices)
+    warn_quotients(model, region)
     warn_shared(model, region, choices)
     fit_inputs(model, region, choices)
     to_qat(root, choices, march, called_lines(model, region))

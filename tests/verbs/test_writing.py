@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, prepare, prepare_qat_fx
 from tests.routes import assert_one_arithmetic, calibrate, qconfig
 
@@ -143,3 +143,13 @@ def test_integers_and_masks_beside_count_as_numbers(name: str, tmp_path: Any) ->
     qat = calibrate(prepare(model, (x,), qconfig_dict={"": qconfig("qint16")}, out_dir=None), (x,))
     quantized = assert_one_arithmetic(qat, (x,), tmp_path)
     assert (quantized(x) - expected).norm() < 0.01 * expected.norm()
+
+
+def _inverse_sigmoid(m: Any, x: Tensor) -> Tensor:
+    x = x.sigmoid()
+    return torch.log(x.clamp(min=1e-5) / (1 - x).clamp(min=1e-5))
+
+
+def test_the_logarithm_of_a_quotient_is_told() -> None:
+    with pytest.warns(QuantizationWarning, match=r"logarithm of a quotient \(.*test_writing.py:\d+\).*torch.logit"):
+        prepare(_Model(_inverse_sigmoid).eval(), (torch.randn(2, 4, 8),), qconfig_dict={"": qconfig()}, out_dir=None)

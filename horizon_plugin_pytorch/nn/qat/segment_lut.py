@@ -268,6 +268,7 @@ DECLARATIONS = (
     Function("softsign", (nn.Softsign,), function=F.softsign),
     Function("tanhshrink", (nn.Tanhshrink,), function=F.tanhshrink),
     Function("threshold", (nn.Threshold,), arguments="threshold, value", function=F.threshold),
+    Function("logit", (elementwise.Logit,), arguments="eps=None"),
     Function("exp2", (), function=torch.exp2),
     Function("expm1", (), function=torch.expm1),
     Function("log10", (), function=finite.log10),

@@ -44,6 +44,7 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     is_constant,
     is_fact,
     module_at,
+    operands,
     row_of_node,
     with_numbers,
 )
@@ -390,6 +391,25 @@ def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str
             "qconfig, or put a DeQuantStub before and a QuantStub after it."
         )
     warnings.warn(f"`{model._get_name()}`: {text}", QuantizationWarning, stacklevel=3)
+
+
+def warn_quotients(model: fx.GraphModule, quantized: Region) -> None:
+    """Name the logarithms of quotients: these span more than one scale can hold, as in the inverse of sigmoid."""
+    places: dict[str, None] = {}
+    for node in model.graph.nodes:
+        row = row_of_node(model, node) if node in quantized else None
+        sources = operands(model, node) if row is not None and row.name in ("log", "log2", "log10") else []
+        names = [found.name for found in (row_of_node(model, source) for source in sources) if found is not None]
+        if "div" in names:
+            places[at(scope_of(node), source_line(node.stack_trace)).removeprefix("at ")] = None
+    if places:
+        warnings.warn(
+            f"`{model._get_name()}`: the logarithm of a quotient ({', '.join(places)}): a quotient of numbers near 0 "
+            "spans more than one scale can hold, and its small values are lost. Write `torch.log(x) - torch.log(y)`; "
+            "for the inverse of sigmoid, `torch.logit(x, eps)`.",
+            QuantizationWarning,
+            stacklevel=3,
+        )
 
 
 def warn_shared(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice]) -> None:

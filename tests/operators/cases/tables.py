@@ -52,6 +52,8 @@ MODULES = cases(
     ("asinh", module(horizon_nn.Asinh), dict(low=-9.0, high=9.0)),
     ("atan", module(horizon_nn.Atan), dict(low=-9.0, high=9.0)),
     ("atanh", module(horizon_nn.Atanh), UNIT),
+    ("logit", lambda x: torch.logit(x, 1e-2), dict(low=0.02, high=0.98)),
+    ("logit-module", module(horizon_nn.Logit), dict(low=0.02, high=0.98)),
     ("cos", module(horizon_nn.Cos), dict(low=-6.0, high=6.0)),
     ("cosh", module(horizon_nn.Cosh)),
     ("erf", module(horizon_nn.Erf)),
