@@ -6,7 +6,7 @@ import os
 import tempfile
 
 
-def write_atomically(data: bytes, path: str) -> None:
+def write_atomically(data: bytes, path: str | os.PathLike) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part."""
     folder = os.path.dirname(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError, at
+from horizon_plugin_pytorch.nn.half_tensor import marked, unmarked
 from horizon_plugin_pytorch.qtensor import interceptor
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 
 _DEVICES = ("cuda", "cpu")
 
@@ -93,10 +95,14 @@ class PlacedModule(nn.Module):
             module = self.of_call()
             if module is not self:
                 return module(*args, **kwargs)
+        is_run = interceptor() is not None  # by the forward of the user's model
+        if is_run:
+            args, kwargs = unmarked((args, kwargs))
         if self.stub_paths:
             args, kwargs = self.through_stubs(args, kwargs)
         try:
-            return super().__call__(*args, **kwargs)
+            out = super().__call__(*args, **kwargs)
+            return marked(out) if is_run and self.gives_half else out
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
 
@@ -104,6 +110,11 @@ class PlacedModule(nn.Module):
         """The module whose scales the call has that is beginning now: this one, or a copy of it."""
         model = None if self.own_calls is None else interceptor()
         return self if model is None else model.module_of_call(self.own_calls)
+
+    @property
+    def gives_half(self) -> bool:
+        """Are its results float16?"""
+        return isinstance(getattr(self, "activation_post_process", None) or getattr(self, "cast", None), FakeCast)
 
     def through_stubs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Float tensors that the model computes or keeps, on the grid of the stubs made for them."""
@@ -159,6 +170,8 @@ def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
         module = self.of_call()
         if module is not self:
             return getattr(module, method.__name__)(*args, **kwargs)
+        if interceptor() is not None:
+            args, kwargs = unmarked((args, kwargs))
         if self.stub_paths:
             args, kwargs = self.through_stubs(args, kwargs)
         return method(self, *args, **kwargs)

@@ -26,7 +26,7 @@ def explain(model: nn.Module, name: str | None = None) -> dict[str, tuple[str, .
     >>> qat = prepare_qat_fx(QuantWrapper(nn.Conv2d(1, 2, 1)), qconfig_setter=default_qat_qconfig_setter)
     >>> _ = explain(qat, "module")
     module
-        output float32: high-precision output
+        output float32: high-precision output (int32)
         before: output qint8, weight qint8: default_qat_qconfig_setter
     """
     choices = model.__dict__.get("choices")

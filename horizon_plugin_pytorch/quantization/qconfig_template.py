@@ -37,6 +37,7 @@ True
 from __future__ import annotations
 
 import math
+import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,10 +45,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+import torch
+
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Kind
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
+from horizon_plugin_pytorch.quantization.passes.configure import check_qconfig
 from horizon_plugin_pytorch.quantization.passes.correct import correct_formats
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView, OperatorView
 from horizon_plugin_pytorch.quantization.qconfig import (
@@ -108,6 +113,9 @@ class QconfigSetterBase:
             if qconfig is not None:
                 view.set(operator, qconfig, self.name)
 
+    def __repr__(self) -> str:
+        return f"{self.name}()"
+
     def finish(self, view: GraphView) -> None:
         """Called when all setters have run and illegal formats are corrected: look, do not change."""
 
@@ -156,6 +164,10 @@ class QconfigTemplate:
         """
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({given})"
+
 
 class HighPrecisionOutputTemplate(QconfigTemplate):
     """Outputs in high precision: the accumulator of a convolution, linear layer or matmul leaves as it is.
@@ -173,7 +185,8 @@ class HighPrecisionOutputTemplate(QconfigTemplate):
             if obstacle:
                 kept[operator.path] = obstacle
             else:
-                view.set(operator, current._replace(activation=None), "high-precision output")
+                why = f"high-precision output ({accumulator(view.march)})"
+                view.set(operator, current._replace(activation=None), why)
         if kept:
             shown = [f"`{path}` ({why})" for path, why in list(kept.items())[:8]]
             more = f" and {len(kept) - len(shown)} more" if len(kept) > len(shown) else ""
@@ -184,6 +197,15 @@ class HighPrecisionOutputTemplate(QconfigTemplate):
                 QuantizationWarning,
                 stacklevel=2,
             )
+
+
+def accumulator(march: March) -> str:
+    """What a chip gives as a high-precision output: nash-b float, the others their accumulators.
+
+    >>> accumulator(March.NASH_M), accumulator(March.NASH_B)
+    ('int32', 'float')
+    """
+    return "float" if march in (March.NASH_B, March.NASH_B_LITE, March.NASH_B_PLUS) else "int32"
 
 
 def _is_half(operator: OperatorView, qconfig: QConfig) -> bool:
@@ -271,7 +293,7 @@ class TemplateQconfigSetter(QconfigSetterBase):
             template.apply(view, self.qconfig)
 
     def __repr__(self) -> str:
-        return self._name or super().__repr__()
+        return self._name or f"{self.name}({self.qconfig}, [{', '.join(map(repr, self.templates))}])"
 
 
 class ModuleNameQconfigSetter(QconfigSetterBase):
@@ -285,6 +307,14 @@ class ModuleNameQconfigSetter(QconfigSetterBase):
 
     def __init__(self, module_name_to_qconfig: Mapping[str, Any]) -> None:
         self.module_name_to_qconfig = dict(module_name_to_qconfig)
+
+        for name, qconfig in self.module_name_to_qconfig.items():
+            if not isinstance(name, str):
+                raise QuantizationConfigError(f"ModuleNameQconfigSetter takes {{path: qconfig}}; {name!r} is no path.")
+            check_qconfig(qconfig, f"{name!r} in ModuleNameQconfigSetter")
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.module_name_to_qconfig})"
 
     def apply(self, view: GraphView) -> None:
         for operator, name in by_name(view, self.module_name_to_qconfig, self.name).items():
@@ -340,8 +370,8 @@ def most_sensitive(
     """The first rows of a sensitivity table, of these kinds (``activation``, ``weight``).
 
     Args:
-        table: rows ``(op_name, sensitive_type, op_type, metric, quant_dtype, ...)``, the most sensitive first, as
-            ``torch.load`` gives them.
+        table: rows ``(op_name, sensitive_type, op_type, metric, quant_dtype, ...)`` or, of activations alone,
+            ``(op_name, metric)``, the most sensitive first, as ``torch.load`` gives them; or the path of that file.
         topk, ratio: how many rows, or which share of them.
 
     >>> table = [["conv", "weight", "", 2.0, ""], ["add[add]", "activation", "", 1.0, ""]]
@@ -354,24 +384,38 @@ def most_sensitive(
         raise QuantizationConfigError(f"topk must be a whole number, got {topk!r}.")
     if ratio is not None and not 0 <= ratio <= 1:
         raise QuantizationConfigError(f"ratio must lie between 0 and 1, got {ratio!r}.")
+    if isinstance(table, (str, os.PathLike)):
+        table = torch.load(table, weights_only=True)
     rows: list[Sensitivity] = []
     for row in table:
-        if isinstance(row, str) or not isinstance(row, Sequence) or len(row) < 4:
+        if isinstance(row, str) or not isinstance(row, Sequence) or len(row) < 2:
             raise QuantizationConfigError(
-                "a sensitivity table is a list of rows (op_name, sensitive_type, op_type, metric, quant_dtype), as "
-                f"`torch.load` gives it; got {row!r}."
+                "a sensitivity table is a list of rows (op_name, sensitive_type, op_type, metric, quant_dtype) or "
+                f"(op_name, metric), as `torch.load` gives it; got {row!r}."
             )
         if row[0] != "op_name":  # a heading
             # The tables mark the method of a FloatFunctional and repeated calls: ``sub[sub]``, ``conv(1)``.
             name = re.sub(r"(\[\w+\]|\(\d+\))+$", "", str(row[0]))
-            rows.append(Sensitivity(len(rows) + 1, name, str(row[1]), row[3]))
+            kind, metric = ("activation", row[1]) if len(row) == 2 else (str(row[1]), row[3 if len(row) > 3 else 2])
+            rows.append(Sensitivity(len(rows) + 1, name, kind, metric))
     chosen = [row for row in rows if row.kind in kinds]
     return chosen[: topk if topk is not None else math.ceil(float(ratio or 0) * len(chosen))]
 
 
 def warn_unknown(view: GraphView, rows: Sequence[Sensitivity], what: str) -> None:
-    """Name operators of a table that the model does not have."""
+    """Name operators of a table that the model does not have.
+
+    Raises:
+        QuantizationConfigError: if the model has none of them.
+    """
     unknown = list(dict.fromkeys(row.name for row in rows if view.named(row.name) is None))
+    if unknown and len(unknown) == len({row.name for row in rows}):
+        paths = [path for operator in view for path in operator.members]
+        raise QuantizationConfigError(
+            f"{what}: no operator of the sensitivity table is in the quantized part of the model. The table names "
+            f"{', '.join(map(repr, unknown[:3]))}, the model has {', '.join(map(repr, paths[:3]))}. Was it made with "
+            "another model, or with the model inside another one?"
+        )
     if unknown:
         warnings.warn(
             f"{what}: the sensitivity table names {', '.join(map(repr, unknown[:6]))}"
@@ -398,6 +442,9 @@ class SensitiveOpQconfigSetter(QconfigSetterBase):
     ) -> None:
         self.qconfig, self._name = qconfig, name
         self.rows = most_sensitive(table, topk, ratio, ("activation",))
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(row.name for row in self.rows)})"
 
     @property
     def name(self) -> str:

@@ -303,8 +303,23 @@ def test_bad_tables_are_refused_and_unknown_names_are_warned_of() -> None:
     with pytest.raises(QuantizationConfigError, match="list of rows"):
         sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter(["conv"], topk=1)
     setter = sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter([["no.such", "activation", "", 1.0]], topk=1)
+    with pytest.raises(QuantizationConfigError, match=r"names 'no.such', the model has 'quant'"):
+        prepare_qat_fx(Net(), qconfig_setter=(setter, default_calibration_qconfig_setter))
+    table = [["no.such", "activation", "", 1.0], ["head", "activation", "", 0.5]]
+    setter = sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter(table, topk=2)
     with pytest.warns(QuantizationWarning, match=r"'no.such'.*does not have"):
         prepare_qat_fx(Net(), qconfig_setter=(setter, default_calibration_qconfig_setter))
+
+
+def test_tables_as_the_tools_write_them(tmp_path: Path) -> None:
+    rows = [("block.conv1", 1.5), ("quant", 0.1)]
+    for table in (rows, [[name, "activation", metric] for name, metric in rows], TABLE):
+        path = tmp_path / "output_0_L1_sensitive_ops.pt"
+        torch.save(table, path)
+        for given in (torch.load(path, weights_only=True), path, str(path)):
+            setter = sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter(given, topk=1)
+            found = formats(prepared((setter, default_calibration_qconfig_setter)))
+            assert found == wanted(qint8, block__conv1=qint16)
 
 
 @pytest.mark.parametrize("name", [n for n in qconfig_template.__all__ if n.startswith("sensitive_op")])
@@ -589,16 +604,50 @@ def test_files_say_what_was_chosen_and_why(tmp_path: Path) -> None:
     setter = QconfigSetter(get_qconfig(), [ModuleNameTemplate({"block": qint16})], save_dir=folder)
     for _ in range(2):  # the second replaces the first
         prepared(setter)
-    assert sorted(p.name for p in folder.iterdir()) == ["qconfig_changelogs.txt", "qconfig_dtypes.pt"]
+    names = ["qconfig_changelogs.txt", "qconfig_dtypes.pt", "qconfig_dtypes.pt.py"]
+    assert sorted(p.name for p in folder.iterdir()) == names
     found = torch.load(folder / "qconfig_dtypes.pt", weights_only=True)
-    assert found["block.conv1"] == {"input": "qint8", "weight": "qint8", "output": "qint16"}
-    assert found["head"] == {"input": "qint8", "weight": "qint8", "output": "float32"}
+    assert found["block.conv1"] == {"weight": "qint8", "output": "qint16"}
+    assert found["head"] == {"weight": "qint8", "output": "float32"}
+    readable: dict[str, Any] = {}
+    exec((folder / "qconfig_dtypes.pt.py").read_text(), readable)
+    assert readable["qconfig_dtypes"] == found
     lines = (folder / "qconfig_changelogs.txt").read_text().splitlines()
     at = lines.index("block.conv1 (conv2d)")
     assert lines[at + 1 : at + 3] == [
         "    output qint8, weight qint8: reference_qconfig",
         "    output qint16: ModuleNameTemplate 'block'",
     ]
+
+
+def test_formats_that_were_written_can_be_given_again(tmp_path: Path) -> None:
+    templates = [
+        ModuleNameTemplate({"": qint16, "quant": {"dtype": qint16, "threshold": 2.0}}),
+        ConvDtypeTemplate(qint8, qint16),
+    ]
+    first = prepared(QconfigSetter(get_qconfig(), templates, save_dir=tmp_path))
+    written = torch.load(tmp_path / "qconfig_dtypes.pt", weights_only=True)
+    assert written["quant"] == {"dtype": {"output": "qint16"}, "threshold": {"output": 2.0}}
+    again = prepared(QconfigSetter(get_qconfig(), [ModuleNameTemplate(written)], False, save_dir=None))
+    assert formats(again) == formats(first)
+    quantizers = [model.get_submodule("quant.activation_post_process") for model in (first, again)]
+    assert torch.equal(quantizers[0].scale, quantizers[1].scale)
+
+
+def test_setters_print_as_what_they_are() -> None:
+    assert repr(default_calibration_qconfig_setter) == "default_calibration_qconfig_setter"
+    assert repr(sensitive_op_8bit_weight_16bit_act_calibration_setter(TABLE, topk=1)) == (
+        "sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter(block.conv1)"
+    )
+    assert repr(ModuleNameQconfigSetter({"a": None})) == "ModuleNameQconfigSetter({'a': None})"
+    assert "ConvDtypeTemplate(input_dtype='qint8'" in repr(QconfigSetter(templates=[ConvDtypeTemplate(qint8)]))
+
+
+def test_a_high_precision_output_is_what_the_chip_gives() -> None:
+    for march, given in ((March.NASH_E, "int32"), (March.NASH_B, "float"), (March.BAYES, "int32")):
+        set_march(march)
+        qat = prepared(default_calibration_qconfig_setter)
+        assert reason_of(qat, "head").startswith(f"float32: high-precision output ({given}); was int8")
 
 
 def test_files_go_to_the_working_directory_or_a_warning_says_why_not(
@@ -669,8 +718,21 @@ def test_get_qconfig() -> None:
     fixed = get_qconfig(MinMaxObserver, fix_scale=True)
     assert fixed.activation().activation_post_process.averaging_constant == 0
     assert fixed.weight().activation_post_process.averaging_constant == 0.01
-    with pytest.raises(QuantizationConfigError, match="qint32"):
-        get_qconfig(out_dtype="qint32")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"out_dtype": "qint32"}, "out_dtype='qint32'"),
+        ({"in_dtype": "int7"}, "in_dtype='int7'"),
+        ({"weight_dtype": 8}, "weight_dtype=8"),
+        ({"observer": "mse"}, "observer class"),
+        ({"observer": nn.Conv2d}, "observer class"),
+        ({"fix_scale": 2}, "fix_scale"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(QuantizationConfigError, match=message):
+            get_qconfig(**arguments)
+    with pytest.raises(QuantizationConfigError, match="'conv' in ModuleNameQconfigSetter"):
+        ModuleNameQconfigSetter({"conv": "qint8"})
+    with pytest.raises(QuantizationConfigError, match="is no path"):
+        ModuleNameQconfigSetter({nn.Conv2d: get_qconfig()})  # type: ignore[dict-item]
 
 
 def test_another_format_covers_the_same_fixed_range() -> None:

@@ -72,7 +72,9 @@ def test_with_example_inputs_the_rules_are_those_of_the_other_methods() -> None:
     eager = prepare(model, (X,), default_calibration_qconfig_setter, "eager", out_dir=None)
     assert [output(eager, path) for path in ("quant", "add", "head")] == [qint8, qint8, None]
     assert isinstance(eager.get_submodule("add"), ConvAddReLU2d) and type(eager.before) is nn.Conv2d
-    assert reason_of(eager, "head").startswith("float32: high-precision output; was int8 from default_calibration")
+    assert reason_of(eager, "head").startswith(
+        "float32: high-precision output (int32); was int8 from default_calibration"
+    )
     torch.manual_seed(0)
     by_running = prepare(Net(), (X,), default_calibration_qconfig_setter, out_dir=None)
     assert explain(eager)["add"] == explain(by_running)["add"]

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.nn.half_tensor import marked, unmarked
 from horizon_plugin_pytorch.nn.placed import PlacedModule, tell
 from horizon_plugin_pytorch.nn.qat.module import real
+from horizon_plugin_pytorch.qtensor import interceptor
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
 
 
@@ -71,11 +73,14 @@ class Float16(PlacedModule):
             module = self.of_call()
             if module is not self:
                 return getattr(module, name)(*args, **kwargs)
+            is_run = interceptor() is not None  # by the forward of the user's model
+            if is_run:
+                args, kwargs = unmarked((args, kwargs))
             if self.stub_paths:
                 args, kwargs = self.through_stubs(args, kwargs)
             out = self._cast(method(*_real(args), **_real(kwargs)))
             tell(self, method.__name__, args, kwargs, out)
-            return out
+            return marked(out) if is_run else out
 
         return call
 

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 
 import torch
 
+from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.passes.configure import check_qconfig
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView
-from horizon_plugin_pytorch.quantization.qconfig import QConfig, get_qconfig, spell, unasked
+from horizon_plugin_pytorch.quantization.qconfig import QConfig, format_of, get_qconfig, unasked
 from horizon_plugin_pytorch.quantization.qconfig_setter.templates import get_common_templates
 from horizon_plugin_pytorch.quantization.qconfig_template import QconfigSetterBase
 
-CHANGELOG, DTYPES = "qconfig_changelogs.txt", "qconfig_dtypes.pt"
+CHANGELOG, DTYPES, READABLE = "qconfig_changelogs.txt", "qconfig_dtypes.pt", "qconfig_dtypes.pt.py"
 
 
 class QconfigSetter(QconfigSetterBase):
     """A reference qconfig for every operator, then templates in their order; a later one overrides an earlier one.
 
     Afterwards formats that the chip does not have are corrected. ``qconfig_changelogs.txt`` says for each operator
-    which rules gave it its formats, and ``qconfig_dtypes.pt`` has the formats, as strings by path.
+    which rules gave it its formats. ``qconfig_dtypes.pt`` has the formats by path, as `ModuleNameTemplate` takes them,
+    and ``qconfig_dtypes.pt.py`` the same for people to read.
 
     Args:
         reference_qconfig: where observers come from, and formats that no template gives.
         templates: `ModuleNameTemplate`, `ConvDtypeTemplate`, `MatmulDtypeTemplate`, `SensitivityTemplate`, ...
         enable_optimize: add `get_common_templates` after them.
-        save_dir: where the two files go; None writes none.
+        save_dir: where the files go; None writes none.
 
     >>> from horizon_plugin_pytorch.dtype import qint8, qint16
     >>> from horizon_plugin_pytorch.quantization.qconfig_setter import ConvDtypeTemplate, ModuleNameTemplate
@@ -68,19 +72,20 @@ class QconfigSetter(QconfigSetterBase):
     def finish(self, view: GraphView) -> None:
         if self.save_dir is None:
             return
-        lines, formats = [], {}
-        for operator in view:
-            qconfig = view.qconfig(operator)
-            lines += [f"{operator.path} ({operator.row.name})", *(f"    {step}" for step in view.steps(operator))]
-            if qconfig is not None:
-                names = ("input", "weight", "output") if operator.has_weight else ("input", "output")
-                formats[operator.path] = {name: spell(getattr(qconfig, name)) for name in names}
+        lines = [
+            line
+            for operator in view
+            for line in (f"{operator.path} ({operator.row.name})", *(f"    {step}" for step in view.steps(operator)))
+        ]
+        rules = {o.path: rule_of(qconfig, o.has_weight) for o in view if (qconfig := view.qconfig(o)) is not None}
         saved = io.BytesIO()
-        torch.save(formats, saved)
+        torch.save(rules, saved)
+        readable = f"qconfig_dtypes = {pformat(rules, sort_dicts=False)}\n"
         try:
             self.save_dir.mkdir(parents=True, exist_ok=True)
-            _write(self.save_dir / CHANGELOG, "".join(f"{line}\n" for line in lines).encode())
-            _write(self.save_dir / DTYPES, saved.getvalue())
+            write_atomically("".join(f"{line}\n" for line in lines).encode(), self.save_dir / CHANGELOG)
+            write_atomically(saved.getvalue(), self.save_dir / DTYPES)
+            write_atomically(readable.encode(), self.save_dir / READABLE)
         except OSError as error:
             warnings.warn(
                 f"QconfigSetter could not write {CHANGELOG} and {DTYPES} into `{self.save_dir}`: {error}. Give it a "
@@ -89,17 +94,43 @@ class QconfigSetter(QconfigSetterBase):
                 stacklevel=2,
             )
 
+    def __repr__(self) -> str:
+        return f"QconfigSetter({self.reference_qconfig}, templates=[{', '.join(map(repr, self.templates))}])"
 
-def _write(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the whole new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp's is for its owner alone
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+
+def rule_of(qconfig: QConfig, has_weight: bool) -> dict[str, Any]:
+    """The formats of a qconfig in the form that `ModuleNameTemplate` takes; scales that are given as thresholds.
+
+    >>> rule_of(get_qconfig(out_dtype="qint16"), has_weight=True)
+    {'weight': 'qint8', 'output': 'qint16'}
+    """
+    names = ("input", "weight", "output") if has_weight else ("input", "output")
+    formats = {name: _each(getattr(qconfig, name), _format) for name in names if name != "input" or qconfig.input}
+    formats = {name: value for name, value in formats.items() if value is not None}
+    ranges = {name: _each(getattr(qconfig, name), _threshold) for name in formats}
+    ranges = {name: value for name, value in ranges.items() if value is not None}
+    return {"dtype": formats, "threshold": ranges} if ranges else formats
+
+
+def _format(part: Any) -> str | None:
+    """A format's name; None for an input that nobody asked for."""
+    is_default = part is not None and part.is_default
+    return None if is_default else str(format_of(part)).removeprefix("torch.")
+
+
+def _each(part: Any, function: Callable[[Any], Any]) -> Any:
+    """A function of a part, or of each where there is one for each operand; None where it gives only that."""
+    if not isinstance(part, (tuple, list)):
+        return function(part)
+    found = [function(one) for one in part]
+    return found if any(value is not None for value in found) else None
+
+
+def _threshold(part: Any) -> float | None:
+    """The largest magnitude, where the scale is given; scales for each channel are not told."""
+    scale = None if part is None or is_cast(part) else part.kwargs.get("scale")
+    if scale is None or torch.as_tensor(scale).numel() != 1:
+        return None
+    dtype = format_of(part)
+    assert isinstance(dtype, QuantDType)
+    return float(scale) * -dtype.min
