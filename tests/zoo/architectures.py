@@ -727,3 +727,85 @@ def gpt2_with_cache() -> Built:
     config = hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=32)
     past = earlier(4)
     return Cached(hf.GPT2Model(config)), (torch.randint(3, 50, (2, 1)), *past)
+
+
+@architecture
+def table_transformer() -> Built:
+    config = hf.TableTransformerConfig(
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config=hf.ResNetConfig(
+            embedding_size=8,
+            hidden_sizes=[8, 16, 16, 16],
+            depths=[1, 1, 1, 1],
+            layer_type="basic",
+            out_features=["stage4"],
+        ),
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        num_queries=6,
+        num_labels=5,
+    )
+    return Wrapped(hf.TableTransformerForObjectDetection(config), outputs=("logits", "pred_boxes")), image(64)
+
+
+@architecture
+def depth_anything() -> Built:
+    config = hf.DepthAnythingConfig(
+        backbone_config=hf.Dinov2Config(
+            **{**SMALL, "num_hidden_layers": 4},
+            out_features=["stage1", "stage2", "stage3", "stage4"],
+            reshape_hidden_states=False,
+            apply_layernorm=True,
+        ),
+        patch_size=8,
+        reassemble_hidden_size=32,
+        neck_hidden_sizes=[8, 8, 16, 16],
+        fusion_hidden_size=16,
+        head_hidden_size=8,
+    )
+    return Wrapped(hf.DepthAnythingForDepthEstimation(config)), image()
+
+
+@architecture
+def glpn() -> Built:
+    config = hf.GLPNConfig(
+        hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 2], decoder_hidden_size=16
+    )
+    return Wrapped(hf.GLPNForDepthEstimation(config)), image(64)
+
+
+@architecture
+def owlvit_vision() -> Built:
+    return Wrapped(hf.OwlViTVisionModel(hf.OwlViTVisionConfig(**SMALL)), outputs=("last_hidden_state",)), image()
+
+
+@architecture
+def oneformer_pixels() -> Built:
+    config = hf.OneFormerConfig(
+        backbone_config=hf.SwinConfig(
+            image_size=32,
+            patch_size=2,
+            embed_dim=16,
+            depths=[1, 1, 1, 1],
+            num_heads=[2, 2, 2, 2],
+            window_size=2,
+            out_features=["stage1", "stage2", "stage3", "stage4"],
+        ),
+        conv_dim=32,
+        mask_dim=32,
+        hidden_dim=32,
+        encoder_feedforward_dim=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_attention_heads=2,
+        dim_feedforward=32,
+        num_queries=5,
+    )
+    return Wrapped(hf.OneFormerModel(config).pixel_level_module), image(64)
