@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, caller, calling_scope, counted, here, unmet_module
+from horizon_plugin_pytorch.fx.chance import BY_CHANCE, by_chance
 from horizon_plugin_pytorch.fx.recording import CASTS, as_call, is_write, operator_name, row_of_call
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.nn.placed import OwnCalls
@@ -159,6 +160,8 @@ class Dispatcher:
             if site.occurrence:
                 raise _called_too_often(f"`{row.name}` {at(site.scope, site.line)}", site.occurrence)
             raise self._unknown(site)
+        if BY_CHANCE in variants:
+            return self._written(func, args, by_chance(func, args, kwargs))
         call = _bound(bind, call_args, call_kwargs, site) if variants else None
         if call is None:
             return NotImplemented
@@ -168,6 +171,10 @@ class Dispatcher:
             return module(call.args[0])
         run = module if call.method is None else getattr(module, call.method)
         out = run(*call.args, **call.kwargs, **variant.followed(call))
+        return self._written(func, args, out)
+
+    def _written(self, func: Callable, args: tuple, out: Any) -> Any:
+        """The result of a call; of one that writes, the tensor that is written."""
         if not is_write(func):
             return out
         become(args[0], out)  # `x.add_(y)`: every name of x sees the result

@@ -27,6 +27,7 @@ from horizon_plugin_pytorch.fx.call_site import (
     here,
     recording,
 )
+from horizon_plugin_pytorch.fx.chance import mark_chance
 from horizon_plugin_pytorch.fx.packing import PackedGraph
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
 from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method, row_of_module
@@ -202,6 +203,7 @@ class Recorder(TorchFunctionMode):
             node.meta["block"] = self._block
             node.meta["calls"] = self._stack
             node.meta["is_stale"] = is_stale
+            node.meta["is_training_only"] = self._model.training  # the eval run comes first
             if isinstance(key, CallSite):
                 node.meta["site"] = key
         self._bind(out, self._known[full])
@@ -418,5 +420,6 @@ def record_runs(
         torch.set_rng_state(state)
     # Whatever nobody reads is an output: the model may hand it out in any structure, or keep it.
     recorder.graph.output(tuple(node for node in recorder.graph.nodes if not node.users and node.op != "placeholder"))
+    mark_chance(recorder.graph)
     recorder.graph.owning_module = model  # type: ignore[assignment]
     return recorder.graph, recorder.runs

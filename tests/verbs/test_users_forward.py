@@ -98,17 +98,17 @@ class InLists(Net):
     def __init__(self) -> None:
         super().__init__()
         self.layers = [self.conv, self.bn]
-        self.rest = {"act": (self.relu,)}
+        self._rest = {"act": (self.relu,)}
 
     def body(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
-        return self.rest["act"][0](x)
+        return self._rest["act"][0](x)
 
 
 def test_modules_in_plain_containers_are_the_ones_in_the_tree(tmp_path):
     qat = _prepared(InLists)
-    assert qat.layers[0] is qat.conv and qat.rest["act"][0] is qat.relu and type(qat.bn) is nn.Identity
+    assert qat.layers[0] is qat.conv and qat._rest["act"][0] is qat.relu and type(qat.bn) is nn.Identity
     quantized = convert(qat)
     assert quantized.layers[0] is quantized.conv is not qat.conv
     _goes_all_the_way(qat, tmp_path)
@@ -140,3 +140,50 @@ def test_tensors_that_are_no_buffers_are_quantized_where_they_meet_the_model(tmp
     assert not torch.equal(qat(X), before)
     qat.shifts[0] -= 1
     _goes_all_the_way(qat, tmp_path)
+
+
+def drop_path(x: Tensor, keep: float, training: bool) -> Tensor:
+    if not training:
+        return x
+    mask = (keep + torch.rand((x.shape[0], 1, 1, 1), device=x.device)).floor_()
+    return x.div(keep) * mask
+
+
+class DropPath(nn.Module):
+    """The other common way to write it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        mask = torch.empty(x.shape[0], 1, 1, 1).bernoulli_(0.5).div_(0.5)
+        return x * mask
+
+
+class StochasticDepth(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.drop = nn.Conv2d(4, 4, 3, padding=1), DropPath()
+
+    def body(self, x: Tensor) -> Tensor:
+        x = x + drop_path(self.conv(x), 0.5, self.training)
+        return x + self.drop(torch.sigmoid(x))
+
+
+def test_stochastic_depth_trains_on_real_values_and_is_not_deployed(tmp_path):
+    x = X.repeat(8, 1, 1, 1)
+    qat = _prepared(StochasticDepth, x)
+    assert not [name for name, _ in qat.named_modules() if "mul" in name or "div" in name or "_quant_" in name]
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    qat.train()
+    torch.manual_seed(0)
+    out = qat(x)
+    out.square().mean().backward()
+    assert qat.conv.weight.grad.abs().sum() > 0
+    seen: list[Tensor] = []
+    qat.drop.register_forward_hook(lambda module, args, out: seen.append(out.dequantize() / args[0].dequantize()))
+    qat(x)
+    factors = seen[0].nan_to_num(0).flatten(1)
+    assert set(factors.round(decimals=4).unique().tolist()) == {0.0, 2.0}  # whole samples, in real numbers
+    qat.eval()
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    _goes_all_the_way(qat, tmp_path, x)

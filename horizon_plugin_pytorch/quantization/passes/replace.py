@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.errors import (
     source_line,
 )
 from horizon_plugin_pytorch.fx.call_site import Variant
+from horizon_plugin_pytorch.fx.chance import BY_CHANCE
 from horizon_plugin_pytorch.fx.tracer import scope_of
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import (
@@ -104,6 +105,9 @@ def replace_functions(
     for node in list(model.graph.nodes):
         _check_memory(node, quantized)
         if node not in quantized:
+            continue
+        if node.meta.get("is_chance"):
+            _variants(model, node).append(BY_CHANCE)
             continue
         if called_path(model, node) is not None:
             called = row_of_node(model, node)

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+_INTERNAL = frozenset(vars(nn.Module()))  # what torch keeps of a module
+
 
 def keep_attributes(new: nn.Module, old: nn.Module) -> nn.Module:
     """Let `new` answer what `old` answers: its public attributes that are neither tensors nor modules.
@@ -47,5 +49,5 @@ def replace_references(root: nn.Module, replaced: Iterable[tuple[nn.Module, nn.M
 
     for module in root.modules():
         for name, value in vars(module).items():
-            if not name.startswith("_") and type(value) in (list, dict, tuple):
+            if name not in _INTERNAL and type(value) in (list, dict, tuple):
                 module.__dict__[name] = current(value)
