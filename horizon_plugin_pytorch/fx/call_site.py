@@ -63,6 +63,11 @@ class Attribute:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """A weight that the model computes of its parameters, among the settings of a layer; it is given at each call."""
+
+
+@dataclass(frozen=True)
 class Variant:
     """A module that was made for a call site, with the settings it was made for.
 
@@ -104,14 +109,22 @@ class Variant:
         wanted = {name: call.settings[name] for name in call.follows if call.settings.get(name) is not None}
         return {name: value for name, value in wanted.items() if self.settings.get(name) != _plain(value)}
 
+    def computed(self, call: Call) -> dict[str, Any]:
+        """Weights that the model computed for this call."""
+        return {name: call.settings[name] for name, known in self.settings.items() if isinstance(known, Computed)}
+
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(map(_plain, value))
-    return Attribute(str(value.target)) if isinstance(value, fx.Node) else value
+    if not isinstance(value, fx.Node):
+        return value
+    return Computed() if value.meta.get("is_weight") else Attribute(str(value.target))
 
 
 def _is_same(known: Any, value: Any, read: Callable[[str], Any]) -> bool:
+    if isinstance(known, Computed):
+        return isinstance(value, (Computed, Tensor))
     if isinstance(known, Attribute):
         return known == value or read(known.path) is value
     return not isinstance(value, (Tensor, Attribute)) and bool(known == value)

@@ -170,7 +170,8 @@ class Dispatcher:
         if isinstance(module, nn.Identity):  # fused into another module
             return module(call.args[0])
         run = module if call.method is None else getattr(module, call.method)
-        out = run(*call.args, **call.kwargs, **variant.followed(call))
+        given = variant.computed(call) if getattr(module, "takes_weight", False) else {}
+        out = run(*call.args, **call.kwargs, **variant.followed(call), **given)
         return self._written(func, args, out)
 
     def _written(self, func: Callable, args: tuple, out: Any) -> Any:

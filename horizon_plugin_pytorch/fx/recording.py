@@ -135,6 +135,7 @@ class Recorder(TorchFunctionMode):
             self._time += 1
             self._bound[id(value)] = self._time
             node.meta.setdefault("dtype", value.dtype)
+            node.meta.setdefault("shape", tuple(value.shape))
         elif isinstance(value, (tuple, list)):
             for index, part in enumerate(value):
                 if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(part)):

@@ -66,7 +66,12 @@ _BATCH_NORMS: dict[type, tuple[type, ...]] = {
 
 
 def layer_class(module: nn.Module) -> type[nn.Module] | None:
-    """The torch layer that takes part in fusion, if the module is one (a subclass that changes forward is not)."""
+    """The torch layer that takes part in fusion, if the module is one.
+
+    A subclass that changes forward is not, nor is a layer whose weight the model computes at every call.
+    """
+    if getattr(module, "is_weight_computed", False):
+        return None
     for cls in LAYER_NAMES:
         if isinstance(module, cls) and type(module).forward is cls.forward:
             return cls

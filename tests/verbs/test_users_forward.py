@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -187,3 +188,62 @@ def test_stochastic_depth_trains_on_real_values_and_is_not_deployed(tmp_path):
     qat.eval()
     set_fake_quantize(qat, FakeQuantState.VALIDATION)
     _goes_all_the_way(qat, tmp_path, x)
+
+
+class Standardised(Net):
+    """The weight is normalised in every forward, so it is a result and no parameter."""
+
+    def body(self, x: Tensor) -> Tensor:
+        weight = self.conv.weight
+        weight = (weight - weight.mean((1, 2, 3), keepdim=True)) / (weight.std((1, 2, 3), keepdim=True) + 1e-5)
+        return self.relu(self.bn(F.conv2d(x, weight, self.conv.bias, self.conv.stride)))
+
+
+def test_a_weight_that_is_computed_of_parameters_is_quantized_in_every_forward(tmp_path):
+    qat = _prepared(Standardised)
+    before = qat(X)
+    with torch.no_grad():
+        qat.conv.weight[:, 0] *= 3
+    assert not torch.equal(qat(X), before)
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    qat.train()(X).square().mean().backward()
+    assert qat.conv.weight.grad.abs().sum() > 0
+    qat.eval()
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    copy.deepcopy(qat)
+    _goes_all_the_way(qat, tmp_path)
+
+
+class Filters(Net):
+    """The weight comes from the data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = x.mean((0, 2), keepdim=True).reshape(4, -1)[:, :4].reshape(4, 4, 1, 1)
+        return self.dequant(F.conv2d(self.quant(x), weight))
+
+
+def test_a_weight_that_is_computed_of_data_is_refused():
+    set_march(March.NASH_E)
+    with pytest.raises(UnsupportedOperatorError, match="its weight is computed"):
+        prepare(Filters(), (X,), qconfig_dict={"": qconfig()}, out_dir=None)
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+@pytest.mark.parametrize(
+    "normed",
+    [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm],
+)
+def test_normalised_weights_are_folded_into_the_layer(normed, method):
+    set_march(March.NASH_E)
+    layers = (QuantStub(), normed(nn.Conv2d(4, 4, 3)), nn.BatchNorm2d(4), nn.ReLU(), DeQuantStub())
+    model = nn.Sequential(*layers).eval()
+    names = list(dict(model.named_parameters()))
+    with torch.no_grad():  # the older ways of torch keep a result, which could not be copied
+        wanted = model(X)
+    qat = prepare(model, (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None).eval()
+    assert list(dict(model.named_parameters())) == names  # the caller's model is as it was
+    assert type(qat.get_submodule("1")).__name__ == "ConvReLU2d" and type(qat.get_submodule("2")) is nn.Identity
+    assert isinstance(qat.get_submodule("1").weight, nn.Parameter)
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    assert torch.allclose(qat(X), wanted, atol=1e-5)
+    copy.deepcopy(qat)

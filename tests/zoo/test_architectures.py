@@ -12,7 +12,6 @@ architectures = pytest.importorskip("tests.zoo.architectures", exc_type=ImportEr
 
 # Architectures that stop early: the stages that they pass, and a part of the error's text.
 STOPS: dict[str, tuple[int, str]] = {
-    "bit": (0, ""),
 }
 
 

@@ -37,6 +37,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
     form: ClassVar[Form] = Form()
     limits: ClassVar[tuple[float, float]] = NO_LIMIT
     weight_axis: ClassVar[int] = 0
+    takes_weight: ClassVar[bool] = True  # at a call, from a model that computes it
     input_rank: int | None = None
     weight: Tensor
     bias: Tensor | None
@@ -57,6 +58,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         activation = None if qconfig.activation is None else qconfig.activation(channel_len=1).to(self.weight.device)
         self.register_module("activation_post_process", activation)  # printed also where it is None, as in the guides
         self._seen: tuple = ()
+        self._computed_weight: Tensor | None = None
 
     def attach_weight(self, make: Any) -> None:
         """Make the weight's fake quantizer."""
@@ -108,14 +110,22 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
 
     def rounded_weight(self) -> Tensor:
         """The weights that the training route computes with."""
-        return self.weight_fake_quant.weight(self.weight)
+        computed = self._computed_weight
+        return self.weight_fake_quant.weight(self.weight if computed is None else computed)
 
     def inputs_seen(self) -> list[tuple]:
         """Scales, formats and ranges of the last inputs, for `convert` to plan with."""
         return [self._seen] if self._seen else []
 
-    def forward(self, x: Any, residual: Any = None) -> Any:
-        """Training route, or exact integers in the VALIDATION state."""
+    def forward(self, x: Any, residual: Any = None, weight: Tensor | None = None) -> Any:
+        """Training route, or exact integers in the VALIDATION state.
+
+        Args:
+            weight: where the model computes the weight of its parameters (weight standardisation); conversion keeps
+                the last one.
+        """
+        if weight is not None:
+            return self._with_weight(weight, x, residual)
         check_rank(x, self.input_rank)
         if isinstance(x, QTensor) and (residual is None or isinstance(residual, QTensor)):
             added = () if residual is None else (residual.scale, residual.dtype)
@@ -124,6 +134,16 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
             inputs = (x,) if residual is None else (x, residual)
             return self.exact(*inputs, trained=lambda: self._train(x, residual))
         return self._train(x, residual)
+
+    def _with_weight(self, weight: Tensor, x: Any, residual: Any) -> Any:
+        if not torch.equal(self.weight, weight):  # a write makes the integer form anew
+            with torch.no_grad():
+                self.weight.copy_(weight)
+        self._computed_weight = weight
+        try:
+            return self.forward(x, residual)
+        finally:
+            self._computed_weight = None
 
     def _train(self, x: Any, residual: Any) -> Any:
         out = self.layer(real(x))
@@ -193,7 +213,10 @@ CONV_TRANSPOSE = "input, weight, bias=None, stride=1, padding=0, output_padding=
 
 
 def layer_function(float_class: type, signature: str) -> Binder:
-    """A binder for the functional form of a layer, whose weight is a parameter or buffer of the model."""
+    """A binder for the functional form of a layer.
+
+    Its weight is a parameter or buffer of the model, or is computed of these at every call.
+    """
     parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this package
 
     def bind(*args: Any, **kwargs: Any) -> Call:
@@ -204,7 +227,8 @@ def layer_function(float_class: type, signature: str) -> Binder:
         return Call(make, (x,), settings=values)
 
     def make(weight: Any, bias: Any = None, **values: Any) -> nn.Module:
-        weight = tensor_of(weight, "weight")
+        is_computed = _is_of_parameters(weight)
+        weight = _computed_weight(weight) if is_computed else tensor_of(weight, "weight")
         bias = None if bias is None else tensor_of(bias, "bias")
         if any(depends_on_graph(value) for value in values.values()):
             raise NotBindable(f"{', '.join(values)} must be numbers, not computed from a tensor's shape or value")
@@ -213,9 +237,27 @@ def layer_function(float_class: type, signature: str) -> Binder:
             layer = float_class(*sizes, bias=bias is not None, **values)
         share_tensor(layer, "weight", weight)
         share_tensor(layer, "bias", bias)
+        layer.__dict__["is_weight_computed"] = is_computed
         return layer
 
     return bind
+
+
+def _is_of_parameters(node: Any) -> bool:
+    """Does a recorded model compute a tensor of its parameters and buffers alone?"""
+    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method") or "shape" not in node.meta:
+        return False
+    sources = node.all_input_nodes
+    return bool(sources) and all(source.op == "get_attr" or _is_of_parameters(source) for source in sources)
+
+
+def _computed_weight(node: fx.Node) -> Tensor:
+    """A place for a weight that the model computes."""
+    node.meta["is_weight"] = True
+    source = node
+    while source.op != "get_attr":
+        source = source.all_input_nodes[0]
+    return torch.zeros(node.meta["shape"], device=source.meta["value"].device)
 
 
 def _channels(float_class: type, weight: Tensor, groups: int) -> tuple:
