@@ -247,3 +247,15 @@ def test_normalised_weights_are_folded_into_the_layer(normed, method):
     set_fake_quantize(qat, FakeQuantState.CALIBRATION)
     assert torch.allclose(qat(X), wanted, atol=1e-5)
     copy.deepcopy(qat)
+
+
+class ReadsWeight(Net):
+    """The weight of a layer with batch normalisation is used again."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return F.conv2d(self.relu(self.bn(self.conv(x))), self.conv.weight)
+
+
+def test_a_weight_that_is_read_again_is_not_changed_by_folding():
+    qat = _prepared(ReadsWeight)  # compares with float
+    assert type(qat.bn) is not nn.Identity

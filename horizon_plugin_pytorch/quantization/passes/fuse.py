@@ -9,7 +9,7 @@ from torch import fx, nn
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales
-from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, module_at
+from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, module_at, value_inputs
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 
 
@@ -39,6 +39,12 @@ class _Matcher:
         self.model, self.choices, self.only, self.own = model, choices, only, own
         self.counts = call_counts(model)
         self.partners = self._partners()
+        # A tensor without a reader was a setting of a function that is a module now.
+        self.read = {
+            str(node.target)
+            for node in model.graph.nodes
+            if node.op == "get_attr" and (not node.users or any(node in value_inputs(user) for user in node.users))
+        }
 
     def _partners(self) -> dict[str, set[str]]:
         """For layers and batch norms, by the names of their weights, what follows and what precedes them."""
@@ -91,12 +97,17 @@ class _Matcher:
                     return None
             elif node.args[:1] != (last,):
                 return None
-            if role is Role.BN and not can_fold(self._module(chain[0]), self._module(node)):
+            if role is Role.BN and not self._can_fold(chain[0], node):
                 return None
             if role is Role.BN and any(len(self.partners[self._weights(member)]) > 1 for member in (chain[0], node)):
                 return None  # the calls of a layer have one weight: all have the same batch norm folded in, or none
             chain.append(node)
         return chain
+
+    def _can_fold(self, layer: fx.Node, bn: fx.Node) -> bool:
+        """Folding changes the layer's weight, so nothing else may read it."""
+        is_read = any(f"{called_path(self.model, layer)}.{name}" in self.read for name in ("weight", "bias"))
+        return not is_read and can_fold(self._module(layer), self._module(bn))
 
     def _module(self, node: fx.Node) -> nn.Module:
         path = called_path(self.model, node)
