@@ -111,6 +111,87 @@ def efficientnet() -> Built:
 
 
 @architecture
+def regnet_x() -> Built:
+    config = hf.RegNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], groups_width=4, layer_type="x", num_labels=5
+    )
+    return Wrapped(hf.RegNetForImageClassification(config)), image()
+
+
+@architecture
+def resnet_d() -> Built:
+    config = hf.RTDetrResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[1, 2], out_indices=[1, 2])
+    return Wrapped(hf.RTDetrResNetBackbone(config)), image()
+
+
+@architecture
+def hgnet_v2() -> Built:
+    config = hf.HGNetV2Config(
+        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], stem_channels=[3, 8, 8], stage_in_channels=[8, 16],
+        stage_mid_channels=[8, 8], stage_out_channels=[16, 32], stage_num_blocks=[1, 2],
+        stage_downsample=[False, True], stage_downsample_strides=[2, 2], stage_light_block=[False, True],
+        stage_kernel_size=[3, 5], stage_numb_of_layers=[2, 2], use_learnable_affine_block=True, num_labels=5,
+    )  # fmt: skip
+    return Wrapped(hf.HGNetV2ForImageClassification(config)), image()
+
+
+@architecture
+def pp_lcnet() -> Built:
+    blocks = [[[3, 8, 16, 1, False]], [[3, 16, 16, 2, False]], *([[5, 16, 16, 1, True]] for _ in range(3))]
+    config = hf.PPLCNetConfig(block_configs=blocks, stem_channels=8, class_expand=32, num_labels=5)
+    return Wrapped(hf.PPLCNetForImageClassification(config)), image()
+
+
+@architecture
+def textnet() -> Built:
+    config = hf.TextNetConfig(
+        stem_out_channels=8, hidden_sizes=[8, 8, 16], conv_layer_kernel_sizes=[[[3, 3], [1, 3]], [[3, 3], [3, 1]]],
+        conv_layer_strides=[[1, 2], [2, 1]], num_labels=5,
+    )  # fmt: skip
+    return Wrapped(hf.TextNetForImageClassification(config)), image()
+
+
+@architecture
+def swiftformer() -> Built:
+    config = hf.SwiftFormerConfig(
+        depths=[1, 1, 1, 1], embed_dims=[8, 16, 16, 32], layer_scale_init_value=0.5, drop_path_rate=0.1, num_labels=5
+    )
+    return Wrapped(hf.SwiftFormerForImageClassification(config)), image(64)
+
+
+@architecture
+def focalnet() -> Built:
+    config = hf.FocalNetConfig(
+        image_size=32, embed_dim=8, hidden_sizes=[16, 32], depths=[1, 1], focal_levels=[2, 2], focal_windows=[3, 3],
+        num_labels=5,
+    )  # fmt: skip
+    return Wrapped(hf.FocalNetForImageClassification(config)), image()
+
+
+@architecture
+def cvt() -> Built:
+    config = hf.CvtConfig(embed_dim=[8, 16, 32], num_heads=[1, 2, 4], depth=[1, 2, 3], num_labels=5)
+    return Wrapped(hf.CvtForImageClassification(config)), image()
+
+
+@architecture
+def pvt() -> Built:
+    config = hf.PvtConfig(
+        image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 32, 32], num_attention_heads=[1, 2, 4, 4],
+        mlp_ratios=[2, 2, 2, 2], num_labels=5,
+    )  # fmt: skip
+    return Wrapped(hf.PvtForImageClassification(config)), image(64)
+
+
+@architecture
+def dinov3_convnext() -> Built:
+    config = hf.DINOv3ConvNextConfig(
+        hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], layer_scale_init_value=0.5, drop_path_rate=0.1
+    )
+    return Wrapped(hf.DINOv3ConvNextModel(config)), image()
+
+
+@architecture
 def convnext() -> Built:
     config = hf.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 2], num_stages=2, num_labels=5)
     return Wrapped(hf.ConvNextForImageClassification(config)), image()

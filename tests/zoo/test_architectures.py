@@ -11,8 +11,7 @@ from tests.zoo.stages import STAGES, walk
 architectures = pytest.importorskip("tests.zoo.architectures", exc_type=ImportError)
 
 # Architectures that stop early: the stages that they pass, and a part of the error's text.
-STOPS: dict[str, tuple[int, str]] = {
-}
+STOPS: dict[str, tuple[int, str]] = {}
 
 
 # Architectures that choose by nearly equal numbers of random weights, where one step of a scale chooses otherwise.
