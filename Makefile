@@ -41,6 +41,7 @@ test: lint
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.calibration
 	$(BIN)/python -m benchmarks.operators
 
 docs: .venv/.docs

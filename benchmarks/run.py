@@ -67,7 +67,9 @@ def prepare(name: str, model: nn.Module, fmt: str = "int8") -> nn.Module:
     return prepare_qat_fx(model, {"": FORMATS[fmt], "module_name": [(last, default_qat_out_8bit_fake_quant_qconfig)]})
 
 
-def interleaved(jobs: dict[str, Callable[[], Any]], rounds: int, label: str) -> dict[str, float]:
+def interleaved(
+    jobs: dict[str, Callable[[], Any]], rounds: int, label: str, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Median over rounds of each job's time divided by the first job's time in the same round."""
     first = next(iter(jobs))
     ratios: dict[str, list[float]] = {name: [] for name in jobs}
@@ -77,9 +79,9 @@ def interleaved(jobs: dict[str, Callable[[], Any]], rounds: int, label: str) -> 
     for _ in tqdm(range(rounds), desc=label, leave=False, disable=None):
         took = {}
         for name, job in jobs.items():
-            start = time.perf_counter()
+            start = clock()
             job()
-            took[name] = time.perf_counter() - start
+            took[name] = clock() - start
         seconds.append(took[first])
         for name in jobs:
             ratios[name].append(took[name] / took[first])

@@ -77,11 +77,12 @@ class FakeCast(nn.Module):
         """Compute in float32 everywhere, to see what float16 costs."""
         FakeCast.enabled = False
 
-    def forward(self, x: Tensor, limits: tuple[float, float] = _NO_LIMIT) -> Tensor:
+    def forward(self, x: Tensor, limits: tuple[float, float] = _NO_LIMIT, owned: bool = False) -> Tensor:
         """The nearest numbers of the format.
 
         Args:
             limits: range of a fused activation, such as ``(0, 6)`` for ReLU6.
+            owned: as for `FakeQuantize`.
         """
         if limits != _NO_LIMIT:
             x = x.clamp(*limits)

@@ -328,8 +328,8 @@ class FakeQuantize(nn.Module):
     @torch.no_grad()
     def refresh_scale(self) -> None:
         """Take the scale from the observer."""
-        scale = self.activation_post_process.calculate_qparams()[0]
-        self._store_scale(scale if self.is_fixed else scale.clamp(min=self.finest_scale))
+        scale = self.activation_post_process.calculate_scale()
+        self._store_scale(scale if self.is_fixed or not self.finest_scale else scale.clamp(min=self.finest_scale))
 
     def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
         """Update statistics and scale from a tensor, clamped to the limits of a fused activation."""
@@ -351,12 +351,13 @@ class FakeQuantize(nn.Module):
         """Real values on the grid; gradients pass straight through inside the range."""
         return round_to_grid(x, self.scale, self.ch_axis, self.quant_min, self.quant_max, limits, self.saturate)
 
-    def forward(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> QTensor:
+    def forward(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT, owned: bool = False) -> QTensor:
         """Observe and round as the state says.
 
         Args:
             x: real values.
             limits: range of a fused activation, such as ``(0, 6)`` for ReLU6.
+            owned: nobody else needs `x`; its memory may be used again.
         """
         if type(x) is not Tensor:
             x = x.as_subclass(Tensor)
@@ -365,7 +366,7 @@ class FakeQuantize(nn.Module):
         if self.is_quantizing and self._gathered is None:
             out = self.round(x, limits)
         else:
-            out = x if limits == NO_LIMIT else x.clamp(*limits)
+            out = x if limits == NO_LIMIT else clamped(x, limits, owned)
         result = real_qtensor(out, self.current_scale(), self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
         if limits != NO_LIMIT:
             result.set_range(*integer_limits(self.scale.detach(), self.quant_min, self.quant_max, limits))
@@ -437,6 +438,11 @@ class FakeQuantize(nn.Module):
                 CalibrationWarning,
                 stacklevel=2,
             )
+
+
+def clamped(x: Tensor, limits: tuple[float, float], owned: bool) -> Tensor:
+    """The values inside the limits, in the memory of `x` if it is ours and no gradient needs it."""
+    return x.clamp_(*limits) if owned and not x.requires_grad else x.clamp(*limits)
 
 
 def _tighter(edge: Any, limit: float, choose: Any) -> Any:

@@ -130,7 +130,7 @@ class ClipStdObserver(ObserverBase):
         std_scale: how many standard deviations; the documents name the observer and leave it open.
     """
 
-    _ranks_values = True
+    _needs_values = True
 
     def __init__(self, std_scale: float = 3.0, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -140,14 +140,12 @@ class ClipStdObserver(ObserverBase):
 
     def _measure(self, usable: Usable | None) -> tuple[Tensor, Tensor] | None:
         if usable is not None:
-            x, smallest, largest = usable
+            x, smallest, largest = usable.clamped(), usable.smallest, usable.largest
             rows = self._by_channel(x).float() if self.is_per_channel else x.float().reshape(1, -1)
             std, mean = torch.std_mean(rows, 1, correction=0)
-            usable = (
-                x,
-                torch.maximum(smallest, (mean - self.std_scale * std).to(smallest.dtype)),
-                torch.minimum(largest, (mean + self.std_scale * std).to(largest.dtype)),
-            )
+            smallest = torch.maximum(smallest, (mean - self.std_scale * std).to(smallest.dtype))
+            largest = torch.minimum(largest, (mean + self.std_scale * std).to(largest.dtype))
+            usable = Usable(x, smallest, largest)
         return super()._measure(usable)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,13 +12,33 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
+from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 _PER_TENSOR = (torch.per_tensor_symmetric,)
 _PER_CHANNEL = (torch.per_channel_symmetric,)
 _SMALLEST_SCALE = 2.0**-60
+_SOURCE = "look for a division by zero or an overflow in the float model"
 
-Usable = tuple[Tensor, Tensor, Tensor]  # finite values, the smallest and the largest of them
+NO_LIMITS = (-math.inf, math.inf)
+
+
+class Usable(NamedTuple):
+    """The finite values of a tensor.
+
+    Args:
+        smallest, largest: of shape [1] or [channels], clamped to `limits`.
+        limits: what the values are to be clamped to; ``NO_LIMITS`` if they lie inside.
+    """
+
+    values: Tensor
+    smallest: Tensor
+    largest: Tensor
+    limits: tuple[float, float] = NO_LIMITS
+
+    def clamped(self) -> Tensor:
+        """The values inside the limits."""
+        return self.values if self.limits == NO_LIMITS else self.values.clamp(*self.limits)
 
 
 class ObserverBase(nn.Module):
@@ -41,7 +61,7 @@ class ObserverBase(nn.Module):
     min_val: Tensor
     max_val: Tensor
     _schemes: tuple[torch.qscheme, ...] = _PER_TENSOR + _PER_CHANNEL
-    _ranks_values = False  # does the range depend on more than the smallest and largest value?
+    _needs_values = False  # does the range depend on more than the smallest and largest value?
 
     def __init__(
         self,
@@ -89,6 +109,9 @@ class ObserverBase(nn.Module):
         self._warned: set[str] = set()
         self.counts_together = False  # are all tensors until the next `begin_batch` one batch?
         self._batch: tuple[Tensor, ...] | None = None  # the range before that batch, and the batch's so far
+        self._has_range = False
+        self._unchanged = Cache()  # what was usable of weights, which are the same in every batch of a calibration
+        self._left_out: Tensor | None = None  # batches with NaN or infinity that an accelerator has left out
 
     @property
     def _name(self) -> str:
@@ -103,7 +126,9 @@ class ObserverBase(nn.Module):
     @property
     def has_statistics(self) -> bool:
         """Has any usable value been seen?"""
-        return bool((self.max_val >= self.min_val).all())
+        if not self._has_range:  # remembered: on a GPU, reading waits for the device
+            self._has_range = bool((self.max_val >= self.min_val).all())
+        return self._has_range
 
     def forward(self, x_orig: Tensor) -> Tensor:
         """Observe a tensor and return it."""
@@ -115,31 +140,53 @@ class ObserverBase(nn.Module):
         """Was the scale given, so that there is nothing to observe?"""
         return False
 
-    @torch.no_grad()
     def observe(self, x: Tensor, low: float = -math.inf, high: float = math.inf) -> None:
         """Take in a tensor as it is after clamping to ``[low, high]`` (the range of a fused activation)."""
-        usable = self._usable(x.detach() if type(x) is Tensor else x.detach().as_subclass(Tensor), low, high)
-        found = self._measure(usable)
-        if found is not None:
-            self._update(*found)
+        is_constant = isinstance(x, nn.Parameter) and not torch.is_grad_enabled()
+        with torch.no_grad():
+            if self._can_wait(x):
+                self._update(*self._measured(*self._range_later(_plain(x), low, high)))
+                return
+            if is_constant:
+                usable = self._unchanged.get((x,), lambda: self._usable(_plain(x), low, high))
+            else:
+                self._unchanged.clear()
+                usable = self._usable(_plain(x), low, high)
+            found = self._measure(usable)
+            if found is not None:
+                self._update(*found)
 
     def finish(self) -> bool:
         """Observing ends: take in what is still waiting; says whether anything was."""
+        self._unchanged.clear()
+        if self._left_out is not None and bool(self._left_out):
+            self._warn(
+                "finite",
+                f"left out {int(self._left_out)} batches, which had values that are NaN or infinite; {_SOURCE}",
+            )
+        self._left_out = None
         return False
 
     def _measure(self, usable: Usable | None) -> tuple[Tensor, Tensor] | None:
         """The range of one batch, over all processes if they are in step."""
-        if not self._is_in_step:
-            return None if usable is None else usable[1:]
+        if usable is None and not self._is_in_step:
+            return None
         # A process without usable data takes part all the same: the others wait for it.
         smallest, largest = (
             (torch.full_like(self.min_val, math.inf), torch.full_like(self.max_val, -math.inf))
             if usable is None
-            else usable[1:]
+            else (usable.smallest, usable.largest)
         )
-        dist.all_reduce(smallest, dist.ReduceOp.MIN)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        smallest, largest = self._measured(smallest, largest)
         return (smallest, largest) if bool((smallest <= largest).all()) else None
+
+    def _measured(self, smallest: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+        """The range over all processes that are in step."""
+        if self._is_in_step:
+            smallest, largest = smallest.clone(), largest.clone()
+            dist.all_reduce(smallest, dist.ReduceOp.MIN)
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return smallest, largest
 
     @property
     def _is_in_step(self) -> bool:
@@ -152,28 +199,48 @@ class ObserverBase(nn.Module):
             self._warn("empty", "saw an empty tensor and ignored it")
             return None
         smallest, largest = self._range(x)
-        # A sum that is not finite costs one look at every value; it may come from large finite ones.
-        if not math.isfinite(float(smallest.sum() + largest.sum())) and not bool((finite := x.isfinite()).all()):
+        lowest, highest = self._extremes(smallest, largest)
+        if not math.isfinite(lowest + highest) and not bool((finite := x.isfinite()).all()):
             self._warn(
                 "finite",
                 f"saw {int((~finite).sum())} values of {x.numel()} that are NaN or infinite and ignored them; "
-                "look for a division by zero or an overflow in the float model",
+                f"{_SOURCE}",
             )
             if not bool(finite.any()):
                 return None
             # Zero adds nothing to a symmetric range, and keeps the channels apart.
             x = torch.where(finite, x, 0) if self.is_per_channel else x[finite]
             smallest, largest = self._range(x)
-        if bool((smallest < low).any()) or bool((largest > high).any()):
-            smallest, largest = smallest.clamp(low, high), largest.clamp(low, high)
-            if self._ranks_values:  # for the extremes alone, clamping them is enough
-                x = x.clamp(low, high)
-        if x.numel() > 1 and not (self.is_per_channel or self.may_be_constant) and bool(smallest == largest):
+            lowest, highest = self._extremes(smallest, largest)
+        limits = NO_LIMITS
+        if lowest < low or highest > high:
+            smallest, largest, limits = smallest.clamp(low, high), largest.clamp(low, high), (low, high)
+            lowest, highest = self._extremes(smallest, largest)
+        if lowest == highest and x.numel() > 1 and not (self.is_per_channel or self.may_be_constant):
             self._warn(
-                "constant",
-                f"saw a tensor whose values are all {float(smallest):g}; its scale says little about other data",
+                "constant", f"saw a tensor whose values are all {lowest:g}; its scale says little about other data"
             )
-        return x, smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype)
+        return Usable(x, smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype), limits)
+
+    def _extremes(self, smallest: Tensor, largest: Tensor) -> tuple[float, float]:
+        """The two numbers; NaN stays NaN."""
+        if not self.is_per_channel:
+            return float(smallest), float(largest)
+        return float(smallest.amin()), float(largest.amax())
+
+    def _can_wait(self, x: Tensor) -> bool:
+        """Can it be taken in without waiting for an accelerator? The first batch cannot."""
+        return _is_asynchronous(x) and not self._needs_values and self._has_range and x.numel() > 0
+
+    def _range_later(self, x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+        """The range, without looking at it; where it is not finite, the range so far."""
+        smallest, largest = self._range(x)
+        is_sound = smallest.isfinite() & largest.isfinite()
+        left_out = (~is_sound).any()
+        self._left_out = left_out.long() if self._left_out is None else self._left_out + left_out
+        smallest = torch.where(is_sound, smallest.to(self.min_val.dtype), self.min_val)
+        largest = torch.where(is_sound, largest.to(self.max_val.dtype), self.max_val)
+        return smallest.clamp_(low, high), largest.clamp_(low, high)
 
     def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Smallest and largest value, of shape [1] or [channels]."""
@@ -200,6 +267,7 @@ class ObserverBase(nn.Module):
                 )
             self.min_val = torch.full_like(smallest, math.inf)
             self.max_val = torch.full_like(largest, -math.inf)
+            self._has_range = False
         if self.counts_together:
             smallest, largest = self._join_batch(smallest, largest)
         if not self.has_statistics:
@@ -207,8 +275,8 @@ class ObserverBase(nn.Module):
             self.max_val.copy_(largest)
         elif self.averaging_constant:
             constant = self.averaging_constant if self.batches is None else 1 / (self.batches + 1)
-            self.min_val.add_(smallest.sub_(self.min_val), alpha=constant)
-            self.max_val.add_(largest.sub_(self.max_val), alpha=constant)
+            self.min_val.add_(smallest - self.min_val, alpha=constant)
+            self.max_val.add_(largest - self.max_val, alpha=constant)
         if self.batches is not None:
             self.batches += 1
 
@@ -229,12 +297,14 @@ class ObserverBase(nn.Module):
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero point (always 0). Without usable statistics, and for an all-zero range, the scale is 1."""
-        largest = torch.maximum(self.min_val.abs(), self.max_val.abs())
-        usable = (self.max_val >= self.min_val) & (largest > 0)
-        scale = torch.where(usable, largest / self.half_range, 1.0).clamp_(min=_SMALLEST_SCALE)
-        if self.pow_quantization:
-            scale = torch.exp2(torch.log2(scale).ceil())
+        scale = self.calculate_scale()
         return scale, torch.zeros_like(scale, dtype=torch.long)
+
+    def calculate_scale(self) -> Tensor:
+        """The scale that follows from the range."""
+        largest = torch.maximum(self.min_val.neg(), self.max_val)  # min_val <= max_val, so this is the magnitude
+        scale = torch.where(largest > 0, largest / self.half_range, 1.0).clamp_(min=_SMALLEST_SCALE)
+        return torch.exp2(torch.log2(scale).ceil()) if self.pow_quantization else scale
 
     def statistics(self) -> dict[str, Tensor]:
         """All that was learned so far, as tensors, to go on later."""
@@ -245,6 +315,7 @@ class ObserverBase(nn.Module):
         """Go on from what `statistics` gave."""
         self.min_val = statistics["min_val"].to(self.min_val.device)
         self.max_val = statistics["max_val"].to(self.max_val.device)
+        self._has_range = False
         batches = int(statistics["batches"])
         self.batches = None if batches < 0 else batches
 
@@ -252,6 +323,7 @@ class ObserverBase(nn.Module):
         """Take another observer's range."""
         self.min_val = source.min_val.detach().clone().to(self.min_val.device)
         self.max_val = source.max_val.detach().clone().to(self.max_val.device)
+        self._has_range = False
 
     def extra_repr(self) -> str:
         return f"min_val={self.min_val}, max_val={self.max_val}"
@@ -262,6 +334,7 @@ class ObserverBase(nn.Module):
             warnings.warn(f"`{self._name}` {what}.", CalibrationWarning, stacklevel=3)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        self._has_range = False
         for name in ("min_val", "max_val"):  # a checkpoint knows the number of channels, a fresh observer may not
             value = state_dict.get(prefix + name)
             if isinstance(value, Tensor) and value.shape != getattr(self, name).shape:
@@ -272,3 +345,12 @@ class ObserverBase(nn.Module):
     def with_args(cls, **kwargs: Any) -> Partial:
         """A constructor with some arguments already given."""
         return Partial(cls, kwargs)
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x.detach() if type(x) is Tensor else x.detach().as_subclass(Tensor)
+
+
+def _is_asynchronous(x: Tensor) -> bool:
+    """Is the tensor on a device that computes while Python goes on, so that to look at a value is to wait for it?"""
+    return x.device.type != "cpu"

@@ -35,11 +35,11 @@ class MinMaxObserver(ObserverBase):
 class SketchObserver(ObserverBase):
     """The range of each batch from a sketch of its magnitudes, as a moving average; the range is symmetric."""
 
-    _ranks_values = True
+    _needs_values = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._last: tuple[Any, Tensor] | None = None  # weights are the same in every batch of a calibration
+        self._last: tuple[Usable, Tensor] | None = None  # weights are the same in every batch of a calibration
 
     def choose(self, sketch: Sketch) -> float:
         """The end of the range."""
@@ -54,8 +54,7 @@ class SketchObserver(ObserverBase):
             return self._measure_channels(usable)
         sketch = Sketch(self.min_val.device)
         if usable is not None:
-            x, smallest, largest = usable
-            sketch.update(x, (float(smallest), float(largest)))
+            sketch.update(usable.values, (float(usable.smallest), float(usable.largest)), usable.limits)
         if self._is_in_step:
             synchronize(sketch)
         end = self._take(sketch) if sketch.total else None
@@ -71,12 +70,11 @@ class SketchObserver(ObserverBase):
     def _measure_channels(self, usable: Usable | None) -> tuple[Tensor, Tensor] | None:
         if usable is None:
             return None
-        x = usable[0]
-        key = (x.data_ptr(), x._version, x.shape)
-        if self._last is None or self._last[0] != key:
-            self._last = (key, self.choose_by_channel(self._by_channel(x).float()).to(self.max_val.dtype))
+        if self._last is None or self._last[0] is not usable:
+            rows = self._by_channel(usable.clamped()).float()
+            self._last = (usable, self.choose_by_channel(rows).to(self.max_val.dtype))
         value = self._last[1]
-        return -value, value.clone()
+        return -value, value
 
 
 def synchronize(sketch: Sketch) -> None:
@@ -162,7 +160,7 @@ class MixObserver(SketchObserver):
     """The percentile, of a few, with the least squared error of quantizing in each batch, as a moving average."""
 
     def choose(self, sketch: Sketch) -> float:
-        ends = torch.tensor([sketch.percentile(p) for p in MIX_PERCENTILES], dtype=torch.float64)
+        ends = torch.tensor(sketch.percentiles(MIX_PERCENTILES), dtype=torch.float64)
         ends = ends.to(sketch.counts.device)
         found = sketch.errors(ends / self.half_range, self.quant_min, self.quant_max, 256).argmin()
         return float(ends[found])
@@ -226,6 +224,7 @@ class KLObserver(CountingObserver):
         return self.choose(self.sketch)
 
     def finish(self) -> bool:
+        super().finish()
         if not self._waiting:
             return False
         if not self.has_statistics:
@@ -406,8 +405,8 @@ class FixedScaleObserver(ObserverBase):
     def observe(self, x: Tensor, low: float = -math.inf, high: float = math.inf) -> None:
         """Nothing to learn."""
 
-    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        return self.fixed_scale, torch.zeros_like(self.fixed_scale, dtype=torch.long)
+    def calculate_scale(self) -> Tensor:
+        return self.fixed_scale
 
     def extra_repr(self) -> str:
         return f"scale={self.fixed_scale}"

@@ -2,14 +2,18 @@
 
 The upper bits of a floating-point number are its place in a histogram whose bins are evenly spread within each power
 of two: no bin edges to choose, no second pass when the data grow, and two histograms of different data add up. Counting
-costs about as much as ten copies of the tensor, and choosing a scale looks at the histogram only.
+costs about as much as a dozen copies of the tensor, and choosing a scale looks at the histogram only.
 """
 
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _BITS = 10  # of the mantissa: 1024 bins in each power of two, so that a bin near the top is 1/2048 of the range
@@ -18,6 +22,10 @@ _OCTAVES = 16
 BINS = _OCTAVES * _PER_OCTAVE
 _SHIFT = 23 - _BITS
 _FULL = 1 << 30  # counts are 32 bits wide
+_AT_ONCE, _TURNS = 1 << 17, 16
+_COARSE, _FINE = 16, 256  # bins in each power of two that the search of a scale looks at, first and then
+_LARGEST = torch.finfo(torch.float32).max
+NO_LIMITS = (-math.inf, math.inf)
 
 
 class Sketch:
@@ -52,29 +60,55 @@ class Sketch:
         return max(self.top - _OCTAVES + 1, 0) << _BITS
 
     @torch.no_grad()
-    def update(self, x: Tensor, ends: tuple[float, float] | None = None) -> None:
+    def update(
+        self, x: Tensor, ends: tuple[float, float] | None = None, limits: tuple[float, float] = NO_LIMITS
+    ) -> None:
         """Count a tensor's finite values.
 
         Args:
             ends: the smallest and the largest value, if they are known and finite: then every value is.
+            limits: count the values as they are after clamping to this range; `ends` too.
         """
-        x = x.detach().reshape(-1).float()
+        x = x.detach().reshape(-1)
         if ends is None:
             x = x[x.isfinite()]
-            ends = (float(x.min()), float(x.max())) if x.numel() else (0.0, 0.0)
-        if not x.numel():
+            if x.numel():
+                ends = tuple(float(end.clamp(*limits)) for end in torch.aminmax(x))  # type: ignore[assignment]
+        if not x.numel() or ends is None:
             return
+        largest = max(-ends[0], ends[1])
         self._widen(ends)
-        self._raise_to(max(-ends[0], ends[1]))
-        bins = x.view(torch.int32).bitwise_and(0x7FFFFFFF).bitwise_right_shift_(_SHIFT)
-        bins = bins.sub_(self._first).clamp_(min=0)
-        counts = torch.bincount(bins, minlength=BINS).to(torch.int32)
-        self.counts += counts
+        self._raise_to(largest)
+        counts = self._count(x, limits)
+        self.counts = self.counts + counts if self.total else counts
+        self.counts = self.counts.to(torch.int32)
         self.total += x.numel()
-        if max(-ends[0], ends[1]) == self.largest:
-            is_clamped = int(counts[self._bin(self.largest)]) > 1
-            self.peak += int((x.abs() == self.largest).sum()) if is_clamped else 1
+        if largest == self.largest:
+            is_clamped = int(counts[self._bin(largest)]) > 1
+            self.peak += _count_ends(x, ends, largest) if is_clamped else 1
         self._keep_room()
+
+    def _count(self, x: Tensor, limits: tuple[float, float]) -> Tensor:
+        """How many values are in each bin, counted in pieces that stay in the cache."""
+        size = _AT_ONCE if x.device.type == "cpu" else 1 << 22
+        buffer = torch.empty(min(size, x.numel()), device=x.device)
+        # What lies below the lowest bin, such as the zeros that a ReLU leaves, is counted in turns: to count one bin
+        # again and again is slow.
+        turns = _turns(size, x.device)
+        counts: Tensor | None = None
+        for part in x.split(size):
+            values = buffer[: part.numel()]
+            if limits == NO_LIMITS:
+                torch.abs(part, out=values)
+            else:
+                torch.clamp(part, *limits, out=values).abs_()
+            bins = values.view(torch.int32).bitwise_right_shift_(_SHIFT).sub_(self._first - _TURNS)
+            torch.maximum(bins, turns[: len(bins)], out=bins)
+            found = torch.bincount(bins, minlength=_TURNS + BINS)
+            counts = found if counts is None else counts.add_(found)
+        assert counts is not None
+        counts[_TURNS] += counts[:_TURNS].sum()
+        return counts[_TURNS:]
 
     def merge(self, other: Sketch) -> None:
         """Add what another sketch has counted; the order of merging does not matter."""
@@ -136,29 +170,35 @@ class Sketch:
 
     # -- what it says
 
-    def edges(self) -> Tensor:
-        """Lower edges of the bins and the upper edge of the last, in float64; the lowest bin begins at 0."""
-        bits = torch.arange(BINS + 1, dtype=torch.int32, device=self.counts.device).add_(self._first)
+    def edges(self, begin: int = 0, end: int = BINS, step: int = 1) -> Tensor:
+        """Edges of every `step`-th bin, in float64; the lowest bin begins at 0."""
+        bits = torch.arange(begin, end + 1, step, dtype=torch.int32, device=self.counts.device).add_(self._first)
         edges = bits.clamp_(max=(255 << _BITS) - 1).bitwise_left_shift_(_SHIFT).view(torch.float32).double()
-        edges[0] = 0
+        if begin == 0:
+            edges[0] = 0
         return edges
 
     def percentile(self, share: float) -> float:
         """The magnitude below which a share of the values, in percent, lies: the middle of its bin."""
-        if share >= 100:
-            return self.largest
-        covered = self.counts.cumsum(0)
-        wanted = math.ceil(self.total * share / 100)
-        index = int(torch.searchsorted(covered, wanted))
-        edges = self.edges()
-        return min(float(edges[index] + edges[index + 1]) / 2, self.largest)
+        return self.percentiles([share])[0]
+
+    def percentiles(self, shares: Sequence[float]) -> list[float]:
+        """Several percentiles at once."""
+        wanted = torch.tensor([math.ceil(self.total * min(share, 100) / 100) for share in shares])
+        found = torch.searchsorted(self.counts.cumsum(0), wanted.to(self.counts.device)).tolist()
+        return [
+            self.largest if share >= 100 else min(self._middle(index), self.largest)
+            for share, index in zip(shares, found, strict=True)
+        ]
+
+    def _middle(self, index: int) -> float:
+        return float(self.edges(index, index + 1).sum()) / 2
 
     def linear(self, bins: int) -> Tensor:
         """Counts in bins of equal width from 0 to the largest magnitude, in float64."""
         edges = self.edges()
-        middle = (edges[:-1] + edges[1:]) / 2
-        index = (middle * (bins / self.largest if self.largest else 0.0)).long().clamp_(max=bins - 1)
-        return torch.zeros(bins, dtype=torch.float64, device=middle.device).index_add_(0, index, self.counts.double())
+        middle = (edges[:-1] + edges[1:]).mul_(0.5 * bins / self.largest if self.largest else 0.0)
+        return torch.bincount(middle.long().clamp_(max=bins - 1), self.counts.double(), bins)
 
     def errors(self, scales: Tensor, low: int, high: int, per_octave: int = _PER_OCTAVE, least: float = 0.0) -> Tensor:
         """The sum of squared differences between the values and their quantized ones, for each scale.
@@ -170,12 +210,11 @@ class Sketch:
             least: leave out the bins below; they round to 0 with every scale.
         """
         step = _PER_OCTAVE // per_octave
-        begin = self._bin(least) // step * step if least else 0
-        counts = self.counts.view(-1, step).sum(1)[begin // step :].double()
-        edges = self.edges()[begin::step]
-        end = self._bin(self.largest) // step - begin // step
-        counts, edges = counts[: end + 1], edges[: end + 2]
-        counts[end] -= self.peak
+        begin = self._bin(least) // step if least else 0
+        end = self._bin(self.largest) // step + 1
+        counts = self.counts[begin * step : end * step].view(-1, step).sum(1).double()
+        counts[-1] -= self.peak
+        edges = self.edges(begin * step, end * step, step)
         steps = scales.double().unsqueeze(1)
         # Positive values are clipped at `high`, negative ones one step later: in the middle where there are both.
         has_both = min(-self.ends[0], self.ends[1]) > self.largest / 2
@@ -183,9 +222,11 @@ class Sketch:
         position = edges / steps
         nearest = position.round().clamp_(max=limit)
         # The integral of (t - round(t))**2 from 0 to t: 1/12 for each step, and the rest; beyond the range all is rest.
-        integral = position.sub(nearest)
-        integral = integral.mul(integral).mul_(integral).div_(3).add_(nearest, alpha=1 / 12)
-        in_bins = integral.diff(dim=1) @ (counts / edges.diff()) * steps.squeeze(1) ** 3
+        rest = position.sub_(nearest)
+        integral = nearest.mul_(1 / 12).addcmul_(rest.square().mul_(1 / 3), rest)
+        density = counts.div_(edges.diff())
+        # A sum over bins of density * (integral at the upper edge - integral at the lower edge), by edges.
+        in_bins = integral @ (F.pad(density, (1, 0)) - F.pad(density, (0, 1))) * steps.squeeze(1) ** 3
         top = self.largest / steps.squeeze(1)
         return in_bins + self.peak * (top - top.round().clamp_(max=limit)).mul_(steps.squeeze(1)).square_()
 
@@ -200,11 +241,12 @@ class Sketch:
         half = (high - low) / 2
         whole = self.largest / half
         shares = torch.arange(100, 0, -stride, dtype=torch.float64, device=self.counts.device) / 100
-        found = float(shares[self.errors(shares * whole, low, high, 64).argmin()])
+        found = float(shares[self.errors(shares * whole, low, high, _COARSE).argmin()])
         reach = stride / 100
         lowest = max(found - reach, reach / 8)
         near = torch.linspace(lowest, min(found + reach, half / high), 21, dtype=torch.float64, device=shares.device)
-        return whole * float(near[self.errors(near * whole, low, high, least=0.45 * lowest * whole).argmin()])
+        errors = self.errors(near * whole, low, high, _FINE, least=0.45 * lowest * whole)
+        return whole * float(near[errors.argmin()])
 
     def least_divergence(self, bins: int, levels: int) -> float:
         """The end of the range whose quantized histogram diverges least (Kullback-Leibler) from the clipped one.
@@ -216,27 +258,49 @@ class Sketch:
         """
         counts = self.linear(bins)
         levels = min(levels, bins // 2)
-        total = counts.sum()
-        ends = torch.arange(levels, bins + 1, device=counts.device)
+        ends, borders = _borders(bins, levels, counts.device)
         zero = counts.new_zeros(1)
         below = torch.cat([zero, counts.cumsum(0)])
         filled = torch.cat([zero, (counts > 0).double().cumsum(0)])
         surprise = torch.cat([zero, torch.special.xlogy(counts, counts).cumsum(0)])
+        inside, total = below[ends], below[-1]
         # A level's count is spread over those of its bins that hold anything.
-        borders = -(-torch.arange(levels + 1, device=counts.device) * ends.unsqueeze(1) // levels)
-        held, places = below[borders].diff(dim=1), filled[borders].diff(dim=1)
-        spread = torch.special.xlogy(held, held / (places.clamp(min=1) * below[ends].clamp(min=1).unsqueeze(1))).sum(1)
+        held, places = (by_bin.index_select(0, borders).view(len(ends), -1).diff(dim=1) for by_bin in (below, filled))
+        spread = held / places.clamp_(min=1)
+        own = spread.clamp(min=1e-9).log_().mul_(held).sum(1) - torch.special.xlogy(inside, inside)
         # The last bin takes what is clipped. Where the quantized histogram has nothing, it counts as almost empty.
-        last, clipped = counts[ends - 1], total - below[ends]
-        quantized = torch.where(last > 0, held[:, -1] / (places[:, -1].clamp(min=1) * below[ends].clamp(min=1)), 1e-9)
-        own = surprise[ends - 1] + torch.special.xlogy(last + clipped, last + clipped)
-        divergence = own - spread - clipped * quantized.log()
+        last, clipped = counts[ends - 1], total - inside
+        quantized = torch.where(last > 0, spread[:, -1] / inside.clamp(min=1), 1e-9)
+        wanted = surprise[ends - 1] + torch.special.xlogy(last + clipped, last + clipped)
+        divergence = wanted - own - clipped * quantized.log()
         return self.largest * int(ends[divergence.argmin()]) / bins
+
+
+@lru_cache(maxsize=8)
+def _borders(bins: int, levels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The ends of the ranges of `levels` bins and more, and for each, in a row, the first bins of its levels."""
+    ends = torch.arange(levels, bins + 1, device=device)
+    return ends, (-(-torch.arange(levels + 1, device=device) * ends.unsqueeze(1) // levels)).flatten()
+
+
+@lru_cache(maxsize=2)
+def _turns(size: int, device: torch.device) -> Tensor:
+    return torch.arange(size, dtype=torch.int32, device=device).bitwise_and_(_TURNS - 1)
+
+
+def _count_ends(x: Tensor, ends: tuple[float, float], largest: float) -> int:
+    """How many values lie at an end, or beyond it, that is as far from zero as `largest`."""
+    found = 0
+    if ends[1] == largest:
+        found += int((x >= largest).sum())
+    if largest and -ends[0] == largest:
+        found += int((x <= -largest).sum())
+    return found
 
 
 def _bits(value: float) -> int:
     """The bits of a number in float32."""
-    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
+    return struct.unpack("i", struct.pack("f", min(value, _LARGEST)))[0]
 
 
 @torch.no_grad()

@@ -150,7 +150,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         if residual is not None:
             out = out.add_(real(residual)) if residual.shape == out.shape else out + real(residual)
         if self.activation_post_process is not None:
-            return self.activation_post_process(out, self.limits)
+            return self.activation_post_process(out, self.limits, owned=True)
         return out if self.limits == NO_LIMIT else out.clamp(*self.limits)
 
 
