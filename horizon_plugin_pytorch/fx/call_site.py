@@ -6,12 +6,14 @@ for it however often, and in whatever order, the lines around it run.
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -219,6 +221,36 @@ def caller(scope: str) -> CallSite:
     return _site(frame, scope, "")
 
 
+_CACHE, _EXTENDED_ARG = dis.opmap.get("CACHE", -1), dis.opmap["EXTENDED_ARG"]
+_PRECALL, _CALL = dis.opmap.get("PRECALL", -1), dis.opmap.get("CALL", -1)
+_INSTRUCTIONS: dict[int, tuple[CodeType, list[int]]] = {}  # by id: Python's own hash of code reads all of it
+
+
+def instruction(code: CodeType, offset: int) -> int:
+    """Where the instruction begins that runs at an offset, however the interpreter specialises it while it is warm.
+
+    A call that is inlined stands at the end of its instruction's cache (Python 3.11 and 3.12), and one of a builtin
+    moves from CALL to the PRECALL before it (3.11).
+    """
+    known = _INSTRUCTIONS.get(id(code))
+    if known is None:
+        known = _INSTRUCTIONS[id(code)] = code, _beginnings(code.co_code)  # `co_code` is not specialised
+    return known[1][offset // 2]
+
+
+def _beginnings(code: bytes) -> list[int]:
+    """For each pair of bytes, the offset at which its instruction begins; PRECALL and CALL are one."""
+    found, beginning, last = [], 0, -1
+    for offset in range(0, len(code), 2):
+        operation = code[offset]
+        if operation not in (_CACHE, _EXTENDED_ARG):
+            if (last, operation) != (_PRECALL, _CALL):
+                beginning = offset
+            last = operation
+        found.append(beginning)
+    return found
+
+
 def _site(frame: Any, scope: str, name: str) -> CallSite:
     calls = []
     line = ""
@@ -227,7 +259,7 @@ def _site(frame: Any, scope: str, name: str) -> CallSite:
         code = frame.f_code
         if code.co_filename == _MODULE_FILE:  # nn.Module's call: above it is another scope
             break
-        place = (code.co_filename, code.co_firstlineno, frame.f_lasti)
+        place = (code.co_filename, code.co_firstlineno, instruction(code, frame.f_lasti))
         if is_user_code(code.co_filename):
             if not line:
                 line = f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"

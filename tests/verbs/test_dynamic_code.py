@@ -210,3 +210,20 @@ def test_float_that_reaches_a_quantized_module_is_an_error() -> None:
 
 def test_is_tracing_is_a_value_and_a_function() -> None:
     assert not Tracer.is_tracing and Tracer.is_tracing() is False
+
+
+class Builtins(Stubbed):
+    """Functions that builtins of Python call, whose instructions the interpreter specialises after a few runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(self.quant(x))
+        parts = dict((i, part * 2) for i, part in enumerate(x.chunk(2, 1)))  # noqa: C402
+        x = torch.cat(list(map(lambda part: part * 0.5, parts.values())), 1)  # noqa: C417
+        return self.dequant(sum([x, torch.sigmoid(x)]))
+
+
+def test_a_line_stays_the_same_line_when_the_interpreter_is_warm() -> None:
+    qat = _calibrated(Builtins(), X)
+    first = as_numbers(qat(X))
+    for _ in range(20):
+        assert not mismatches(first, as_numbers(qat(X)))
