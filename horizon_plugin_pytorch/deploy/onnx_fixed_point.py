@@ -16,6 +16,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.deploy.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.fixed_point.accumulator import AccumulatorPlan, Cut, Geometry, cut_layer
+from horizon_plugin_pytorch.fixed_point.dynamic import SMALLEST_SCALE, Blocks
 from horizon_plugin_pytorch.fixed_point.elementwise import along
 from horizon_plugin_pytorch.fixed_point.library import unflatten
 
@@ -238,6 +239,34 @@ def linear(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: A
 
     layer = _Layer(product, 1, site.rank - 1, 1, (-1,))
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
+
+
+@lowers("dynamic_linear", data="x")
+def dynamic_linear(
+    g: OnnxGraph, site: Site, x: str, weight: Tensor, scale: Tensor, bias: Tensor | None, *constants: Any
+) -> str:
+    (blocks,) = unflatten(constants, Blocks)
+    columns = weight.split(blocks.size, 1)
+    parts = [x]
+    if len(columns) > 1:
+        sizes = g.constant([part.shape[1] for part in columns], torch.int64, "split")
+        parts = g.node("Split", x, sizes, outputs=len(columns), axis=site.rank - 1)
+    total = None
+    for part, kernel in zip(parts, columns, strict=True):
+        largest = g.axes("ReduceMax", g.node("Abs", part), [site.rank - 1], keepdim=True)
+        step = g.node("Div", largest, g.scalar((blocks.high - blocks.low) / 2, torch.float32))
+        step = g.node("Max", step, g.scalar(SMALLEST_SCALE, torch.float32))
+        integers = g.clip(g.node("Round", g.node("Div", part, step)), blocks.low, blocks.high)
+        if weight.dtype == torch.float64:
+            integers = g.cast(integers, torch.float64)
+        sums = g.node("Round", g.node("MatMul", integers, g.compact(kernel.T.contiguous())))
+        if weight.dtype == torch.float64:
+            sums = g.cast(sums, torch.float32)
+        term = g.node("Mul", sums, step)
+        total = term if total is None else g.node("Add", total, term)
+    assert total is not None
+    out = g.node("Mul", total, g.constant(scale, hint="scale"))
+    return out if bias is None else g.node("Add", out, g.constant(bias, hint="bias"))
 
 
 @lowers("matmul", data="a b")

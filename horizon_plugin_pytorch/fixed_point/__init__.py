@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.fixed_point.comparison import (
     on_grid_between,
 )
 from horizon_plugin_pytorch.fixed_point.correlation import correlation
+from horizon_plugin_pytorch.fixed_point.dynamic import Blocks, block_scale, dynamic_linear, sum_dtype
 from horizon_plugin_pytorch.fixed_point.elementwise import (
     add,
     affine,
@@ -93,14 +94,14 @@ from horizon_plugin_pytorch.fixed_point.table import (
 
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
-    "AngleTables", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine", "along",
-    "atan2", "avg_pool2d", "avg_pool3d", "away_from_zero", "bev_pool", "bilinear_matrix", "bilinear_positions",
-    "build_angles", "build_segments", "build_table", "choose_affine", "choose_comparison", "choose_factor",
-    "choose_logarithm", "choose_mix", "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen",
-    "compare", "conv", "correlation", "cumsum", "deformable_attention", "dequantize", "div", "divide_by_norm",
-    "evaluate", "extremum", "flatten", "grid_factors", "grid_sample", "is_beyond_float32", "is_wide", "linear",
-    "log_softmax", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift", "norm", "normalize",
-    "on_grid_between", "plan_accumulator", "prelu", "quantize", "requantize", "resample2d", "resample3d", "rescale_",
-    "resize2d", "rle", "roi_align", "scatter_rows", "smallest_divisor", "softmax", "split_digits", "sum", "topk",
-    "unflatten", "weight_bits",
+    "AngleTables", "Blocks", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine",
+    "along", "atan2", "avg_pool2d", "avg_pool3d", "away_from_zero", "bev_pool", "bilinear_matrix", "bilinear_positions",
+    "block_scale", "build_angles", "build_segments", "build_table", "choose_affine", "choose_comparison",
+    "choose_factor", "choose_logarithm", "choose_mix", "choose_quotient_factor", "choose_slopes", "choose_sum_factors",
+    "coarsen", "compare", "conv", "correlation", "cumsum", "deformable_attention", "dequantize", "div",
+    "divide_by_norm", "dynamic_linear", "evaluate", "extremum", "flatten", "grid_factors", "grid_sample",
+    "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul",
+    "multiplier_and_shift", "norm", "normalize", "on_grid_between", "plan_accumulator", "prelu", "quantize",
+    "requantize", "resample2d", "resample3d", "rescale_", "resize2d", "rle", "roi_align", "scatter_rows",
+    "smallest_divisor", "softmax", "split_digits", "sum", "sum_dtype", "topk", "unflatten", "weight_bits",
 ]  # fmt: skip

@@ -122,8 +122,9 @@ class PlacedModule(nn.Module):
         if model is None:
             return args, kwargs
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: v is None)
+        model.start_call()
         for position, path in self.stub_paths.items():
-            leaves[position] = model.resolve(path)(leaves[position])
+            leaves[position] = model.through_stub(path, leaves[position])
         return pytree.tree_unflatten(leaves, spec)
 
     def explained(self, error: Exception, inputs: Any) -> Exception:

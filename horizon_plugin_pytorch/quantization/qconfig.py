@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
     FakeQuantize,
     default_8bit_fake_quant,
     default_weight_8bit_fake_quant,
+    is_dynamic,
 )
 from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize, PACTFakeQuantize
 from horizon_plugin_pytorch.quantization.observer import (
@@ -271,7 +272,10 @@ def spell(part: Any) -> str:
     if part is not None and not isinstance(part, Partial):
         return type(part).__name__
     text = str(format_of(part)).removeprefix("torch.")
-    scale = None if part is None or is_cast(part) else part.kwargs.get("scale")
+    kwargs = {} if part is None else part.kwargs
+    if is_dynamic(part):
+        return f"{text} dynamic (block_size {kwargs.get('block_size', 'full')}, dim {kwargs.get('dim', -1)})"
+    scale = None if is_cast(part) else kwargs.get("scale")
     if scale is None:
         return text
     is_number = isinstance(scale, (int, float)) or scale.numel() == 1

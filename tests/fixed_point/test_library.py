@@ -101,6 +101,8 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
     "conv digits": (fp.conv, conv_args(layer(KERNEL, 16))),
     "conv real": (fp.conv, conv_args(layer(KERNEL, is_real=True))),
     "linear": (fp.linear, linear_args(layer(integers((2, 5), 8, 3)))),
+    "dynamic_linear": (fp.dynamic_linear, (X, integers((2, 6), 8, 3), torch.rand(2), torch.rand(2), 6, *INT8)),
+    "dynamic_linear blocks": (fp.dynamic_linear, (X, integers((2, 6), 8, 3).double(), torch.rand(1), None, 4, *INT8)),
     "linear digits": (fp.linear, linear_args(layer(integers((2, 5), 8, 3), 16))),
 }
 

@@ -37,7 +37,6 @@ from horizon_plugin_pytorch.quantization.qconfig_setter import (
     MatmulDtypeTemplate,
     ModuleNameTemplate,
     SensitivityTemplate,
-    SetDynamicQuantTemplate,
     canonicalize_rules,
 )
 from horizon_plugin_pytorch.quantization.qconfig_template import (
@@ -547,11 +546,6 @@ def test_sensitivity_raises_activations_and_weights() -> None:
         assert qat.get_submodule("head").weight_fake_quant.dtype.bits == weight
     with pytest.raises(QuantizationConfigError, match="sensitive_type"):
         SensitivityTemplate(TABLE, 1, "input")
-
-
-def test_dynamic_quantization_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="ModuleNameTemplate"):
-        SetDynamicQuantTemplate(op_kwargs={nn.Linear: {"block_size": "full", "dim": -1}})
 
 
 def test_high_precision_is_the_common_templates() -> None:

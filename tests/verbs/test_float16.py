@@ -372,3 +372,51 @@ def test_functions_after_float16_results_run_as_their_modules_in_a_models_own_fo
         wanted = traced(X)
         for model in (by_running, copy.deepcopy(by_running), convert(by_running)):
             assert torch.equal(model(X), wanted)
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_layers_of_integers_with_float16_results_are_fused(method: str) -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.first, self.second, self.last = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.quant(x)
+            return self.dequant(self.last(x + self.second(torch.relu(self.first(x)))))
+
+    mixed = QConfig(default_fp16_fake_cast, qconfig().weight, qconfig().activation)
+    model = prepare(Fused().eval(), (X,), method=method, qconfig_dict={"": qconfig(), "module_name": {
+        "first": mixed, "second": mixed, "last": qconfig(),
+    }})  # fmt: skip
+    calibrate(model, [X])
+    quantized = convert_fx(model) if method == "symbolic" else convert(model)
+    assert torch.equal(quantized(X), model(X))
+
+
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.dequant(x)
+
+
+@pytest.mark.parametrize(
+    "model", [Listed(), nn.Sequential(QuantStub(), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), DeQuantStub())]
+)
+def test_generated_stubs_are_no_elements_of_lists(model: nn.Module) -> None:
+    mixed = QConfig(default_fp16_fake_cast, qconfig().weight, qconfig().activation)
+    results = []
+    for method in ("jit-strip", "symbolic"):
+        qat = calibrate(prepare(copy.deepcopy(model).eval(), (X,), method=method, qconfig_dict={"": mixed}), [X])
+        assert any("_generated_quant_" in name for name, _ in qat.named_modules())
+        quantized = convert_fx(qat) if method == "symbolic" else convert(qat)
+        results += [qat(X), quantized(X)]
+    assert all(type(result) is Tensor and torch.equal(result, results[0]) for result in results)

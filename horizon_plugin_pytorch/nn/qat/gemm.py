@@ -27,7 +27,9 @@ from horizon_plugin_pytorch.nn.operator_table import (
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real, relu_limits
 from horizon_plugin_pytorch.nn.support import Marches
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, FakeQuantize
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
+from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, DynamicFakeQuantize, FakeQuantize, is_dynamic
+from horizon_plugin_pytorch.quantization.qconfig import asked_input, spell
 
 
 class QATGemm(intrinsic.CalledByAdd, QATModule):
@@ -38,6 +40,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
     limits: ClassVar[tuple[float, float]] = NO_LIMIT
     weight_axis: ClassVar[int] = 0
     takes_weight: ClassVar[bool] = True  # at a call, from a model that computes it
+    takes_dynamic: ClassVar[bool] = False  # may its input be quantized while the model runs?
     input_rank: int | None = None
     weight: Tensor
     bias: Tensor | None
@@ -57,6 +60,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         self.attach_weight(qconfig.weight)
         activation = None if qconfig.activation is None else qconfig.activation(channel_len=1).to(self.weight.device)
         self.register_module("activation_post_process", activation)  # printed also where it is None, as in the guides
+        self.attach_input(asked_input(qconfig, 0))
         self._seen: tuple = ()
         self._computed_weight: Tensor | None = None
 
@@ -72,6 +76,29 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
                 f"{self.weight_axis}; the qconfig says ch_axis={quantizer.ch_axis}."
             )
         self.weight_fake_quant: FakeQuantize = quantizer.to(self.weight.device)
+
+    def attach_input(self, make: Any) -> None:
+        """Make the input's fake quantizer, where that is computed while the model runs."""
+        if not is_dynamic(make):
+            return
+        quantizer = make()
+        if not self.takes_dynamic or quantizer.dim != -1 or isinstance(self.weight_fake_quant, FakeCast):
+            raise QuantizationConfigError(
+                f"`{type(self).__name__}` {self.place} cannot have this input: {spell(make)}. Dynamic quantization is "
+                "for linear layers with integer weights, along their input features, dim=-1: the products that are "
+                "summed must have one scale."
+            )
+        self.input_fake_quant = quantizer
+        self.takes_real = True
+
+    @property
+    def dynamic(self) -> DynamicFakeQuantize | None:
+        """What quantizes its input while the model runs."""
+        return self._modules.get("input_fake_quant")  # type: ignore[return-value]
+
+    @property
+    def is_exact(self) -> bool:
+        return super().is_exact and (self.dynamic is None or self.dynamic.is_quantizing)
 
     @classmethod
     def from_float(cls, mod: Any) -> Any:
@@ -127,7 +154,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         if weight is not None:
             return self._with_weight(weight, x, residual)
         check_rank(x, self.input_rank)
-        if isinstance(x, QTensor) and (residual is None or isinstance(residual, QTensor)):
+        if self.dynamic is None and isinstance(x, QTensor) and (residual is None or isinstance(residual, QTensor)):
             added = () if residual is None else (residual.scale, residual.dtype)
             self._seen = (x.scale, x.dtype, x.range, *added)
         if self.is_exact:
@@ -146,7 +173,8 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
             self._computed_weight = None
 
     def _train(self, x: Any, residual: Any) -> Any:
-        out = self.layer(real(x))
+        dynamic = self.dynamic if self.weight_fake_quant.is_quantizing else None
+        out = self.layer(real(x) if dynamic is None else dynamic(real(x)))
         if residual is not None:
             out = out.add_(real(residual)) if residual.shape == out.shape else out + real(residual)
         if self.activation_post_process is not None:

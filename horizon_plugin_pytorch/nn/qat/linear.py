@@ -15,6 +15,7 @@ class Linear(QATGemm, nn.Linear):  # type: ignore[misc] # torch says that `bias`
 
     float_class = nn.Linear
     quantized_class = quantized.Linear
+    takes_dynamic = True
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)

@@ -43,7 +43,7 @@ class QATModule(PlacedModule):
     """
 
     quantized_class: ClassVar[Any]
-    takes_real: ClassVar[bool] = False  # may inputs besides the first be real numbers, such as coordinates?
+    takes_real: bool = False  # may inputs be real numbers, such as coordinates?
     is_optional: bool = False  # a part that its owner's calls may never use: nobody misses its statistics
     activation_post_process: FakeQuantize | None
 

@@ -150,8 +150,14 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
         out = self.compute(x.plain(), added, plan)
         if self.scale is not None:
             return self.output(out, plan.low, plan.high)
-        low, high = self.limits
-        out = out if self.limits == (-torch.inf, torch.inf) else out.clamp_(low, high)
+        return self.real_output(out)
+
+    def real_output(self, out: Tensor) -> QTensor | Tensor:
+        """Real numbers as this layer's output: limited, and in its format."""
+        if self.scale is not None:
+            low, high = integer_limits(self.scale, self.low, self.high, self.limits)
+            return self.output(fp.quantize(out, self.scale, -1, low, high), low, high)
+        out = out if self.limits == (-torch.inf, torch.inf) else out.clamp_(*self.limits)
         return out if self.cast is None else self.cast(out)
 
     def compute(self, x: Tensor, residual: Tensor | None, plan: fp.AccumulatorPlan) -> Tensor:

@@ -358,9 +358,14 @@ def compute_types(calls: Iterable[ModuleCall]) -> Iterator[ComputeType]:
     """Layers that multiply real numbers by integers."""
     for call in calls:
         weight = _weight_quantizer(call.module)
-        if isinstance(weight, FakeQuantize) and call.inputs and call.inputs[0].is_float:
+        if isinstance(weight, FakeQuantize) and call.inputs and call.inputs[0].is_float and not _is_dynamic(call):
             input = call.inputs[0].dtype.removeprefix("torch.")
             yield ComputeType(call.name, input, str(weight.dtype).removeprefix("q"))
+
+
+def _is_dynamic(call: ModuleCall) -> bool:
+    """Does a layer quantize its input itself?"""
+    return isinstance(call.module, QATGemm) and call.module.dynamic is not None
 
 
 # -- what the guide on common mistakes warns of
@@ -440,7 +445,7 @@ def _float_input(recording: Recording, call: ModuleCall) -> str:
     if isinstance(module, (QuantStub, DeQuantStub)) or getattr(module, "qconfig", None) is None:
         return ""
     floats = [x for x in call.inputs if x.dtype == "torch.float32"]
-    if not floats or isinstance(call.quantizer, FakeCast):
+    if not floats or isinstance(call.quantizer, FakeCast) or _is_dynamic(call):
         return ""
     if isinstance(module, QATModule) and not module.takes_real:
         sources = dict.fromkeys(recording.calls[x.origin] for x in floats if x.origin is not None)

@@ -11,6 +11,7 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn.operator_table import rows
 from horizon_plugin_pytorch.nn.transformer import torch_class
 from horizon_plugin_pytorch.quantization.choice import Choice, Step, step_between
+from horizon_plugin_pytorch.quantization.fake_quantize import is_dynamic
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 _KEYS = ("", "module_type", "module_name")
@@ -50,6 +51,10 @@ def check_qconfig(qconfig: Any, reason: str) -> Any:
             "of this package. Take one of `horizon_plugin_pytorch.quantization.qconfig`, or build it with "
             "`get_default_qconfig` or `FakeQuantize.with_args`; or delete a `qconfig` attribute that was meant for "
             "another toolkit, and the setter or the qconfig_dict decides."
+        )
+    if is_dynamic(qconfig.activation) or is_dynamic(qconfig.weight):
+        raise QuantizationConfigError(
+            f"the qconfig of {reason} has a DynamicFakeQuantize as activation or weight; it is for the `input`."
         )
     activation = qconfig.activation
     if activation is not None and activation.kwargs.get("qscheme") == torch.per_channel_symmetric:

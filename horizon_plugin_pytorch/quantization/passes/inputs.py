@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.nn.operator_table import ScaleRule
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.quantization.choice import Choice, Step
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
+from horizon_plugin_pytorch.quantization.fake_quantize import is_dynamic
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, operands, row_of_node
 from horizon_plugin_pytorch.quantization.passes.replace import insert_stub
 from horizon_plugin_pytorch.quantization.qconfig import asked_input, format_of, spell
@@ -113,6 +114,8 @@ def _wanted(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -
 def _fitting(qconfig: Any, position: int, given: Any, path: str) -> Any:
     """What quantizes an operand that comes in a format; None if it can be taken as it is."""
     asked = asked_input(qconfig, position)
+    if is_dynamic(asked):
+        return None
     if is_cast(given):
         part = asked if asked is not None and not is_cast(asked) else qconfig.activation
         if part is None or is_cast(part):

@@ -282,6 +282,9 @@ def _indices(node: fx.Node) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
+ASIDE = "_generated_stubs"
+
+
 def insert_stub(
     model: fx.GraphModule,
     node: fx.Node,
@@ -309,6 +312,7 @@ def insert_stub(
     path = stubs.get(key, "")
     if not path:
         scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else scope_of(node)
+        scope = _home(model, scope)
         path = _free_name(scope, "quant", counters)
         while _has_module(model, path):  # a stub of an earlier pass
             path = _free_name(scope, "quant", counters)
@@ -319,10 +323,30 @@ def insert_stub(
         choices.setdefault(path, choice)
     with model.graph.inserting_before(node):
         stub = model.graph.call_module(path, (source,))
-    stub.meta = {**node.meta, "made_by": made_by}
+    stub.meta = {**{name: value for name, value in node.meta.items() if name != "members"}, "made_by": made_by}
     stub.stack_trace = node.stack_trace
     region.add(stub)
     node.args, node.kwargs = pytree.tree_unflatten([stub if i in places else x for i, x in enumerate(leaves)], spec)
+
+
+class Aside(nn.Module):
+    """Has the generated stubs of an `nn.Sequential`, which runs all its children: as one of them it does nothing."""
+
+    def forward(self, x: Any) -> Any:
+        """The same."""
+        return x
+
+
+def _home(model: fx.GraphModule, scope: str) -> str:
+    """Where a generated stub can be: not in a list, whose elements somebody runs one after the other."""
+    lists = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    while scope and isinstance(model.get_submodule(scope), lists):
+        scope = scope.rpartition(".")[0]
+    if scope or not isinstance(model.get_submodule(""), lists):
+        return scope
+    if not _has_module(model, ASIDE):
+        model.add_submodule(ASIDE, Aside())
+    return ASIDE
 
 
 def _has_module(model: fx.GraphModule, path: str) -> bool:

@@ -20,10 +20,11 @@ from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, is_dynamic
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
 from horizon_plugin_pytorch.quantization.passes.own_scales import share_integers
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
+from horizon_plugin_pytorch.quantization.qconfig import asked_input
 
 
 def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
@@ -63,6 +64,22 @@ def _check_output(row: Operator, path: str, qconfig: Any, march: March) -> None:
         raise needs_activation(f"`{row.name}` {at(path)}")
 
 
+def _check_dynamic(row: Operator, path: str, qconfig: Any, march: March) -> None:
+    """Dynamic quantization is documented for linear layers on nash-p."""
+    if not row.needs_qconfig or not is_dynamic(asked_input(qconfig, 0)):
+        return
+    if not has_integer_weight(row) or _is_half(row, qconfig):
+        raise QuantizationConfigError(
+            f"`{row.name}` {at(path)} has a qconfig whose input is quantized dynamically, and only linear layers with "
+            "integer weights can: give such a qconfig by name, or use SetDynamicQuantTemplate."
+        )
+    if march is not March.NASH_P:
+        raise QuantizationConfigError(
+            f"`{row.name}` {at(path)} has a qconfig whose input is quantized dynamically, and the documents give that "
+            f"to nash-p only, not to {march}. Use qint16 or torch.float16 for its input."
+        )
+
+
 def to_qat(
     model: nn.Module, choices: dict[str, Choice], march: March, lines: dict[str, str] | None = None
 ) -> nn.Module:
@@ -89,6 +106,7 @@ def to_qat(
             return None
         if qconfig is not None:
             _check_output(row, path, qconfig, march)
+            _check_dynamic(row, path, qconfig, march)
         module.qconfig = qconfig
         module.path = path  # type: ignore[assignment]
         if qconfig is not None and row.needs_qconfig and _is_half(row, qconfig):

@@ -22,6 +22,7 @@ class Rule:
         inputs: formats of the operands; the last one counts for all that follow.
         output_threshold, weight_threshold: largest magnitudes, which fix scales.
         input_thresholds: likewise for each operand.
+        dynamic: of a linear layer whose input is quantized while the model runs, ``{"block_size": ..., "dim": -1}``.
     """
 
     output: QuantDType | Any = None
@@ -30,6 +31,7 @@ class Rule:
     output_threshold: float | None = None
     weight_threshold: float | None = None
     input_thresholds: tuple[float | None, ...] = ()
+    dynamic: Mapping[str, Any] | None = None
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -61,6 +63,9 @@ def canonicalize_rules(config_mapping: Mapping[str, Any]) -> dict[str, Rule]:
 
 def _rule(name: str, value: Any) -> Rule:
     threshold: Any = None
+    dynamic = None
+    if isinstance(value, Mapping) and "dynamic" in value:
+        dynamic, value = value["dynamic"], {key: part for key, part in value.items() if key != "dynamic"}
     if isinstance(value, Mapping) and ("dtype" in value or "threshold" in value):
         unknown = [key for key in value if key not in ("dtype", "threshold")]
         if unknown:
@@ -79,4 +84,5 @@ def _rule(name: str, value: Any) -> Rule:
         output_threshold=ranges.get("output"),
         weight_threshold=ranges.get("weight"),
         input_thresholds=_listed(ranges.get("input")),
+        dynamic=dynamic,
     )

@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
+from horizon_plugin_pytorch.quantization.fake_quantize import is_dynamic
 from horizon_plugin_pytorch.quantization.passes.configure import check_qconfig
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView
 from horizon_plugin_pytorch.quantization.qconfig import QConfig, format_of, get_qconfig, unasked
@@ -104,12 +105,14 @@ def rule_of(qconfig: QConfig, has_weight: bool) -> dict[str, Any]:
     >>> rule_of(get_qconfig(out_dtype="qint16"), has_weight=True)
     {'weight': 'qint8', 'output': 'qint16'}
     """
-    names = ("input", "weight", "output") if has_weight else ("input", "output")
-    formats = {name: _each(getattr(qconfig, name), _format) for name in names if name != "input" or qconfig.input}
+    has_input = bool(qconfig.input) and not is_dynamic(qconfig.input)
+    names = (*(["input"] if has_input else []), *(["weight"] if has_weight else []), "output")
+    formats = {name: _each(getattr(qconfig, name), _format) for name in names}
     formats = {name: value for name, value in formats.items() if value is not None}
     ranges = {name: _each(getattr(qconfig, name), _threshold) for name in formats}
     ranges = {name: value for name, value in ranges.items() if value is not None}
-    return {"dtype": formats, "threshold": ranges} if ranges else formats
+    dynamic = {"dynamic": qconfig.input.kwargs} if is_dynamic(qconfig.input) else {}
+    return {"dtype": formats, "threshold": ranges, **dynamic} if ranges else {**formats, **dynamic}
 
 
 def _format(part: Any) -> str | None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.nn.intrinsic import FusedModule
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
+from horizon_plugin_pytorch.quantization.fake_quantize import (
+    DynamicFakeQuantize,
+    default_weight_8bit_fake_quant,
+    is_dynamic,
+)
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView, OperatorView
 from horizon_plugin_pytorch.quantization.qconfig import QConfig, as_format, asked_input, format_of, with_format
 from horizon_plugin_pytorch.quantization.qconfig_setter.rules import Rule, canonicalize_rules
@@ -25,7 +33,7 @@ from horizon_plugin_pytorch.quantization.qconfig_template import (
 
 def _integer_part(part: Any, reference: Any) -> Any:
     """A part that knows an observer: itself, or else the reference's."""
-    return part if part is not None and not is_cast(part) else reference
+    return part if part is not None and not is_cast(part) and not is_dynamic(part) else reference
 
 
 def _output(view: GraphView, operator: OperatorView, dtype: Any, threshold: float | None, reference: QConfig) -> Any:
@@ -60,7 +68,7 @@ def set_output(
 
 def _is_asked(part: Any) -> bool:
     """Did somebody ask for this integer format?"""
-    return part is not None and not is_cast(part) and not part.is_default
+    return part is not None and not is_cast(part) and not is_dynamic(part) and not part.is_default
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -128,7 +136,8 @@ class ModuleNameTemplate(QconfigTemplate):
     Args:
         config_mapping: for each path a format (of the output); ``{"input": ..., "weight": ..., "output": ...}``, where
             `input` may be a list, one for each operand; or ``{"dtype": ..., "threshold": ...}``, which fixes the scale
-            to ``threshold / 128`` in int8 and ``threshold / 32768`` in int16. Both may be dictionaries, too.
+            to ``threshold / 128`` in int8 and ``threshold / 32768`` in int16. Both may be dictionaries, too. A further
+            key ``"dynamic"`` has what `SetDynamicQuantTemplate` takes, for linear layers.
         freeze: let no later rule change it, neither a template nor a correction.
 
     >>> template = ModuleNameTemplate({"": qint8, "head": qint16, "quant": {"dtype": qint16, "threshold": 200.0}})
@@ -142,7 +151,9 @@ class ModuleNameTemplate(QconfigTemplate):
             self._set(view, operator, self.rules[name], qconfig, f"ModuleNameTemplate {name!r}")
 
     def _set(self, view: GraphView, operator: OperatorView, rule: Rule, reference: QConfig, why: str) -> None:
-        if rule.inputs or rule.input_thresholds:
+        if rule.dynamic is not None and getattr(operator.row.qat, "takes_dynamic", False):
+            set_dynamic(view, operator, rule.dynamic, reference, why)
+        elif rule.inputs or rule.input_thresholds:
             set_inputs(view, operator, rule.inputs, rule.input_thresholds, reference, why)
         current = view.qconfig(operator) or reference
         part = current.activation
@@ -247,17 +258,61 @@ class SensitivityTemplate(QconfigTemplate):
 
 
 class SetDynamicQuantTemplate(QconfigTemplate):
-    """Dynamic quantization of operators by type; this version does not have it.
+    """Let linear layers quantize their inputs while the model runs, each row by its own range.
 
-    Raises:
-        NotImplementedError: always.
+    Nothing is calibrated for these inputs. The products are summed in integers, and the result is float32, or float16
+    where it was. Give the template after those that set formats; one that sets the input of a layer takes it back.
+
+    Args:
+        op_kwargs: for each type of layer (`torch.nn.Linear`), ``block_size``, how many values share a scale (``"full"``
+            for all of a row), and ``dim``, the axis: -1, the input features.
+
+    >>> template = SetDynamicQuantTemplate(op_kwargs={nn.Linear: {"block_size": "full", "dim": -1}})
     """
 
     def __init__(self, op_kwargs: Mapping[type, Mapping[str, Any]]) -> None:
-        raise NotImplementedError(
-            "SetDynamicQuantTemplate: dynamic quantization, whose scales are computed while the model runs, is not "
-            "available in this version. Use qint16 or torch.float16 for these operators, with ModuleNameTemplate."
-        )
+        self.op_kwargs = {cls: dict(kwargs) for cls, kwargs in op_kwargs.items()}
+        for cls, kwargs in self.op_kwargs.items():
+            if not isinstance(cls, type) or not issubclass(cls, nn.Linear):
+                name = getattr(cls, "__name__", repr(cls))
+                raise QuantizationConfigError(f"SetDynamicQuantTemplate is for torch.nn.Linear, not for {name}.")
+            unknown = [key for key in kwargs if key not in ("block_size", "dim")]
+            if unknown or kwargs.get("dim", -1) != -1:
+                raise QuantizationConfigError(
+                    f"SetDynamicQuantTemplate: {cls.__name__} takes block_size and dim, which is -1 (the products that "
+                    f"are summed must have one scale); got {kwargs}."
+                )
+            DynamicFakeQuantize(**kwargs)  # says what is wrong
+
+    def apply(self, view: GraphView, qconfig: QConfig) -> None:
+        found = [(operator, kwargs) for operator in view if (kwargs := self._kwargs(operator)) is not None]
+        for operator, kwargs in found:
+            set_dynamic(view, operator, kwargs, qconfig, "SetDynamicQuantTemplate")
+        if not found:
+            names = ", ".join(cls.__name__ for cls in self.op_kwargs)
+            warnings.warn(
+                f"SetDynamicQuantTemplate changes nothing: the quantized part of the model has no {names}.",
+                QuantizationWarning,
+                stacklevel=2,
+            )
+
+    def _kwargs(self, operator: OperatorView) -> dict[str, Any] | None:
+        layer = operator.module.conv if isinstance(operator.module, FusedModule) else operator.module
+        return next((kwargs for cls, kwargs in self.op_kwargs.items() if isinstance(layer, cls)), None)
+
+
+def set_dynamic(
+    view: GraphView, operator: OperatorView, kwargs: Mapping[str, Any], reference: QConfig, why: str
+) -> None:
+    """Let a linear layer quantize its input while the model runs; its result is real."""
+    current = view.qconfig(operator) or reference
+    output, weight = current.activation, current.weight
+    if isinstance(format_of(output), QuantDType):
+        output = FakeCast.with_args(dtype=torch.float32)
+    if not isinstance(format_of(weight), QuantDType):
+        weight = default_weight_8bit_fake_quant
+    part = DynamicFakeQuantize.with_args(**kwargs)
+    view.set(operator, current._replace(activation=output, weight=weight, input=part), why)
 
 
 def get_common_templates() -> list[QconfigTemplate]:
