@@ -34,6 +34,11 @@ from horizon_plugin_pytorch.quantization.qconfig import (
 )
 from horizon_plugin_pytorch import nn  # operators, on top of statistics
 from horizon_plugin_pytorch.quantization.calibration import calibrate
+from horizon_plugin_pytorch.quantization.auto_calibration import auto_calibrate, auto_calibration
+from horizon_plugin_pytorch.quantization.weight_reconstruction import weight_reconstruction
+from horizon_plugin_pytorch.quantization.bias_correction import correct_bias
+from horizon_plugin_pytorch.quantization.bn_reestimation import reestimate_bn
+from horizon_plugin_pytorch.quantization.equalization import equalize
 from horizon_plugin_pytorch.quantization.checkpoint import load_calib_state_dict
 from horizon_plugin_pytorch.quantization.fuse_modules import (
     fuse_conv_shared_modules,
@@ -65,11 +70,14 @@ __all__ = [
     "QconfigSetter",
     "QuantStub",
     "QuantWrapper",
+    "auto_calibrate",
+    "auto_calibration",
     "calibrate",
     "check_model",
     "compare_graphs",
     "convert",
     "convert_fx",
+    "correct_bias",
     "default_8bit_fake_quant",
     "default_calib_8bit_fake_quant_qconfig",
     "default_calib_8bit_weight_16bit_act_fake_quant_qconfig",
@@ -83,6 +91,7 @@ __all__ = [
     "default_qat_8bit_weight_32bit_out_fake_quant_qconfig",
     "default_qat_out_8bit_fake_quant_qconfig",
     "default_weight_8bit_fake_quant",
+    "equalize",
     "explain",
     "fuse_conv_shared_modules",
     "fuse_fx",
@@ -107,7 +116,9 @@ __all__ = [
     "qint8",
     "qint16",
     "reason_of",
+    "reestimate_bn",
     "set_fake_quantize",
     "set_qat_mode",
+    "weight_reconstruction",
 ]
 del nn

@@ -60,15 +60,21 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
     >>> run_batch(nn.ReLU(), (torch.tensor([-1.0]), "label"))
     tensor([0.])
     """
+    args, kwargs = arguments_of(model, batch)
+    return model(*args, **kwargs)
+
+
+def arguments_of(model: nn.Module, batch: Any) -> tuple[tuple, dict[str, Any]]:
+    """The arguments that `run_batch` calls a model with."""
     if isinstance(batch, Mapping):
-        return model(**batch)
+        return (), dict(batch)
     if not isinstance(batch, (tuple, list)):
-        return model(batch)
+        return (batch,), {}
     parameters = inspect.signature(model.forward).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return model(*batch)
+        return tuple(batch), {}
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return model(*batch[: len(positional)])
+    return tuple(batch[: len(positional)]), {}
 
 
 @torch.no_grad()
@@ -137,12 +143,12 @@ def calibrate(
     set_fake_quantize(model, FakeQuantState.VALIDATION)
     if state_file is not None and os.path.exists(state_file) and _rank() == 0:
         os.unlink(state_file)
-    result.scales = {_place(n): q.scale.detach().clone() for n, q in quantizers.items() if q.has_statistics}
-    result.unseen = [_place(n) for n, q in quantizers.items() if not q.has_statistics]
+    result.scales = {place_of(n): q.scale.detach().clone() for n, q in quantizers.items() if q.has_statistics}
+    result.unseen = [place_of(n) for n, q in quantizers.items() if not q.has_statistics]
     return result
 
 
-def _place(name: str) -> str:
+def place_of(name: str) -> str:
     """The module's path rather than that of its fake quantizer; its weight is called so."""
     owner, _, last = name.rpartition(".")
     return owner if last == "activation_post_process" else name
@@ -289,7 +295,7 @@ def _load(quantizers: Mapping[str, FakeQuantize], path: str | os.PathLike) -> in
             observer.restore(statistics)
         except (KeyError, AttributeError) as error:
             raise CalibrationError(
-                f"calibrate: {os.fspath(path)!r} was written with another observer at `{_place(name)}`, which has no "
+                f"calibrate: {os.fspath(path)!r} was written with another observer at `{place_of(name)}`, which has no "
                 f"{error}. Remove it to begin anew."
             ) from error
         if observer.has_statistics:

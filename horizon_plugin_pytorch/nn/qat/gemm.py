@@ -127,6 +127,16 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         """Weight, bias and the weight's scales as the integer form has them."""
         return self.weight, self.bias, self.weight_fake_quant.scale
 
+    @torch.no_grad()
+    def set_deployed(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Write weight and bias so that `deployed` gives these; a layer without bias gets one if it is given."""
+        self.weight.copy_(weight)
+        if bias is not None and self.bias is None:
+            self.bias = nn.Parameter(bias.clone())
+        elif bias is not None:
+            self.bias.copy_(bias)  # type: ignore[union-attr]
+        self.forget_twin()
+
     def observe_weight(self) -> None:
         """Update the weight's scale from the weight."""
         self.weight_fake_quant.observe(self.weight)

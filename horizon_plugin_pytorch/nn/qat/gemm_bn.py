@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.intrinsic import BN_FORMS, by_output, fold, fold_bn, gain_of, rank_for
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, qat_forms, register_fused
@@ -54,6 +54,22 @@ class QATGemmBN(QATGemm):
 
     def deployed(self) -> tuple[Tensor, Tensor | None, Tensor]:
         return *fold(self, self.bn), self._deployed_scale()
+
+    @torch.no_grad()
+    def set_deployed(self, weight: Tensor, bias: Tensor | None) -> None:
+        old_weight, old_bias = fold(self, self.bn)
+        gain = gain_of(self.bn)
+        has_gain = gain.abs() > _SMALLEST_SCALE
+        by_channel = by_output(torch.where(has_gain, gain, 1.0), self)
+        raw = torch.where(by_output(has_gain, self), weight.double() / by_channel, self.weight.double())
+        self.weight.copy_(raw)
+        if bias is None or bool((bias == old_bias).all()):
+            return self.forget_twin()
+        moved = (bias - old_bias).to(old_weight.dtype)
+        if self.bn.bias is None:
+            self.bn.bias = nn.Parameter(torch.zeros_like(moved))
+        self.bn.bias.add_(moved)
+        return self.forget_twin()
 
     def _deployed_scale(self) -> Tensor:
         scale, gain = self.weight_fake_quant.scale, gain_of(self.bn).detach().abs()

@@ -1,0 +1,450 @@
+"""Calibration that finds the observer of each operator by what it does to the model's outputs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization.batches import Process, require_quantizers, take_batches
+from horizon_plugin_pytorch.quantization.calibration import place_of, run_batch
+from horizon_plugin_pytorch.quantization.fake_quantize import (
+    NO_LIMIT,
+    FakeQuantize,
+    FakeQuantState,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.observer_base import ObserverBase
+from horizon_plugin_pytorch.quantization.observer_v2 import (
+    HistogramObserver,
+    KLObserver,
+    MinMaxObserver,
+    MixObserver,
+    MSEObserver,
+    PercentileObserver,
+)
+
+_JUDGED = 4  # batches on which candidates are compared; the result is checked on all
+_SAME = 1e-3  # candidates whose ranges differ by less than this share are one
+_OBSERVERS: dict[str, type[ObserverBase]] = {
+    "percentile": PercentileObserver,
+    "mse": MSEObserver,
+    "kl": KLObserver,
+    "mix": MixObserver,
+    "min_max": MinMaxObserver,
+}
+_CONFIGURED, _CHOSEN = "as configured", "as chosen"
+
+
+@dataclass(frozen=True)
+class AutoChoice:
+    """What was chosen for one tensor.
+
+    Args:
+        tensor: path of the operator, or of its weight's fake quantizer.
+        observer: the candidate that was chosen.
+        scale: its largest scale.
+        before: error of the model's outputs with the first candidate, all earlier operators being quantized.
+        after: the same with the chosen one.
+    """
+
+    tensor: str
+    observer: str
+    scale: float
+    before: float
+    after: float
+
+
+@dataclass
+class AutoCalibrationResult:
+    """What `auto_calibrate` chose; printing it gives a table.
+
+    Errors are ``|quantized - float| / |float|`` of the model's outputs (L2 norms).
+
+    Args:
+        choices: one for each tensor that had a choice, in the order in which the model runs.
+        errors: the whole model's error on all batches: with plain calibration by each candidate, and as chosen.
+        kept: which of `errors` the model was left with.
+        unseen: modules that no batch reached.
+    """
+
+    choices: list[AutoChoice] = field(default_factory=list)
+    errors: dict[str, float] = field(default_factory=dict)
+    kept: str = ""
+    unseen: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        rows = [
+            [c.tensor, c.observer, f"{c.scale:.6g}", f"{c.before:.4%}", f"{c.after:.4%}", _gain(c.before, c.after)]
+            for c in self.choices
+        ]
+        headers = ["tensor", "chosen", "scale", "error with the first", "error", "gain"]
+        table = tabulate(rows, headers=headers, disable_numparse=True)
+        whole = [[name, f"{error:.4%}", "kept" if name == self.kept else ""] for name, error in self.errors.items()]
+        lines = [table, "", tabulate(whole, headers=["whole model", "error", ""], disable_numparse=True)]
+        if self.unseen:
+            lines.append(f"No batch reached: {', '.join(self.unseen)}. They have no scale, and convert refuses them.")
+        return "\n".join(lines)
+
+
+def _gain(before: float, after: float) -> str:
+    return f"{1 - after / before:.1%}" if before > 0 and math.isfinite(before) else ""
+
+
+@torch.no_grad()
+def auto_calibrate(
+    calib_model: nn.Module,
+    batches: Iterable[Any],
+    num_batches: int = 10,
+    batch_process_func: Process | None = None,
+    observer_list: Sequence[str] = ("percentile", "mse", "kl", "min_max"),
+    percentile_list: Sequence[float] | None = None,
+) -> AutoCalibrationResult:
+    """Calibrate a prepared model, choosing the observer of each operator by the error of the model's outputs.
+
+    One pass over the data counts what every tensor holds; all candidate scales come from the counts. Then, operator by
+    operator in the order in which they run, weight and output are quantized, with all earlier operators quantized and
+    the later ones float, and the candidate is kept with which the model's outputs (what its DeQuantStubs give) are
+    closest to float. In the end the whole model is compared with plain calibration by each candidate, on all batches,
+    and the best of all is kept: the result is never worse than choosing one observer by hand.
+
+    The model is left in eval mode and in the VALIDATION state. Scales that are fixed or frozen stay as they are.
+
+    Args:
+        calib_model: from `prepare`, `prepare_qat_fx` or `prepare_qat`; changed in place.
+        batches: a list or tuple of inputs, or a DataLoader.
+        num_batches: how many to use.
+        batch_process_func: makes the model's inputs of what a DataLoader gives.
+        observer_list: candidates: "percentile", "mse", "kl", "mix", "min_max".
+        percentile_list: candidates of "percentile", in percent; 99.99 if not given.
+
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization import QuantWrapper, get_default_qconfig, prepare_qat_fx
+    >>> set_march(March.NASH_E)
+    >>> net = prepare_qat_fx(QuantWrapper(nn.Conv2d(1, 2, 1)), {"": get_default_qconfig()})
+    >>> result = auto_calibrate(net, [torch.randn(1, 1, 8, 8) for _ in range(3)])
+    >>> result.errors[result.kept] == min(result.errors.values())
+    True
+    """
+    quantizers = require_quantizers(calib_model, "auto_calibrate")
+    candidates = _candidates(observer_list, percentile_list)
+    data = take_batches(calib_model, batches, num_batches, batch_process_func, "auto_calibrate")
+    calib_model.eval()
+    tensors = [_Tensor(path, quantizer, candidates) for path, quantizer in quantizers.items()]
+    judge = _Judge(calib_model, data)
+    with judge.watching(), _recording(tensors, judge):
+        set_fake_quantize(calib_model, FakeQuantState.CALIBRATION)
+        judge.run_float()
+    seen = sorted((t for t in tensors if t.positions), key=lambda t: t.order)
+    result = AutoCalibrationResult(unseen=[place_of(t.path) for t in tensors if not t.positions])
+    for tensor in seen:
+        tensor.find_ranges(candidates)
+    set_fake_quantize(calib_model, FakeQuantState._FLOAT)
+    with judge.watching():
+        _choose(seen, judge, result)
+        set_fake_quantize(calib_model, FakeQuantState.VALIDATION)
+        _keep_best(seen, judge, candidates, result)
+    return result
+
+
+auto_calibration = auto_calibrate
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A way of finding a scale."""
+
+    name: str
+    kind: str
+    settings: dict[str, Any]
+
+    def observer(self, like: ObserverBase) -> ObserverBase:
+        """An observer for the same format; all its batches count the same."""
+        made = _OBSERVERS[self.kind](**_format(like), **self.settings)
+        made.batches, made.owner, made.may_be_constant = 0, like.owner, like.may_be_constant
+        return made
+
+
+def _candidates(observers: Sequence[str], percentiles: Sequence[float] | None) -> list[_Candidate]:
+    observers = [observers] if isinstance(observers, str) else list(observers)
+    unknown = [name for name in observers if name not in _OBSERVERS]
+    if unknown or not observers:
+        raise QuantizationConfigError(
+            f"auto_calibrate: observer_list holds some of {', '.join(_OBSERVERS)}, got {', '.join(unknown) or 'none'}."
+        )
+    found = []
+    for name in dict.fromkeys(observers):
+        if name == "percentile" and percentiles:
+            found += [_Candidate(f"percentile {p:g}", name, {"percentile": p}) for p in percentiles]
+        else:
+            found.append(_Candidate(name, name, {}))
+    return found
+
+
+class _Tensor:
+    """A quantized tensor: what was counted, and the ranges to choose from."""
+
+    def __init__(self, path: str, quantizer: FakeQuantize, candidates: Sequence[_Candidate]) -> None:
+        self.path, self.quantizer = path, quantizer
+        self.observer = quantizer.activation_post_process
+        self.order = -1
+        self.positions: dict[int, int] = {}  # by batch, how many operators had ended when it was first seen
+        self.ranges: dict[str, tuple[Tensor, Tensor]] = {}
+        self.is_free = not (quantizer.is_fixed or (quantizer.has_statistics and not self.observer.averaging_constant))
+        # What has a scale for each channel is a weight, the same in every batch: its own observer sees it all.
+        self._counts: HistogramObserver | None = None
+        self._plain = self.observer
+        self._weight: Tensor | None = None
+        self.first = self.chosen = ""
+        self.is_weight = self.observer.is_per_channel
+        if not self.is_weight:
+            self._counts = HistogramObserver(**_format(self.observer), method="min_max")
+            self._plain = candidates[0].observer(self.observer)
+
+    @property
+    def owner(self) -> str:
+        """Path of the operator."""
+        return self.path.rpartition(".")[0]
+
+    def observe(self, x: Tensor, limits: tuple[float, float]) -> None:
+        """Count, and take the range that plain calibration takes."""
+        if not self.is_free:
+            return
+        if self._counts is not None:
+            self._counts.observe(x, *limits)
+        elif self.path.endswith("weight_fake_quant"):
+            self._weight = x
+        self._plain.observe(x, *limits)
+        if self._plain.has_statistics:
+            self.set_range((self._plain.min_val, self._plain.max_val))
+
+    def set_range(self, ends: tuple[Tensor, Tensor]) -> None:
+        """Take a range and its scale."""
+        self.observer.min_val, self.observer.max_val = (end.detach().clone() for end in ends)
+        self.quantizer.refresh_scale()
+
+    def find_ranges(self, candidates: Sequence[_Candidate]) -> None:
+        """Ranges by the candidates' names; the first is that of plain calibration."""
+        if not self.is_free or not self._plain.has_statistics:
+            return
+        self.first = self.chosen = _CONFIGURED if self.is_weight else candidates[0].name
+        self.ranges[self.first] = (self._plain.min_val.clone(), self._plain.max_val.clone())
+        for candidate in candidates:
+            found = candidate.observer(self.observer) if candidate.name != self.first else None
+            if found is not None and self._counts is not None:
+                choose = getattr(found, "choose", None)
+                sketch = self._counts.sketch
+                end = torch.full_like(self.observer.max_val, sketch.largest if choose is None else choose(sketch))
+                self.ranges[candidate.name] = (-end, end)
+            elif found is not None and self._weight is not None and candidate.kind in ("mse", "min_max"):
+                found.observe(self._weight)
+                self.ranges[candidate.name] = (found.min_val, found.max_val)
+
+    def distinct(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The ranges without those that are nearly the same as an earlier one."""
+        kept: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, ends in self.ranges.items():
+            if not any(_is_same(ends, other) for other in kept.values()):
+                kept[name] = ends
+        return kept
+
+
+def _format(like: ObserverBase) -> dict[str, Any]:
+    return {
+        "ch_axis": like.ch_axis, "dtype": like.dtype, "qscheme": like.qscheme, "quant_min": like.quant_min,
+        "quant_max": like.quant_max, "channel_len": like.min_val.numel(), "pow_quantization": like.pow_quantization,
+        "factory_kwargs": {"device": like.min_val.device},
+    }  # fmt: skip
+
+
+def _is_same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
+    one, other = (torch.maximum(low.abs(), high.abs()) for low, high in (a, b))
+    return bool(((one - other).abs() <= _SAME * other).all())
+
+
+class _Judge:
+    """Runs the model and compares its outputs with those of the float model.
+
+    While candidates for an operator are tried on a batch, the operators that run before it give the same every time:
+    they run once, and their results are handed out again.
+    """
+
+    def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
+        self.batches = batches
+        self.batch = 0
+        self.ended = 0  # operators that have ended since the batch began
+        self._model = model
+        self._wanted: list[list[Tensor]] = []
+        self._given: list[Tensor] = []
+        self._results: list[Any] | None = None  # of the operators before the one that is tried
+        self._kept = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Operators hand out their results again, and what DeQuantStubs give is kept."""
+        stubs = [m for m in self._model.modules() if isinstance(m, DeQuantStub)]
+        hooks = [m.register_forward_hook(lambda _m, _a, out: self._given.append(out)) for m in stubs]
+        operators = list(_outermost(self._model))
+        for module in operators:
+            module.__dict__["forward"] = self._replayed(module.forward)
+        try:
+            yield
+        finally:
+            for module in operators:
+                del module.__dict__["forward"]
+            for hook in hooks:
+                hook.remove()
+
+    def _replayed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            position = self.ended
+            if self._results is not None and position < min(self._kept, len(self._results)):
+                out = self._results[position]
+            else:
+                out = forward(*args, **kwargs)
+                if self._results is not None and position < self._kept:
+                    self._results.append(out)
+            self.ended += 1
+            return out
+
+        return run
+
+    def _outputs(self, index: int) -> list[Tensor]:
+        self.batch, self.ended, self._given = index, 0, []
+        out = run_batch(self._model, self.batches[index])
+        found = self._given or pytree.tree_leaves(out)
+        plain = [x.dequantize() if isinstance(x, QTensor) else x for x in found if isinstance(x, Tensor)]
+        return [x for x in plain if x.is_floating_point()]
+
+    def run_float(self) -> None:
+        """Keep the outputs of the model as it is: calibration computes in float."""
+        self._wanted = [self._outputs(index) for index in range(len(self.batches))]
+        if not all(self._wanted):
+            raise CalibrationError("auto_calibrate: the model gives no float tensor; put a DeQuantStub at its outputs.")
+
+    def errors(
+        self, tries: Sequence[Callable[[], None]], among: Sequence[int], positions: dict[int, int] | None = None
+    ) -> list[float]:
+        """The error of the outputs after each of the tries.
+
+        Args:
+            tries: change the model.
+            among: which batches.
+            positions: by batch, how many operators run before what the tries change.
+        """
+        sums = torch.zeros(len(tries), 2, max(len(w) for w in self._wanted), dtype=torch.float64)
+        for index in among:
+            self._results, self._kept = [], (positions or {}).get(index, 0)
+            for number, change in enumerate(tries):
+                change()
+                outputs = self._outputs(index)
+                for place, wanted in enumerate(self._wanted[index]):
+                    sums[number, :, place] += _compare(outputs, place, wanted)
+        self._results = None
+        shares = sums[:, 0] / sums[:, 1].clamp(min=1e-30)
+        return shares.mean(1).sqrt().nan_to_num(math.inf).tolist()
+
+
+def _compare(outputs: list[Tensor], place: int, wanted: Tensor) -> Tensor:
+    """Squared difference and squared norm; outputs whose number or shape is another are infinitely far."""
+    fits = place < len(outputs) and outputs[place].shape == wanted.shape
+    difference = (outputs[place] - wanted).double().square().sum() if fits else torch.tensor(math.inf)
+    return torch.stack([difference.cpu().double(), wanted.double().square().sum().cpu()])
+
+
+def _outermost(model: nn.Module) -> Iterator[QATModule]:
+    """QAT modules that are not inside another; each once."""
+    inside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, QATModule) and id(module) not in inside:
+            inside.update(map(id, module.modules()))
+            yield module
+
+
+@contextmanager
+def _recording(tensors: Sequence[_Tensor], judge: _Judge) -> Iterator[None]:
+    """Fake quantizers report to their `_Tensor` instead of to their observer."""
+    count = itertools.count()
+
+    def report_to(tensor: _Tensor) -> Callable[..., None]:
+        def observe(x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
+            if not tensor.positions:
+                tensor.order = next(count)
+            tensor.positions.setdefault(judge.batch, judge.ended)
+            tensor.observe(x, limits)
+
+        return observe
+
+    for tensor in tensors:
+        tensor.quantizer.__dict__["observe"] = report_to(tensor)
+    try:
+        yield
+    finally:
+        for tensor in tensors:
+            del tensor.quantizer.__dict__["observe"]
+
+
+def _choose(tensors: Sequence[_Tensor], judge: _Judge, result: AutoCalibrationResult) -> None:
+    """Quantize operator by operator, each with the ranges that serve the outputs best."""
+    step = math.ceil(len(judge.batches) / _JUDGED)
+    among = range(0, len(judge.batches), step)
+    operators: dict[str, list[_Tensor]] = {}
+    for tensor in tensors:
+        operators.setdefault(tensor.owner, []).append(tensor)
+    for members in tqdm(operators.values(), desc="auto_calibrate", disable=None):
+        for tensor in members:
+            tensor.quantizer.set_state(FakeQuantState.VALIDATION)
+        positions = {i: min(t.positions[i] for t in members if i in t.positions) for i in among if _is_met(members, i)}
+        reached = list(positions)
+        for tensor in members:
+            ranges = tensor.distinct()
+            if len(ranges) < 2 or not reached:
+                continue
+            errors = judge.errors([_setting(tensor, ends) for ends in ranges.values()], reached, positions)
+            best = errors.index(min(errors))
+            tensor.chosen = list(ranges)[best]
+            tensor.set_range(ranges[tensor.chosen])
+            scale = float(tensor.quantizer.scale.max())
+            result.choices.append(AutoChoice(place_of(tensor.path), tensor.chosen, scale, errors[0], errors[best]))
+
+
+def _is_met(members: Sequence[_Tensor], batch: int) -> bool:
+    return any(batch in tensor.positions for tensor in members)
+
+
+def _setting(tensor: _Tensor, ends: tuple[Tensor, Tensor]) -> Callable[[], None]:
+    return lambda: tensor.set_range(ends)
+
+
+def _keep_best(
+    tensors: Sequence[_Tensor], judge: _Judge, candidates: Sequence[_Candidate], result: AutoCalibrationResult
+) -> None:
+    """Compare the whole model as chosen with plain calibration by each candidate, and leave the best."""
+    free = [tensor for tensor in tensors if tensor.ranges]
+
+    def setting(names: Sequence[str]) -> Callable[[], None]:
+        def change() -> None:
+            for tensor, name in zip(free, names, strict=True):
+                tensor.set_range(tensor.ranges[name])
+
+        return change
+
+    ways = {_CHOSEN: [t.chosen for t in free]}
+    ways |= {c.name: [c.name if c.name in t.ranges and not t.is_weight else t.first for t in free] for c in candidates}
+    errors = judge.errors([setting(names) for names in ways.values()], range(len(judge.batches)))
+    result.errors = dict(zip(ways, errors, strict=True))
+    result.kept = min(result.errors, key=result.errors.__getitem__)
+    setting(ways[result.kept])()

@@ -1,0 +1,92 @@
+"""Bias correction: what rounding moves on average, the bias takes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.quantization.batches import Process, take_batches
+from horizon_plugin_pytorch.quantization.layers import LayerCall, LayerWalk, output_of, relative_error
+
+
+@dataclass(frozen=True)
+class CorrectedLayer:
+    """What was done to one layer.
+
+    Args:
+        layer: its path.
+        before, after: relative error of its output.
+    """
+
+    layer: str
+    before: float
+    after: float
+
+
+@dataclass
+class BiasCorrectionResult:
+    """What `correct_bias` did, in the order in which the layers run; printing it gives a table."""
+
+    layers: list[CorrectedLayer] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        rows = [[r.layer, f"{r.before:.4%}", f"{r.after:.4%}"] for r in self.layers]
+        return tabulate(rows, headers=["layer", "error before", "error after"], disable_numparse=True)
+
+
+@torch.no_grad()
+def correct_bias(
+    calib_model: nn.Module, batches: Iterable[Any], batch_process_func: Process | None = None
+) -> BiasCorrectionResult:
+    """Move the biases of a calibrated model so that every layer's mean output is that of the float model.
+
+    Layers are treated in the order in which they run, on the inputs that they get in the quantized model; a layer whose
+    error this does not lessen keeps its bias. A layer without bias gets one.
+
+    Args:
+        calib_model: calibrated; changed in place, and left in eval mode and in the VALIDATION state.
+        batches: a list or tuple of inputs, or a DataLoader; all are used.
+        batch_process_func: makes the model's inputs of what a DataLoader gives.
+
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization import QuantWrapper, calibrate, get_default_qconfig, prepare_qat_fx
+    >>> set_march(March.NASH_E)
+    >>> net = prepare_qat_fx(QuantWrapper(nn.Linear(16, 4)), {"": get_default_qconfig()})
+    >>> data = [torch.rand(32, 16) for _ in range(4)]
+    >>> _ = calibrate(net, data)
+    >>> row = correct_bias(net, data).layers[0]
+    >>> row.after <= row.before
+    True
+    """
+    data = take_batches(calib_model, batches, None, batch_process_func, "correct_bias")
+    walk = LayerWalk(calib_model, data, "correct_bias")
+    result = BiasCorrectionResult()
+    for path, layer in tqdm(walk.layers.items(), desc="correct_bias", disable=None):
+        result.layers.append(_correct(path, layer, walk.calls(path)))
+    return result
+
+
+def _correct(path: str, layer: QATGemm, calls: Sequence[LayerCall]) -> CorrectedLayer:
+    weight, bias, scale = layer.deployed()
+    rounded = layer.weight_fake_quant.round_weight(weight, scale)
+    missing = [_channel_means(call.wanted - output_of(layer, call, rounded, bias), weight) for call in calls]
+    moved = torch.stack(missing).mean(0)
+    corrected = moved if bias is None else bias + moved
+    before, after = (relative_error(layer, calls, rounded, b) for b in (bias, corrected))
+    if after >= before:
+        return CorrectedLayer(path, before, before)
+    layer.set_deployed(weight, corrected)
+    return CorrectedLayer(path, before, after)
+
+
+def _channel_means(x: Tensor, weight: Tensor) -> Tensor:
+    """The mean of each output channel, the last axis of a Linear, the one before the positions of a convolution."""
+    channel = x.dim() - weight.dim() + 1
+    return x.mean([axis for axis in range(x.dim()) if axis != channel])

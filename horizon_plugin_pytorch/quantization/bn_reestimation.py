@@ -1,0 +1,92 @@
+"""New statistics for batch normalisation, measured on data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from tqdm import tqdm
+
+from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.quantization.batches import Process, take_batches
+from horizon_plugin_pytorch.quantization.calibration import run_batch
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+
+
+@torch.no_grad()
+def reestimate_bn(model: nn.Module, batches: Iterable[Any], batch_process_func: Process | None = None) -> list[str]:
+    """Replace the running statistics of all batch norms by the means over batches, each of which counts the same.
+
+    In a float model, before it is prepared: statistics of the data as they are in deployment, without augmentation and
+    without the lag of a moving average. In a prepared model whose batch norms are kept (`QATMode.WithBN`,
+    `QATMode.WithBNReverseFold`), after calibration or training: statistics of what the rounded weights and inputs give.
+    Scales, modes and states stay as they are.
+
+    Args:
+        model: changed in place.
+        batches: a list or tuple of inputs, or a DataLoader; all are used. Statistics need batches of some size.
+        batch_process_func: makes the model's inputs of what a DataLoader gives.
+
+    Returns:
+        paths of the batch norms.
+
+    >>> net = nn.Sequential(nn.BatchNorm1d(1))
+    >>> reestimate_bn(net, [torch.tensor([[2.0], [4.0]]), torch.tensor([[4.0], [6.0]])])
+    ['0']
+    >>> net[0].running_mean
+    tensor([4.])
+    """
+    norms = {path: m for path, m in model.named_modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+    quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
+    if not norms:
+        raise QuantizationConfigError(
+            "reestimate_bn: the model has no batch norm with running statistics"
+            + (
+                "; prepare folds them away unless `set_qat_mode(QATMode.WithBN)` is called before."
+                if quantizers
+                else "."
+            )
+        )
+    if any(q.is_quantizing and not q.has_statistics for q in quantizers):
+        raise CalibrationError("reestimate_bn: some modules have no scale; calibrate the model before.")
+    data = take_batches(model, batches, None, batch_process_func, "reestimate_bn")
+    with _measuring(model, list(norms.values()), quantizers):
+        for batch in tqdm(data, desc="reestimate_bn", disable=None):
+            run_batch(model, batch)
+    return list(norms)
+
+
+@contextmanager
+def _measuring(model: nn.Module, norms: list[_BatchNorm], quantizers: list[FakeQuantize]) -> Iterator[None]:
+    """Only batch norms train; the rest rounds, with its scales as they are."""
+    modes = [(m, m.training) for m in model.modules()]
+    momenta = [norm.momentum for norm in norms]
+    switches = [(q, q.is_observing, q.is_quantizing, q.activation_post_process.averaging_constant) for q in quantizers]
+    model.eval()
+    for norm in norms:
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None  # type: ignore[assignment] # the mean of all batches
+    # Exact integers need fixed statistics, so this is the training route; nothing new is averaged into a range.
+    set_fake_quantize(model, FakeQuantState.QAT)
+    for quantizer in quantizers:
+        quantizer.activation_post_process.averaging_constant = 0.0
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for quantizer, observes, quantizes, constant in switches:
+            quantizer.enable_observer(observes)
+            quantizer.enable_fake_quant(quantizes)
+            quantizer.activation_post_process.averaging_constant = constant
+        for module, _ in modes:
+            forget = getattr(module, "forget_twin", None)
+            if forget is not None:
+                forget()

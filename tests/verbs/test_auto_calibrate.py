@@ -1,0 +1,251 @@
+"""`auto_calibrate`: never worse than one observer by hand, on every kind of prepared model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    QuantWrapper,
+    auto_calibrate,
+    auto_calibration,
+    calibrate,
+    convert_fx,
+    get_default_qconfig,
+    prepare,
+    prepare_qat,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.auto_calibration import _Judge
+from tests.models import shake_norms
+
+
+class Net(nn.Module):
+    """Channels of different size, a sum, a function with a table, two outputs, and values that are rarely large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.second_dequant = QuantStub(), DeQuantStub(), DeQuantStub()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.body = nn.Conv2d(8, 8, 3, padding=1)
+        self.head, self.gate, self.side = (nn.Conv2d(8, 4, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(self.quant(x))
+        x = (self.body(x) + x).relu()
+        return self.dequant(self.head(x) * self.gate(x).sigmoid()), self.second_dequant(self.side(x))
+
+
+def batches(count: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.randn(4, 3, 10, 10, generator=generator) for _ in range(count)]
+    for index, batch in enumerate(made):
+        batch.view(-1)[index * 7] = 30.0  # what min_max falls for
+    return made
+
+
+def float_net() -> nn.Module:
+    torch.manual_seed(0)
+    net = shake_norms(Net()).eval()
+    with torch.no_grad():
+        net.stem[0].weight[0] *= 20
+    return net
+
+
+QCONFIG = {"": get_default_qconfig()}
+
+
+def by_tracing(**kwargs) -> nn.Module:
+    return prepare_qat_fx(float_net(), {"": get_default_qconfig(**kwargs)})
+
+
+def by_running(**kwargs) -> nn.Module:
+    qconfig = {"": get_default_qconfig(**kwargs)}
+    return prepare(float_net(), (batches()[0],), qconfig_dict=qconfig, out_dir=None)
+
+
+class Eager(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.second(self.first(self.quant(x))))
+
+
+def eager(**kwargs) -> nn.Module:
+    torch.manual_seed(0)
+    net = Eager().eval()
+    net.qconfig = get_default_qconfig(**kwargs)
+    return prepare_qat(net)
+
+
+def error(model: nn.Module, data: list[Tensor]) -> float:
+    """As the table has it: relative error, mean over the outputs."""
+
+    def outputs(state: FakeQuantState) -> list[Tensor]:
+        set_fake_quantize(model, state)
+        made = [model(batch) for batch in data]
+        parts = [out if isinstance(out, tuple) else (out,) for out in made]
+        return [torch.cat(part).double() for part in zip(*parts, strict=True)]
+
+    with torch.no_grad():
+        found, wanted = outputs(FakeQuantState.VALIDATION), outputs(FakeQuantState._FLOAT)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    shares = [float((a - b).square().sum() / b.square().sum()) for a, b in zip(found, wanted, strict=True)]
+    return (sum(shares) / len(shares)) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        (by_tracing, "percentile"),
+        (by_running, "mse"),
+        *((eager, o) for o in ("percentile", "min_max", "mse", "kl", "mix")),
+    ],
+)
+def test_never_worse_than_plain_calibration_with_the_first_observer(make, first) -> None:
+    data = batches()
+    others = [name for name in ("mse", "min_max", "percentile") if name != first]
+    plain = make(activation_observer=first)
+    calibrate(plain, data, patience=0)
+    model = make()
+    result = auto_calibrate(model, data, observer_list=(first, *others))
+    assert error(model, data) <= error(plain, data) * (1 + 1e-9)
+    assert result.errors[first] == pytest.approx(error(plain, data), rel=1e-6)  # the table's row is the plain one
+    assert result.errors[result.kept] == pytest.approx(error(model, data), rel=1e-6)
+    assert result.errors[result.kept] == min(result.errors.values())
+    assert not result.unseen
+
+
+class Opposites(nn.Module):
+    """Large values that mean nothing, because a sigmoid follows, and large values that are all that matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(scale=1 / 64), DeQuantStub()
+        self.gate, self.value = nn.Conv2d(1, 4, 1), nn.Conv2d(1, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        return self.dequant(self.gate(x).sigmoid() + self.value(x))
+
+
+def test_it_helps_where_one_observer_for_all_does_not_fit() -> None:
+    torch.manual_seed(0)
+    net = Opposites().eval()
+    nn.init.constant_(net.gate.weight, 30.0)
+    data = [torch.randn(2, 1, 16, 16).pow(3).mul(4).round().clamp(-127, 127) / 64 for _ in range(4)]  # on the grid
+    model = prepare(net, (data[0],), qconfig_dict=QCONFIG, out_dir=None)
+    result = auto_calibrate(model, data, percentile_list=[90.0, 99.0])
+    plain = [e for name, e in result.errors.items() if name != "as chosen"]
+    assert result.errors["as chosen"] < 0.8 * min(plain) and result.kept == "as chosen"
+    assert len({choice.observer for choice in result.choices}) > 1
+    text = str(result)
+    assert "gate" in text and "weight_fake_quant" in text and "gain" in text and "kept" in text
+
+
+def test_operators_are_chosen_in_the_order_in_which_they_run_and_no_choice_is_worse() -> None:
+    result = auto_calibrate(by_tracing(), batches())
+    names = [choice.tensor for choice in result.choices]
+    order = [names.index(n) for n in ("quant", "stem.0.weight_fake_quant", "stem.0", "head.weight_fake_quant")]
+    assert order == sorted(order)
+    assert all(choice.after <= choice.before for choice in result.choices)
+
+
+def test_operators_before_the_one_that_is_tried_do_not_run_again_and_nothing_changes_by_it(monkeypatch) -> None:
+    calls: list[str] = []
+    errors, forward = _Judge.errors, QATGemm.forward
+
+    def counted(self, *args, **kwargs):
+        calls.append(self.path)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(QATGemm, "forward", counted)
+    found = auto_calibrate(by_running(), batches(2)).choices
+    count = len(calls)
+    calls.clear()
+    monkeypatch.setattr(_Judge, "errors", lambda self, tries, among, positions=None: errors(self, tries, among))
+    assert auto_calibrate(by_running(), batches(2)).choices == found
+    assert count < 0.75 * len(calls)
+
+
+def test_a_loader_with_labels_and_the_other_name() -> None:
+    images = torch.cat(batches())
+    loader = DataLoader(TensorDataset(images, torch.arange(len(images))), batch_size=4, shuffle=True)
+    result = auto_calibration(
+        by_tracing(), loader, num_batches=2, batch_process_func=lambda b: b[0] * 2, percentile_list=[99.9, 99.99]
+    )
+    assert list(result.errors) == ["as chosen", "percentile 99.9", "percentile 99.99", "mse", "kl", "min_max"]
+
+
+def test_fixed_and_frozen_scales_stay_and_the_model_converts() -> None:
+    net = float_net()
+    net.quant = QuantStub(scale=1 / 32)
+    model = prepare_qat_fx(net, QCONFIG)
+    frozen = model.head.activation_post_process
+    frozen.set_qparams(0.25)
+    frozen.activation_post_process.averaging_constant = 0.0
+    result = auto_calibrate(model, batches())
+    assert float(model.quant.activation_post_process.scale) == 1 / 32
+    assert float(frozen.scale) == 0.25
+    assert not {"quant", "head"} & {choice.tensor for choice in result.choices}
+    data = batches()[0]
+    with torch.no_grad():
+        for a, b in zip(model(data), convert_fx(model)(data), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_the_chosen_range_is_the_observers_so_that_training_goes_on_from_it() -> None:
+    model = by_tracing()
+    auto_calibrate(model, batches())
+    for quantizer in (model.quant.activation_post_process, model.head.weight_fake_quant):
+        scale = quantizer.scale.clone()
+        quantizer.refresh_scale()
+        assert torch.equal(quantizer.scale, scale)
+
+
+def test_int16_and_learned_scales() -> None:
+    for qconfig in (
+        get_default_qconfig(activation_qkwargs={"dtype": "qint16"}),
+        get_default_qconfig(activation_fake_quant="lsq", weight_fake_quant="lsq"),
+    ):
+        model = prepare_qat_fx(float_net(), {"": qconfig})
+        result = auto_calibrate(model, batches(2))
+        assert result.errors[result.kept] < 0.15
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(QuantizationConfigError, match="no fake quantizers"):
+        auto_calibrate(nn.ReLU(), batches())
+    with pytest.raises(QuantizationConfigError, match="observer_list.*got entropy"):
+        auto_calibrate(by_tracing(), batches(), observer_list=["entropy"])
+    with pytest.raises(QuantizationConfigError, match=r"give \[batch\]"):
+        auto_calibrate(by_tracing(), batches()[0])
+    with pytest.raises(QuantizationConfigError, match="no batches"):
+        auto_calibrate(by_tracing(), [])
+
+
+def test_a_model_whose_layer_no_batch_reaches_says_so() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor, other: bool = False) -> Tensor:
+            return self.unused(x) if other else self.used(x)
+
+    net = QuantWrapper(Branch()).eval()
+    net.qconfig = get_default_qconfig()
+    model = prepare_qat(net)
+    result = auto_calibrate(model, batches())
+    assert "module.unused" in result.unseen and "No batch reached" in str(result)
