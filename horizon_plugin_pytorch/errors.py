@@ -60,7 +60,7 @@ class ExportError(HorizonError, RuntimeError):
 
 
 class CalibrationError(HorizonError, RuntimeError):
-    """Calibration could not go on."""
+    """Calibration could not go on, or a scale is not a number."""
 
 
 class CalibrationWarning(UserWarning):

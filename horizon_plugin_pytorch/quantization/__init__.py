@@ -9,7 +9,12 @@ from horizon_plugin_pytorch.quantization.observer import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.quantization.fake_quantize import (
+    FakeQuantize,
+    FakeQuantState,
+    freeze_qat_module,
+    set_fake_quantize,
+)
 from horizon_plugin_pytorch.quantization.stubs import DeQuantStub, QuantStub, QuantWrapper
 from horizon_plugin_pytorch.quantization.qconfig import (
     QConfig,
@@ -93,6 +98,7 @@ __all__ = [
     "default_weight_8bit_fake_quant",
     "equalize",
     "explain",
+    "freeze_qat_module",
     "fuse_conv_shared_modules",
     "fuse_fx",
     "fuse_known_modules",

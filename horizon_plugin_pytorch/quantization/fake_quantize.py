@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,13 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
+from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.observer import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
+from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 NO_LIMIT = (-math.inf, math.inf)
@@ -84,7 +86,7 @@ def grid_edges(
     high: int,
     limits: tuple[float, float] = NO_LIMIT,
     saturate: bool = True,
-) -> tuple[Any, tuple[int, int], tuple[Any, Any] | None]:
+) -> tuple[Any, tuple[Any, Any], tuple[Any, Any] | None]:
     """The step as `x` can be divided by it, the outermost integers, and the open interval that passes gradients."""
     step: Any
     if scale.numel() > 1:
@@ -92,9 +94,10 @@ def grid_edges(
         shape[ch_axis] = -1
         step = scale.reshape(shape)
     else:
-        step = float(scale) if x.device.type == "cpu" else scale
+        step = scale if is_asynchronous(x) else float(scale)
     lower: Any = -math.inf
     upper: Any = math.inf
+    ends: tuple[Any, Any] = (low, high)
     if saturate:
         # The value that set the scale lies at 127.5 steps and rounds to the last integer: it must keep its gradient,
         # so the open interval that passes gradients ends a little beyond the outermost integers.
@@ -102,9 +105,9 @@ def grid_edges(
     if limits != NO_LIMIT:
         lower = _tighter(lower, limits[0], max)
         upper = _tighter(upper, limits[1], min)
-        low, high = integer_limits(scale, low, high, limits)
+        ends = (_limits_later if is_asynchronous(x) else integer_limits)(scale, low, high, limits)
     has_edges = saturate or limits != NO_LIMIT
-    return step, (low, high), (lower, upper) if has_edges else None
+    return step, ends, (lower, upper) if has_edges else None
 
 
 def round_to_grid(
@@ -141,6 +144,7 @@ class FakeQuantize(nn.Module):
     tensor([-50,  15, 127], dtype=torch.int8)
     """
 
+    enabled: ClassVar[bool] = True  # `utils.quant_switch.GlobalFakeQuantSwitch`
     fake_quant_enabled: Tensor
     observer_enabled: Tensor
     scale: Tensor
@@ -232,12 +236,12 @@ class FakeQuantize(nn.Module):
     @property
     def is_observing(self) -> bool:
         """Does it observe?"""
-        return self._flag("observer_enabled")
+        return FakeQuantize.enabled and self._flag("observer_enabled")
 
     @property
     def is_quantizing(self) -> bool:
         """Does it round?"""
-        return self._flag("fake_quant_enabled")
+        return FakeQuantize.enabled and self._flag("fake_quant_enabled")
 
     @property
     def is_exact(self) -> bool:
@@ -247,6 +251,11 @@ class FakeQuantize(nn.Module):
     def set_owner(self, path: str) -> None:
         """The module's path in the model, for messages."""
         self.activation_post_process.owner = path
+
+    def check_nan(self, x: Tensor | None = None) -> None:
+        """Raise where values or the scale are NaN, if `fake_quantize_base.check_nan_scale` asks for it."""
+        if fake_quantize_base.check_nan_scale is not None:
+            fake_quantize_base.check(self.activation_post_process.owner, self.scale, x)
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
         """Round to the grid, or not."""
@@ -267,7 +276,7 @@ class FakeQuantize(nn.Module):
     def set_state(self, state: FakeQuantState) -> None:
         """Observe and quantize as the state says."""
         observes, quantizes = _SWITCHES[state]
-        if self.is_observing and self.activation_post_process.finish():
+        if self._flag("observer_enabled") and self.activation_post_process.finish():
             self.refresh_scale()
         self.enable_observer(observes)
         self.enable_fake_quant(quantizes)
@@ -362,6 +371,7 @@ class FakeQuantize(nn.Module):
         """
         if type(x) is not Tensor:
             x = x.as_subclass(Tensor)
+        self.check_nan(x)
         if not self.gather(x) and self.is_observing and not self._keeps_range:
             self.observe(x, limits)
         if self.is_quantizing and self._gathered is None:
@@ -369,12 +379,13 @@ class FakeQuantize(nn.Module):
         else:
             out = x if limits == NO_LIMIT else clamped(x, limits, owned)
         result = real_qtensor(out, self.current_scale(), self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
-        if limits != NO_LIMIT:
+        if limits != NO_LIMIT and not (self.is_observing and is_asynchronous(x)):  # only exact integers use the range
             result.set_range(*integer_limits(self.scale.detach(), self.quant_min, self.quant_max, limits))
         return result
 
     def weight(self, weight: Tensor) -> Tensor:
         """Observe weights and round them as the state says; an ordinary tensor comes back."""
+        self.check_nan(weight)
         if self.is_observing:
             self.observe(weight)
         return self.round_weight(weight) if self.is_quantizing else weight
@@ -387,12 +398,14 @@ class FakeQuantize(nn.Module):
         """
         scale = self.scale if scale is None else scale
         # Weights rarely leave their range; where none does, the gradient needs no mask.
-        saturate = self.saturate and not self._covers(weight, scale)
+        saturate = self.saturate and not self.covers(weight, scale)
         return round_to_grid(weight, scale, self.ch_axis, self.quant_min, self.quant_max, saturate=saturate)
 
     @torch.no_grad()
-    def _covers(self, x: Tensor, scale: Tensor) -> bool:
-        """Does every value lie where the gradient passes?"""
+    def covers(self, x: Tensor, scale: Tensor) -> bool:
+        """Is it known that every value lies where the gradient passes? On a GPU a mask is cheaper than to ask."""
+        if is_asynchronous(x):
+            return False
         if scale.numel() > 1:
             x = x.transpose(0, self.ch_axis).flatten(1)
             smallest, largest = x.amin(1), x.amax(1)
@@ -533,7 +546,7 @@ class DynamicFakeQuantize(nn.Module):
         """The nearest values of the slices' grids; gradients pass straight through."""
         if isinstance(x, QTensor):
             x = x.dequantize()
-        if not self.is_quantizing:
+        if not (self.is_quantizing and FakeQuantize.enabled):
             return x
         parts = []
         for part in x.split(self.size_of_block(x.shape[self.dim]), self.dim):
@@ -548,6 +561,14 @@ class DynamicFakeQuantize(nn.Module):
 def is_dynamic(part: Any) -> bool:
     """Does this part of a qconfig make a `DynamicFakeQuantize`?"""
     return isinstance(part, Partial) and isinstance(part.cls, type) and issubclass(part.cls, DynamicFakeQuantize)
+
+
+def _limits_later(scale: Tensor, low: int, high: int, limits: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """`integer_limits` as tensors, without waiting for the device."""
+    step = scale.detach().amax().double()
+    lower = (limits[0] / step).round_().clamp_(low, high)
+    upper = (limits[1] / step).round_().clamp_(low, high)
+    return lower.to(scale.dtype), torch.maximum(lower, upper).to(scale.dtype)
 
 
 @contextmanager
@@ -592,6 +613,22 @@ def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
         forget = getattr(module, "forget_twin", None)
         if forget is not None:
             forget()
+
+
+def freeze_qat_module(model: nn.Module) -> None:
+    """Keep a model, or a part of it, as it is while the rest trains: weights, scales and batch-norm statistics.
+
+    It is put into eval mode and the VALIDATION state, and its parameters want no gradient any more. Call it after
+    ``model.train()`` and ``set_fake_quantize(model, FakeQuantState.QAT)``, which would undo a part of it, and before
+    the model goes into DistributedDataParallel or an optimizer.
+
+    >>> backbone = FakeQuantize()
+    >>> freeze_qat_module(backbone)
+    >>> backbone.is_observing, backbone.training
+    (False, False)
+    """
+    model.eval().requires_grad_(False)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
 
 
 default_8bit_fake_quant = FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, dtype=qint8)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, FakeQuantize, grid_edges
+from horizon_plugin_pytorch.quantization.cache import Cache
+from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, FakeQuantize, grid_edges, round_to_grid
+from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 
@@ -18,7 +20,7 @@ class _Learned(torch.autograd.Function):
 
     With ``y`` the result and ``gx`` the gradient that x gets (that of y inside the range, else 0), the scale's gradient
     is ``(sum(gy * y) - sum(gx * x)) / s`` (LSQ), and without the rounding part ``(sum(gy * y) - sum(gx * y)) / s``
-    (PACT): two dot products, and nothing of the tensor's size is made.
+    (PACT): two dot products, and for one scale nothing of the tensor's size is made.
     """
 
     @staticmethod
@@ -44,7 +46,7 @@ class _Learned(torch.autograd.Function):
             moved = _dot(grad, y) - _dot(to_x, inside)
         else:
             axes = [d for d in range(x.dim()) if scale.shape[d] == 1]
-            moved = ((grad * y).sum(axes, keepdim=True) - (to_x * inside).sum(axes, keepdim=True)).to(scale.dtype)
+            moved = torch.mul(grad, y).addcmul_(to_x, inside, value=-1).sum(axes, keepdim=True).to(scale.dtype)
         return to_x, (moved.reshape(scale.shape) / scale).mul_(ctx.factor), None, None, None, None, None
 
 
@@ -80,22 +82,25 @@ class LearnableFakeQuantize(FakeQuantize):
         scale = self._buffers.pop("scale")
         self.scale = nn.Parameter(scale, requires_grad=not self.is_fixed)  # type: ignore[assignment, arg-type]
         self._good = self.scale.detach().clone()
+        self._checked = Cache()
 
     def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
         if not (self.is_quantizing and self.has_statistics):  # once there is a scale, training has it
             super().observe(x, limits)
 
     def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> Tensor:
-        return self._learned(x, self.sound_scale(), limits)
+        return self._learned(x, self.sound_scale(), limits, self.saturate)
 
     def round_weight(self, weight: Tensor, scale: Tensor | None = None) -> Tensor:
-        return self._learned(weight, self.sound_scale() if scale is None else scale, NO_LIMIT)
+        scale = self.sound_scale() if scale is None else scale
+        return self._learned(weight, scale, NO_LIMIT, self.saturate and not self.covers(weight, scale))
 
-    def _learned(self, x: Tensor, scale: Tensor, limits: tuple[float, float]) -> Tensor:
-        if not scale.requires_grad:
-            return super().round(x, limits)
+    def _learned(self, x: Tensor, scale: Tensor, limits: tuple[float, float], saturate: bool) -> Tensor:
+        if not scale.requires_grad or self.is_exact:  # in the VALIDATION state scales stay as they are
+            scale = scale.detach()
+            return round_to_grid(x, scale, self.ch_axis, self.quant_min, self.quant_max, limits, saturate)
         step, ends, edges = grid_edges(
-            x, scale.detach(), self.ch_axis, self.quant_min, self.quant_max, limits, self.saturate
+            x, scale.detach(), self.ch_axis, self.quant_min, self.quant_max, limits, saturate
         )
         factor = 1.0
         if self.use_grad_scaling:
@@ -103,16 +108,19 @@ class LearnableFakeQuantize(FakeQuantize):
         shaped = scale if scale.numel() == 1 else scale.reshape(step.shape)
         return _Learned.apply(x, shaped, step, ends, edges, factor, self._is_clip)
 
-    @torch.no_grad()
     def sound_scale(self) -> Tensor:
         """The scale, mended if a step of the optimizer has left it negative, too small, or no number."""
-        scale = self.scale
-        if bool(((scale >= _SMALLEST) & (scale <= _LARGEST)).all()):
-            self._good = scale.detach().clone()
-            return scale
-        good = self._good.to(scale.device).expand_as(scale)
-        scale.copy_(torch.where(scale.isfinite(), scale.abs().clamp(_SMALLEST, _LARGEST), good))
-        return scale
+        self._checked.get((self.scale,), self._mend)
+        return self.scale
+
+    @torch.no_grad()
+    def _mend(self) -> bool:
+        scale = self.scale.detach()  # shares its count of writes, unlike `data`
+        if is_asynchronous(scale) or not bool(((scale >= _SMALLEST) & (scale <= _LARGEST)).all()):
+            good = self._good.to(scale.device).expand_as(scale)
+            scale.copy_(torch.where(scale.isfinite(), scale.abs().clamp(_SMALLEST, _LARGEST), good))
+        self._good = scale.clone()
+        return True
 
     def current_scale(self) -> Tensor:
         self.sound_scale()

@@ -230,7 +230,7 @@ class ObserverBase(nn.Module):
 
     def _can_wait(self, x: Tensor) -> bool:
         """Can it be taken in without waiting for an accelerator? The first batch cannot."""
-        return _is_asynchronous(x) and not self._needs_values and self._has_range and x.numel() > 0
+        return is_asynchronous(x) and not self._needs_values and self._has_range and x.numel() > 0
 
     def _range_later(self, x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
         """The range, without looking at it; where it is not finite, the range so far."""
@@ -351,6 +351,6 @@ def _plain(x: Tensor) -> Tensor:
     return x.detach() if type(x) is Tensor else x.detach().as_subclass(Tensor)
 
 
-def _is_asynchronous(x: Tensor) -> bool:
+def is_asynchronous(x: Tensor) -> bool:
     """Is the tensor on a device that computes while Python goes on, so that to look at a value is to wait for it?"""
     return x.device.type != "cpu"

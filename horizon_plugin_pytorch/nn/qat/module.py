@@ -97,6 +97,8 @@ class QATModule(PlacedModule):
             call: what to call instead of the twin itself, given the twin.
             trained: the training route, evaluated only if a gradient is wanted.
         """
+        for quantizer in self.fake_quantizers():
+            quantizer.check_nan()
         with torch.no_grad():
             twin = self.twin()
             integers = [_as_integers(x, self.place, self.takes_real) for x in inputs]

@@ -1,0 +1,43 @@
+"""Finding the module at which values or scales stop being numbers.
+
+    from horizon_plugin_pytorch.quantization import fake_quantize_base
+
+    fake_quantize_base.check_nan_scale = "forward"
+
+From then on the first module whose values or scale hold NaN raises `CalibrationError` with its path, in every state.
+Observers leave out NaN and go on with a warning, and trained scales mend themselves, so that without the check NaN
+shows up in the loss only. The check looks at every value and waits for a GPU: for a search, not for training. ``None``,
+the default, costs nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+
+check_nan_scale: str | None = None
+
+
+@torch.no_grad()
+def check(path: str, scale: Tensor, values: Tensor | None = None) -> None:
+    """Raise if `check_nan_scale` asks for it and the values or the scale of the fake quantizer at `path` hold NaN."""
+    if check_nan_scale is None:
+        return
+    if check_nan_scale != "forward":
+        raise QuantizationConfigError(f'check_nan_scale must be None or "forward", got {check_nan_scale!r}.')
+    place = f"`{path}`" if path else "a fake quantizer outside of a prepared model"
+    if values is not None and (count := int(values.isnan().sum())):
+        raise CalibrationError(
+            f"{place}: {count} of the {values.numel()} values that reach it are NaN; modules before it had none. Look "
+            "at what computes them: a division by zero, a logarithm or root of a negative number, an overflow in "
+            "float16, or weights that a step of the optimizer left as NaN."
+        )
+    if not bool((scale.isfinite() & (scale > 0)).all()):
+        bad = scale[~(scale.isfinite() & (scale > 0))]
+        raise CalibrationError(
+            f"{place}: its scale is {float(bad[0])}, while the values that reach it are numbers. A step of the "
+            "optimizer (a smaller learning rate for scales, clipped gradients), a checkpoint, or a direct write left "
+            "it so; calibrate anew or load the last good checkpoint."
+        )
