@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, caller, calli
 from horizon_plugin_pytorch.fx.chance import BY_CHANCE, by_chance
 from horizon_plugin_pytorch.fx.recording import CASTS, as_call, is_write, operator_name, row_of_call
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
-from horizon_plugin_pytorch.nn.placed import OwnCalls
+from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls
 from horizon_plugin_pytorch.qtensor import QTensor, become, interceptor, set_interceptor
 
 
@@ -179,7 +179,7 @@ class Dispatcher:
             return NotImplemented
         variant = self._variant(variants, call, site)
         module = self.resolve(variant.path)
-        if isinstance(module, nn.Identity):  # fused into another module
+        if isinstance(module, FusedAway):
             return module(call.args[0])
         run = module if call.method is None else getattr(module, call.method)
         given = variant.computed(call) if getattr(module, "takes_weight", False) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import OperatorInputError, at
+from horizon_plugin_pytorch.errors import OperatorInputError, at, is_user_code
 from horizon_plugin_pytorch.nn.half_tensor import marked, unmarked
 from horizon_plugin_pytorch.qtensor import interceptor
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
@@ -60,7 +61,26 @@ class OwnCalls:
     is_functional: bool = False
 
 
-class PlacedModule(nn.Module):
+class Successor(nn.Module):
+    """A module that takes the place of one of the user's, and is of that one's class to the user's forward.
+
+    A forward may ask ``isinstance(layer, nn.Conv2d)`` or ``layer.__class__``, and must get the answer it got in float.
+    Everybody else, and ``type(layer)``, gets the real class.
+    """
+
+    written_as: type | None = None  # the class of the module that it takes the place of
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        is_asked = interceptor() is not None and is_user_code(sys._getframe(1).f_code.co_filename)
+        return self.__dict__.get("written_as", type(self)) if is_asked else type(self)
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:
+        vars(object)["__class__"].__set__(self, cls)
+
+
+class PlacedModule(Successor):
     """A module with its path and, where it is known, the line of the user's model that calls it.
 
     >>> import torch
@@ -136,6 +156,20 @@ class PlacedModule(nn.Module):
             f"`{type(self).__name__}` {self.place} cannot run on inputs of shapes {shapes}: "
             f"{str(error).rstrip('.')}. Check what reaches this place of the model."
         )
+
+
+class FusedAway(PlacedModule):
+    """What is left of a module that is fused into another: it gives back its argument."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self.of_call()
+        return nn.Module.__call__(self, *args, **kwargs) if module is self else module(*args, **kwargs)
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+    def _get_name(self) -> str:
+        return "Identity"
 
 
 def placed(method: Callable[..., Any]) -> Callable[..., Any]:

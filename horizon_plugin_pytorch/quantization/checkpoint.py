@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.nn.placed import FusedAway
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.own_scales import completed
 
@@ -112,7 +113,7 @@ def _is_fused(model: nn.Module, path: str) -> bool:
     parts = path.split(".")
     for start in range(len(parts)):
         with contextlib.suppress(AttributeError):
-            return type(model.get_submodule(".".join(parts[start:]))) is nn.Identity
+            return isinstance(model.get_submodule(".".join(parts[start:])), (nn.Identity, FusedAway))
     return False
 
 

@@ -22,12 +22,13 @@ from horizon_plugin_pytorch.errors import (
 )
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.fx.call_site import CallSite, ScopeHooks, scoped_modules
+from horizon_plugin_pytorch.fx.children import hide_added
 from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu
 from horizon_plugin_pytorch.fx.recording import float_casts, record_runs
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
-from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.placed import FusedAway, PlacedModule
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
@@ -197,6 +198,7 @@ def _prepare_by_running(
     march = require_march("prepare")
     require_float(model, "prepare")
     copied = plain_weights(plain_transformers(copy_model(model, "prepare")))
+    children = {path: set(module._modules) for path, module in copied.named_modules()}
     own = OwnScales.of(own_scales, copied, "prepare")
     split_aliases(copied, own)
     graph, runs = record_runs(copied, args, kwargs)
@@ -216,6 +218,7 @@ def _prepare_by_running(
     dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed, casts)
     for path, module in scoped:
         ScopeHooks(path, dispatcher).attach(module)
+        hide_added(module, children.get(own.original(path), ()))
     _guard(captured, dispatcher)
     _link_stubs(captured)
     report_mismatches(copied)
@@ -249,7 +252,7 @@ def _guard(captured: Any, dispatcher: Dispatcher) -> None:
     for node in captured.graph.nodes:
         called.add(called_path(captured, node))
         modules = {path: captured.get_submodule(path) for path in node.meta.get("members", ())}
-        group = tuple(path for path, m in modules.items() if path == node.target or isinstance(m, nn.Identity))
+        group = tuple(path for path, m in modules.items() if path == node.target or isinstance(m, FusedAway))
         for index, path in enumerate(group):
             steps.setdefault(path, []).append(FusedStep(group, index, source_line(node.stack_trace)))
     for path, of_path in steps.items():

@@ -342,7 +342,7 @@ def test_a_batch_norm_of_each_level_stays_out_of_the_shared_weights(method: str,
     for factor, norm in enumerate(model.norms, 1):
         nn.init.constant_(norm.weight, factor)
     own = calibrate(_prepare(model, True, method), LEVELS)
-    assert not isinstance(own.norms[1], nn.Identity) and torch.equal(own.head.weight, model.head.weight)
+    assert repr(own.norms[1]) != "Identity()" and torch.equal(own.head.weight, model.head.weight)
     assert max(_errors(model, own)) < 0.03
     _assert_one_arithmetic(own, tmp_path)
 

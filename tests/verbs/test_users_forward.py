@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.placed import FusedAway
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
@@ -109,7 +110,7 @@ class InLists(Net):
 
 def test_modules_in_plain_containers_are_the_ones_in_the_tree(tmp_path):
     qat = _prepared(InLists)
-    assert qat.layers[0] is qat.conv and qat._rest["act"][0] is qat.relu and type(qat.bn) is nn.Identity
+    assert qat.layers[0] is qat.conv and qat._rest["act"][0] is qat.relu and type(qat.bn) is FusedAway
     quantized = convert(qat)
     assert quantized.layers[0] is quantized.conv is not qat.conv
     _goes_all_the_way(qat, tmp_path)
@@ -242,7 +243,7 @@ def test_normalised_weights_are_folded_into_the_layer(normed, method):
         wanted = model(X)
     qat = prepare(model, (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None).eval()
     assert list(dict(model.named_parameters())) == names  # the caller's model is as it was
-    assert type(qat.get_submodule("1")).__name__ == "ConvReLU2d" and type(qat.get_submodule("2")) is nn.Identity
+    assert type(qat.get_submodule("1")).__name__ == "ConvReLU2d" and repr(qat.get_submodule("2")) == "Identity()"
     assert isinstance(qat.get_submodule("1").weight, nn.Parameter)
     set_fake_quantize(qat, FakeQuantState.CALIBRATION)
     assert torch.allclose(qat(X), wanted, atol=1e-5)
@@ -258,4 +259,119 @@ class ReadsWeight(Net):
 
 def test_a_weight_that_is_read_again_is_not_changed_by_folding():
     qat = _prepared(ReadsWeight)  # compares with float
-    assert type(qat.bn) is not nn.Identity
+    assert type(qat.bn) is not FusedAway
+
+
+class Layers(Net):
+    """The forward asks what its layers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.SiLU())
+
+
+class AsksKind(Layers):
+    def body(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            assert not isinstance(layer, nn.Identity)
+            if isinstance(layer, nn.Conv2d):
+                x = F.pad(x, (1, 1, 1, 1))
+            x = layer(x)
+            if isinstance(layer, (nn.ReLU, nn.BatchNorm2d)):
+                x = x * 0.5
+        return x
+
+
+class AsksName(Layers):
+    def body(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if layer.__class__.__name__ == "ReLU" or layer.__class__ is nn.SiLU:
+                x = x + 1
+        return x
+
+
+@pytest.mark.parametrize("cls", [AsksKind, AsksName])
+def test_a_forward_that_asks_what_a_layer_is_gets_the_answer_of_float(cls, tmp_path):
+    qat = _prepared(cls)
+    _goes_all_the_way(qat, tmp_path)
+    assert not isinstance(qat.layers[2], nn.ReLU)  # nobody else does
+    copy.deepcopy(qat)
+    assert type(pickle.loads(pickle.dumps(qat)).layers[1]) is FusedAway
+
+
+class Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(super().forward(x)) + x
+
+
+class Loops(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self[-1](self[0](x))
+        for i in range(len(self)):
+            y = self[i](y)
+        for layer in self:
+            y = layer(y)
+        return torch.cat([x, y], 1)[:, :4]
+
+
+class Lists(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for layer in self.children():
+            y = layer(y)
+        for _, layer in self.named_children():
+            y = layer(y)
+        for name in self._modules:
+            y = self._modules[name](y)
+        return y * len([m for m in self.modules() if isinstance(m, nn.Conv2d)])
+
+
+class Branches(nn.ModuleDict):
+    def forward(self, x: Tensor) -> Tensor:
+        y = [branch(x) for branch in self.values()]
+        assert list(self) == list(self.keys()) == [name for name, _ in self.items()] == ["a", "b"]
+        return y[0] * y[1]
+
+
+def _layers() -> tuple[nn.Module, ...]:
+    return nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Residual(*_layers()),
+        lambda: Loops(*_layers()),
+        lambda: Lists(*_layers()),
+        lambda: Branches({"a": nn.Conv2d(4, 4, 1), "b": nn.Conv2d(4, 4, 1)}),
+    ],
+)
+def test_a_forward_that_lists_its_children_meets_only_its_own(make, tmp_path):
+    class Listing(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = make()
+
+        def body(self, x: Tensor) -> Tensor:
+            return self.conv(self.block(x))
+
+    qat = _prepared(Listing)
+    generated = [name for name, _ in qat.block.named_children() if name.startswith("_generated_")]
+    assert generated and any(key.startswith(f"block.{generated[0]}.") for key in qat.state_dict())
+    _goes_all_the_way(qat, tmp_path)
+    again = copy.deepcopy(qat)
+    assert torch.equal(again(X), qat(X)) and all(not m.training for m in again.modules())
+
+
+def test_frozen_layers_stay_frozen_after_folding():
+    class Frozen(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            for p in (*self.conv.parameters(), *self.bn.parameters()):
+                p.requires_grad_(False)
+
+        def body(self, x: Tensor) -> Tensor:
+            return self.relu(self.bn(self.conv(x)))
+
+    assert not any(p.requires_grad for p in _prepared(Frozen).parameters())

@@ -53,7 +53,8 @@ def fold_bn(layer: Any, bn: Any) -> Any:
     out._parameters = dict(layer._parameters)
     weight, bias = fold(layer, bn)
     out._parameters["weight"] = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
-    out._parameters["bias"] = nn.Parameter(bias)
+    shifts = [p for p in (layer.bias, bn.weight, bn.bias) if p is not None]
+    out._parameters["bias"] = nn.Parameter(bias, requires_grad=any(p.requires_grad for p in shifts))
     rank = rank_for(layer, bn)
     if rank is not None:
         out.input_rank = rank

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.errors import at, is_package_code, is_torch_code, is_user_code
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import March
-from horizon_plugin_pytorch.nn.placed import PlacedModule, listening
+from horizon_plugin_pytorch.nn.placed import FusedAway, PlacedModule, listening
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.choice import reason_of
@@ -184,7 +184,7 @@ def operators_of(model: nn.Module) -> dict[str, nn.Module]:
 
     def visit(parent: nn.Module, prefix: str) -> None:
         for name, child in parent.named_children():
-            if id(child) in seen or isinstance(child, nn.Identity):
+            if id(child) in seen or isinstance(child, (nn.Identity, FusedAway)):
                 continue
             seen.add(id(child))
             if type(child) is not nn.Module and is_leaf(child):  # a bare Module only holds others

@@ -6,6 +6,7 @@ from collections import Counter
 
 from torch import fx, nn
 
+from horizon_plugin_pytorch.nn.placed import FusedAway
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales
@@ -156,7 +157,8 @@ def fuse_graph(
     still_called = {called_path(model, node) for node in model.graph.nodes}
     for path in replaced:
         if path not in still_called:
-            _set_module(model, path, nn.Identity().train(model.training))
+            left = nn.Identity() if isinstance(model, fx.GraphModule) else FusedAway()  # which the user's forward calls
+            _set_module(model, path, left.train(model.training))
     after = dict(model.named_modules())
     replace_references(model, ((old, after[path]) for path, old in before.items() if path in after))
     if isinstance(model, fx.GraphModule):  # in a recorded graph everything was computed

@@ -22,7 +22,7 @@ from horizon_plugin_pytorch.fx.dispatch import OwnForward
 from horizon_plugin_pytorch.fx.recording import LoggedCall
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, scope_of
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
-from horizon_plugin_pytorch.nn.placed import OwnCalls, PlacedModule
+from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.quantization.choice import Choice
@@ -309,10 +309,6 @@ def _call_sites(model: Any, plan: _Plan, runs: Iterable[list[LoggedCall]]) -> di
 # -- after the other passes
 
 
-class FusedAway(PlacedModule, nn.Identity):
-    """What is left of a module whose first call is fused into another."""
-
-
 def finish(model: Any, root: nn.Module, own: OwnScales) -> None:
     """Let the modules of all calls have the same weights, and find each other.
 
@@ -380,7 +376,7 @@ def _tie_relocated(model: Any, root: nn.Module, own: OwnScales) -> None:
     for layer, place in layers.items():
         first = own.weights(layer)
         owner = places.get(first, first)
-        if first == layer or owner == place or isinstance(root.get_submodule(place), nn.Identity):
+        if first == layer or owner == place or isinstance(root.get_submodule(place), (nn.Identity, FusedAway)):
             continue
         _tie(root.get_submodule(owner), root.get_submodule(place))
         if own.original(layer) != layer and own.owner(place) != owner:
@@ -389,8 +385,6 @@ def _tie_relocated(model: Any, root: nn.Module, own: OwnScales) -> None:
 
 def _redirect(root: nn.Module, path: str, calls: OwnCalls) -> None:
     module: Any = root.get_submodule(path)
-    if isinstance(module, nn.Identity):
-        module.__class__ = FusedAway  # the same object: the model may keep it in lists of its own
     if isinstance(module, PlacedModule):
         module.own_calls = calls
     elif not is_leaf(module):

@@ -11,7 +11,7 @@ _INTERNAL = frozenset(vars(nn.Module()))  # what torch keeps of a module
 
 
 def keep_attributes(new: nn.Module, old: nn.Module) -> nn.Module:
-    """Let `new` answer what `old` answers: its public attributes that are neither tensors nor modules.
+    """Let `new` answer what `old` answers: its public attributes that are neither tensors nor modules, and its class.
 
     They are ordinary entries of the instance, so copies and pickles have them, and the state_dict has not.
 
@@ -22,6 +22,7 @@ def keep_attributes(new: nn.Module, old: nn.Module) -> nn.Module:
         is_internal = name.startswith("_") or name == "qconfig" or isinstance(value, (Tensor, nn.Module))
         if not is_internal and not hasattr(new, name):
             new.__dict__[name] = value
+    new.__dict__["written_as"] = vars(old).get("written_as", type(old))
     return new
 
 
