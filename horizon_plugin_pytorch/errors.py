@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import warnings
 
 import torch
 
@@ -41,6 +43,10 @@ class QuantizationConfigError(HorizonError, ValueError):
 
 class FusionError(HorizonError, ValueError):
     """The modules to fuse do not form a pattern that the BPU fuses."""
+
+
+class CheckpointError(HorizonError, ValueError):
+    """A state dict cannot be loaded into a prepared model."""
 
 
 class CheckError(HorizonError, RuntimeError):
@@ -77,6 +83,14 @@ class TableWarning(UserWarning):
 
 class QuantizationWarning(UserWarning):
     """Something in the prepared model deserves a look."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn, and point to the line of the user's code that called the package, however deep the warning comes from."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and not is_user_code(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def is_user_code(file: str) -> bool:

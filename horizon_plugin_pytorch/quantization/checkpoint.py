@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.errors import CalibrationWarning, CheckpointError, QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.placed import FusedAway
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.own_scales import completed
@@ -19,7 +21,9 @@ from horizon_plugin_pytorch.quantization.passes.own_scales import completed
 _QUANTIZER = re.compile(r"(?:(?P<owner>.*?)\.)?(?P<part>activation_post_process|weight_fake_quant)\.(?P<buffer>.+)")
 _PARTS = {"activation_post_process": "output", "weight_fake_quant": "weight"}
 _SWITCHES = (".fake_quant_enabled", ".observer_enabled")
-_WRAPPERS = ("module.", "_orig_mod.")  # DataParallel and DistributedDataParallel; torch.compile
+# DataParallel and DistributedDataParallel; torch.compile; and one around the other.
+_WRAPPERS = ("module._orig_mod.", "_orig_mod.module.", "module.", "_orig_mod.")
+_CALL = re.compile(r"_call_\d+_*(?=\.|$)")  # what `own_scales` adds to the names of further calls
 _SHOWN = 40  # modules of a section that a message names
 
 ByModule = dict[str, tuple[str, ...]]
@@ -34,7 +38,9 @@ class StateDictMismatch:
         unexpected_quantization: those that only the state dict has.
         missing_parameters, unexpected_parameters: the same for the model's own parameters and buffers.
         fused_parameters: what the state dict has for modules that `prepare` fused with others.
+        joined_calls: modules with one scale whose calls have own scales in the state dict, with the names of these.
         is_float: has the state dict no scale at all?
+        is_foreign: has it no entry of the model at all?
         wrapper: the prefix, such as ``module.``, that all keys of one of the two have and those of the other lack.
 
     >>> print(StateDictMismatch(missing_quantization={"head.conv": ("output", "weight")}))
@@ -48,13 +54,15 @@ class StateDictMismatch:
     missing_parameters: ByModule = field(default_factory=dict)
     unexpected_parameters: ByModule = field(default_factory=dict)
     fused_parameters: ByModule = field(default_factory=dict)
+    joined_calls: ByModule = field(default_factory=dict)
     is_float: bool = False
+    is_foreign: bool = False
     wrapper: str = ""
 
     def __bool__(self) -> bool:
         return any((
             self.missing_quantization, self.unexpected_quantization, self.missing_parameters,
-            self.unexpected_parameters, self.fused_parameters, self.wrapper,
+            self.unexpected_parameters, self.fused_parameters, self.joined_calls, self.wrapper,
         ))  # fmt: skip
 
     def __str__(self) -> str:
@@ -65,6 +73,10 @@ class StateDictMismatch:
                 "the wrapped model itself (`wrapped.module.state_dict()`) into the model itself; load_calib_state_dict "
                 "takes either."
             )
+        if self.is_foreign:
+            others = [*self.unexpected_parameters, *self.unexpected_quantization]
+            has = f"it has `{'`, `'.join(others[:4])}`" if any(others) else "it has no parameters of modules"
+            return f"the checkpoint has no entry of this model, and nothing was loaded: {has}. Is it the right file?"
         lines = []
         if self.is_float:
             lines.append(
@@ -78,6 +90,8 @@ class StateDictMismatch:
              {} if self.is_float else self.missing_quantization),
             ("unexpected quantization parameters (this model does not quantize it: deployment logic that is left float "
              "now, or logic that is not deployed and was quantized then)", self.unexpected_quantization),
+            ("calls with own scales in the checkpoint, and one scale here, which covers the ranges of all (own_scales, "
+             "as in the checkpoint, would keep them apart)", self.joined_calls),
             ("parameters of modules that `prepare` fused with others, and lost here (load a float checkpoint into "
              "the float model, and prepare that)", self.fused_parameters),
             (f"missing parameters ({into}the forward that was prepared is not the one of the checkpoint)",
@@ -141,14 +155,18 @@ def _mismatch(model: nn.Module, missing: Collection[str], unexpected: Collection
         found = _QUANTIZER.fullmatch(key)
         return found is not None and f"{key[: found.start('buffer')]}scale" not in scales
 
+    calls = _joined_calls(model.state_dict().keys(), unexpected)
+    joined = {call for names in calls.values() for call in names}
+    unexpected = [key for key in unexpected if not any(key.startswith(f"{call}.{_ACTIVATION}") for call in joined)]
     missing_scales, missing_parameters = _split(key for key in missing if not is_detail(key))
     extra_scales, extra = _split(key for key in unexpected if not is_detail(key))
     fused = {path: names for path, names in extra.items() if path and _is_fused(model, path)}
     own = {path: names for path, names in extra.items() if path not in fused}
     quantizers = {m for m in model.modules() if isinstance(m, FakeQuantize)}
     lacking = [key for key in missing if key.endswith(".scale") and _QUANTIZER.fullmatch(key)]
-    is_float = bool(quantizers) and len(lacking) >= len(quantizers) and not extra_scales
-    return StateDictMismatch(missing_scales, extra_scales, missing_parameters, own, fused, is_float)
+    is_foreign = len(missing) >= len(model.state_dict()) > 0
+    is_float = bool(quantizers) and len(lacking) >= len(quantizers) and not extra_scales and not is_foreign
+    return StateDictMismatch(missing_scales, extra_scales, missing_parameters, own, fused, calls, is_float, is_foreign)
 
 
 def compare_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> StateDictMismatch:
@@ -160,7 +178,7 @@ def compare_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> State
     >>> compare_state_dict(nn.Linear(1, 1), {"weight": 0, "quant.activation_post_process.scale": 1})
     StateDictMismatch(missing_quantization={}, unexpected_quantization={'quant': ('output',)},
                       missing_parameters={'': ('bias',)}, unexpected_parameters={}, fused_parameters={},
-                      is_float=False, wrapper='')
+                      joined_calls={}, is_float=False, is_foreign=False, wrapper='')
     """
     mine, theirs = model.state_dict().keys(), state_dict.keys()
     given = completed(model, state_dict)  # weights, and scales where there are none, of all calls of shared modules
@@ -172,6 +190,7 @@ def report_mismatches(model: nn.Module) -> None:
 
     `load_state_dict` gives and raises what it always does; a warning that names modules comes before.
     """
+    model.register_load_state_dict_pre_hook(_before_loading)
     model.register_load_state_dict_post_hook(_report)
 
 
@@ -181,19 +200,118 @@ _REPORTED = "load_state_dict: the checkpoint does not fit the prepared model"
 def _report(model: nn.Module, keys: Any) -> None:
     mismatch = _mismatch(model, keys.missing_keys, keys.unexpected_keys)
     if mismatch and any(isinstance(m, FakeQuantize) for m in model.modules()):  # not one that was converted since
-        warnings.warn(f"{_REPORTED}:\n{mismatch}", QuantizationWarning, stacklevel=4)
+        warn(f"{_REPORTED}:\n{mismatch}", QuantizationWarning)
+    converted = {m: name for name, m in model.named_modules() if isinstance(m, FakeQuantize) and m.is_converted}
+    if converted:
+        names = [m.activation_post_process.owner or name for m, name in converted.items()]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        warn(
+            f"the checkpoint's scales are those of another format in {len(names)} places; they were computed anew from "
+            f"the checkpoint's ranges: {', '.join(names[:_SHOWN])}{more}. `load_observer_params` does the same.",
+            CalibrationWarning,
+        )
+
+
+def _before_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Refuse what is no state of a prepared model, and join the ranges of calls that have one scale here."""
+    if not any(isinstance(m, FakeQuantize) for m in model.modules()):
+        return
+    own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+    _check(own)
+    for path, calls in _joined_calls(model.state_dict().keys(), own).items():
+        state_dict.update({prefix + key: value for key, value in _join(own, path, calls).items()})
+
+
+def _check(state_dict: Mapping[str, Any]) -> None:
+    """Insist on a state dict that a prepared model can have.
+
+    Raises:
+        CheckpointError: for that of a converted model, for one inside another dictionary, and for impossible scales.
+    """
+    tensors = {key: value for key, value in state_dict.items() if isinstance(value, Tensor)}
+    inner = [key for key, value in state_dict.items() if isinstance(value, Mapping) and _has_tensors(value)]
+    if inner and not tensors:
+        raise CheckpointError(f"the checkpoint has its tensors in {inner[0]!r}: load `checkpoint[{inner[0]!r}]`.")
+    integers = [
+        key.removesuffix(".weight")
+        for key, value in tensors.items()
+        if key.endswith("weight") and not value.is_floating_point() and f"{key}_scale" in tensors
+    ]
+    if integers:
+        raise CheckpointError(
+            f"the checkpoint is of a converted model: the weights of `{'`, `'.join(integers[:4])}` are integers, and a "
+            "prepared model has real ones. Load the checkpoint of the calibrated or trained model, before `convert`."
+        )
+    scales = {key: value for key, value in tensors.items() if key.endswith(".scale") and _QUANTIZER.fullmatch(key)}
+    wrong = [key for key, value in scales.items() if not bool((value > 0).all() & torch.isfinite(value).all())]
+    if wrong:
+        raise CheckpointError(
+            f"the checkpoint has scales that are not positive numbers: {', '.join(wrong[:6])}"
+            f"{f' and {len(wrong) - 6} more' if len(wrong) > 6 else ''}. Calibration or training broke before it was "
+            "saved; look for NaN in the data or the loss."
+        )
+
+
+def _has_tensors(state_dict: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, Tensor) for value in state_dict.values())
+
+
+_ACTIVATION = "activation_post_process."
+
+
+def _joined_calls(model_keys: Collection[str], keys: Iterable[str]) -> ByModule:
+    """Modules with one scale whose calls have own scales among `keys`: the names of these calls."""
+    end = f".{_ACTIVATION}scale"
+    owners = [key.removesuffix(end) for key in keys if key.endswith(end) and _CALL.search(key)]
+    if not owners:
+        return {}
+    known = {key.removesuffix(end) for key in model_keys if key.endswith(end)}
+    places = {path.replace(".", "_"): path for path in known}  # copies of `heads.0` are called `heads_0_call_1`
+    found: dict[str, tuple[str, ...]] = {}
+    for owner in owners:
+        parts = _CALL.sub("", owner).split(".")
+        names = ((".".join(parts[:i]), ".".join(parts[i:])) for i in range(len(parts)))
+        around, path = next(
+            ((a, places[n.replace(".", "_")]) for a, n in names if n.replace(".", "_") in places), ("", "")
+        )
+        if path and owner.removeprefix(f"{around}.") not in known:
+            place = f"{around}.{path}" if around else path
+            found[place] = (*found.get(place, ()), owner)
+    return found
+
+
+def _join(state_dict: Mapping[str, Any], path: str, calls: Iterable[str]) -> dict[str, Any]:
+    """The activation's entries of a module that cover the ranges of several calls."""
+    parts = []
+    for name in (path, *calls):
+        prefix = f"{name}.{_ACTIVATION}"
+        parts.append({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
+    parts = [part for part in parts if isinstance(part.get("scale"), Tensor)]
+    low, high = f"{_ACTIVATION}min_val", f"{_ACTIVATION}max_val"
+    observed = [p for p in parts if low in p and high in p and bool((p[low].isfinite() & p[high].isfinite()).all())]
+    if observed:
+        joined = dict(max(observed, key=lambda p: float(torch.maximum(p[low].abs(), p[high].abs()).max())))
+        joined[low] = torch.stack([p[low] for p in observed]).amin(0)
+        joined[high] = torch.stack([p[high] for p in observed]).amax(0)
+        # A scale that is many times larger is that of a narrower format.
+        near = [p["scale"] for p in observed if float(p["scale"].max()) < 16 * float(joined["scale"].max())]
+        joined["scale"] = torch.stack(near).amax(0)
+    else:
+        joined = dict(max(parts, key=lambda p: float(p["scale"].max())))
+    return {f"{path}.{_ACTIVATION}{name}": value for name, value in joined.items()}
 
 
 def _rewrapped(model_keys: Collection[str], state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state dict with the prefix of a wrapper removed or added, as the model has it."""
+    """The state dict with the prefix of a wrapper removed or added, whichever fits the model best."""
+    known, best = set(model_keys), state_dict
     for prefix in _WRAPPERS:
-        has_model = all(key.startswith(prefix) for key in model_keys)
-        has_state = all(key.startswith(prefix) for key in state_dict)
-        if has_state and not has_model:
-            return {key.removeprefix(prefix): value for key, value in state_dict.items()}
-        if has_model and not has_state:
-            return {f"{prefix}{key}": value for key, value in state_dict.items()}
-    return state_dict
+        for changed in (
+            {key.removeprefix(prefix): value for key, value in state_dict.items()},
+            {f"{prefix}{key}": value for key, value in state_dict.items()},
+        ):
+            if len(known.intersection(changed)) > len(known.intersection(best)):
+                best = changed
+    return best
 
 
 def load_calib_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) -> StateDictMismatch:
@@ -212,6 +330,12 @@ def load_calib_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) ->
     >>> bool(load_calib_state_dict(model, calibrated.state_dict())), float(model[0].scale)
     (False, 0.5)
     """
+    if not isinstance(state_dict, Mapping):
+        hint = "call its `state_dict()`" if isinstance(state_dict, nn.Module) else "give the dictionary of tensors"
+        if isinstance(state_dict, (str, os.PathLike)):
+            hint = f"load it first: `torch.load({str(state_dict)!r}, weights_only=True)`"
+        raise TypeError(f"load_calib_state_dict takes a state dict, got {type(state_dict).__name__}: {hint}.")
+    _check(state_dict)
     own = model.state_dict()
     state_dict = _rewrapped(own.keys(), state_dict)
     mismatch = compare_state_dict(model, state_dict)
@@ -220,5 +344,5 @@ def load_calib_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) ->
         warnings.filterwarnings("ignore", re.escape(_REPORTED), QuantizationWarning)  # it is told below
         model.load_state_dict({**state_dict, **kept}, strict=False)
     if mismatch:
-        warnings.warn(f"load_calib_state_dict:\n{mismatch}", QuantizationWarning, stacklevel=2)
+        warn(f"load_calib_state_dict:\n{mismatch}", QuantizationWarning)
     return mismatch

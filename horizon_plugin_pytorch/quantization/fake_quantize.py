@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
-from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.cache import Cache
@@ -180,6 +179,7 @@ class FakeQuantize(nn.Module):
         self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
         self._known = {name: Cache() for name in ("fake_quant_enabled", "observer_enabled", "scale")}
         self._was_set = False
+        self.is_converted = False  # did the scale of the last checkpoint belong to another format?
         if self.is_fixed:
             self.refresh_scale()
 
@@ -316,6 +316,20 @@ class FakeQuantize(nn.Module):
             self._store_scale(source.scale.detach().to(self.scale.device) * ratio)
         self._was_set = True
 
+    def join_statistics(self, sources: Sequence[FakeQuantize]) -> None:
+        """Take the range that covers those of several others, such as the calls of one module."""
+        known = [source for source in sources if source.has_statistics]
+        if self.is_fixed or not known:
+            return
+        widest = max(known, key=lambda source: float(source.scale.max()) * source.activation_post_process.half_range)
+        self.copy_statistics(widest)
+        observers = [source.activation_post_process for source in known if not source.is_fixed]
+        mine = self.activation_post_process
+        for other in observers:
+            if other.has_statistics and other.min_val.shape == mine.min_val.shape:
+                mine.min_val = torch.minimum(mine.min_val, other.min_val.to(mine.min_val.device))
+                mine.max_val = torch.maximum(mine.max_val, other.max_val.to(mine.max_val.device))
+
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero point from the observer."""
         return self.activation_post_process.calculate_qparams()
@@ -423,6 +437,7 @@ class FakeQuantize(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         scale = state_dict.get(prefix + "scale")
+        self.is_converted = False
         if isinstance(scale, Tensor):
             if scale.shape != self.scale.shape:
                 self._resize(scale)
@@ -445,13 +460,7 @@ class FakeQuantize(nn.Module):
         if ratio.numel() and any(bool(((ratio * f - 1).abs() < 1e-3).all()) for f in (factor, 1 / factor)):
             with torch.no_grad():
                 self._store_scale(expected.to(self.scale.device))
-            warnings.warn(
-                f"`{self.activation_post_process.owner or prefix}` is {self.dtype}, but the checkpoint's scale is that "
-                "of another format; it was computed anew from the checkpoint's range. `load_observer_params` does "
-                "the same without this warning.",
-                CalibrationWarning,
-                stacklevel=2,
-            )
+            self.is_converted = True
 
 
 def clamped(x: Tensor, limits: tuple[float, float], owned: bool) -> Tensor:

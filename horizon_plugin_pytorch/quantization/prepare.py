@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any
@@ -19,6 +18,7 @@ from horizon_plugin_pytorch.errors import (
     UnsupportedOperatorError,
     at,
     source_line,
+    warn,
 )
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.fx.call_site import CallSite, ScopeHooks, scoped_modules
@@ -157,11 +157,7 @@ def prepare(
         try:
             inspect_model(prepared, _as_args(example_inputs), out_dir, example_kw_inputs)
         except CheckError as error:
-            warnings.warn(
-                f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.",
-                QuantizationWarning,
-                stacklevel=2,
-            )
+            warn(f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.", QuantizationWarning)
     return prepared
 
 

@@ -39,7 +39,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -48,7 +47,7 @@ from typing import Any
 import torch
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Kind
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
@@ -136,11 +135,10 @@ def apply_setters(view: GraphView, setters: Any) -> None:
                 "called with them first."
             )
     if len(view) and all(view.is_fixed(operator) for operator in view):
-        warnings.warn(
+        warn(
             "qconfig attributes of the model decide every operator, and the setter changes nothing. Remove the "
             "attributes (`del model.qconfig`), or do not give a setter.",
             QuantizationWarning,
-            stacklevel=3,
         )
     for setter in reversed(given):
         setter.apply(view)
@@ -190,12 +188,11 @@ class HighPrecisionOutputTemplate(QconfigTemplate):
         if kept:
             shown = [f"`{path}` ({why})" for path, why in list(kept.items())[:8]]
             more = f" and {len(kept) - len(shown)} more" if len(kept) > len(shown) else ""
-            warnings.warn(
+            warn(
                 f"outputs that are not in high precision: {', '.join(shown)}{more}. Only a convolution, a linear layer "
                 "or a matmul directly before the DeQuantStub has it; move what follows behind the DeQuantStub if the "
                 "precision matters.",
                 QuantizationWarning,
-                stacklevel=2,
             )
 
 
@@ -345,11 +342,10 @@ def by_name(view: GraphView, names: Iterable[str], what: str) -> dict[OperatorVi
         raise QuantizationConfigError(f"{what} names {', '.join(map(repr, missing))}, not in the model. {hint}")
     idle = [name for name in unused if not any(name in o.members or o.path.startswith(f"{name}.") for o in view)]
     if idle:
-        warnings.warn(
+        warn(
             f"{what}: {', '.join(map(repr, idle))} has no operator with a format of its own in the quantized part; its "
             "qconfig changes nothing.",
             QuantizationWarning,
-            stacklevel=2,
         )
     return found
 
@@ -417,12 +413,11 @@ def warn_unknown(view: GraphView, rows: Sequence[Sensitivity], what: str) -> Non
             "another model, or with the model inside another one?"
         )
     if unknown:
-        warnings.warn(
+        warn(
             f"{what}: the sensitivity table names {', '.join(map(repr, unknown[:6]))}"
             f"{f' and {len(unknown) - 6} more' if len(unknown) > 6 else ''}, which the quantized part of the model "
             "does not have. Was it made with another model?",
             QuantizationWarning,
-            stacklevel=2,
         )
 
 

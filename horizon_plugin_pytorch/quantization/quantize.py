@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.errors import QuantizationWarning, warn
 from horizon_plugin_pytorch.fx.dispatch import OnCpu
 from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.fx.tracer import is_leaf
@@ -75,11 +74,10 @@ def prepare_qat(
     if hybrid:
         _accept_integers(prepared)
     if not any(isinstance(m, QATModule) and m.fake_quantizers() for m in prepared.modules()):
-        warnings.warn(
+        warn(
             f"`{type(model).__name__}`: no module has a qconfig, so nothing is quantized. Set one before: "
             "`model.qconfig = default_qat_8bit_fake_quant_qconfig`.",
             QuantizationWarning,
-            stacklevel=2,
         )
     follow_batches(prepared)
     warn_int16(prepared, march)
@@ -100,11 +98,10 @@ def _set_qconfigs(
     part changes: the paths of its modules come back, with the lines that call them.
     """
     if example_inputs is None and not example_kw_inputs:
-        warnings.warn(
+        warn(
             "prepare_qat: without example_inputs setters see modules, not what feeds them: no output is in high "
             "precision, and no grid of grid_sample is int16. Give example_inputs.",
             QuantizationWarning,
-            stacklevel=3,
         )
         apply_setters(ModuleView(model, choices, march), qconfig_setter)
         return None
@@ -165,6 +162,9 @@ def convert(
 def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str]:
     """Copy statistics and scales from a calibrated model to another prepared from the same float model.
 
+    Calls that have own scales in `src_model` and one scale in `dst_model` are joined: that one covers the ranges of
+    all, and a warning names them.
+
     Returns:
         Paths of fake quantizers of `dst_model` that `src_model` does not have; these keep what they had.
 
@@ -176,14 +176,34 @@ def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str
     0.5
     """
     source = {path: m for path, m in src_model.named_modules() if isinstance(m, FakeQuantize)}
+    targets = {path: m for path, m in dst_model.named_modules() if isinstance(m, FakeQuantize)}
+    calls = _calls_joined_in(src_model, source, targets)
     own = dst_model.__dict__.get("own_scales")  # calls that the source does not tell apart start from one scale
     missing = []
-    for path, target in dst_model.named_modules():
-        if not isinstance(target, FakeQuantize):
-            continue
+    for path, target in targets.items():
         path = path if path in source or own is None else own.owner(path)
         if path in source:
-            target.copy_statistics(source[path])
+            target.join_statistics([source[path], *calls.get(path, ())])
         else:
             missing.append(path)
+    if calls:
+        names = [path.removesuffix(".activation_post_process") for path in calls]
+        warn(
+            f"load_observer_params: calls of {', '.join(names[:6])}{' and more' if len(names) > 6 else ''} have own "
+            "scales in the source and one scale in the target, which covers the ranges of all now.",
+            QuantizationWarning,
+        )
     return missing
+
+
+def _calls_joined_in(
+    src_model: nn.Module, source: dict[str, FakeQuantize], targets: dict[str, FakeQuantize]
+) -> dict[str, list[FakeQuantize]]:
+    """The fake quantizers of further calls that the target does not tell apart, by the path that it has for all."""
+    own: Any = src_model.__dict__.get("own_scales")
+    found: dict[str, list[FakeQuantize]] = {}
+    for path, quantizer in source.items() if own is not None else ():
+        owner = own.owner(path)
+        if path not in targets and owner in targets:
+            found.setdefault(owner, []).append(quantizer)
+    return found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, source_line
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, source_line, warn
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
@@ -153,7 +152,7 @@ def prepare_qat_fx(
     follow_writes(observed)
     region = quantized_nodes(observed)
     if not has_stub(observed) and not hybrid:
-        warn_no_stub(model, stacklevel=3)
+        warn_no_stub(model)
     unshare(observed, region, own)
     choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     if hybrid:
@@ -173,14 +172,13 @@ def choices_of(model: nn.Module, qconfig_dict: dict[str, Any] | None, own: OwnSc
     return choices
 
 
-def warn_no_stub(model: nn.Module, stacklevel: int = 4) -> None:
+def warn_no_stub(model: nn.Module) -> None:
     """Say that nothing tells where the model is quantized."""
-    warnings.warn(
+    warn(
         f"`{type(model).__name__}` has no QuantStub. Its modules are prepared as their qconfigs say and can be "
         "trained, but its inputs have no scale: VALIDATION and the converted model need one. Add a QuantStub and "
         "call it on each float input, and a DeQuantStub on each output.",
         QuantizationWarning,
-        stacklevel=stacklevel,
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.errors import CalibrationWarning, CheckpointError, QuantizationWarning
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -36,6 +36,10 @@ from horizon_plugin_pytorch.quantization import (
 from horizon_plugin_pytorch.quantization.checkpoint import compare_state_dict
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.prepare import prepare
+from horizon_plugin_pytorch.quantization.qconfig_template import (
+    calibration_8bit_weight_16bit_act_qconfig_setter,
+    default_calibration_qconfig_setter,
+)
 from tests.models import ZOO, make
 from tests.routes import as_numbers, calibrate, mismatches, prepared, run_onnx
 
@@ -410,3 +414,87 @@ def test_graphs_that_differ_are_told_by_their_nodes(tmp_path: Any) -> None:
     assert "\n+call_module  dequant  dequant  (conv,)  {}" in told
     with pytest.raises(TypeError, match="`Linear` has no graph"):
         compare_graphs(nn.Linear(1, 1), models[0])
+
+
+class CalledTwice(nn.Module):
+    """A layer whose two results differ in size, and a function in a loop before another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.out = QuantStub(), DeQuantStub(), nn.Conv2d(3, 3, 1)
+        self.parts = nn.ModuleList([nn.Conv2d(3, 3, 1)])
+        self.parts[0].weight.data.mul_(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.quant(x)
+        for _ in range(2):
+            x = torch.sigmoid(x) * x
+        return self.dequant(self.out(torch.sigmoid(self.parts[0](self.parts[0](x)))))
+
+
+@pytest.mark.parametrize("load", ["state", "observers"])
+def test_calls_with_own_scales_are_joined_where_there_is_one(load: str) -> None:
+    torch.manual_seed(0)
+    model, x = CalledTwice().eval(), torch.randn(1, 3, 4, 4)
+    own = calibrate(prepare(model, (x,), default_calibration_qconfig_setter, own_scales=True, out_dir=None), (x,))
+    plain = prepare(model, (x,), default_calibration_qconfig_setter, out_dir=None)
+    if load == "state":
+        with pytest.warns(QuantizationWarning, match=r"one scale here.*\n  parts.0: parts_0_call_1"):
+            difference = load_calib_state_dict(plain, own.state_dict())
+        assert not difference.unexpected_quantization and not difference.missing_quantization
+    else:
+        with pytest.warns(QuantizationWarning, match="calls of parts.0, _generated_sigmoid_0"):
+            assert load_observer_params(own, plain) == []
+    reached = _scale(own, "parts_0_call_1")
+    assert reached > 2 * _scale(own, "parts.0") and _scale(plain, "parts.0") == reached
+    assert _scale(plain, "_generated_sigmoid_1") == _scale(own, "_generated_sigmoid_1")  # the one behind the loop
+
+
+def _scale(model: nn.Module, path: str) -> float:
+    return float(model.get_submodule(f"{path}.activation_post_process").scale)
+
+
+def _small() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(QuantStub(), nn.Conv2d(3, 3, 1), nn.Sigmoid(), DeQuantStub()).eval(), torch.randn(1, 3, 4, 4)
+
+
+def _prepare_small(model: nn.Module, x: torch.Tensor, setter: Any = default_calibration_qconfig_setter) -> nn.Module:
+    return prepare(model, (x,), setter, out_dir=None)
+
+
+def test_the_state_of_a_converted_model_is_refused() -> None:
+    model, x = _small()
+    state = convert(calibrate(_prepare_small(model, x), (x,))).state_dict()
+    target = _prepare_small(model, x)
+    for load in (lambda: load_calib_state_dict(target, state), lambda: target.load_state_dict(state, strict=False)):
+        with pytest.raises(CheckpointError, match="of a converted model: the weights of `1`"):
+            load()
+    assert torch.equal(target[1].weight, model[1].weight)
+
+
+def test_what_is_no_state_of_a_prepared_model_is_told() -> None:
+    model, x = _small()
+    state = calibrate(_prepare_small(model, x), (x,)).state_dict()
+    target = _prepare_small(model, x)
+    broken = {k: v * float("nan") if k == "0.activation_post_process.scale" else v for k, v in state.items()}
+    for given, error, words in (
+        (None, TypeError, "got NoneType"),
+        ("calib.pt", TypeError, r"torch.load\('calib.pt', weights_only=True\)"),
+        (target, TypeError, r"`state_dict\(\)`"),
+        ({"state_dict": state, "epoch": 3}, CheckpointError, r"checkpoint\['state_dict'\]"),
+        (broken, CheckpointError, "not positive numbers: 0.activation_post_process.scale"),
+    ):
+        with pytest.raises(error, match=words):
+            load_calib_state_dict(target, given)  # type: ignore[arg-type]
+    with pytest.warns(QuantizationWarning, match="no entry of this model"):
+        load_calib_state_dict(target, {})
+    assert not load_calib_state_dict(target, {f"module._orig_mod.{k}": v for k, v in state.items()})
+
+
+def test_scales_of_another_format_are_told_once() -> None:
+    model, x = _small()
+    state = calibrate(_prepare_small(model, x), (x,)).state_dict()
+    wide = _prepare_small(model, x, calibration_8bit_weight_16bit_act_qconfig_setter)
+    with pytest.warns(CalibrationWarning) as caught:
+        load_calib_state_dict(wide, state)
+    assert len(caught) == 1 and "in 3 places" in str(caught[0].message) and caught[0].filename == __file__

@@ -7,7 +7,6 @@ quantizers. All other passes see two modules, each called once.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fx.call_site import CallSite, ModuleCall
 from horizon_plugin_pytorch.fx.dispatch import OwnForward
 from horizon_plugin_pytorch.fx.recording import LoggedCall
@@ -256,11 +255,10 @@ def _warn_idle(own: OwnScales, scopes: list[str]) -> None:
     names = () if isinstance(own.names, bool) else own.names
     idle = [name for name in names if name and not any(_is_inside(path, name) for path in used)]
     if idle:
-        warnings.warn(
+        warn(
             f"own_scales names {', '.join(map(repr, idle))}: nothing in it that has a scale is called more than once, "
             "so nothing changes there.",
             QuantizationWarning,
-            stacklevel=4,
         )
 
 

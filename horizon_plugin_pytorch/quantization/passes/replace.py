@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import inspect
 import operator
-import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import (
-    QuantizationWarning,
-    UnsupportedOperatorError,
-    at,
-    source_line,
-)
+from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError, at, source_line, warn
 from horizon_plugin_pytorch.fx.call_site import Variant
 from horizon_plugin_pytorch.fx.chance import BY_CHANCE
 from horizon_plugin_pytorch.fx.tracer import scope_of
@@ -208,7 +203,7 @@ def _replace(
     variants = _variants(model, node)
     path = next((v.path for v in variants if not v.differences(call, lambda path: None)), "")
     if not path:
-        path = _free_name(scope, name, counters)
+        path = _repetition(model, node) or _free_name(scope, name, counters)
         model.add_submodule(path, module.train(model.training))
         variants.append(Variant.of(path, call))
     choices.setdefault(path, (inherited_choice(choices, scope) or Choice(None)).below())
@@ -229,6 +224,17 @@ def _variants(model: fx.GraphModule, node: fx.Node) -> list[Variant]:
     """The modules that were made for the call site of a node; none for nodes that were traced."""
     site = node.meta.get("site")
     return [] if site is None else model.__dict__.setdefault("sites", {}).setdefault(site, [])
+
+
+def _repetition(model: fx.GraphModule, node: fx.Node) -> str:
+    """The name for a line that runs again and has own scales; other lines keep theirs, with own scales or without."""
+    site = node.meta.get("site")
+    if site is None or not site.occurrence:
+        return ""
+    sites = model.__dict__["sites"]
+    variants, first = sites[site], sites.get(replace(site, occurrence=0), [])
+    known = first[len(variants)] if len(variants) < len(first) else None
+    return f"{known.path}_call_{site.occurrence}" if isinstance(known, Variant) else ""
 
 
 def _leave_alone(model: fx.GraphModule, node: fx.Node) -> None:
@@ -418,7 +424,7 @@ def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str
             f"{shown} has qconfig None but gets quantized tensors, on which a float module cannot run. Give it a "
             "qconfig, or put a DeQuantStub before and a QuantStub after it."
         )
-    warnings.warn(f"`{model._get_name()}`: {text}", QuantizationWarning, stacklevel=3)
+    warn(f"`{model._get_name()}`: {text}", QuantizationWarning)
 
 
 def warn_quotients(model: fx.GraphModule, quantized: Region) -> None:
@@ -431,12 +437,11 @@ def warn_quotients(model: fx.GraphModule, quantized: Region) -> None:
         if "div" in names:
             places[at(scope_of(node), source_line(node.stack_trace)).removeprefix("at ")] = None
     if places:
-        warnings.warn(
+        warn(
             f"`{model._get_name()}`: the logarithm of a quotient ({', '.join(places)}): a quotient of numbers near 0 "
             "spans more than one scale can hold, and its small values are lost. Write `torch.log(x) - torch.log(y)`; "
             "for the inverse of sigmoid, `torch.logit(x, eps)`.",
             QuantizationWarning,
-            stacklevel=3,
         )
 
 
@@ -459,13 +464,12 @@ def warn_shared(model: fx.GraphModule, quantized: Region, choices: dict[str, Cho
     ]
     if shared:
         shown = ", ".join(shared[:6]) + (f" and {len(shared) - 6} more" if len(shared) > 6 else "")
-        warnings.warn(
+        warn(
             f"`{model._get_name()}`: one scale must fit the results of several calls of {shown}, and the call with the "
             "smaller values loses precision. Give each call a module of its own, or scales of its own (own_scales=True "
             "of `prepare`). A layer that is called several times to share its weights can stay as it is if its results "
             "have similar ranges.",
             QuantizationWarning,
-            stacklevel=3,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.dtype import qint8
-from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, QuantizationWarning, at
+from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, QuantizationWarning, at, warn
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
@@ -137,11 +136,10 @@ def warn_int16(model: nn.Module, march: March) -> None:
     found = [path for path, m in model.named_modules() if isinstance(m, FakeQuantize) and m.dtype.bits > 8]
     if found:
         shown = ", ".join(p.removesuffix(".activation_post_process") for p in found[:6])
-        warnings.warn(
+        warn(
             f"int16 on {march}: {shown}{' and more' if len(found) > 6 else ''}. The guides give int16 to BAYES and "
             "later chips only; expect the compiler to refuse most of these operators.",
             QuantizationWarning,
-            stacklevel=3,
         )
 
 
@@ -165,11 +163,10 @@ def correct_weights(model: nn.Module, march: March, choices: dict[str, Choice]) 
             choices[path] = choices[path].changed(module.qconfig, f"{march} has no other weights")
         found.append(path)
     if found:
-        warnings.warn(
+        warn(
             f"weights are qint8 on {march}; int16 weights exist on nash chips only. Made qint8: {', '.join(found[:6])}"
             f"{f' and {len(found) - 6} more' if len(found) > 6 else ''}.",
             QuantizationWarning,
-            stacklevel=4,
         )
 
 
@@ -218,12 +215,11 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     missing = _never_calibrated(model)
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-        warnings.warn(
+        warn(
             f"{shown} {'have' if len(missing) > 1 else 'has'} not collected any statistics of activations; the "
             "scale is 1. Run calibration data through the model in the CALIBRATION or QAT state before "
             "converting, or load a calibrated checkpoint.",
             CalibrationWarning,
-            stacklevel=4,
         )
     for module in model.modules():
         if isinstance(module, QATGemm) and not module.weight_fake_quant.has_statistics:

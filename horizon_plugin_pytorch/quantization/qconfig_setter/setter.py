@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from pprint import pformat
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from horizon_plugin_pytorch.dtype import QuantDType
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import is_dynamic
@@ -88,11 +87,10 @@ class QconfigSetter(QconfigSetterBase):
             write_atomically(saved.getvalue(), self.save_dir / DTYPES)
             write_atomically(readable.encode(), self.save_dir / READABLE)
         except OSError as error:
-            warnings.warn(
+            warn(
                 f"QconfigSetter could not write {CHANGELOG} and {DTYPES} into `{self.save_dir}`: {error}. Give it a "
                 "save_dir, or save_dir=None to write none.",
                 QuantizationWarning,
-                stacklevel=2,
             )
 
     def __repr__(self) -> str:
