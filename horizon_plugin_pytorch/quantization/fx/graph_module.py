@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.nn.quantized.module import require_float32
 
 _INTERNAL = {"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", *nn.Module().__dict__}
 _MISSING = object()
+_HOOKS = "_load_state_dict_pre_hooks"
 
 
 def _rebuild(cls: type, class_name: str, state: dict, nodes: list[tuple]) -> Any:
@@ -22,6 +23,7 @@ def _rebuild(cls: type, class_name: str, state: dict, nodes: list[tuple]) -> Any
 
 
 def _assemble(cls: type, class_name: str, state: dict, graph: fx.Graph) -> Any:
+    hooks = state.pop(_HOOKS)
     root = nn.Module()
     root.__dict__.update(state)
     modes = {module: module.training for module in root.modules()}
@@ -30,7 +32,15 @@ def _assemble(cls: type, class_name: str, state: dict, graph: fx.Graph) -> Any:
     for module, mode in modes.items():  # a frozen batch norm stays frozen in a copy
         module.training = mode
     bind_methods(out)
+    for hook in hooks:
+        out.register_load_state_dict_pre_hook(hook)
     return out
+
+
+def _state_of(model: nn.Module) -> dict[str, Any]:
+    """What a copy takes; hooks without the module that torch binds them to, which is another one in the copy."""
+    state = {name: value for name, value in model.__dict__.items() if name not in ("_graph", "_code")}
+    return {**state, _HOOKS: [wrapped.hook for wrapped in state[_HOOKS].values()]}
 
 
 class GraphModuleWithAttr(torch.fx.GraphModule):
@@ -82,7 +92,7 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
 
     def __deepcopy__(self, memo: dict) -> Any:
         cls = next(c for c in type(self).__mro__ if c.__module__ == __name__)
-        state = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k not in ("_graph", "_code")}
+        state = {name: copy.deepcopy(value, memo) for name, value in _state_of(self).items()}
         out = _assemble(cls, self._get_name(), state, copy.deepcopy(self.graph, {}))
         memo[id(self)] = out
         return out
@@ -90,8 +100,7 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
     def __reduce__(self) -> tuple:
         # torch would trace the generated code again, through the FloatFunctionals and to a plain GraphModule.
         cls = next(c for c in type(self).__mro__ if c.__module__ == __name__)
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_graph", "_code")}
-        return _rebuild, (cls, self._get_name(), state, pack(self.graph))
+        return _rebuild, (cls, self._get_name(), _state_of(self), pack(self.graph))
 
 
 class ObservedGraphModule(GraphModuleWithAttr):
