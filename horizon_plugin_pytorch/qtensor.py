@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -21,31 +20,9 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
 from horizon_plugin_pytorch.errors import QuantizationWarning, is_package_code, is_user_code
+from horizon_plugin_pytorch.running import interceptor
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
-
-
-class _Interceptor(threading.local):
-    """Who sends functions on QTensors to modules, in this thread: a prepared model that runs its own forward."""
-
-    current: Any = None
-
-
-_INTERCEPTOR = _Interceptor()
-
-
-def set_interceptor(interceptor: Any) -> Any:
-    """Let ``interceptor(function, args, kwargs)`` see every function on a QTensor; gives the one before.
-
-    It answers NotImplemented to what it leaves to the QTensor.
-    """
-    before, _INTERCEPTOR.current = _INTERCEPTOR.current, interceptor
-    return before
-
-
-def interceptor() -> Any:
-    """The current interceptor, or None."""
-    return _INTERCEPTOR.current
 
 
 def asked_by_model(frame: FrameType) -> bool:
@@ -54,7 +31,7 @@ def asked_by_model(frame: FrameType) -> bool:
     Args:
         frame: of the code that asks.
     """
-    return _INTERCEPTOR.current is not None and not is_package_code(frame.f_code.co_filename)
+    return interceptor() is not None and not is_package_code(frame.f_code.co_filename)
 
 
 class QTensor(Tensor):
@@ -279,8 +256,9 @@ class QTensor(Tensor):
                 args[0].plain()
             with _PLAIN():
                 return func(*args, **kwargs)
-        if _INTERCEPTOR.current is not None:
-            out = _INTERCEPTOR.current(func, args, kwargs)
+        model = interceptor()
+        if model is not None:
+            out = model(func, args, kwargs)
             if out is not NotImplemented:
                 return out
         handler = _HANDLERS.get(func)

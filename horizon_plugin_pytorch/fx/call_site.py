@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dis
 import sys
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,6 +19,7 @@ from torch.nn.modules import module as torch_module
 
 from horizon_plugin_pytorch.errors import is_package_code, is_user_code
 from horizon_plugin_pytorch.nn.operator_table import Call
+from horizon_plugin_pytorch.running import Run, current
 
 _MODULE_FILE = torch_module.__file__
 
@@ -132,42 +131,23 @@ def _is_same(known: Any, value: Any, read: Callable[[str], Any]) -> bool:
     return not isinstance(value, (Tensor, Attribute)) and bool(known == value)
 
 
-class _State(threading.local):
-    """What runs in this thread."""
-
-    def __init__(self) -> None:
-        self.scopes: list[str] = []
-        self.children: list[tuple[str, dict[str, nn.Module | None]]] = []
-        self.recorder: Any = None
-        self.counts: Counter[Any] = Counter()
-
-
-_STATE = _State()
-
-
 def is_recording() -> bool:
     """Is a model being recorded in this thread?"""
-    return _STATE.recorder is not None
-
-
-@contextmanager
-def recording(recorder: Any) -> Iterator[None]:
-    """A model is recorded in here; `recorder.block(key)` is a context for each dynamic block."""
-    _STATE.recorder = recorder
-    try:
-        yield
-    finally:
-        _STATE.recorder = None
+    run = current()
+    return run is not None and run.recorder is not None
 
 
 def current_scope() -> str:
     """Path of the module whose forward is running."""
-    return _STATE.scopes[-1] if _STATE.scopes else ""
+    run = current()
+    return run.scope if run is not None else ""
 
 
 def calling_scope(path: str) -> str | None:
     """Path of the module that calls the one at `path`, which may run already; None if none of the model does."""
-    scopes = _STATE.scopes[:-1] if _STATE.scopes[-1:] == [path] else _STATE.scopes
+    run = current()
+    scopes = [] if run is None else run.scopes
+    scopes = scopes[:-1] if scopes[-1:] == [path] else scopes
     return scopes[-1] if scopes else None
 
 
@@ -177,31 +157,34 @@ def counted(site: CallSite, what: str = "") -> CallSite:
     Args:
         what: the module that is called there.
     """
-    occurrence = _STATE.counts[site, what]
-    _STATE.counts[site, what] += 1
+    run = current()
+    assert run is not None
+    occurrence = run.counts[site, what]
+    run.counts[site, what] += 1
     return replace(site, occurrence=occurrence)
-
-
-def forget_counts() -> None:
-    """The model begins to run."""
-    _STATE.counts.clear()
 
 
 @contextmanager
 def entered(scope: str) -> Iterator[None]:
-    """Run code in a scope."""
-    _STATE.scopes.append(scope)
+    """Run code of the running model in a scope."""
+    run = current()
+    assert run is not None
+    run.scopes.append(scope)
     try:
         yield
     finally:
-        _STATE.scopes.pop()
+        run.scopes.pop()
 
 
 @contextmanager
 def block(name: str) -> Iterator[None]:
     """Run a dynamic block of that name in the current scope."""
-    scope = f"{current_scope()}.{name}" if current_scope() else name
-    recorded = nullcontext() if _STATE.recorder is None else _STATE.recorder.block(here(scope))
+    run = current()
+    if run is None:  # a float model
+        yield
+        return
+    scope = f"{run.scope}.{name}" if run.scope else name
+    recorded = nullcontext() if run.recorder is None else run.recorder.block(here(scope))
     with recorded, entered(scope):
         yield
 
@@ -277,7 +260,7 @@ class ScopeHooks:
 
     Args:
         path: the module's path.
-        handler: what QTensors ask while the module runs; see `qtensor.intercepted`.
+        handler: the model's dispatcher.
     """
 
     def __init__(self, path: str, handler: Any) -> None:
@@ -285,22 +268,20 @@ class ScopeHooks:
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before the forward."""
-        if not _STATE.scopes:
-            forget_counts()
-            self.handler.start(module, self.path)
-        _STATE.scopes.append(self.path)
-        _STATE.children.append((self.path, dict(module._modules)))
+        run = current()
+        if run is None or run.handler is not self.handler:
+            run = Run(self.handler, module, self.path, frame=sys._getframe(1))
+            self.handler.start(run)
+        run.enter(self.path, module)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """After the forward, also after an error in it."""
-        while _STATE.scopes and _STATE.scopes.pop() != self.path:
-            pass  # scopes that an error left behind
-        path = None
-        while _STATE.children and path != self.path:
-            path, children = _STATE.children.pop()
-        module._modules.update(children)  # a forward that puts a new module into `self` would lose the prepared one
-        if not _STATE.scopes:
-            self.handler.stop()
+        run = current()
+        if run is None or run.handler is not self.handler or self.path not in run.scopes:
+            return  # another hook failed before `enter`
+        run.leave(self.path)
+        if not run.scopes:
+            self.handler.stop(run)
 
     def attach(self, module: nn.Module) -> None:
         """Register the hooks."""

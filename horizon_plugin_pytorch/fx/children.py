@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.errors import is_package_code, is_torch_code
-from horizon_plugin_pytorch.qtensor import interceptor
+from horizon_plugin_pytorch.running import interceptor
 
 # How a module's children are listed; other methods of a module, such as `train`, mean all of them.
 _LISTING = frozenset({

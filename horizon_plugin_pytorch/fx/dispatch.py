@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,19 +19,8 @@ from horizon_plugin_pytorch.fx.chance import BY_CHANCE, by_chance
 from horizon_plugin_pytorch.fx.recording import CASTS, as_call, is_write, operator_name, row_of_call
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls
-from horizon_plugin_pytorch.qtensor import QTensor, become, interceptor, set_interceptor
-
-
-class _Run(threading.local):
-    """What a thread is running of the model."""
-
-    def __init__(self) -> None:
-        self.root: nn.Module | None = None
-        self.prefix = ""
-        self.before: list[Any] = []
-        self.modes: list[_PlainCalls] = []
-        self.fused: dict[str, tuple[FusedStep, Any]] = {}  # the last step of each fused module, and what it gave
-        self.stubbed: list[tuple[Any, Any]] = []  # what stubs gave for the call that begins, and what they took
+from horizon_plugin_pytorch.qtensor import QTensor, become
+from horizon_plugin_pytorch.running import Run, current, interceptor
 
 
 class Dispatcher:
@@ -54,7 +42,6 @@ class Dispatcher:
     ) -> None:
         self.sites, self.cpu, self.is_mixed, self.casts = sites, cpu or {}, is_mixed, casts
         self._counted = {replace(site, occurrence=0) for site in sites if site.occurrence}
-        self._run = _Run()
 
     def __deepcopy__(self, memo: dict) -> Dispatcher:
         return memo.setdefault(id(self), Dispatcher(*self.__getstate__()))
@@ -65,22 +52,16 @@ class Dispatcher:
     def __setstate__(self, state: tuple) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
-    def start(self, module: nn.Module, path: str) -> None:
-        """A module of the model begins to run, and no other of its modules is running."""
-        self._run.root, self._run.prefix, self._run.fused = module, f"{path}." if path else "", {}
-        self._run.before.append(set_interceptor(self))
-        if self.is_mixed:
-            self._run.modes.append(_PlainCalls(self))
-            self._run.modes[-1].__enter__()
+    def start(self, run: Run) -> None:
+        """The model begins to run, or one of its modules by itself."""
+        run.mode = _PlainCalls(run) if self.is_mixed else None
+        run.begin()
 
-    def stop(self) -> None:
+    def stop(self, run: Run) -> None:
         """It has run."""
-        if self._run.before:
-            set_interceptor(self._run.before.pop())
-        if self._run.modes:
-            self._run.modes.pop().__exit__(None, None, None)
-        pending = [step for step, _ in self._run.fused.values() if not step.is_last]
-        is_whole, self._run.fused, self._run.stubbed = not self._run.prefix, {}, []
+        run.end()
+        pending = [step for step, _ in run.fused.values() if not step.is_last]
+        is_whole = not run.prefix
         if pending and is_whole and sys.exc_info()[0] is None:
             raise pending[0].broken("the others did not run after it")
 
@@ -90,11 +71,12 @@ class Dispatcher:
         Raises:
             UnknownCallError: where it follows none.
         """
-        if self._run.root is None or not self._run.before:
+        run = current()
+        if run is None or run.handler is not self:
             return None
-        inputs = tuple(next((taken for given, taken in self._run.stubbed if given is x), x) for x in inputs)
+        inputs = tuple(next((taken for given, taken in run.stubbed if given is x), x) for x in inputs)
         for step in steps:
-            last, out = self._run.fused.get(step.group[0], (None, None))
+            last, out = run.fused.get(step.group[0], (None, None))
             if step.index == 0 and (last is None or last.is_last):
                 return step
             if last is not None and last.index == step.index - 1 and any(_is_same(x, out) for x in inputs):
@@ -103,24 +85,21 @@ class Dispatcher:
 
     def did(self, step: FusedStep, out: Any) -> None:
         """A step gave this."""
-        self._run.fused[step.group[0]] = step, out
+        _running().fused[step.group[0]] = step, out
 
     def through_stub(self, path: str, x: Any) -> Any:
         """What the stub at a path gives for an argument of a call."""
         out = self.resolve(path)(x)
-        self._run.stubbed.append((out, x))
+        _running().stubbed.append((out, x))
         return out
 
     def start_call(self) -> None:
         """A call whose arguments go through stubs begins."""
-        self._run.stubbed = []
+        _running().stubbed = []
 
     def resolve(self, path: str) -> nn.Module:
         """The module at a path of the model."""
-        assert self._run.root is not None
-        if f"{path}." == self._run.prefix:
-            return self._run.root
-        return self._run.root.get_submodule(path.removeprefix(self._run.prefix))
+        return _running().resolve(path)
 
     def module_of_call(self, calls: OwnCalls) -> nn.Module:
         """The module for the call of a shared module that is beginning now."""
@@ -191,8 +170,9 @@ class Dispatcher:
         if not is_write(func):
             return out
         become(args[0], out)  # `x.add_(y)`: every name of x sees the result
-        last = {group: step for group, (step, given) in self._run.fused.items() if given is out}
-        self._run.fused.update({group: (step, args[0]) for group, step in last.items()})
+        fused = _running().fused
+        last = {group: step for group, (step, given) in fused.items() if given is out}
+        fused.update({group: (step, args[0]) for group, step in last.items()})
         return args[0]
 
     def _run_on_cpu(self, stub: str, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -205,8 +185,9 @@ class Dispatcher:
         what, where = f"`{site.name}`", at(site.scope, site.line)
         module, line = (None, "") if site.line else unmet_module()
         if module is not None:
-            assert self._run.root is not None
-            paths = [self._run.prefix + path for path, m in self._run.root.named_modules() if m is module]
+            run = _running()
+            assert run.root is not None
+            paths = [run.prefix + path for path, m in run.root.named_modules() if m is module]
             what, where = f"`{type(module).__name__}`", at(paths[0] if paths else site.scope, line)
         return UnknownCallError(
             f"{what} {where} was not met when the model was prepared, so it has no scale. Prepare with example inputs "
@@ -259,18 +240,25 @@ class FusedStep:
         )
 
 
+def _running() -> Run:
+    run = current()
+    assert run is not None
+    return run
+
+
 class _PlainCalls(TorchFunctionMode):
     """Sends calls on ordinary tensors to the modules made for them, while a model runs that mixes both."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__()
-        self.dispatcher = dispatcher
+        self.run = run
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         out = NotImplemented
-        if not any(issubclass(t, QTensor) for t in types):  # a QTensor asks the dispatcher itself
-            out = self.dispatcher(func, args, kwargs, has_scale=False)
+        is_plain = not any(issubclass(t, QTensor) for t in types)  # a QTensor asks the dispatcher itself
+        if is_plain and current() is self.run:  # and not a model that this one calls
+            out = self.run.handler(func, args, kwargs, has_scale=False)
         return func(*args, **kwargs) if out is NotImplemented else out
 
 

@@ -23,15 +23,14 @@ from horizon_plugin_pytorch.fx.call_site import (
     counted,
     current_scope,
     entered,
-    forget_counts,
     here,
-    recording,
 )
 from horizon_plugin_pytorch.fx.chance import mark_chance
 from horizon_plugin_pytorch.fx.packing import PackedGraph
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
 from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.running import Run, running
 
 # Python's operators with the tensor on the right.
 _REVERSED: dict[str, Callable] = {
@@ -109,7 +108,7 @@ class Recorder(TorchFunctionMode):
         self.graph = PackedGraph()
         self._model = model
         self._nodes: dict[int, fx.Node] = {}
-        self._kept: list[Any] = []  # a tensor that is gone could share its id with a new one
+        self._kept: list[Any] = []  # a tensor that is gone could share its id with a new one of the same run
         self._attributes = {id(t): path for path, t in _tensors(model)}
         self._known: dict[Any, fx.Node] = {}
         self._met: Counter[Any] = Counter()
@@ -300,11 +299,12 @@ class Recorder(TorchFunctionMode):
         self._met.clear()
         self._blocks.clear()
         self._nodes.clear()
+        self._kept.clear()
         self._called.clear()
         self._stack = ()
         self.runs.append([])
-        forget_counts()
         self._writes.clear()
+        self._bound.clear()
         self._inputs = 0
 
 
@@ -408,7 +408,7 @@ def record_runs(
             recorder.again()
             recorder.add_input((args, kwargs))
             try:
-                with _watched(runner, recorder), recorder, recording(recorder):
+                with _watched(runner, recorder), recorder, running(Run(recorder=recorder)):
                     runner(*args, **kwargs)
             except Exception as error:
                 if index:  # the training branch may need targets; the eval graph is enough then

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.qtensor import interceptor
+from horizon_plugin_pytorch.running import interceptor
 
 
 class HalfTensor(Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError, at, is_user_code
 from horizon_plugin_pytorch.nn.half_tensor import marked, unmarked
-from horizon_plugin_pytorch.qtensor import interceptor
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
+from horizon_plugin_pytorch.running import interceptor
 
 _DEVICES = ("cuda", "cpu")
 
@@ -215,20 +216,27 @@ def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 Listener = Callable[[PlacedModule, str, tuple, dict[str, Any], Any], None]
-_LISTENERS: list[Listener] = []
+
+
+class _Listeners(threading.local):
+    def __init__(self) -> None:
+        self.all: list[Listener] = []
+
+
+_LISTENERS = _Listeners()
 
 
 def tell(module: PlacedModule, method: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Tell all listeners of a call."""
-    for listener in _LISTENERS:
+    """Tell the listeners of this thread of a call."""
+    for listener in _LISTENERS.all:
         listener(module, method, args, kwargs, out)
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener` of every call of a `placed` method: the module, the method, its arguments and its result."""
-    _LISTENERS.append(listener)
+    """Tell `listener` of every call of a `placed` method in this thread: module, method, arguments and result."""
+    _LISTENERS.all.append(listener)
     try:
         yield
     finally:
-        _LISTENERS.remove(listener)
+        _LISTENERS.all.remove(listener)

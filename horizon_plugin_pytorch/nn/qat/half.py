@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.nn.half_tensor import marked, unmarked
 from horizon_plugin_pytorch.nn.placed import PlacedModule, tell
 from horizon_plugin_pytorch.nn.qat.module import real
-from horizon_plugin_pytorch.qtensor import interceptor
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
+from horizon_plugin_pytorch.running import interceptor
 
 
 def _real(tree: Any) -> Any:

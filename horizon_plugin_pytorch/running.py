@@ -1,0 +1,138 @@
+"""The models that run in this thread, each of them called by the one before.
+
+A prepared model runs its own forward and needs to know where in it a function is called. That is the state of one run:
+a prepared model that another one calls, such as a teacher, has a run of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
+from torch.overrides import TorchFunctionMode
+
+
+class Run:
+    """A call of a model, or of one of its modules by itself, that has not returned.
+
+    Args:
+        handler: answers ``handler(function, args, kwargs)`` for functions on quantized tensors, with NotImplemented
+            where it leaves them alone; None while a float model is recorded.
+        root: the module that was called.
+        path: its path in the model.
+        recorder: who records the model.
+        frame: of the code that calls the hooks of `root`; it tells when the call is over.
+    """
+
+    def __init__(
+        self,
+        handler: Any = None,
+        root: nn.Module | None = None,
+        path: str = "",
+        recorder: Any = None,
+        frame: FrameType | None = None,
+    ) -> None:
+        self.handler, self.root, self.recorder, self._frame = handler, root, recorder, frame
+        self.prefix = f"{path}." if path else ""
+        self.scopes: list[str] = []  # paths of the modules whose forward is running
+        self._children: list[tuple[str, nn.Module, dict[str, nn.Module | None]]] = []  # what they had before
+        self.counts: Counter[Any] = Counter()  # how often each call site was met
+        self.fused: dict[str, tuple[Any, Any]] = {}  # the last step of each fused module, and what it gave
+        self.stubbed: list[tuple[Any, Any]] = []  # what stubs gave for the call that begins, and what they took
+        self.mode: TorchFunctionMode | None = None  # sees calls on ordinary tensors
+
+    @property
+    def scope(self) -> str:
+        """Path of the module whose forward is running."""
+        return self.scopes[-1] if self.scopes else ""
+
+    def enter(self, path: str, module: nn.Module) -> None:
+        """The forward of a module begins."""
+        self.scopes.append(path)
+        self._children.append((path, module, dict(module._modules)))
+
+    def leave(self, path: str) -> None:
+        """It has ended, and with it what an error left behind."""
+        while self.scopes.pop() != path:
+            pass
+        while self._restore() != path:
+            pass
+
+    def _restore(self) -> str:
+        """A forward that puts a new module into `self` would lose the prepared one."""
+        path, module, children = self._children.pop()
+        module._modules.update(children)
+        return path
+
+    def is_over(self) -> bool:
+        """Has the call ended without a word? Torch calls no hooks after a KeyboardInterrupt."""
+        if self._frame is None:
+            return False
+        try:
+            self._frame.clear()  # refused while it is executing
+        except RuntimeError:
+            return False
+        return True
+
+    def begin(self) -> None:
+        """The model begins to run."""
+        _THREAD.runs.append(self)
+        if self.mode is not None:
+            _push_on_torch_function_stack(self.mode)
+
+    def end(self) -> None:
+        """It has run, and with it those that it called."""
+        while self._children:
+            self._restore()
+        above = []
+        while self.mode is not None and _len_torch_function_stack():
+            mode = _pop_torch_function_stack()
+            if mode is self.mode:
+                break
+            above.append(mode)  # the user's, who interrupted the model and began something else
+        for mode in reversed(above):
+            _push_on_torch_function_stack(mode)
+        del _THREAD.runs[_THREAD.runs.index(self) :]
+
+    def resolve(self, path: str) -> nn.Module:
+        """The module at a path of the model."""
+        assert self.root is not None
+        return self.root if f"{path}." == self.prefix else self.root.get_submodule(path.removeprefix(self.prefix))
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+
+
+_THREAD = _Thread()
+
+
+def current() -> Run | None:
+    """What runs now: the innermost run that is not over."""
+    runs = _THREAD.runs
+    while runs and runs[-1].is_over():
+        runs[-1].end()
+    return runs[-1] if runs else None
+
+
+def interceptor() -> Any:
+    """What functions on quantized tensors are sent to, or None."""
+    run = current()
+    return None if run is None else run.handler
+
+
+@contextmanager
+def running(run: Run) -> Iterator[None]:
+    """A model runs in here."""
+    run.begin()
+    try:
+        yield
+    finally:
+        run.end()
