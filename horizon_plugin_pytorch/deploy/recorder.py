@@ -38,16 +38,23 @@ _FUSED = (
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps every operator call, and every tensor, while it is active."""
+    """Keeps every operator call, and every tensor, while it is active.
 
-    def __init__(self) -> None:
+    Args:
+        inputs: the model's inputs. What does not depend on them is a constant, and is computed as ever: a fused kernel
+            and its simpler operators differ in the last bit.
+    """
+
+    def __init__(self, inputs: Any) -> None:
         super().__init__()
         self.steps: list[Step] = []
+        self._data = {_memory(x) for x in tensors_of(inputs)}
         self._decompositions = get_decompositions(_FUSED)
         self._is_inside = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        simpler = self._decompositions.get(func)
+        is_data = any(_memory(x) in self._data for x in tensors_of((args, kwargs)))
+        simpler = self._decompositions.get(func) if is_data else None
         if simpler is None and self._is_inside and func._can_decompose():
             simpler = func.decompose  # torch's own forms also call operators that are made of others
         if simpler is not None:
@@ -59,12 +66,18 @@ class Recorder(TorchDispatchMode):
                 self._is_inside = was_inside
         out = func(*args, **(kwargs or {}))
         self.steps.append(Step(func, args, kwargs or {}, out))
+        if is_data:
+            self._data.update(_memory(x) for x in tensors_of(out))
         return out
 
 
 def plain(x: Any) -> Any:
     """An ordinary tensor for a QTensor."""
     return x.plain() if isinstance(x, QTensor) else x
+
+
+def _memory(x: Tensor) -> Hashable:
+    return plain(x).untyped_storage()._cdata
 
 
 def tensor_key(x: Tensor) -> tuple[Hashable, ...]:
@@ -75,7 +88,7 @@ def tensor_key(x: Tensor) -> tuple[Hashable, ...]:
 
 def record(model: torch.nn.Module, args: tuple) -> tuple[list[Step], Any]:
     """Run the model and give its steps and outputs."""
-    recorder = Recorder()
+    recorder = Recorder(args)
     with torch.no_grad(), recorder:
         outputs = model(*args)
     return recorder.steps, outputs

@@ -13,7 +13,6 @@ from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.nn.qat.recurrent import follow_batches
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
@@ -23,6 +22,7 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
     ObservedGraphModule,
     QuantizedGraphModule,
 )
+from horizon_plugin_pytorch.quantization.passes.batches import join_calls
 from horizon_plugin_pytorch.quantization.passes.configure import named_modules_of, resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.dropout import follow_training
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
@@ -213,7 +213,7 @@ def observe(
     fit_inputs(model, region, choices)
     to_qat(root, choices, march, called_lines(model, region))
     finish(model, root, own)
-    follow_batches(root)
+    join_calls(model, root, region)
     warn_int16(root, march)
 
 

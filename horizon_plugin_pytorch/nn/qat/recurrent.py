@@ -235,18 +235,6 @@ class RecurrentCell(_Recurrent):
         return state if self.has_cell else state[0]
 
 
-def _begin_batches(model: nn.Module, args: tuple) -> None:
-    for module in model.modules():
-        if isinstance(module, RecurrentCell):
-            module.begin_batch()
-
-
-def follow_batches(model: nn.Module) -> None:
-    """Tell recurrent cells when a forward of the model begins."""
-    if any(isinstance(module, RecurrentCell) for module in model.modules()):
-        model.register_forward_pre_hook(_begin_batches)
-
-
 class RecurrentNetwork(_Recurrent):
     """Several layers over a sequence.
 
