@@ -181,7 +181,10 @@ class CountingObserver(SketchObserver):
     def _update(self, smallest: Tensor, largest: Tensor) -> None:
         if not self._covers_everything:
             super()._update(smallest, largest)
-        elif self.averaging_constant or not self.has_statistics:
+            return
+        if self.counts_together:
+            self._join_batch(smallest, largest)  # only to know whether a range is there from before this batch
+        if self.averaging_constant or not self.has_statistics:
             self.min_val.copy_(smallest)
             self.max_val.copy_(largest)
 

@@ -14,10 +14,9 @@ architectures = pytest.importorskip("tests.zoo.architectures", exc_type=ImportEr
 STOPS: dict[str, tuple[int, str]] = {}
 
 
-# Architectures that choose by nearly equal numbers of random weights, where one step of a scale chooses otherwise.
-CHOOSES = {
-    "rt_detr": "topk of the scores of all places, and the logarithm of a quotient: prepare warns of it",
-    "mask2former": "attention to places whose mask is above one half",
+# Far from float in int16, for a reason.
+COARSE = {
+    "rt_detr": "boxes of random weights lie at 0 and 1, where log(x / (1 - x)) loses all; prepare warns of it",
 }
 
 
@@ -32,6 +31,6 @@ def test_architecture(name, dtype, tmp_path, monkeypatch):
     stages, reason = STOPS.get(name, (len(STAGES), ""))
     assert len(result.passed) == stages, result.trace
     assert reason in result.error
-    if dtype == "qint16" and stages == len(STAGES) and name not in CHOOSES:
-        assert result.distance < 0.1  # far from float would mean a wrong number somewhere, not a coarse one
+    if dtype == "qint16" and stages == len(STAGES) and name not in COARSE:
+        assert result.distance < 0.03  # far from float would mean a wrong number somewhere, not a coarse one
     assert disagreement(name, model, dtype, result) == ""

@@ -1,0 +1,135 @@
+"""A module that is called several times in one forward has one range for all its calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.deploy.recorder import record
+from horizon_plugin_pytorch.fx.jit_scheme import Tracer
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    calibrate,
+    convert,
+    get_default_qconfig,
+    prepare,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from tests.routes import as_numbers, mismatches, run_onnx
+
+
+class Levels(nn.Module):
+    """One line and one layer for levels whose values grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv = nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        x = self.quant(x)
+        results = []
+        for factor in (1.0, 4.0, 16.0):
+            x = x * factor
+            results.append(self.conv(x) + x)
+        return [self.dequant(r) for r in results]
+
+
+class Block(Levels):
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        x = self.quant(x)
+        results = []
+        for factor in (1.0, 4.0, 16.0):
+            with Tracer.dynamic_block(self, "level"):
+                y = x * factor
+                results.append(y + x)
+        return [self.dequant(r) for r in results]
+
+
+def prepared(method: str, observer: str = "min_max", constant: float = 0.01, model: type = Levels) -> nn.Module:
+    torch.manual_seed(0)
+    qconfig = get_default_qconfig(
+        activation_observer=observer, activation_qkwargs={"averaging_constant": constant, "dtype": "qint16"}
+    )
+    return prepare(model(), (torch.randn(1, 2, 4, 4),), qconfig_dict={"": qconfig}, method=method, out_dir=None)
+
+
+X = torch.linspace(-1, 1, 64).reshape(2, 2, 4, 4)
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+@pytest.mark.parametrize("observer", ["min_max", "percentile", "mse", "kl", "histogram"])
+@pytest.mark.parametrize("constant", [0.0, 0.01, 1.0])
+def test_the_range_covers_every_call(method, observer, constant) -> None:
+    model = prepared(method, observer, constant)
+    model.eval()
+    set_fake_quantize(model, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        expected = model(X)
+        model(X)  # the next forward is another batch
+        set_fake_quantize(model, FakeQuantState.VALIDATION)
+        found = model(X)
+    if observer == "kl":  # clips on purpose
+        return
+    for a, b in zip(expected, found, strict=True):
+        assert (a - b).norm() < 0.01 * a.norm()
+
+
+def test_the_range_is_an_average_over_forwards_not_over_calls() -> None:
+    model = prepared("jit-strip", constant=0.5)
+    model.eval()
+    set_fake_quantize(model, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        model(X)
+        model(X * 3)
+    observer = model._generated_mul_0.activation_post_process.activation_post_process
+    assert float(observer.max_val) == pytest.approx((64 + 3 * 64) / 2, rel=1e-5)
+
+
+def test_calibrate_counts_forwards() -> None:
+    model = prepared("jit-strip")
+    calibrate(model, [X, X * 2, X * 3])
+    observer = model._generated_mul_0.activation_post_process.activation_post_process
+    assert float(observer.max_val) == pytest.approx(64 * 2, rel=1e-5)
+
+
+def test_dynamic_blocks_are_joined_too() -> None:
+    model = prepared("jit-strip", constant=0.0, model=Block)
+    model.eval()
+    set_fake_quantize(model, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        expected = model(X)
+        set_fake_quantize(model, FakeQuantState.VALIDATION)
+        for a, b in zip(expected, model(X), strict=True):
+            assert (a - b).norm() < 0.01 * a.norm()
+
+
+class Queries(nn.Module):
+    """Attention among learned queries: it depends on no input, and is computed in float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.queries = nn.Parameter(torch.randn(1, 2, 6, 16))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = nn.functional.scaled_dot_product_attention(self.queries, self.queries * 1.7, self.queries)
+        return self.dequant(self.head(self.quant(x) + q))
+
+
+def test_constants_are_exported_as_the_model_computes_them(tmp_path) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(1, 2, 6, 16),)
+    qconfig = get_default_qconfig(activation_qkwargs={"dtype": "qint16"})
+    model = prepare(Queries(), x, qconfig_dict={"": qconfig}, out_dir=None)
+    calibrate(model, [x])
+    quantized = convert(model)
+    names = [step.name for step in record(quantized, x)[0]]
+    assert any("scaled_dot_product" in name for name in names)  # not in simpler operators, whose last bit differs
+    graph = export_quantized_onnx(quantized, x, tmp_path / "model.onnx")
+    assert mismatches(as_numbers(quantized(*x)), run_onnx(graph, x)) == 0
