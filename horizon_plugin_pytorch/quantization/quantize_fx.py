@@ -58,10 +58,11 @@ def copy_model(model: nn.Module, what: str) -> nn.Module:
     kept = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf]
     try:
         return copy.deepcopy(model, {id(x): x.detach().clone() for x in kept})
-    except RuntimeError as error:
+    except Exception as error:
         raise HorizonError(
-            f"{what} copies `{type(model).__name__}` and could not: {error} A tensor that autograd computed is stored "
-            "as an attribute; detach it, or keep it as a buffer."
+            f"{what} copies `{type(model).__name__}` and could not: {str(error).rstrip('.')}. Something that cannot be "
+            "copied (a lock, an open file, a generator) is stored as an attribute of a module; make it where it is "
+            "needed, or give that module a `__deepcopy__`."
         ) from error
 
 
