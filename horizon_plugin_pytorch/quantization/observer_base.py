@@ -293,6 +293,7 @@ class ObserverBase(nn.Module):
             before_min, before_max, self.batches, low, high = self._batch
             self.min_val.copy_(before_min)
             self.max_val.copy_(before_max)
+            self._has_range = False  # to be looked at again
             joined = torch.minimum(low, smallest), torch.maximum(high, largest)
             self._batch = (before_min, before_max, self.batches, *joined)
         return self._batch[3].clone(), self._batch[4].clone()
