@@ -45,7 +45,6 @@ from horizon_plugin_pytorch.quantization.quantize_fx import (
     choices_of,
     copy_model,
     observe,
-    prepare_qat_fx,
     require_float,
     warn_no_stub,
 )
@@ -128,7 +127,7 @@ def prepare(
     if method is PrepareMethod.EAGER:
         prepared: Any = _prepare_eager(model, example_inputs, example_kw_inputs, qconfig_setter, hybrid)
     elif method is PrepareMethod.SYMBOLIC:
-        prepared = prepare_qat_fx(
+        prepared = prepare_by_tracing(
             model,
             qconfig_dict,
             hybrid=hybrid,

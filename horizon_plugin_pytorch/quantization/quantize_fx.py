@@ -22,7 +22,7 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
     ObservedGraphModule,
     QuantizedGraphModule,
 )
-from horizon_plugin_pytorch.quantization.passes.batches import join_calls
+from horizon_plugin_pytorch.quantization.passes.batches import follow_batches, join_calls
 from horizon_plugin_pytorch.quantization.passes.configure import named_modules_of, resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.dropout import follow_training
 from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
@@ -136,6 +136,27 @@ def prepare_qat_fx(
     >>> type(net.module)
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
+    return prepare_by_tracing(
+        model, qconfig_dict, prepare_custom_config_dict, hybrid, hybrid_dict, qconfig_setter, own_scales,
+        joins_calls=False,  # the guides print scales that average over the calls of a shared module
+    )  # fmt: skip
+
+
+def prepare_by_tracing(
+    model: nn.Module,
+    qconfig_dict: dict[str, Any] | None = None,
+    prepare_custom_config_dict: dict[str, Any] | None = None,
+    hybrid: bool = False,
+    hybrid_dict: dict[str, list] | None = None,
+    qconfig_setter: Any = None,
+    own_scales: bool | Iterable[str] = False,
+    joins_calls: bool = True,
+) -> ObservedGraphModule:
+    """`prepare_qat_fx`, and `prepare` by symbolic trace.
+
+    Args:
+        joins_calls: let all calls of a module in one forward count as one batch.
+    """
     march = require_march("prepare_qat_fx")
     if hybrid_dict and not hybrid:
         raise QuantizationConfigError("prepare_qat_fx: hybrid_dict is for hybrid=True.")
@@ -158,7 +179,7 @@ def prepare_qat_fx(
     choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     if hybrid:
         region = split_devices(observed, region, choices, march, HybridConfig(hybrid_dict))
-    observe(observed, observed, region, choices, march, qconfig_setter, own=own)
+    observe(observed, observed, region, choices, march, qconfig_setter, own=own, joins_calls=joins_calls)
     observed.__dict__["march"], observed.__dict__["choices"] = march, choices
     observed.recompile()
     report_mismatches(observed)
@@ -192,6 +213,7 @@ def observe(
     qconfig_setter: Any = None,
     is_fused: bool = True,
     own: OwnScales | None = None,
+    joins_calls: bool = True,
 ) -> None:
     """Turn the quantized part of a graph into QAT modules, however the graph was found.
 
@@ -200,6 +222,7 @@ def observe(
         root: the module tree that the QAT modules are put into.
         is_fused: fuse layers with what follows them.
         own: which calls have own scales.
+        joins_calls: let all calls of a module in one forward count as one batch.
     """
     own = own or OwnScales()
     replace_functions(model, region, choices, march)
@@ -214,7 +237,9 @@ def observe(
     fit_inputs(model, region, choices)
     to_qat(root, choices, march, called_lines(model, region))
     finish(model, root, own)
-    join_calls(model, root, region)
+    if joins_calls:
+        join_calls(model, root, region)
+    follow_batches(root)
     warn_int16(root, march)
 
 

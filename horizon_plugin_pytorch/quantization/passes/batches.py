@@ -16,7 +16,7 @@ def join_calls(model: Any, root: nn.Module, region: Region) -> None:
 
     Args:
         model: what has the graph.
-        root: the model whose forward begins a batch.
+        root: what has the modules.
     """
     calls = Counter(path for node in model.graph.nodes if node in region and (path := called_path(model, node)))
     for path, count in calls.items():
@@ -25,7 +25,6 @@ def join_calls(model: Any, root: nn.Module, region: Region) -> None:
         if count > 1 or may_repeat:
             for observer in _observers(root.get_submodule(path)):
                 observer.counts_together = not observer.is_per_channel
-    follow_batches(root)
 
 
 def follow_batches(model: nn.Module) -> None:
