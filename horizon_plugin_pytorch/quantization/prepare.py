@@ -45,6 +45,7 @@ from horizon_plugin_pytorch.quantization.quantize_fx import (
     choices_of,
     copy_model,
     observe,
+    prepare_by_tracing,
     require_float,
     warn_no_stub,
 )
