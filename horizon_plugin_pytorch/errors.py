@@ -34,7 +34,7 @@ class UnknownCallError(HorizonError, RuntimeError):
 
 
 class TraceError(HorizonError, RuntimeError):
-    """Symbolic trace cannot follow the model's Python code."""
+    """Symbolic trace cannot follow the model's Python code, or `torch.compile` a model that computes with scales."""
 
 
 class QuantizationConfigError(HorizonError, ValueError):

@@ -15,9 +15,11 @@ from types import CodeType
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import module as torch_module
 
-from horizon_plugin_pytorch.errors import is_package_code, is_user_code
+from horizon_plugin_pytorch.errors import at, is_package_code, is_user_code
+from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.operator_table import Call
 from horizon_plugin_pytorch.running import Run, current
 
@@ -268,6 +270,8 @@ class ScopeHooks:
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before the forward."""
+        if is_dynamo_compiling():
+            refuse_compiled(type(module).__name__, at(self.path))
         run = current()
         if run is None or run.handler is not self.handler:
             run = Run(self.handler, module, self.path, frame=sys._getframe(1))

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError, at, is_user_code
+from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.half_tensor import marked, unmarked
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.running import interceptor
@@ -109,6 +111,8 @@ class PlacedModule(Successor):
         return at(self.path, self.line)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            refuse_compiled(type(self).__name__, self.place)
         if is_autocast():
             with float32():
                 return self(*as_float32(args), **as_float32(kwargs))

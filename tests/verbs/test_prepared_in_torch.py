@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, multiprocessing, nn
 
+from horizon_plugin_pytorch.errors import TraceError
 from horizon_plugin_pytorch.march import March, set_march
-from horizon_plugin_pytorch.quantization import FakeQuantState, convert, set_fake_quantize
+from horizon_plugin_pytorch.quantization import FakeQuantState, convert, convert_fx, set_fake_quantize
 from horizon_plugin_pytorch.quantization.prepare import prepare
 from tests.routes import as_numbers, calibrate, mismatches, qconfig
 from tests.verbs.test_prepare_by_running import MODELS, Stubs, X, _make
@@ -124,6 +129,100 @@ def test_distributed_training_keeps_the_weights_together(tmp_path: Path) -> None
     assert not torch.equal(first["conv.weight"], before["conv.weight"])
     for name in ("conv.weight", "conv.bias", "fc.weight", "fc.bias"):
         assert torch.equal(first[name], second[name])
+
+
+class Layers(Stubs):
+    """Modules only, for eager mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.conv(self.quant(x)))
+
+
+class Sums(Stubs):
+    """Functions, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        return self.dequant(torch.relu(self.bn(self.conv(x))) + torch.sigmoid(x))
+
+
+class Wrapped(nn.Module):
+    """Float code around a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.before = model, nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(self.before(x)).sigmoid()
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+HAS_COMPILER = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+BACKENDS = ["eager", pytest.param("inductor", marks=(HAS_COMPILER, pytest.mark.slow))]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_graph_of_ours_stays_out_of_compiled_code(compiler: None, backend: str) -> None:
+    qat = calibrate(prepare(Sums().eval(), (X,), method="symbolic", qconfig_dict={"": qconfig()}, out_dir=None), [X])
+    for model in (qat, convert_fx(qat)):
+        for whole in (model, Wrapped(model).eval()):
+            with torch.no_grad():
+                wanted, found = whole(X), torch.compile(whole, backend=backend)(X)
+            if whole is model:
+                assert torch.equal(found, wanted)
+            else:  # the float code around it is the compiler's
+                torch.testing.assert_close(found, wanted)
+        torch._dynamo.reset()
+        with torch.no_grad(), pytest.raises(torch._dynamo.exc.Unsupported):  # there is no full graph
+            torch.compile(Wrapped(model), backend=backend, fullgraph=True)(X)
+
+
+def test_a_graph_of_ours_trains_in_compiled_code(compiler: None) -> None:
+    def gradient(is_compiled: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = prepare(Sums().train(), (X,), method="symbolic", qconfig_dict={"": qconfig()}, out_dir=None)
+        (torch.compile(model, backend="eager") if is_compiled else model)(X).square().sum().backward()
+        return model.conv.weight.grad  # type: ignore[return-value]
+
+    assert torch.equal(gradient(True), gradient(False))
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "jit", "eager"])
+def test_a_forward_of_the_user_is_refused_in_compiled_code(compiler: None, method: str) -> None:
+    net = Layers().eval() if method == "eager" else Sums().eval()
+    net.qconfig = qconfig()
+    qat = calibrate(prepare(net, (X,), method=method, out_dir=None), [X])
+    wanted = qat(X)
+    for model in (qat, convert(qat)):
+        for whole in (model, Wrapped(model).eval()):
+            with torch.no_grad(), pytest.raises(TraceError, match=r"cannot be compiled.*torch\.compiler\.disable"):
+                torch.compile(whole, backend="eager")(X)
+        torch._dynamo.reset()
+        kept = Wrapped(torch.compiler.disable(model)).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(torch.compile(kept, backend="eager")(X), kept(X))
+    assert torch.equal(qat(X), wanted)  # an attempt leaves nothing behind
+
+
+def test_the_compiler_is_not_imported_before_somebody_uses_it() -> None:
+    code = (
+        "import sys, torch; from torch import nn\n"
+        "from horizon_plugin_pytorch.march import set_march; set_march('bayes')\n"
+        "from horizon_plugin_pytorch.quantization import QuantWrapper, get_default_qconfig\n"
+        "from horizon_plugin_pytorch.quantization.prepare import prepare\n"
+        "x, settings = torch.ones(1, 2), {'qconfig_dict': {'': get_default_qconfig()}, 'out_dir': None}\n"
+        "for method in ('jit', 'symbolic'):\n"
+        "    prepare(QuantWrapper(nn.Linear(2, 2)), (x,), method=method, **settings)(x)\n"
+        "assert 'torch._dynamo.eval_frame' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
 def test_compiled_float_code_may_call_a_model_that_is_kept_out_of_it() -> None:

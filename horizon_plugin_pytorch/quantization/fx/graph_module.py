@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from horizon_plugin_pytorch.fx.packing import pack, unpack
+from horizon_plugin_pytorch.nn.compiled import run_uncompiled
 from horizon_plugin_pytorch.nn.leaf import bind_methods
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 
@@ -106,6 +107,9 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
 class ObservedGraphModule(GraphModuleWithAttr):
     """A prepared model: observers and fake quantizers are in place."""
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return run_uncompiled(super().__call__, args, kwargs)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         require_float32(fn, "a prepared model")
         return super()._apply(fn, recurse)
@@ -113,6 +117,9 @@ class ObservedGraphModule(GraphModuleWithAttr):
 
 class QuantizedGraphModule(GraphModuleWithAttr):
     """A converted model: integers only between Quantize and DeQuantize."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return run_uncompiled(super().__call__, args, kwargs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         require_float32(fn, "a converted model")
