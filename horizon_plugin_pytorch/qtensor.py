@@ -588,6 +588,11 @@ _STAYING_NAMES = ("clone", "detach", "contiguous", "relu", "to", "cpu", "cuda") 
 _STAYING = frozenset(getattr(Tensor, name) for name in _STAYING_NAMES) | {torch.clone, torch.detach, torch.relu}
 
 
+def is_metadata(func: Callable) -> bool:
+    """Does a function ask about a tensor (its shape, its device) rather than compute with it?"""
+    return func in _METADATA
+
+
 def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Callable]:
     """Register what a QTensor does when a torch function is called on it: ``handler(function, args, kwargs)``.
 

@@ -44,7 +44,6 @@ class Run:
         self._children: list[tuple[str, nn.Module, dict[str, nn.Module | None]]] = []  # what they had before
         self.counts: Counter[Any] = Counter()  # how often each call site was met
         self.fused: dict[str, tuple[Any, Any]] = {}  # the last step of each fused module, and what it gave
-        self.stubbed: list[tuple[Any, Any]] = []  # what stubs gave for the call that begins, and what they took
         self.mode: TorchFunctionMode | None = None  # sees calls on ordinary tensors
 
     @property

@@ -285,7 +285,7 @@ class ScopeHooks:
             return  # another hook failed before `enter`
         run.leave(self.path)
         if not run.scopes:
-            self.handler.stop(run)
+            self.handler.stop(run, out)
 
     def attach(self, module: nn.Module) -> None:
         """Register the hooks."""

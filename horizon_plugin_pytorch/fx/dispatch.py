@@ -13,12 +13,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.dtype import QuantDType
-from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
+from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, caller, calling_scope, counted, here, unmet_module
 from horizon_plugin_pytorch.fx.chance import BY_CHANCE, by_chance
 from horizon_plugin_pytorch.fx.recording import CASTS, as_call, is_write, operator_name, row_of_call
+from horizon_plugin_pytorch.fx.results import tensors_in
+from horizon_plugin_pytorch.fx.tracer import user_frames
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
-from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls
+from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule
+from horizon_plugin_pytorch.nn.unfinished import Unfinished
 from horizon_plugin_pytorch.qtensor import QTensor, become
 from horizon_plugin_pytorch.running import Run, current, interceptor
 
@@ -57,13 +60,17 @@ class Dispatcher:
         run.mode = _PlainCalls(run) if self.is_mixed else None
         run.begin()
 
-    def stop(self, run: Run) -> None:
-        """It has run."""
+    def stop(self, run: Run, out: Any) -> None:
+        """It has run, and gave this."""
         run.end()
+        if run.prefix or sys.exc_info()[0] is not None:
+            return
         pending = [step for step, _ in run.fused.values() if not step.is_last]
-        is_whole = not run.prefix
-        if pending and is_whole and sys.exc_info()[0] is None:
+        if pending:
             raise pending[0].broken("the others did not run after it")
+        between = next((x for x in tensors_in(out) if isinstance(x, Unfinished)), None)
+        if between is not None:
+            raise between.refuse()
 
     def next_step(self, steps: list[FusedStep], inputs: tuple) -> FusedStep | None:
         """The step that a member of fused modules takes: it follows another of the same fused module, on its result.
@@ -74,28 +81,21 @@ class Dispatcher:
         run = current()
         if run is None or run.handler is not self:
             return None
-        inputs = tuple(next((taken for given, taken in run.stubbed if given is x), x) for x in inputs)
         for step in steps:
             last, out = run.fused.get(step.group[0], (None, None))
             if step.index == 0 and (last is None or last.is_last):
                 return step
-            if last is not None and last.index == step.index - 1 and any(_is_same(x, out) for x in inputs):
+            if last is not None and last.index == step.index - 1 and any(x is out for x in inputs):
                 return step
         raise steps[0].broken("they do not run one after the other now")
+
+    def given(self, step: FusedStep) -> Any:
+        """What the last step of the same fused module gave."""
+        return _running().fused[step.group[0]][1]
 
     def did(self, step: FusedStep, out: Any) -> None:
         """A step gave this."""
         _running().fused[step.group[0]] = step, out
-
-    def through_stub(self, path: str, x: Any) -> Any:
-        """What the stub at a path gives for an argument of a call."""
-        out = self.resolve(path)(x)
-        _running().stubbed.append((out, x))
-        return out
-
-    def start_call(self) -> None:
-        """A call whose arguments go through stubs begins."""
-        _running().stubbed = []
 
     def resolve(self, path: str) -> nn.Module:
         """The module at a path of the model."""
@@ -159,15 +159,15 @@ class Dispatcher:
         variant = self._variant(variants, call, site)
         module = self.resolve(variant.path)
         if isinstance(module, FusedAway):
-            return module(call.args[0])
+            return self._written(func, args, module(call.args[0]), bool(kwargs.get("inplace")))
         run = module if call.method is None else getattr(module, call.method)
         given = variant.computed(call) if getattr(module, "takes_weight", False) else {}
         out = run(*call.args, **call.kwargs, **variant.followed(call), **given)
         return self._written(func, args, out)
 
-    def _written(self, func: Callable, args: tuple, out: Any) -> Any:
+    def _written(self, func: Callable, args: tuple, out: Any, writes: bool = False) -> Any:
         """The result of a call; of one that writes, the tensor that is written."""
-        if not is_write(func):
+        if not (writes or is_write(func)):
             return out
         become(args[0], out)  # `x.add_(y)`: every name of x sees the result
         fused = _running().fused
@@ -218,11 +218,13 @@ class FusedStep:
         group: paths of the members, in their order.
         index: this member's position.
         line: the line that calls the fused module.
+        has_shape: does this member's result have the shape that it has in float?
     """
 
     group: tuple[str, ...]
     index: int
     line: str
+    has_shape: bool = True
 
     @property
     def is_last(self) -> bool:
@@ -237,6 +239,18 @@ class FusedStep:
             f"are fused into one operator; {how} (at `{self.group[self.index]}`). Put the code that runs a varying "
             "number of times into `Tracer.dynamic_block(self, name)`, or prepare with example inputs that run it "
             "several times."
+        )
+
+    def refused(self) -> UnknownCallError:
+        """The error of a reader of this member's result other than the next member."""
+        names = ", ".join(f"`{path}`" for path in self.group)
+        reader = source_line(user_frames())
+        return UnknownCallError(
+            f"{names} {f'({self.line}) ' if self.line else ''}are fused into one operator, as nothing else read the "
+            f"result of `{self.group[self.index]}` when the model was prepared; now something does"
+            f"{f' ({reader})' if reader else ''}. Prepare with example inputs that run through this line too "
+            "(`Tracer.is_tracing()` says when), or with `fuse_mode=FuseMode.NoFuse`; put code that runs a varying "
+            "number of times into `Tracer.dynamic_block(self, name)`."
         )
 
 
@@ -287,20 +301,12 @@ class OnCpu:
         module.register_forward_hook(self.after)
 
 
-def _is_same(x: Any, out: Any) -> bool:
-    """Are these one tensor? A float16 result gets and loses its mark between modules, which makes another object."""
-    if x is out or not isinstance(x, Tensor) or not isinstance(out, Tensor):
-        return x is out
-    is_real = not isinstance(x, QTensor) and not isinstance(out, QTensor)
-    return is_real and x.data_ptr() == out.data_ptr() and x.shape == out.shape
-
-
 def _real(x: Any) -> Any:
     return x.dequantize() if isinstance(x, QTensor) else x
 
 
 class FusedMember:
-    """Hooks of a module that is fused, which see that its fellows run as they did when the model was prepared.
+    """A module that is fused; it sees that its fellows run as they did when the model was prepared.
 
     Args:
         steps: its parts; a ReLU can be shared by several fused modules.
@@ -310,23 +316,38 @@ class FusedMember:
     def __init__(self, steps: list[FusedStep], handler: Dispatcher) -> None:
         self.steps, self.handler = steps, handler
 
-    def before(self, module: nn.Module, args: tuple) -> None:
-        """Before the forward."""
-        self.handler.next_step(self.steps, args)
-
-    def after(self, module: nn.Module, args: tuple, out: Any) -> Any:
-        """After the forward."""
-        if isinstance(out, QTensor) and out is args[0]:
-            out = out.alias()  # what was a result in float may be written to, and then its input must stay
+    def take(self, args: tuple) -> tuple[FusedStep | None, tuple]:
+        """Before the member runs: its step, and what it runs on."""
         step = self.handler.next_step(self.steps, args)
-        if step is not None:
-            self.handler.did(step, out)
+        if step is None or step.index == 0:
+            return step, args
+        before = self.handler.given(step)
+        return step, tuple(x.held if x is before and isinstance(x, Unfinished) else x for x in args)
+
+    def give(self, step: FusedStep, out: Any) -> Any:
+        """After it: the result, which only the next member may read."""
+        if not step.is_last and isinstance(out, Tensor):
+            out = Unfinished(out, step.refused, step.has_shape)
+        self.handler.did(step, out)
         return out
 
-    def attach(self, module: nn.Module) -> None:
-        """Register the hooks."""
-        module.register_forward_pre_hook(self.before)
-        module.register_forward_hook(self.after)
+    def pass_on(self, x: Any, is_written: bool) -> Any:
+        """The call of a member in whose place another one runs.
+
+        Args:
+            is_written: does it write its result to `x`?
+        """
+        step, (held,) = self.take((x,))
+        if step is None:
+            return held
+        if is_written and isinstance(x, Unfinished):
+            become(x, held)
+            held = x
+        return self.give(step, held)
+
+    def attach(self, module: PlacedModule) -> None:
+        """Let a module of the model be this member."""
+        module.member = self
 
 
 class NeverMet:

@@ -27,9 +27,11 @@ from horizon_plugin_pytorch.fx.call_site import (
 )
 from horizon_plugin_pytorch.fx.chance import mark_chance
 from horizon_plugin_pytorch.fx.packing import PackedGraph
+from horizon_plugin_pytorch.fx.results import tensors_in
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
 from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.nn.unfinished import is_shape
 from horizon_plugin_pytorch.running import Run, running
 
 # Python's operators with the tensor on the right.
@@ -120,6 +122,7 @@ class Recorder(TorchFunctionMode):
         self._stack: tuple[ModuleCall, ...] = ()
         self._called: Counter[str] = Counter()
         self.runs: list[list[LoggedCall]] = []
+        self._handed: dict[fx.Node, None] = {}
         self._time = 0
         self._bound: dict[int, int] = {}  # when a tensor became known
         self._writes: dict[int, tuple[int, int]] = {}  # when memory was last written to, and through which tensor
@@ -217,6 +220,8 @@ class Recorder(TorchFunctionMode):
             self._depth -= 1
         if getattr(func, "__name__", "") == "__setitem__":
             out = args[0]
+        if self._depth == 0 and is_shape(func) and id(args[0]) in self._nodes:
+            self._nodes[id(args[0])].meta["is_measured"] = True
         is_stale = self._depth == 0 and self._reads_stale(args, kwargs)
         if self._depth == 0 and any(isinstance(x, Tensor) for x in pytree.tree_leaves(out)):
             op, target, call_args, call_kwargs = as_call(func, args, kwargs)
@@ -267,11 +272,6 @@ class Recorder(TorchFunctionMode):
     def _leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str) -> Any:
         scope = current_scope()
         is_stale = self._reads_stale(args, kwargs)
-        self._depth += 1
-        try:
-            out = run()
-        finally:
-            self._depth -= 1
 
         def make() -> fx.Node:
             call_args, call_kwargs = self._arguments(args), self._arguments(kwargs)
@@ -280,7 +280,12 @@ class Recorder(TorchFunctionMode):
             owner = self.graph.create_node("get_attr", path)
             return self.graph.call_method(method, (owner, *call_args), call_kwargs)
 
-        self._add((path, method), make, out, scope, is_stale)
+        self._depth += 1
+        try:
+            out = run()
+            self._add((path, method), make, out, scope, is_stale)
+        finally:
+            self._depth -= 1
         return out
 
     @contextlib.contextmanager
@@ -293,6 +298,20 @@ class Recorder(TorchFunctionMode):
         finally:
             self._block = outer
             self._met |= met
+
+    def hand_out(self, result: Any) -> None:
+        """What the model gives, and what it keeps: somebody may read it."""
+        kept = (value for module in self._model.modules() for value in vars(module).values())
+        for tensor in tensors_in([result, *kept]):
+            node = self._nodes.get(id(tensor))
+            if node is not None and node.op not in ("placeholder", "get_attr"):
+                self._handed.setdefault(node)
+
+    def finish(self) -> fx.Graph:
+        """The graph; whatever nobody reads is an output too, as code that is not seen may have taken it."""
+        unread = (node for node in self.graph.nodes if not node.users and node.op != "placeholder")
+        self.graph.output(tuple(dict.fromkeys((*unread, *self._handed))))
+        return self.graph
 
     def again(self) -> None:
         """Before another run."""
@@ -409,7 +428,8 @@ def record_runs(
             recorder.add_input((args, kwargs))
             try:
                 with _watched(runner, recorder), recorder, running(Run(recorder=recorder)):
-                    runner(*args, **kwargs)
+                    out = runner(*args, **kwargs)
+                recorder.hand_out(out)
             except Exception as error:
                 if index:  # the training branch may need targets; the eval graph is enough then
                     break
@@ -419,8 +439,7 @@ def record_runs(
                 ) from error
     finally:
         torch.set_rng_state(state)
-    # Whatever nobody reads is an output: the model may hand it out in any structure, or keep it.
-    recorder.graph.output(tuple(node for node in recorder.graph.nodes if not node.users and node.op != "placeholder"))
-    mark_chance(recorder.graph)
-    recorder.graph.owning_module = model  # type: ignore[assignment]
-    return recorder.graph, recorder.runs
+    graph = recorder.finish()
+    mark_chance(graph)
+    graph.owning_module = model  # type: ignore[assignment]
+    return graph, recorder.runs

@@ -104,6 +104,7 @@ class PlacedModule(Successor):
     operator: str = ""  # its row in the operator table
     stub_paths: dict[int, str] = {}  # arguments, by position, that go through a stub of the model first
     own_calls: OwnCalls | None = None  # where each call of the module goes, if each has its own scales
+    member: Any = None  # its part in a fused operator of a model that runs its own forward
 
     @property
     def place(self) -> str:
@@ -121,13 +122,17 @@ class PlacedModule(Successor):
             if module is not self:
                 return module(*args, **kwargs)
         is_run = interceptor() is not None  # by the forward of the user's model
+        step = None
+        if is_run and self.member is not None:
+            step, args = self.member.take(args)
         if is_run:
             args, kwargs = unmarked((args, kwargs))
         if self.stub_paths:
             args, kwargs = self.through_stubs(args, kwargs)
         try:
             out = super().__call__(*args, **kwargs)
-            return marked(out) if is_run and self.gives_half else out
+            out = marked(out) if is_run and self.gives_half else out
+            return out if step is None else self.member.give(step, out)
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
 
@@ -147,9 +152,8 @@ class PlacedModule(Successor):
         if model is None:
             return args, kwargs
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: v is None)
-        model.start_call()
         for position, path in self.stub_paths.items():
-            leaves[position] = model.through_stub(path, leaves[position])
+            leaves[position] = model.resolve(path)(leaves[position])
         return pytree.tree_unflatten(leaves, spec)
 
     def explained(self, error: Exception, inputs: Any) -> Exception:
@@ -171,7 +175,8 @@ class FusedAway(PlacedModule):
         return nn.Module.__call__(self, *args, **kwargs) if module is self else module(*args, **kwargs)
 
     def forward(self, x: Any) -> Any:
-        return x
+        is_run = self.member is not None and interceptor() is not None
+        return self.member.pass_on(x, getattr(self, "inplace", False)) if is_run else x
 
     def _get_name(self) -> str:
         return "Identity"

@@ -249,8 +249,11 @@ def _guard(captured: Any, dispatcher: Dispatcher) -> None:
         called.add(called_path(captured, node))
         modules = {path: captured.get_submodule(path) for path in node.meta.get("members", ())}
         group = tuple(path for path, m in modules.items() if path == node.target or isinstance(m, FusedAway))
+        shapes = dict(zip(modules, node.meta.get("has_shape", ()), strict=False))
         for index, path in enumerate(group):
-            steps.setdefault(path, []).append(FusedStep(group, index, source_line(node.stack_trace)))
+            steps.setdefault(path, []).append(
+                FusedStep(group, index, source_line(node.stack_trace), shapes.get(path, True))
+            )
     for path, of_path in steps.items():
         FusedMember(of_path, dispatcher).attach(captured.get_submodule(path))
     for path, module in captured.named_modules():

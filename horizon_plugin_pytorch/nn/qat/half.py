@@ -74,13 +74,17 @@ class Float16(PlacedModule):
             if module is not self:
                 return getattr(module, name)(*args, **kwargs)
             is_run = interceptor() is not None  # by the forward of the user's model
+            step = None
+            if is_run and self.member is not None:
+                step, args = self.member.take(args)
             if is_run:
                 args, kwargs = unmarked((args, kwargs))
             if self.stub_paths:
                 args, kwargs = self.through_stubs(args, kwargs)
             out = self._cast(method(*_real(args), **_real(kwargs)))
             tell(self, method.__name__, args, kwargs, out)
-            return marked(out) if is_run else out
+            out = marked(out) if is_run else out
+            return out if step is None else self.member.give(step, out)
 
         return call
 

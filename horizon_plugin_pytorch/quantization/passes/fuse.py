@@ -96,6 +96,8 @@ class _Matcher:
                     return None
                 if self.only is not None and other not in self.only:  # a number that the graph computes, not a tensor
                     return None
+                if any(member.meta.get("is_measured") for member in chain) and _changes_shape(chain):
+                    return None  # the layer runs where the add is, so its result's shape is not known before
             elif node.args[:1] != (last,):
                 return None
             if role is Role.BN and not self._can_fold(chain[0], node):
@@ -114,6 +116,11 @@ class _Matcher:
         path = called_path(self.model, node)
         assert path is not None
         return module_at(self.model, path)
+
+
+def _changes_shape(chain: list[fx.Node]) -> bool:
+    source = chain[0].args[0]
+    return not isinstance(source, fx.Node) or source.meta.get("shape") != chain[-1].meta.get("shape")
 
 
 def _merged_choice(choices: dict[str, Choice], paths: list[str], anchor: int) -> Choice:
@@ -189,6 +196,10 @@ def _apply(
     with model.graph.inserting_before(anchor):
         new = model.graph.call_module(place, args)
     new.meta = {**anchor.meta, "made_by": f"fuse {rule.name}", "members": tuple(paths)}
+    shape = args[0].meta.get("shape") if isinstance(args[0], fx.Node) else None
+    new.meta["has_shape"] = tuple(
+        index >= rule.anchor or node.meta.get("shape") == shape for index, node in enumerate(chain)
+    )
     new.stack_trace = anchor.stack_trace
     if only is not None:
         only.add(new)

@@ -229,7 +229,8 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
         if not isinstance(module, QATModule):
             return None
         quantized = type(module).quantized_class.from_qat(module).train(module.training)
-        quantized.own_calls = module.own_calls  # not taken by `from_qat`: a twin has no calls of its own
+        # Not taken by `from_qat`: a twin has no calls of its own.
+        quantized.own_calls, quantized.member = module.own_calls, module.member
         return quantized
 
     model = _map_modules(model, change)
