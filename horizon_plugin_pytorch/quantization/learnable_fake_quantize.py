@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.quantization.cache import Cache
-from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, FakeQuantize, grid_edges, round_to_grid
+from horizon_plugin_pytorch.quantization.fake_quantize import (
+    NO_LIMIT,
+    FakeQuantize,
+    FakeQuantState,
+    grid_edges,
+    round_to_grid,
+)
 from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
@@ -58,8 +64,8 @@ class LearnableFakeQuantize(FakeQuantize):
     """A fake quantizer whose scale is trained (LSQ).
 
     Calibration, or the first batch of training, gives the scale that training begins with. Whatever step an optimizer
-    takes, the scale stays positive and finite: a negative one counts by its size, one that is not a number goes back to
-    what it was.
+    takes, the scale stays positive and finite: a step that would take it to zero or beyond halves it, and one that is
+    not a number leaves it as it was.
 
     Args:
         observer: gives the scale to begin with.
@@ -118,13 +124,22 @@ class LearnableFakeQuantize(FakeQuantize):
         scale = self.scale.detach()  # shares its count of writes, unlike `data`
         if is_asynchronous(scale) or not bool(((scale >= _SMALLEST) & (scale <= _LARGEST)).all()):
             good = self._good.to(scale.device).expand_as(scale)
-            scale.copy_(torch.where(scale.isfinite(), scale.abs().clamp(_SMALLEST, _LARGEST), good))
+            mended = torch.where(scale.isfinite(), torch.where(scale > 0, scale, good / 2), good)
+            scale.copy_(mended.clamp_(_SMALLEST, _LARGEST))
         self._good = scale.clone()
         return True
 
     def current_scale(self) -> Tensor:
         self.sound_scale()
         return super().current_scale()
+
+    def set_state(self, state: FakeQuantState) -> None:
+        self.sound_scale()  # the last step of an optimizer may have been too large
+        super().set_state(state)
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self.sound_scale()
+        super()._save_to_state_dict(*args)
 
     def _resize(self, like: Tensor) -> None:
         self.scale.data = torch.ones_like(like, device=self.scale.device)  # an optimizer may hold the parameter

@@ -79,6 +79,31 @@ def test_whatever_step_is_taken_the_scale_stays_positive_and_finite(steps: list[
         out.sum().backward()
 
 
+def test_a_step_beyond_zero_halves_the_scale_and_is_mended_in_checkpoints_too() -> None:
+    quantizer = ready(scale=0.5)
+    quantizer(torch.randn(5))
+    with torch.no_grad():
+        quantizer.scale -= 0.7
+    assert quantizer.state_dict()["scale"].tolist() == [0.25]
+    with torch.no_grad():
+        quantizer.scale.fill_(float("nan"))
+    assert quantizer.state_dict()["scale"].tolist() == [0.25]
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-2, 1.0])
+def test_adamw_leaves_scales_sound_whatever_its_rate(rate: float) -> None:
+    model, _ = trained(default_qat_8bit_lsq_quant_qconfig, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    for _ in range(6):
+        optimizer.zero_grad()
+        out = model(torch.randn(8, 3, 6, 6))
+        out.square().mean().backward()
+        optimizer.step()
+        assert out.isfinite().all()
+    scales = [v for name, v in model.state_dict().items() if name.endswith("scale")]
+    assert len(scales) > 5 and all(bool((v > 0).all() & v.isfinite().all()) for v in scales)
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
