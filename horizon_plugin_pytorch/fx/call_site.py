@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from types import CodeType
+from types import FrameType
 from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import module as torch_module
 
-from horizon_plugin_pytorch.errors import at, is_package_code, is_user_code
+from horizon_plugin_pytorch.errors import UnknownCallError, at, is_package_code, is_user_code
+from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.operator_table import Call
 from horizon_plugin_pytorch.running import Run, current
 
 _MODULE_FILE = torch_module.__file__
+
+
+Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -32,14 +37,15 @@ class CallSite:
 
     Args:
         scope: path of the module whose forward is running; a dynamic block adds its name.
-        calls: the chain of user code from that forward to the call: file, function's first line, and instruction.
+        calls: the chain of user code from that forward to the call: function, instruction, and a checksum of the
+            function's code. No file is named, so that the model can be loaded where the source is elsewhere.
         name: the operator that is called there; empty for a module.
         occurrence: how often it was called there before, since the model began to run; 0 where that does not matter.
         line: ``file.py:41`` of the innermost user code, for messages; it is not part of the identity.
     """
 
     scope: str
-    calls: tuple[tuple[str, int, int], ...]
+    calls: tuple[Place, ...]
     name: str
     occurrence: int = 0
     line: str = field(default="", compare=False)
@@ -208,19 +214,41 @@ def caller(scope: str) -> CallSite:
 
 _CACHE, _EXTENDED_ARG = dis.opmap.get("CACHE", -1), dis.opmap["EXTENDED_ARG"]
 _PRECALL, _CALL = dis.opmap.get("PRECALL", -1), dis.opmap.get("CALL", -1)
-_INSTRUCTIONS: dict[int, tuple[CodeType, list[int]]] = {}  # by id: Python's own hash of code reads all of it
 
 
-def instruction(code: CodeType, offset: int) -> int:
-    """Where the instruction begins that runs at an offset, however the interpreter specialises it while it is warm.
+class _Code:
+    """What call sites tell of a function.
 
-    A call that is inlined stands at the end of its instruction's cache (Python 3.11 and 3.12), and one of a builtin
-    moves from CALL to the PRECALL before it (3.11).
+    An instruction is where it begins, however the interpreter specialises it while it is warm: a call that is inlined
+    stands at the end of its instruction's cache (Python 3.11 and 3.12), and one of a builtin moves from CALL to the
+    PRECALL before it (3.11).
     """
-    known = _INSTRUCTIONS.get(id(code))
+
+    def __init__(self, frame: FrameType) -> None:
+        self.code = frame.f_code
+        file = self.code.co_filename
+        self.is_module_call = file == _MODULE_FILE
+        self.is_user, self.is_package = is_user_code(file), is_package_code(file)
+        self.is_mode = self.code.co_name == "__torch_function__"
+        self.file = file.rpartition("/")[2]
+        self.name = f"{frame.f_globals.get('__name__')}.{getattr(self.code, 'co_qualname', self.code.co_name)}"
+        code = self.code.co_code  # not specialised
+        self.checksum = zlib.crc32(code)
+        self._beginnings = _beginnings(code)
+
+    def place(self, frame: FrameType) -> Place:
+        """The instruction that runs."""
+        return self.name, self._beginnings[frame.f_lasti // 2], self.checksum
+
+
+_CODES: dict[int, _Code] = {}  # by id: Python's own hash of code reads all of it
+
+
+def _code(frame: FrameType) -> _Code:
+    known = _CODES.get(id(frame.f_code))
     if known is None:
-        known = _INSTRUCTIONS[id(code)] = code, _beginnings(code.co_code)  # `co_code` is not specialised
-    return known[1][offset // 2]
+        known = _CODES[id(frame.f_code)] = _Code(frame)
+    return known
 
 
 def _beginnings(code: bytes) -> list[int]:
@@ -237,24 +265,42 @@ def _beginnings(code: bytes) -> list[int]:
 
 
 def _site(frame: Any, scope: str, name: str) -> CallSite:
-    calls = []
+    calls: list[Place] = []
     line = ""
-    outermost: tuple[str, int, int] | None = None
+    outermost: Place | None = None
     while frame is not None:
-        code = frame.f_code
-        if code.co_filename == _MODULE_FILE:  # nn.Module's call: above it is another scope
+        code = _code(frame)
+        if code.is_module_call:  # above it is another scope
             break
-        place = (code.co_filename, code.co_firstlineno, instruction(code, frame.f_lasti))
-        if is_user_code(code.co_filename):
+        if code.is_mode:  # it passes on a call that was made above it
+            calls, line, outermost = [], "", None
+        elif code.is_user:
             if not line:
-                line = f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
-            calls.append(place)
-        if not is_package_code(code.co_filename):
-            outermost = place
+                line = f"{code.file}:{frame.f_lineno}"
+            outermost = code.place(frame)
+            calls.append(outermost)
+        elif not code.is_package:
+            outermost = code.place(frame)
         frame = frame.f_back
-    if outermost is not None and outermost not in calls:
+    if outermost is not None and (not calls or calls[-1] != outermost):
         calls.append(outermost)  # a forward that torch wrote: its lines are as different as anybody's
     return CallSite(scope, tuple(calls), name, line=line)
+
+
+def check_source(site: CallSite, known: Iterable[CallSite]) -> None:
+    """See that a call site, which is not among the known ones, is not one of them before its source was changed.
+
+    Raises:
+        UnknownCallError: when it is.
+    """
+    checksums = {name: checksum for other in known for name, _, checksum in other.calls}
+    for name, _, checksum in site.calls:
+        if checksums.get(name, checksum) != checksum:
+            raise UnknownCallError(
+                f"the source of `{name}` {at(site.scope, site.line)} changed since the model was prepared, or it was "
+                "prepared with another version of Python: which module is for which call is not known any more. "
+                "Prepare the model again and load the `state_dict`."
+            )
 
 
 class ScopeHooks:
@@ -274,7 +320,10 @@ class ScopeHooks:
             refuse_compiled(type(module).__name__, at(self.path))
         run = current()
         if run is None or run.handler is not self.handler:
-            run = Run(self.handler, module, self.path, frame=sys._getframe(1))
+            frame: Any = sys._getframe(1)
+            while frame is not None and frame.f_code.co_filename != _MODULE_FILE:
+                frame = frame.f_back
+            run = Run(self.handler, module, self.path, frame=frame)
             self.handler.start(run)
         run.enter(self.path, module)
 
@@ -289,8 +338,8 @@ class ScopeHooks:
 
     def attach(self, module: nn.Module) -> None:
         """Register the hooks."""
-        module.register_forward_pre_hook(self.enter, with_kwargs=True, prepend=True)
-        module.register_forward_hook(self.leave, with_kwargs=True, always_call=True)  # type: ignore[arg-type]
+        keep(module.register_forward_pre_hook, self.enter, with_kwargs=True, prepend=True)
+        keep(module.register_forward_hook, self.leave, with_kwargs=True, always_call=True)
 
 
 def unmet_module() -> tuple[nn.Module | None, str]:

@@ -14,11 +14,21 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at, source_line
-from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, caller, calling_scope, counted, here, unmet_module
+from horizon_plugin_pytorch.fx.call_site import (
+    CallSite,
+    Variant,
+    caller,
+    calling_scope,
+    check_source,
+    counted,
+    here,
+    unmet_module,
+)
 from horizon_plugin_pytorch.fx.chance import BY_CHANCE, by_chance
 from horizon_plugin_pytorch.fx.recording import CASTS, as_call, is_write, operator_name, row_of_call
 from horizon_plugin_pytorch.fx.results import tensors_in
 from horizon_plugin_pytorch.fx.tracer import user_frames
+from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule
 from horizon_plugin_pytorch.nn.unfinished import Unfinished
@@ -108,6 +118,8 @@ class Dispatcher:
             return self.resolve(calls.path)
         site = counted(caller(scope), calls.path)
         path = calls.sites.get(site)
+        if path is None:
+            check_source(site, calls.sites)
         if path is None and site.occurrence:
             raise _called_too_often(f"`{calls.path}` (called at {site.line or scope})", site.occurrence)
         if path is None:
@@ -182,6 +194,7 @@ class Dispatcher:
 
     def _unknown(self, site: CallSite) -> UnknownCallError:
         """The error of a call that was not recorded: of a function, or of a module that calls it."""
+        check_source(site, self.sites)
         what, where = f"`{site.name}`", at(site.scope, site.line)
         module, line = (None, "") if site.line else unmet_module()
         if module is not None:
@@ -297,8 +310,8 @@ class OnCpu:
 
     def attach(self, module: nn.Module) -> None:
         """Register the hooks."""
-        module.register_forward_pre_hook(self.before, with_kwargs=True)
-        module.register_forward_hook(self.after)
+        keep(module.register_forward_pre_hook, self.before, with_kwargs=True)
+        keep(module.register_forward_hook, self.after)
 
 
 def _real(x: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.errors import FusionError
+from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.intrinsic import Entry, FusedModule
 from horizon_plugin_pytorch.quantization.fusion import FusionRule, fuse, rule_for
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
@@ -57,7 +58,7 @@ def _enter(fused: FusedModule, identity: nn.Module) -> None:
     """What passes through `identity`, where the layer was, is the layer's operand of the add."""
     entry = Entry()
     fused.enter_through(entry)
-    identity.register_forward_hook(entry)
+    keep(identity.register_forward_hook, entry)
 
 
 def _keep_hooks(mod_list: Sequence[nn.Module], fused: nn.Module) -> None:

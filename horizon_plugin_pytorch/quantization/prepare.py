@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.fx.children import hide_added
 from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu
 from horizon_plugin_pytorch.fx.recording import float_casts, record_runs
 from horizon_plugin_pytorch.fx.tracer import is_leaf
+from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.placed import FusedAway, PlacedModule
@@ -259,7 +260,7 @@ def _guard(captured: Any, dispatcher: Dispatcher) -> None:
     for path, module in captured.named_modules():
         row = row_of_module(type(module))
         if row is not None and row.name in ("quant", "dequant") and path not in called:
-            module.register_forward_pre_hook(NeverMet(path))
+            keep(module.register_forward_pre_hook, NeverMet(path))
 
 
 def _link_stubs(captured: Any) -> None:

@@ -143,3 +143,23 @@ def test_threads_run_models_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert found == [True] * 20
+
+
+class Passing(TorchFunctionMode):
+    """Somebody who looks at all calls."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        return self._passed(func, args, kwargs or {})
+
+    def _passed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("of", [{}, _half()], ids=["integers", "with float16"])
+def test_modes_of_the_user_are_no_call_sites(of: dict[str, Any]) -> None:
+    model = _prepared(1, **of)
+    want = model(INPUT)[0]
+    with Passing():
+        assert torch.equal(model(INPUT)[0], want)
+        inside = _prepared(1, **of)
+    assert torch.equal(inside(INPUT)[0], want)

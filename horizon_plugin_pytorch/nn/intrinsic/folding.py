@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.intrinsic.fused import check_rank_hook
 
 
@@ -59,7 +60,7 @@ def fold_bn(layer: Any, bn: Any) -> Any:
     if rank is not None:
         out.input_rank = rank
         out._forward_pre_hooks = layer._forward_pre_hooks.copy()
-        out.register_forward_pre_hook(check_rank_hook)
+        keep(out.register_forward_pre_hook, check_rank_hook)
     return out
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.quantization.observer_base import ObserverBase
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path
 
@@ -30,7 +31,7 @@ def join_calls(model: Any, root: nn.Module, region: Region) -> None:
 def follow_batches(model: nn.Module) -> None:
     """Tell observers that join calls when a forward of the model begins."""
     if any(observer.counts_together for observer in _observers(model)):
-        model.register_forward_pre_hook(_begin_batch)
+        keep(model.register_forward_pre_hook, _begin_batch)
 
 
 def _observers(module: nn.Module) -> list[ObserverBase]:
