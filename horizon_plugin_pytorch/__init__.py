@@ -9,6 +9,7 @@ from horizon_plugin_pytorch import dtype, fixed_point, march, qat_mode, qtensor
 from horizon_plugin_pytorch import quantization
 from horizon_plugin_pytorch import nn
 from horizon_plugin_pytorch import functional
+from horizon_plugin_pytorch import fx, utils
 from horizon_plugin_pytorch.functional import (
     abs,
     argmax,
@@ -28,7 +29,7 @@ from horizon_plugin_pytorch.functional import (
 
 __all__ = [
     "March", "__version__", "abs", "argmax", "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb", "bgr2yuv",
-    "centered_yuv2bgr", "centered_yuv2rgb", "dtype", "fixed_point", "functional", "get_march", "march", "nn",
+    "centered_yuv2bgr", "centered_yuv2rgb", "dtype", "fixed_point", "functional", "fx", "get_march", "march", "nn",
     "qat_mode", "qtensor", "quantization", "rgb2bgr", "rgb2centered_gray", "rgb2centered_yuv", "rgb2gray", "rgb2yuv",
-    "set_march",
+    "set_march", "utils",
 ]  # fmt: skip

@@ -57,7 +57,9 @@ from horizon_plugin_pytorch.quantization.explain import explain
 from horizon_plugin_pytorch.quantization.quantize import convert, load_observer_params, prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import convert_fx, fuse_fx, prepare_qat_fx
 from horizon_plugin_pytorch.quantization.graph_text import compare_graphs
-from horizon_plugin_pytorch.quantization.prepare import FuseMode, PrepareMethod, prepare
+from horizon_plugin_pytorch.quantization.fuse_mode import FuseMode
+from horizon_plugin_pytorch.quantization.prepare import PrepareMethod, prepare
+from horizon_plugin_pytorch.quantization.first_generation import prepare_calibration, prepare_calibration_fx
 from horizon_plugin_pytorch.deploy.check_model import check_model
 
 __all__ = [
@@ -114,6 +116,8 @@ __all__ = [
     "observer",
     "observer_v2",
     "prepare",
+    "prepare_calibration",
+    "prepare_calibration_fx",
     "prepare_qat",
     "prepare_qat_fx",
     "qconfig_setter",

@@ -35,6 +35,7 @@ from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
+from horizon_plugin_pytorch.quantization.fuse_mode import FuseMode
 from horizon_plugin_pytorch.quantization.graph_text import graph_text
 from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
@@ -63,13 +64,6 @@ class PrepareMethod(Enum):
     EAGER = "eager"
 
 
-class FuseMode(Enum):
-    """What is fused."""
-
-    BNAddReLU = "BNAddReLU"
-    NoFuse = "NoFuse"
-
-
 def prepare(
     model: nn.Module,
     example_inputs: Any = None,
@@ -78,7 +72,7 @@ def prepare(
     *,
     example_kw_inputs: dict[str, Any] | None = None,
     qconfig_dict: dict[str, Any] | None = None,
-    fuse_mode: FuseMode = FuseMode.BNAddReLU,
+    fuse_mode: FuseMode | str = FuseMode.BNAddReLU,
     own_scales: bool | Iterable[str] = False,
     hybrid: bool = False,
     hybrid_dict: dict[str, list] | None = None,
@@ -119,9 +113,9 @@ def prepare(
         raise ValueError(f"prepare: method must be one of {names}, got {method!r}.") from None
     if qconfig_setter is not None and qconfig_dict:
         raise QuantizationConfigError("prepare: give qconfig_setter or qconfig_dict, not both.")
-    by_running = method in (PrepareMethod.JIT, PrepareMethod.JIT_STRIP)
-    if fuse_mode is not FuseMode.BNAddReLU and not by_running:
-        raise NotImplementedError(f"prepare: {method} has no {fuse_mode}; use PrepareMethod.JIT_STRIP.")
+    fuse_mode = FuseMode.of(fuse_mode, "prepare")
+    if fuse_mode is FuseMode.NoFuse and method is PrepareMethod.EAGER:
+        raise QuantizationConfigError("prepare: PrepareMethod.EAGER fuses nothing by itself; leave fuse_mode out.")
     if method is PrepareMethod.EAGER and qconfig_dict:
         raise QuantizationConfigError("prepare: PrepareMethod.EAGER reads the modules' own `qconfig`; set it there.")
     if method is PrepareMethod.EAGER and own_scales:
@@ -136,6 +130,7 @@ def prepare(
             hybrid_dict=hybrid_dict,
             qconfig_setter=qconfig_setter,
             own_scales=own_scales,
+            is_fused=fuse_mode is not FuseMode.NoFuse,
         )
     else:
         if example_inputs is None and not example_kw_inputs:

@@ -25,7 +25,7 @@ from horizon_plugin_pytorch.quantization.passes.inputs import warn_unfit
 from horizon_plugin_pytorch.quantization.passes.region import quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
 from horizon_plugin_pytorch.quantization.qconfig_template import apply_setters
-from horizon_plugin_pytorch.quantization.quantize_fx import called_lines, copy_model, require_float
+from horizon_plugin_pytorch.quantization.quantize_fx import called_lines, check_verbosely, copy_model, require_float
 
 
 def prepare_qat(
@@ -50,7 +50,8 @@ def prepare_qat(
         example_inputs, example_kw_inputs: the model's arguments; setters then know which results are outputs, and leave
             what lies outside of the quantized part float.
         hybrid: let modules without a qconfig take quantized tensors, as real values; put a QuantStub after them.
-        mapping, optimize_graph, optimize_kwargs, verbose: accepted for compatibility.
+        verbose: 1 writes ``model_check_result.txt`` and prints it; it needs `example_inputs`.
+        mapping, optimize_graph, optimize_kwargs: accepted for compatibility.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization.qconfig import get_default_qat_qconfig
@@ -83,6 +84,8 @@ def prepare_qat(
     warn_int16(prepared, march)
     prepared.__dict__.update(march=march, choices=choices)
     report_mismatches(prepared)
+    if verbose:
+        check_verbosely(prepared, example_inputs, "prepare_qat")
     return prepared
 
 

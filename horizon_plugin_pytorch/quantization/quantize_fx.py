@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.choice import Choice
+from horizon_plugin_pytorch.quantization.fuse_mode import FuseMode
 from horizon_plugin_pytorch.quantization.fx.graph_module import (
     GraphModuleWithAttr,
     ObservedGraphModule,
@@ -82,7 +83,11 @@ def _preserve(target: nn.Module, source: nn.Module, config: dict | None) -> None
             setattr(target, name, getattr(source, name))
 
 
-def fuse_fx(model: nn.Module, fuse_custom_config_dict: dict[str, Any] | None = None) -> GraphModuleWithAttr:
+def fuse_fx(
+    model: nn.Module,
+    fuse_custom_config_dict: dict[str, Any] | None = None,
+    fuse_mode: FuseMode | str = FuseMode.BNAddReLU,
+) -> GraphModuleWithAttr:
     """Fuse layers with the batch norm, add and ReLU that follow them; a float model comes out, `model` stays as it is.
 
     >>> type(fuse_fx(nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())).get_submodule("0")).__name__
@@ -94,7 +99,8 @@ def fuse_fx(model: nn.Module, fuse_custom_config_dict: dict[str, Any] | None = N
     follow_writes(graph_module)
     choices = resolve_qconfigs(copied, None)
     replace_fusable(graph_module, choices)  # `x + y` must become a module before it can be fused
-    fuse_graph(graph_module, choices)
+    if FuseMode.of(fuse_mode, "fuse_fx") is not FuseMode.NoFuse:
+        fuse_graph(graph_module, choices)
     _preserve(graph_module, model, fuse_custom_config_dict)
     return graph_module
 
@@ -126,7 +132,9 @@ def prepare_qat_fx(
         own_scales: shared modules whose calls have activation scales of their own; see `prepare`.
         hybrid: run operators that have no quantized form on the CPU, in float; stubs are put around them.
         hybrid_dict: further operators for the CPU: ``{"module_type": [cls], "module_name": [path]}``.
-        optimize_graph, opset_version, verbose: accepted for compatibility.
+        example_inputs: for `verbose`.
+        verbose: 1 writes ``model_check_result.txt`` and prints it: shared and unfused operators, formats.
+        optimize_graph, opset_version: accepted for compatibility.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
@@ -136,10 +144,24 @@ def prepare_qat_fx(
     >>> type(net.module)
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
-    return prepare_by_tracing(
+    prepared = prepare_by_tracing(
         model, qconfig_dict, prepare_custom_config_dict, hybrid, hybrid_dict, qconfig_setter, own_scales,
         joins_calls=False,  # the guides print scales that average over the calls of a shared module
     )  # fmt: skip
+    if verbose:
+        check_verbosely(prepared, example_inputs, "prepare_qat_fx")
+    return prepared
+
+
+def check_verbosely(prepared: nn.Module, example_inputs: Any, what: str) -> None:
+    """Write and print the check of shared and unfused operators and of formats."""
+    from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
+
+    if example_inputs is None:
+        warn(f"{what}: verbose=1 runs the model to check it; give example_inputs.", QuantizationWarning)
+        return
+    args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    print(inspect_model(prepared, args, "."))
 
 
 def prepare_by_tracing(
@@ -151,10 +173,12 @@ def prepare_by_tracing(
     qconfig_setter: Any = None,
     own_scales: bool | Iterable[str] = False,
     joins_calls: bool = True,
+    is_fused: bool = True,
 ) -> ObservedGraphModule:
     """`prepare_qat_fx`, and `prepare` by symbolic trace.
 
     Args:
+        is_fused: fuse layers with what follows them.
         joins_calls: let all calls of a module in one forward count as one batch.
     """
     march = require_march("prepare_qat_fx")
@@ -179,7 +203,7 @@ def prepare_by_tracing(
     choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     if hybrid:
         region = split_devices(observed, region, choices, march, HybridConfig(hybrid_dict))
-    observe(observed, observed, region, choices, march, qconfig_setter, own=own, joins_calls=joins_calls)
+    observe(observed, observed, region, choices, march, qconfig_setter, is_fused, own, joins_calls)
     observed.__dict__["march"], observed.__dict__["choices"] = march, choices
     observed.recompile()
     report_mismatches(observed)
