@@ -156,12 +156,13 @@ def prepare_qat_fx(
 def check_verbosely(prepared: nn.Module, example_inputs: Any, what: str) -> None:
     """Write and print the check of shared and unfused operators and of formats."""
     from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
+    from horizon_plugin_pytorch.quantization.inspection.report import render
 
     if example_inputs is None:
         warn(f"{what}: verbose=1 runs the model to check it; give example_inputs.", QuantizationWarning)
         return
     args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    print(inspect_model(prepared, args, "."))
+    print(render(inspect_model(prepared, args, ".")))
 
 
 def prepare_by_tracing(
