@@ -287,8 +287,8 @@ def test_arguments_that_a_method_does_not_have_are_refused() -> None:
         prepare(Plain())
     with pytest.raises(QuantizationConfigError, match="EAGER reads the modules' own"):
         prepare(Plain(), method="eager", qconfig_dict={"": qconfig()})
-    with pytest.raises(NotImplementedError, match="JIT_STRIP"):
-        prepare(Plain(), X, method="symbolic", qconfig_dict={"": qconfig()}, fuse_mode=FuseMode.NoFuse)
+    with pytest.raises(QuantizationConfigError, match="EAGER fuses nothing by itself"):
+        prepare(Plain(), X, method="eager", fuse_mode=FuseMode.NoFuse)
 
 
 class ReadAgain(Stubs):
