@@ -167,6 +167,9 @@ class PlacedModule(Successor):
         )
 
 
+FUSED_INTO = "_fused_into"  # what is left of a fused module has here a list of the modules that it became a part of
+
+
 class FusedAway(PlacedModule):
     """What is left of a module that is fused into another: it gives back its argument."""
 

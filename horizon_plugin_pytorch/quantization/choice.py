@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
 
+from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.nn.operator_table import row_named
+from horizon_plugin_pytorch.nn.placed import FUSED_INTO, PlacedModule
 from horizon_plugin_pytorch.quantization.qconfig import spell, unasked
 
 KEEPS_FORMAT, GIVES_REAL = "keeps the format of its input", "gives real numbers"
+NO_SETTER = "no setter gives it a qconfig"
+NO_FORMAT = "has no format of its own"
 
 
 @dataclass(frozen=True)
@@ -100,16 +105,46 @@ def inherited_choice(choices: dict[str, Choice], path: str) -> Choice | None:
 def steps_of(model: nn.Module, path: str) -> tuple[Step, ...]:
     """The rules that gave a module of a prepared model its formats, oldest first; none where nothing is known.
 
-    Weights are left out for modules that have none.
+    Weights are left out for modules that have none. What is fused into another module says where it went.
+
+    Raises:
+        ValueError: if the model has no such module.
     """
-    choice = model.__dict__.get("choices", {}).get(path)
+    module = _module(model, path)
+    choices = model.__dict__.get("choices", {})
+    fused = vars(module).get(FUSED_INTO, ())
+    if fused:
+        places = [name for name, other in model.named_modules() if any(other is one for one in fused)]
+        return tuple(Step(f"fused into `{place}`: {reason_of(model, place)}") for place in places)
+    choice = inherited_choice(choices, path)
     if choice is None:
         return ()
-    module = model.get_submodule(path)
+    if path not in choices and row_named(getattr(module, "operator", "")) is None:
+        around = path
+        while around not in choices:
+            around = around.rpartition(".")[0]
+        is_part = not _is_container(model.get_submodule(around))
+        return (Step(f"part of `{around}`: {reason_of(model, around)}"),) if is_part else (Step(NO_FORMAT),)
+    if _is_container(module):
+        return (Step(NO_FORMAT),)
     row = row_named(getattr(module, "operator", ""))
     if row is not None and not row.needs_qconfig:
         return (Step(GIVES_REAL if row.name == "dequant" else KEEPS_FORMAT),)
     return choice.steps if hasattr(module, "weight") else tuple(replace(step, weight="") for step in choice.steps)
+
+
+def _module(model: nn.Module, path: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        close = get_close_matches(path, [name for name, _ in model.named_modules()], 3)
+        hint = f"Did you mean {', '.join(map(repr, close))}?" if close else "See `model.named_modules()`."
+        raise ValueError(f"`{type(model).__name__}` has no module {path!r}. {hint}") from None
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Does it only hold others?"""
+    return not isinstance(module, PlacedModule) and not is_leaf(module)
 
 
 def reason_of(model: nn.Module, path: str) -> str:

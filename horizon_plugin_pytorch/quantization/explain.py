@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.placed import FusedAway, PlacedModule
 from horizon_plugin_pytorch.quantization.choice import steps_of
 
 
@@ -13,7 +13,8 @@ def explain(model: nn.Module, name: str | None = None) -> dict[str, tuple[str, .
 
     Args:
         model: the result of `prepare` or `prepare_qat_fx`.
-        name: one module's path, or a container's for all that is in it; None for the whole model.
+        name: one module's path, or a container's for all that is in it; None for the whole model. A module that is
+            fused into another one, or stays float, is told if it is named.
 
     Returns:
         The chain of rules for each path, oldest first.
@@ -35,13 +36,14 @@ def explain(model: nn.Module, name: str | None = None) -> dict[str, tuple[str, .
             f"explain takes a prepared model, and `{type(model).__name__}` has no record of its configuration. Give it "
             "the result of `prepare` or `prepare_qat_fx`."
         )
-    chains = {
-        path: tuple(map(str, steps_of(model, path)))
+    operators = [
+        path
         for path, module in model.named_modules()
-        if isinstance(module, PlacedModule) and path in choices and _is_asked(path, name)
-    }
+        if isinstance(module, PlacedModule) and not isinstance(module, FusedAway) and path in choices
+    ]
+    chains = {path: tuple(map(str, steps_of(model, path))) for path in operators if _is_asked(path, name)}
     if name is not None and not chains:
-        raise ValueError(f"explain: {name!r} has no quantized operator; see `model.named_modules()` for the paths.")
+        chains = {name: tuple(map(str, steps_of(model, name)))}
     for path, reasons in chains.items():
         print(path)
         for index, reason in enumerate(reversed(reasons)):

@@ -11,6 +11,7 @@ from torch import nn
 from horizon_plugin_pytorch.errors import FusionError
 from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.intrinsic import Entry, FusedModule
+from horizon_plugin_pytorch.nn.placed import FUSED_INTO
 from horizon_plugin_pytorch.quantization.fusion import FusionRule, fuse, rule_for
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 
@@ -39,6 +40,8 @@ def fuse_known_modules(
     rule, fused = _fuse(mod_list)
     if rule.has_add and isinstance(fused, FusedModule):
         _enter(fused, out[0])
+    for identity in out:
+        identity.__dict__[FUSED_INTO] = [fused]
     out[rule.anchor] = fused
     return out
 

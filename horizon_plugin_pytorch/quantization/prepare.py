@@ -37,7 +37,7 @@ from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.fuse_mode import FuseMode
 from horizon_plugin_pytorch.quantization.graph_text import graph_text
-from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
+from horizon_plugin_pytorch.quantization.inspection.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.quantization.passes.hybrid import HybridConfig, split_devices
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales, split_aliases, unshare
@@ -147,14 +147,26 @@ def prepare(
             own_scales,
             HybridConfig(hybrid_dict) if hybrid else None,
         )
-    if out_dir is not None and hasattr(prepared, "graph"):
-        write_atomically(graph_text(prepared.graph).encode(), os.path.join(out_dir, GRAPH_FILE))
-    if out_dir is not None and (example_inputs is not None or example_kw_inputs):
-        try:
-            inspect_model(prepared, _as_args(example_inputs), out_dir, example_kw_inputs)
-        except CheckError as error:
-            warn(f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.", QuantizationWarning)
+    if out_dir is not None:
+        _write_results(prepared, out_dir, example_inputs, example_kw_inputs)
     return prepared
+
+
+def _write_results(prepared: Any, out_dir: str | os.PathLike, example_inputs: Any, kwargs: dict | None) -> None:
+    """Write the graph and the check; the model is prepared whether or not they can be written."""
+    try:
+        if hasattr(prepared, "graph"):
+            write_atomically(graph_text(prepared.graph).encode(), os.path.join(out_dir, GRAPH_FILE))
+        if example_inputs is not None or kwargs:
+            inspect_model(prepared, _as_args(example_inputs), out_dir, kwargs)
+    except CheckError as error:
+        warn(f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.", QuantizationWarning)
+    except OSError as error:
+        warn(
+            f"prepare could not write {GRAPH_FILE} and {RESULT_FILE} into `{os.fspath(out_dir)}`: {error}. The model "
+            "is prepared. Give an out_dir that can be written to, or out_dir=None to write none.",
+            QuantizationWarning,
+        )
 
 
 def _prepare_eager(

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
@@ -167,6 +169,23 @@ class QconfigTemplate:
         return f"{type(self).__name__}({given})"
 
 
+def require_templates(templates: Any, what: str) -> None:
+    """Insist on a list of templates.
+
+    Raises:
+        QuantizationConfigError: for anything else.
+    """
+    if not isinstance(templates, Iterable):
+        raise QuantizationConfigError(f"{what}: templates must be a list of templates, got {templates!r}.")
+    for template in templates:
+        if isinstance(template, type) or not callable(getattr(template, "apply", None)):
+            name = f"the class {template.__name__}" if isinstance(template, type) else repr(template)
+            raise QuantizationConfigError(
+                f"{what}: {name} is not a template; HighPrecisionOutputTemplate() or ModuleNameTemplate({{'': qint8}}) "
+                "would be one."
+            )
+
+
 class HighPrecisionOutputTemplate(QconfigTemplate):
     """Outputs in high precision: the accumulator of a convolution, linear layer or matmul leaves as it is.
 
@@ -275,6 +294,8 @@ class TemplateQconfigSetter(QconfigSetterBase):
     """
 
     def __init__(self, qconfig: QConfig, templates: Sequence[Any] = (), name: str = "") -> None:
+        check_qconfig(qconfig, "TemplateQconfigSetter")
+        require_templates(templates, "TemplateQconfigSetter")
         self.qconfig, self.templates, self._name = unasked(qconfig), tuple(templates), name
 
     @property
@@ -337,7 +358,12 @@ def by_name(view: GraphView, names: Iterable[str], what: str) -> dict[OperatorVi
         part = view.named(name)
         close = get_close_matches(name, paths, 3)
         hint = f"Did you mean {', '.join(map(repr, close))}?" if close else f"It has {', '.join(map(repr, paths[:6]))}."
-        if part is not None:
+        around, _, last = name.rpartition(".")
+        if part is not None and last in ("weight", "bias"):
+            hint = (
+                f"It is a tensor; name the module, with the formats of its parts: {{{around!r}: {{'weight': qint8}}}}."
+            )
+        elif part is not None:
             hint = f"It is a part of `{part.path}`, whose parts are int16 whatever its qconfig says: name that."
         raise QuantizationConfigError(f"{what} names {', '.join(map(repr, missing))}, not in the model. {hint}")
     idle = [name for name in unused if not any(name in o.members or o.path.startswith(f"{name}.") for o in view)]
@@ -378,24 +404,44 @@ def most_sensitive(
         raise QuantizationConfigError("say how many operators of the sensitivity table: either topk=... or ratio=...")
     if topk is not None and (isinstance(topk, bool) or not isinstance(topk, int) or topk < 0):
         raise QuantizationConfigError(f"topk must be a whole number, got {topk!r}.")
-    if ratio is not None and not 0 <= ratio <= 1:
+    if ratio is not None and not (isinstance(ratio, (int, float)) and 0 <= ratio <= 1):
         raise QuantizationConfigError(f"ratio must lie between 0 and 1, got {ratio!r}.")
     if isinstance(table, (str, os.PathLike)):
-        table = torch.load(table, weights_only=True)
+        table = _load_table(table)
+    if isinstance(table, (Mapping, Tensor)) or not isinstance(table, Iterable):
+        raise QuantizationConfigError(f"{_TABLE}; got {type(table).__name__}.")
     rows: list[Sensitivity] = []
     for row in table:
         if isinstance(row, str) or not isinstance(row, Sequence) or len(row) < 2:
-            raise QuantizationConfigError(
-                "a sensitivity table is a list of rows (op_name, sensitive_type, op_type, metric, quant_dtype) or "
-                f"(op_name, metric), as `torch.load` gives it; got {row!r}."
-            )
+            raise QuantizationConfigError(f"{_TABLE}; got the row {row!r}.")
         if row[0] != "op_name":  # a heading
             # The tables mark the method of a FloatFunctional and repeated calls: ``sub[sub]``, ``conv(1)``.
             name = re.sub(r"(\[\w+\]|\(\d+\))+$", "", str(row[0]))
             kind, metric = ("activation", row[1]) if len(row) == 2 else (str(row[1]), row[3 if len(row) > 3 else 2])
+            if kind not in ("activation", "weight"):
+                raise QuantizationConfigError(
+                    f"the sensitivity table has the type {kind!r} for {name!r}; it is activation or weight."
+                )
             rows.append(Sensitivity(len(rows) + 1, name, kind, metric))
     chosen = [row for row in rows if row.kind in kinds]
     return chosen[: topk if topk is not None else math.ceil(float(ratio or 0) * len(chosen))]
+
+
+_TABLE = (
+    "a sensitivity table is a list of rows (op_name, sensitive_type, op_type, metric, quant_dtype) or (op_name, "
+    "metric), as `torch.load` gives it, or the path of that file"
+)
+
+
+def _load_table(path: str | os.PathLike) -> Any:
+    try:
+        return torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        raise
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        raise QuantizationConfigError(
+            f"{os.fspath(path)!r} cannot be read with `torch.load(..., weights_only=True)`: {_TABLE}."
+        ) from error
 
 
 def warn_unknown(view: GraphView, rows: Sequence[Sensitivity], what: str) -> None:

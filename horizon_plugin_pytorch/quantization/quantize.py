@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.quantization.passes.batches import follow_batches
 from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, GraphView, ModuleView
 from horizon_plugin_pytorch.quantization.passes.inputs import warn_unfit
+from horizon_plugin_pytorch.quantization.passes.left_out import tell_left_out
 from horizon_plugin_pytorch.quantization.passes.region import quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
 from horizon_plugin_pytorch.quantization.qconfig_template import apply_setters
@@ -113,6 +114,7 @@ def _set_qconfigs(
     region = quantized_nodes(captured)
     apply_setters(GraphView(captured, captured.graph, region, choices, march), qconfig_setter)
     warn_unfit(captured, region, choices)
+    tell_left_out(captured, region, choices)
     return called_lines(captured, region)
 
 

@@ -31,6 +31,7 @@ from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, G
 from horizon_plugin_pytorch.quantization.passes.hybrid import HybridConfig, split_devices
 from horizon_plugin_pytorch.quantization.passes.inplace import follow_writes
 from horizon_plugin_pytorch.quantization.passes.inputs import fit_inputs
+from horizon_plugin_pytorch.quantization.passes.left_out import tell_left_out
 from horizon_plugin_pytorch.quantization.passes.own_scales import (
     OwnScales,
     finish,
@@ -260,6 +261,7 @@ def observe(
     warn_quotients(model, region)
     warn_shared(model, region, choices)
     fit_inputs(model, region, choices)
+    tell_left_out(model, region, choices)
     to_qat(root, choices, march, called_lines(model, region))
     finish(model, root, own)
     if joins_calls:

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.errors import HorizonError
+from horizon_plugin_pytorch.errors import CheckError, HorizonError
 from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
+from horizon_plugin_pytorch.quantization.inspection.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.quantization.inspection.report import message_table, messages_text
 from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck
 
@@ -64,7 +64,13 @@ def check_qat_model(
             f"check_qat_model: `{type(model).__name__}` has no QAT modules; it takes the result of prepare, before "
             "conversion. A converted model is checked with `quantization.check_model`."
         )
-    check = inspect_model(model, example_inputs, out_dir if save_results else None, example_kw_inputs)
+    try:
+        check = inspect_model(model, example_inputs, out_dir if save_results else None, example_kw_inputs)
+    except OSError as error:
+        raise CheckError(
+            f"check_qat_model could not write {RESULT_FILE} into `{os.fspath(out_dir)}`: {error}. Give an out_dir that "
+            "can be written to, or save_results=False."
+        ) from error
     if check.messages:
         print(messages_text(check.messages))
     if check.mistakes:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.quantization import (
@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.quantization import (
     convert,
     default_qat_8bit_fake_quant_qconfig,
     explain,
+    fuse_modules,
     get_qconfig,
     prepare,
     prepare_qat_fx,
@@ -52,6 +53,7 @@ from horizon_plugin_pytorch.quantization.qconfig_template import (
     sensitive_op_8bit_weight_16bit_act_calibration_setter,
     sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter,
 )
+from horizon_plugin_pytorch.utils.check_model import check_qat_model
 from tests.routes import assert_one_arithmetic, calibrate
 
 X = torch.linspace(-1, 1, 2 * 2 * 8 * 8).reshape(2, 2, 8, 8)
@@ -224,7 +226,7 @@ def test_names_reach_into_containers_and_fused_modules() -> None:
 
 
 def test_what_no_setter_names_stays_float() -> None:
-    with pytest.warns(QuantizationWarning, match="has qconfig None"):
+    with pytest.warns(QuantizationWarning, match="no setter gives"):
         qat = prepare_qat_fx(Net(), qconfig_setter=ModuleNameQconfigSetter({"quant": get_qconfig()}))
     assert formats(qat) == {"quant": qint8}
 
@@ -688,7 +690,9 @@ def test_explain_knows_the_dictionary_too(capsys: pytest.CaptureFixture) -> None
         "weight qint8: bayes has no other weights",
     )
     assert reason_of(wide, "1") == "int8: global; weight int8: bayes has no other weights; was int16 from global"
-    assert reason_of(wide, "3") == "gives real numbers" and reason_of(wide, "no.such") == ""
+    assert reason_of(wide, "3") == "gives real numbers"
+    with pytest.raises(ValueError, match="no module 'no.such'"):
+        reason_of(wide, "no.such")
 
 
 def test_the_chain_in_one_line() -> None:
@@ -737,3 +741,137 @@ def test_another_format_covers_the_same_fixed_range() -> None:
             with_format(None, qint8, threshold)
     with pytest.raises(QuantizationConfigError, match="has none"):
         with_format(None, torch.float16, 1.0)
+
+
+# -- what explains itself, and what is refused
+
+
+class Surrounded(nn.Module):
+    """Layers before, in and after the quantized part, one that nothing calls, and one fused into an addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.relu = QuantStub(), DeQuantStub(), nn.ReLU()
+        self.pre, self.conv, self.last, self.post, self.unused = (nn.Conv2d(2, 2, 1) for _ in range(5))
+        self.bn = nn.BatchNorm2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(self.pre(x))
+        return self.post(self.dequant(self.last(self.relu(self.bn(self.conv(x)) + x))))
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+@pytest.mark.parametrize("by", ["setter", "dictionary"])
+def test_every_module_says_where_its_format_comes_from(method: str, by: str) -> None:
+    set_march(March.NASH_M)
+    int16 = get_qconfig(out_dtype=qint16)
+    given: Any = {"qconfig_setter": TemplateQconfigSetter(int16)} if by == "setter" else {"qconfig_dict": {"": int16}}
+    qat = prepare(Surrounded().eval(), (X,), method=method, out_dir=None, **given)
+    rule = "TemplateQconfigSetter" if by == "setter" else "global"
+    fused = f"fused into `_generated_add_0`: int16: {rule}; weight int8: {rule}"
+    assert {path: reason_of(qat, path) for path in ("conv", "bn", "relu")} == dict.fromkeys(
+        ("conv", "bn", "relu"), fused
+    )
+    assert reason_of(qat, "pre") == "float: before the QuantStub"
+    assert reason_of(qat, "post") == "float: after the DeQuantStub"
+    assert reason_of(qat, "unused") == "float: never called" and reason_of(qat, "") == "has no format of its own"
+    assert explain(qat, "bn") == {"bn": (fused,)} and "bn" not in explain(qat)
+
+
+@pytest.mark.parametrize("name", ["conv", "bn", "relu"])
+def test_names_of_modules_that_were_fused_by_hand_reach_the_fused_one(name: str) -> None:
+    set_march(March.NASH_M)
+    model = nn.ModuleDict(
+        {"quant": QuantStub(), "conv": nn.Conv2d(2, 2, 1), "bn": nn.BatchNorm2d(2), "relu": nn.ReLU(), "end": nn.SiLU()}
+    )
+    inner = nn.Sequential(*model.values()).eval()
+    index = str(list(model).index(name))
+    fused = fuse_modules(inner, ["1", "2", "3"])
+    setter = (ModuleNameQconfigSetter({index: get_qconfig(out_dtype=qint16)}), default_calibration_qconfig_setter)
+    qat = prepare(fused, (X,), setter, "eager", out_dir=None)
+    assert qat[1].activation_post_process.dtype == qint16
+    if name != "conv":
+        assert reason_of(qat, index).startswith(f"fused into `1`: int16: ModuleNameQconfigSetter '{index}'")
+
+
+class SharedTaker(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv, self.a, self.b, self.last = nn.Conv2d(2, 2, 1), nn.SiLU(), nn.Sigmoid(), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.last(self.conv(self.b(self.conv(self.a(self.quant(x)))))))
+
+
+@pytest.mark.parametrize("wide", ["a", "b"])
+def test_the_written_formats_of_a_shared_module_give_the_same_model(wide: str, tmp_path: Path) -> None:
+    set_march(March.NASH_M)
+
+    def formats(*templates: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        setter = QconfigSetter(get_qconfig(), templates, save_dir=tmp_path)
+        qat = prepare(SharedTaker().eval(), (X,), setter, out_dir=None)
+        found = {p: str(m.dtype) for p, m in qat.named_modules() if isinstance(m, FakeQuantize)}
+        return torch.load(tmp_path / "qconfig_dtypes.pt", weights_only=True), found
+
+    frozen = ModuleNameTemplate({"last": {"weight": qint16}}, freeze=True)
+    rules, found = formats(ConvDtypeTemplate(qint8), ModuleNameTemplate({wide: qint16}), frozen)
+    assert rules["conv"] == {"weight": "qint8", "output": "qint8"}  # its calls get int8 and int16
+    assert rules["last"]["freeze"] is True
+    assert formats(ModuleNameTemplate(rules), ConvDtypeTemplate(weight_dtype=qint8)) == (rules, found)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SensitivityTemplate(None, 1), "list of rows"),  # type: ignore[arg-type]
+        (lambda: SensitivityTemplate(TABLE, "a"), "topk_or_ratio"),  # type: ignore[arg-type]
+        (lambda: SensitivityTemplate([["conv", "activations", "", 1.0, ""]], 1), "'activations'"),
+        (lambda: sensitive_op_8bit_weight_16bit_act_calibration_setter(5, topk=1), "list of rows"),  # type: ignore[arg-type]
+        (lambda: sensitive_op_8bit_weight_16bit_act_calibration_setter(TABLE, ratio="a"), "ratio"),  # type: ignore[arg-type]
+        (lambda: ModuleNameTemplate([("conv", qint8)]), "dictionary of paths"),  # type: ignore[arg-type]
+        (lambda: ModuleNameTemplate({1: qint8}), "dictionary of paths"),  # type: ignore[dict-item]
+        (lambda: ModuleNameTemplate({"conv": {"threshold": "a"}}), "largest magnitude"),
+        (lambda: ModuleNameTemplate({"conv": {"weight": FP32}}), "float32 weight"),
+        (lambda: QconfigSetter(templates=ConvDtypeTemplate(qint8)), "list of templates"),  # type: ignore[arg-type]
+        (lambda: TemplateQconfigSetter(get_qconfig(), [HighPrecisionOutputTemplate]), "the class HighPrecision"),
+    ],
+)
+def test_wrong_arguments_of_rules_are_named(make: Any, words: str) -> None:
+    with pytest.raises(QuantizationConfigError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense"])
+def test_a_file_that_is_no_sensitivity_table_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "table.pt").write_bytes(content)
+    with pytest.raises(QuantizationConfigError, match=r"table.pt' cannot be read"):
+        SensitivityTemplate(str(tmp_path / "table.pt"), 1)
+
+
+def test_warnings_of_setters_say_what_is_missing_and_point_to_the_caller() -> None:
+    set_march(March.BAYES)
+    wide = ModuleNameQconfigSetter({"conv": get_qconfig(weight_dtype=qint16)})
+    with pytest.warns(QuantizationWarning, match="weights are qint8 on bayes.*Made qint8: conv") as caught:
+        prepare(SharedTaker(), (X,), (wide, default_calibration_qconfig_setter), out_dir=None)
+    assert {warning.filename for warning in caught} == {__file__}
+    with pytest.warns(QuantizationWarning, match="no setter gives.*needs one for all others behind it"):
+        prepare(SharedTaker(), (X,), ModuleNameQconfigSetter({"last": get_qconfig()}), out_dir=None)
+    with pytest.warns(QuantizationWarning, match="Give a setter, such as `qconfig_setter="):
+        prepare(SharedTaker(), (X,), out_dir=None)
+
+
+def test_a_threshold_of_a_layer_that_is_fused_with_an_addition_is_told() -> None:
+    set_march(March.NASH_M)
+    setter = QconfigSetter(templates=[ModuleNameTemplate({"conv": {"threshold": 1.0}})], save_dir=None)
+    with pytest.warns(QuantizationWarning, match="'conv' is fused with the addition `_generated_add_0`"):
+        prepare(Surrounded().eval(), (X,), setter, out_dir=None)
+
+
+def test_results_that_cannot_be_written_do_not_lose_the_model(tmp_path: Path) -> None:
+    set_march(March.NASH_M)
+    (tmp_path / "file").touch()
+    with pytest.warns(QuantizationWarning, match="could not write fx_graph.txt and model_check_result.txt"):
+        qat = prepare(SharedTaker(), (X,), default_calibration_qconfig_setter, out_dir=tmp_path / "file")
+    with pytest.raises(CheckError, match="could not write model_check_result.txt"):
+        check_qat_model(qat, X, out_dir=tmp_path / "file")

@@ -409,7 +409,7 @@ def _never_called(recording: Recording) -> str:
 
 def _called_again(path: str, count: int) -> str:
     if is_generated(path):
-        return f"this line runs {count} times with one scale; a dynamic_block, or own_scales, gives each time its own"
+        return f"this line runs {count} times with one scale; own_scales gives each time its own"
     return f"a FloatFunctional has one scale and is called {count} times; define one for each, or use own_scales"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
+from horizon_plugin_pytorch.errors import QuantizationWarning, warn
+from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView, OperatorView
 from horizon_plugin_pytorch.quantization.qconfig import format_of, with_format
@@ -14,6 +16,7 @@ def correct_formats(view: GraphView) -> None:
     An int16 result becomes int8 where its operator gives none, or where an operator that takes it does not take int16;
     so do int16 weights on chips without them. What the user insists on stays.
     """
+    narrowed: list[str] = []
     for operator in view:
         qconfig = view.qconfig(operator)
         if qconfig is None:
@@ -27,7 +30,19 @@ def correct_formats(view: GraphView) -> None:
         has_int16 = operator.has_weight and qconfig.weight is not None and format_of(qconfig.weight) == qint16
         if has_int16 and support is not None and qint16 not in support.weights:
             qconfig = qconfig._replace(weight=with_format(qconfig.weight, qint8))
-            view.set(operator, qconfig, f"{view.march} has no int16 weights")
+            if view.set(operator, qconfig, f"{view.march} has no int16 weights"):
+                narrowed.append(operator.path)
+    warn_weights(narrowed, view.march)
+
+
+def warn_weights(paths: list[str], march: March) -> None:
+    """Say which weights were made int8."""
+    if paths:
+        warn(
+            f"weights are qint8 on {march}; int16 weights exist on nash chips only. Made qint8: {', '.join(paths[:6])}"
+            f"{f' and {len(paths) - 6} more' if len(paths) > 6 else ''}.",
+            QuantizationWarning,
+        )
 
 
 def _obstacle(view: GraphView, operator: OperatorView) -> str:

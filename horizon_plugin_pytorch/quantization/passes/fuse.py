@@ -6,7 +6,7 @@ from collections import Counter
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.nn.placed import FusedAway
+from horizon_plugin_pytorch.nn.placed import FUSED_INTO, FusedAway
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales
@@ -149,7 +149,7 @@ def fuse_graph(
     """
     matcher = _Matcher(model, choices, only, own or OwnScales())
     before = dict(model.named_modules())
-    replaced: list[str] = []
+    replaced: dict[str, list[str]] = {}
     with_add = [rule for rule in FUSION_RULES if rule.has_add]
     without = [rule for rule in FUSION_RULES if not rule.has_add]
     for rules, operand in ((with_add, 1), (with_add, 2), (without, 0)):
@@ -159,12 +159,15 @@ def fuse_graph(
             for rule in rules:
                 chain = matcher.match(rule, node, operand)
                 if chain is not None:
-                    replaced += _apply(model, choices, rule, chain, operand, only)
+                    place, members = _apply(model, choices, rule, chain, operand, only)
+                    for path in members:
+                        replaced.setdefault(path, []).append(place)
                     break
     still_called = {called_path(model, node) for node in model.graph.nodes}
-    for path in replaced:
+    for path, places in replaced.items():
         if path not in still_called:
             left = nn.Identity() if isinstance(model, fx.GraphModule) else FusedAway()  # which the user's forward calls
+            left.__dict__[FUSED_INTO] = [model.get_submodule(place) for place in places]
             _set_module(model, path, left.train(model.training))
     after = dict(model.named_modules())
     replace_references(model, ((old, after[path]) for path, old in before.items() if path in after))
@@ -181,8 +184,8 @@ def _apply(
     chain: list[fx.Node],
     operand: int,
     only: Region | None,
-) -> list[str]:
-    """Put the fused module in place; gives the paths of the members that it replaces."""
+) -> tuple[str, list[str]]:
+    """Put the fused module in place; gives its path, and those of the members that it replaces."""
     paths = [called_path(model, node) or "" for node in chain]
     fused = fuse([module_at(model, path) for path in paths])
     fused.__dict__["_operand"] = operand  # where the model itself calls add, the layer's input is this operand
@@ -209,7 +212,7 @@ def _apply(
         model.graph.erase_node(node)
         if isinstance(owner, fx.Node) and not owner.users:
             model.graph.erase_node(owner)
-    return [path for path in paths if path != place]
+    return place, [path for path in paths if path != place]
 
 
 def _set_module(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -11,8 +11,9 @@ from torch import fx, nn
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.intrinsic import FusedModule
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, row_of_module
+from horizon_plugin_pytorch.nn.placed import FUSED_INTO
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
-from horizon_plugin_pytorch.quantization.choice import GIVES_REAL, KEEPS_FORMAT, Choice, Step, step_between
+from horizon_plugin_pytorch.quantization.choice import GIVES_REAL, KEEPS_FORMAT, NO_SETTER, Choice, Step, step_between
 from horizon_plugin_pytorch.quantization.passes.configure import check_qconfig
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
@@ -106,6 +107,10 @@ class GraphView:
         self.model, self.graph, self.region, self.choices = model, graph, region, choices
         self.original = original
         self.march = require_march("a qconfig setter") if march is None else march
+        self._fused: dict[int, list[str]] = {}
+        for path, module in model.named_modules():
+            for fused in vars(module).get(FUSED_INTO, ()):
+                self._fused.setdefault(id(fused), []).append(path)
         self._operators = {found.path: found for found in self._find()}
         self._by_name = {name: found for found in self for name in found.members}
 
@@ -172,8 +177,8 @@ class GraphView:
         for path, nodes in calls.items():
             row, module = row_of_node(self.model, nodes[0]), module_at(self.model, path)
             if row is not None and row.needs_qconfig:
-                members = (*nodes[0].meta.get("members", ()), path)
-                yield OperatorView(path, row, module, tuple(nodes), members)
+                members = tuple(nodes[0].meta.get("members", ())) or tuple(self._fused.get(id(module), ()))
+                yield OperatorView(path, row, module, tuple(nodes), (*members, path))
             elif row is None:
                 yield from self._inside(path, module)
             else:
@@ -192,7 +197,7 @@ class GraphView:
         for name, part in module.named_modules(prefix=path):
             row = row_of_module(type(part))
             if row is not None and row.needs_qconfig and name in self.choices:
-                yield OperatorView(name, row, part, (), (name,))
+                yield OperatorView(name, row, part, (), (*self._fused.get(id(part), ()), name))
 
     # -- neighbours
 
@@ -321,9 +326,7 @@ class GraphView:
         for operator in self:
             choice = self._choice(operator)
             if choice.qconfig is PLACEHOLDER:
-                self.choices[operator.path] = Choice(
-                    None, False, (Step("no setter gives it a qconfig", output="float"),)
-                )
+                self.choices[operator.path] = Choice(None, False, (Step(NO_SETTER, output="float"),))
 
     def _choice(self, operator: OperatorView) -> Choice:
         return self.choices.get(operator.path, Choice(PLACEHOLDER))

@@ -31,7 +31,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
-from horizon_plugin_pytorch.quantization.choice import Choice, inherited_choice
+from horizon_plugin_pytorch.quantization.choice import NO_SETTER, Choice, inherited_choice
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
 from horizon_plugin_pytorch.quantization.passes.region import (
@@ -401,7 +401,7 @@ def check_modules(model: fx.GraphModule, quantized: Region, choices: dict[str, C
 
 def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice]) -> None:
     """Name the modules of the quantized part that stay float because they have no qconfig: they cannot run there."""
-    float_modules, total = [], 0
+    float_modules, left, total = [], [], 0
     for node in model.graph.nodes:
         path = called_path(model, node)
         row = None if path is None or node not in quantized else row_of_module(type(module_at(model, path)))
@@ -410,18 +410,24 @@ def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str
         total += 1
         choice = choices.get(path)
         if choice is None or choice.qconfig is None:
+            left.append(path)
             float_modules.append(at(path, source_line(node.stack_trace)).removeprefix("at "))
     if not float_modules:
         return
     if len(float_modules) == total:
         text = (
-            "no module has a qconfig, so nothing is quantized. Give one for the whole model: "
-            "`prepare_qat_fx(model, {'': default_qat_8bit_fake_quant_qconfig})`, or `model.qconfig = ...`."
+            "no module has a qconfig, so nothing is quantized. Give a setter, such as "
+            "`qconfig_setter=default_qat_qconfig_setter`, or one qconfig for the whole model, `qconfig_dict={'': "
+            "default_qat_8bit_fake_quant_qconfig}` or `model.qconfig = ...`."
         )
     else:
         shown = ", ".join(float_modules[:6]) + (f" and {len(float_modules) - 6} more" if len(float_modules) > 6 else "")
+        unset = sum(1 for path in left if any(step.rule == NO_SETTER for step in choices[path].steps))
         text = (
-            f"{shown} has qconfig None but gets quantized tensors, on which a float module cannot run. Give it a "
+            f"no setter gives {shown} a qconfig. One for single operators (sensitive_op_..., ModuleNameQconfigSetter) "
+            "needs one for all others behind it: `qconfig_setter=(that, default_calibration_qconfig_setter)`."
+            if unset == len(left)
+            else f"{shown} has qconfig None but gets quantized tensors, on which a float module cannot run. Give it a "
             "qconfig, or put a DeQuantStub before and a QuantStub after it."
         )
     warn(f"`{model._get_name()}`: {text}", QuantizationWarning)

@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, is_dynamic
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
+from horizon_plugin_pytorch.quantization.passes.correct import warn_weights
 from horizon_plugin_pytorch.quantization.passes.own_scales import share_integers
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 from horizon_plugin_pytorch.quantization.qconfig import asked_input
@@ -162,12 +163,7 @@ def correct_weights(model: nn.Module, march: March, choices: dict[str, Choice]) 
         if path in choices:
             choices[path] = choices[path].changed(module.qconfig, f"{march} has no other weights")
         found.append(path)
-    if found:
-        warn(
-            f"weights are qint8 on {march}; int16 weights exist on nash chips only. Made qint8: {', '.join(found[:6])}"
-            f"{f' and {len(found) - 6} more' if len(found) > 6 else ''}.",
-            QuantizationWarning,
-        )
+    warn_weights(found, march)
 
 
 def _inherited(choices: dict[str, Choice], path: str) -> Any:

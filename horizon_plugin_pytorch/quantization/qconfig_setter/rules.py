@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.quantization.qconfig import as_format
@@ -23,6 +25,7 @@ class Rule:
         output_threshold, weight_threshold: largest magnitudes, which fix scales.
         input_thresholds: likewise for each operand.
         dynamic: of a linear layer whose input is quantized while the model runs, ``{"block_size": ..., "dim": -1}``.
+        freeze: let no later rule change it.
     """
 
     output: QuantDType | Any = None
@@ -32,6 +35,7 @@ class Rule:
     weight_threshold: float | None = None
     input_thresholds: tuple[float | None, ...] = ()
     dynamic: Mapping[str, Any] | None = None
+    freeze: bool = False
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -58,14 +62,27 @@ def canonicalize_rules(config_mapping: Mapping[str, Any]) -> dict[str, Rule]:
     >>> canonicalize_rules({"mul": {"input": ["qint8", "qint16"]}})["mul"].inputs
     ('qint8', 'qint16')
     """
+    if not isinstance(config_mapping, Mapping) or any(not isinstance(name, str) for name in config_mapping):
+        raise QuantizationConfigError(
+            "ModuleNameTemplate takes a dictionary of paths and formats, such as {'': qint8, 'head': qint16}, got "
+            f"{config_mapping!r}."
+        )
     return {name: value if isinstance(value, Rule) else _rule(name, value) for name, value in config_mapping.items()}
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return float(value) > 0
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 def _rule(name: str, value: Any) -> Rule:
     threshold: Any = None
-    dynamic = None
-    if isinstance(value, Mapping) and "dynamic" in value:
-        dynamic, value = value["dynamic"], {key: part for key, part in value.items() if key != "dynamic"}
+    dynamic, freeze = None, False
+    if isinstance(value, Mapping):
+        dynamic, freeze = value.get("dynamic"), bool(value.get("freeze", False))
+        value = {key: part for key, part in value.items() if key not in ("dynamic", "freeze")}
     if isinstance(value, Mapping) and ("dtype" in value or "threshold" in value):
         unknown = [key for key in value if key not in ("dtype", "threshold")]
         if unknown:
@@ -73,6 +90,17 @@ def _rule(name: str, value: Any) -> Rule:
         threshold, value = value.get("threshold"), value.get("dtype")
     formats = {} if value is None else _parts(name, value, "the rule")
     ranges = {} if threshold is None else _parts(name, threshold, "the threshold")
+    for limit in [one for part in ranges.values() for one in _listed(part) if one is not None]:
+        if isinstance(limit, (str, bool)) or not _is_number(limit):
+            raise QuantizationConfigError(
+                f"the threshold of {name!r} must be the largest magnitude, a positive number, got {limit!r}."
+            )
+
+    if formats.get("weight") is not None and as_format(formats["weight"]) is torch.float32:
+        raise QuantizationConfigError(
+            f"the rule of {name!r} asks for a float32 weight: a weight is qint8, qint16 or torch.float16. "
+            "ModuleNameQconfigSetter({path: None}) keeps a module float."
+        )
 
     def chosen(key: str) -> Any:
         return None if formats.get(key) is None else as_format(formats[key])
@@ -85,4 +113,5 @@ def _rule(name: str, value: Any) -> Rule:
         weight_threshold=ranges.get("weight"),
         input_thresholds=_listed(ranges.get("input")),
         dynamic=dynamic,
+        freeze=freeze,
     )

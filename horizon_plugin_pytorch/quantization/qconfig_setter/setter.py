@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from pprint import pformat
 from typing import Any
@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.quantization.passes.configure import check_qconfig
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView
 from horizon_plugin_pytorch.quantization.qconfig import QConfig, format_of, get_qconfig, unasked
 from horizon_plugin_pytorch.quantization.qconfig_setter.templates import get_common_templates
-from horizon_plugin_pytorch.quantization.qconfig_template import QconfigSetterBase
+from horizon_plugin_pytorch.quantization.qconfig_template import QconfigSetterBase, require_templates
 
 CHANGELOG, DTYPES, READABLE = "qconfig_changelogs.txt", "qconfig_dtypes.pt", "qconfig_dtypes.pt.py"
 
@@ -55,12 +55,10 @@ class QconfigSetter(QconfigSetterBase):
     ) -> None:
         self.reference_qconfig = unasked(get_qconfig() if reference_qconfig is None else reference_qconfig)
         check_qconfig(self.reference_qconfig, "QconfigSetter's reference_qconfig")
+        if not isinstance(templates, Iterable):
+            raise QuantizationConfigError(f"QconfigSetter: templates must be a list of templates, got {templates!r}.")
         self.templates = (*templates, *(get_common_templates() if enable_optimize else ()))
-        for template in self.templates:
-            if isinstance(template, type) or not callable(getattr(template, "apply", None)):
-                raise QuantizationConfigError(
-                    f"QconfigSetter: {template!r} is not a template; ModuleNameTemplate({{'': qint8}}) would be one."
-                )
+        require_templates(self.templates, "QconfigSetter")
         self.save_dir = None if save_dir is None else Path(save_dir)
 
     def apply(self, view: GraphView) -> None:
@@ -77,7 +75,11 @@ class QconfigSetter(QconfigSetterBase):
             for operator in view
             for line in (f"{operator.path} ({operator.row.name})", *(f"    {step}" for step in view.steps(operator)))
         ]
-        rules = {o.path: rule_of(qconfig, o.has_weight) for o in view if (qconfig := view.qconfig(o)) is not None}
+        rules = {
+            o.path: rule_of(qconfig, o.has_weight, view.is_fixed(o))
+            for o in view
+            if (qconfig := view.qconfig(o)) is not None
+        }
         saved = io.BytesIO()
         torch.save(rules, saved)
         readable = f"qconfig_dtypes = {pformat(rules, sort_dicts=False)}\n"
@@ -97,8 +99,11 @@ class QconfigSetter(QconfigSetterBase):
         return f"QconfigSetter({self.reference_qconfig}, templates=[{', '.join(map(repr, self.templates))}])"
 
 
-def rule_of(qconfig: QConfig, has_weight: bool) -> dict[str, Any]:
+def rule_of(qconfig: QConfig, has_weight: bool, is_fixed: bool = False) -> dict[str, Any]:
     """The formats of a qconfig in the form that `ModuleNameTemplate` takes; scales that are given as thresholds.
+
+    Args:
+        is_fixed: let no later rule change it.
 
     >>> rule_of(get_qconfig(out_dtype="qint16"), has_weight=True)
     {'weight': 'qint8', 'output': 'qint16'}
@@ -109,8 +114,10 @@ def rule_of(qconfig: QConfig, has_weight: bool) -> dict[str, Any]:
     formats = {name: value for name, value in formats.items() if value is not None}
     ranges = {name: _each(getattr(qconfig, name), _threshold) for name in formats}
     ranges = {name: value for name, value in ranges.items() if value is not None}
-    dynamic = {"dynamic": qconfig.input.kwargs} if is_dynamic(qconfig.input) else {}
-    return {"dtype": formats, "threshold": ranges, **dynamic} if ranges else {**formats, **dynamic}
+    further: dict[str, Any] = {"dynamic": qconfig.input.kwargs} if is_dynamic(qconfig.input) else {}
+    if is_fixed:
+        further["freeze"] = True
+    return {"dtype": formats, "threshold": ranges, **further} if ranges else {**formats, **further}
 
 
 def _format(part: Any) -> str | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.intrinsic import FusedModule
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import (
@@ -50,7 +51,10 @@ def _output(view: GraphView, operator: OperatorView, dtype: Any, threshold: floa
 def set_output(
     view: GraphView, operator: OperatorView, current: QConfig, part: Any, why: str, freeze: bool = False
 ) -> None:
-    """Give an operator an output; what was asked before of those that take it gives way to it."""
+    """Give an operator an output; what was asked before of those that take it gives way to it.
+
+    A shared taker whose calls get operands in several formats takes them as they come.
+    """
     if not view.set(operator, current._replace(activation=part), why, freeze):
         return
     given = format_of(part)
@@ -58,11 +62,13 @@ def set_output(
         return
     for taker, position in view.takers(operator):
         qconfig = view.qconfig(taker)
-        asked = None if qconfig is None else asked_input(qconfig, position)
+        asked: Any = None if qconfig is None else asked_input(qconfig, position)
         if not _is_asked(asked) or format_of(asked) == given:
             continue
-        parts = [asked_input(qconfig, i) for i in range(max(len(view.operand_producers(taker)), position + 1))]
-        parts[position] = with_format(asked, given)
+        producers = view.operand_producers(taker)
+        parts = [asked_input(qconfig, i) for i in range(max(len(producers), position + 1))]
+        comes = {format_of(found.activation) for p in producers[position] if (found := view.qconfig(p)) is not None}
+        parts[position] = with_format(asked, given) if comes == {given} else replace(asked, is_default=True)
         view.set(taker, qconfig._replace(input=_joined(parts)), f"what {operator.path} gives: {why}")
 
 
@@ -137,7 +143,8 @@ class ModuleNameTemplate(QconfigTemplate):
         config_mapping: for each path a format (of the output); ``{"input": ..., "weight": ..., "output": ...}``, where
             `input` may be a list, one for each operand; or ``{"dtype": ..., "threshold": ...}``, which fixes the scale
             to ``threshold / 128`` in int8 and ``threshold / 32768`` in int16. Both may be dictionaries, too. A further
-            key ``"dynamic"`` has what `SetDynamicQuantTemplate` takes, for linear layers.
+            key ``"dynamic"`` has what `SetDynamicQuantTemplate` takes, for linear layers; ``"freeze": True`` freezes
+            this path.
         freeze: let no later rule change it, neither a template nor a correction.
 
     >>> template = ModuleNameTemplate({"": qint8, "head": qint16, "quant": {"dtype": qint16, "threshold": 200.0}})
@@ -149,6 +156,15 @@ class ModuleNameTemplate(QconfigTemplate):
     def apply(self, view: GraphView, qconfig: QConfig) -> None:
         for operator, name in by_name(view, self.rules, "ModuleNameTemplate").items():
             self._set(view, operator, self.rules[name], qconfig, f"ModuleNameTemplate {name!r}")
+            members = operator.members
+            is_before_add = operator.has_add and name in members[: members.index(operator.path)]
+            if is_before_add and self.rules[name].output_threshold is not None:
+                warn(
+                    f"ModuleNameTemplate: {name!r} is fused with the addition `{operator.path}`, and its threshold "
+                    f"{self.rules[name].output_threshold} fixes the range of the sum. Check that the sum stays within "
+                    f"it; name `{operator.path}` to say so, or prepare with FuseMode.NoFuse.",
+                    QuantizationWarning,
+                )
 
     def _set(self, view: GraphView, operator: OperatorView, rule: Rule, reference: QConfig, why: str) -> None:
         if rule.dynamic is not None and getattr(operator.row.qat, "takes_dynamic", False):
@@ -162,7 +178,7 @@ class ModuleNameTemplate(QconfigTemplate):
         if (rule.weight is not None or rule.weight_threshold is not None) and operator.has_weight:
             weight = _weight(current, rule.weight, rule.weight_threshold, reference)
             current = current._replace(weight=weight)
-        set_output(view, operator, current, part, why, self.freeze)
+        set_output(view, operator, current, part, why, self.freeze or rule.freeze)
 
 
 def _weight(current: QConfig, dtype: Any, threshold: float | None, reference: QConfig) -> Any:
@@ -233,6 +249,10 @@ class SensitivityTemplate(QconfigTemplate):
         kinds = {"activation": ("activation",), "weight": ("weight",), "both": ("activation", "weight")}
         if sensitive_type not in kinds:
             raise QuantizationConfigError(f"sensitive_type must be one of {', '.join(kinds)}, got {sensitive_type!r}.")
+        if isinstance(topk_or_ratio, bool) or not isinstance(topk_or_ratio, (int, float)):
+            raise QuantizationConfigError(
+                f"topk_or_ratio must be a whole number of rows, or a share between 0.0 and 1.0, got {topk_or_ratio!r}."
+            )
         is_ratio = isinstance(topk_or_ratio, float)
         topk, ratio = (None, topk_or_ratio) if is_ratio else (topk_or_ratio, None)
         self.rows = most_sensitive(sensitive_table, topk, ratio, kinds[sensitive_type])  # type: ignore[arg-type]
