@@ -267,6 +267,12 @@ class QTensor(Tensor):
         raise unsupported(func)
 
 
+def reads_no_numbers(func: Callable, args: tuple, kind: type) -> bool:
+    """Does a call take only the shape or type of its arguments of a kind: ``torch.ones_like(x)``, ``y.to(x)``?"""
+    is_shaped = getattr(func, "__name__", "") in (*_SHAPED_LIKE, "to")
+    return _HANDLERS.get(func) is _filled or (is_shaped and bool(args) and not isinstance(args[0], kind))
+
+
 def unsupported(func: Callable) -> NotImplementedError:
     """The error for a function that would need to know how to treat the scale."""
     return NotImplementedError(

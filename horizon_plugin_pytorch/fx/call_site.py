@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.errors import UnknownCallError, at, is_package_code,
 from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.operator_table import Call
+from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.running import Run, current
 
 _MODULE_FILE = torch_module.__file__
@@ -327,14 +328,16 @@ class ScopeHooks:
             self.handler.start(run)
         run.enter(self.path, module)
 
-    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         """After the forward, also after an error in it."""
         run = current()
         if run is None or run.handler is not self.handler or self.path not in run.scopes:
-            return  # another hook failed before `enter`
+            return None  # another hook failed before `enter`
         run.leave(self.path)
-        if not run.scopes:
-            self.handler.stop(run, out)
+        if run.scopes:
+            return None
+        self.handler.stop(run, out)
+        return unmarked(out)
 
     def attach(self, module: nn.Module) -> None:
         """Register the hooks."""

@@ -31,8 +31,9 @@ from horizon_plugin_pytorch.fx.tracer import user_frames
 from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule
+from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.nn.unfinished import Unfinished
-from horizon_plugin_pytorch.qtensor import QTensor, become
+from horizon_plugin_pytorch.qtensor import QTensor, become, keeps_scale
 from horizon_plugin_pytorch.running import Run, current, interceptor
 
 
@@ -44,6 +45,7 @@ class Dispatcher:
         cpu: calls that run on the CPU in float, with the path of the stub that quantizes their result, or "".
         is_mixed: do ordinary tensors reach call sites as well, of float16 operators or of the CPU?
         casts: call sites that cast to the type which a tensor had in float, whatever type it is asked for now.
+        met: every call site that was recorded.
     """
 
     def __init__(
@@ -52,15 +54,16 @@ class Dispatcher:
         cpu: dict[CallSite, str] | None = None,
         is_mixed: bool = False,
         casts: frozenset[CallSite] = frozenset(),
+        met: frozenset[CallSite] = frozenset(),
     ) -> None:
-        self.sites, self.cpu, self.is_mixed, self.casts = sites, cpu or {}, is_mixed, casts
+        self.sites, self.cpu, self.is_mixed, self.casts, self.met = sites, cpu or {}, is_mixed, casts, met
         self._counted = {replace(site, occurrence=0) for site in sites if site.occurrence}
 
     def __deepcopy__(self, memo: dict) -> Dispatcher:
         return memo.setdefault(id(self), Dispatcher(*self.__getstate__()))
 
     def __getstate__(self) -> tuple:
-        return dict(self.sites), dict(self.cpu), self.is_mixed, self.casts
+        return dict(self.sites), dict(self.cpu), self.is_mixed, self.casts, self.met
 
     def __setstate__(self, state: tuple) -> None:
         self.__init__(*state)  # type: ignore[misc]
@@ -181,9 +184,9 @@ class Dispatcher:
         """The result of a call; of one that writes, the tensor that is written."""
         if not (writes or is_write(func)):
             return out
-        become(args[0], out)  # `x.add_(y)`: every name of x sees the result
         fused = _running().fused
         last = {group: step for group, (step, given) in fused.items() if given is out}
+        become(args[0], out)  # `x.add_(y)`: every name of x sees the result
         fused.update({group: (step, args[0]) for group, step in last.items()})
         return args[0]
 
@@ -191,6 +194,18 @@ class Dispatcher:
         args, kwargs = pytree.tree_map(_real, (args, kwargs))
         out = func(*args, **kwargs)
         return self.resolve(stub)(out) if stub else out
+
+    def require_met(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Insist that a function which has no module ran when the model was prepared, or keeps the numbers it gets.
+
+        Raises:
+            UnknownCallError: where it did not.
+        """
+        op, target, call_args, call_kwargs = as_call(func, args, kwargs)
+        found = row_of_call(op, target, call_args, call_kwargs)
+        site = here(operator_name(op, target, call_args, call_kwargs))
+        if site not in self.met and not keeps_scale(func) and (found is None or found[0].qat is not None):
+            raise self._unknown(site)
 
     def _unknown(self, site: CallSite) -> UnknownCallError:
         """The error of a call that was not recorded: of a function, or of a module that calls it."""
@@ -315,7 +330,12 @@ class OnCpu:
 
 
 def _real(x: Any) -> Any:
-    return x.dequantize() if isinstance(x, QTensor) else x
+    return x.dequantize() if isinstance(x, QTensor) else unmarked(x)
+
+
+def unmark_inputs(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Before the forward of a module that the user keeps float: ordinary tensors."""
+    return unmarked((args, kwargs))
 
 
 class FusedMember:

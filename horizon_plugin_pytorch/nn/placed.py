@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError, at, is_user_code
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
-from horizon_plugin_pytorch.nn.half_tensor import marked, unmarked
+from horizon_plugin_pytorch.nn.real_tensor import marked, unmarked
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.running import interceptor
 
@@ -103,6 +103,7 @@ class PlacedModule(Successor):
     line: str = ""
     operator: str = ""  # its row in the operator table
     stub_paths: dict[int, str] = {}  # arguments, by position, that go through a stub of the model first
+    is_accumulator: bool = False  # does its accumulator leave as float, where the quantized part ends?
     own_calls: OwnCalls | None = None  # where each call of the module goes, if each has its own scales
     member: Any = None  # its part in a fused operator of a model that runs its own forward
 
@@ -131,7 +132,7 @@ class PlacedModule(Successor):
             args, kwargs = self.through_stubs(args, kwargs)
         try:
             out = super().__call__(*args, **kwargs)
-            out = marked(out) if is_run and self.gives_half else out
+            out = marked(out) if is_run and self.gives_real else out
             return out if step is None else self.member.give(step, out)
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
@@ -142,9 +143,10 @@ class PlacedModule(Successor):
         return self if model is None else model.module_of_call(self.own_calls)
 
     @property
-    def gives_half(self) -> bool:
-        """Are its results float16?"""
-        return isinstance(getattr(self, "activation_post_process", None) or getattr(self, "cast", None), FakeCast)
+    def gives_real(self) -> bool:
+        """Are its results float16, or of high precision?"""
+        cast = getattr(self, "activation_post_process", None) or getattr(self, "cast", None)
+        return self.is_accumulator or isinstance(cast, FakeCast)
 
     def through_stubs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Float tensors that the model computes or keeps, on the grid of the stubs made for them."""
@@ -218,11 +220,13 @@ def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
         module = self.of_call()
         if module is not self:
             return getattr(module, method.__name__)(*args, **kwargs)
-        if interceptor() is not None:
+        is_run = interceptor() is not None
+        if is_run:
             args, kwargs = unmarked((args, kwargs))
         if self.stub_paths:
             args, kwargs = self.through_stubs(args, kwargs)
-        return method(self, *args, **kwargs)
+        out = method(self, *args, **kwargs)
+        return marked(out) if is_run and self.gives_real else out
 
     return call
 

@@ -23,15 +23,16 @@ from horizon_plugin_pytorch.errors import (
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.fx.call_site import CallSite, ScopeHooks, scoped_modules
 from horizon_plugin_pytorch.fx.children import hide_added
-from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu
+from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu, unmark_inputs
 from horizon_plugin_pytorch.fx.recording import float_casts, record_runs
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.march import require_march
-from horizon_plugin_pytorch.nn.operator_table import row_of_module
+from horizon_plugin_pytorch.nn.operator_table import row_named, row_of_module
 from horizon_plugin_pytorch.nn.placed import FusedAway, PlacedModule
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.half import Float16
+from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
@@ -41,7 +42,13 @@ from horizon_plugin_pytorch.quantization.inspection.check import RESULT_FILE, in
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.quantization.passes.hybrid import HybridConfig, split_devices
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales, split_aliases, unshare
-from horizon_plugin_pytorch.quantization.passes.region import called_path, has_stub, mark_beside, quantized_nodes
+from horizon_plugin_pytorch.quantization.passes.region import (
+    Region,
+    called_path,
+    has_stub,
+    mark_beside,
+    quantized_nodes,
+)
 from horizon_plugin_pytorch.quantization.quantize import prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import (
     choices_of,
@@ -208,6 +215,7 @@ def _prepare_by_running(
     graph, runs = record_runs(copied, args, kwargs)
     captured: Any = Captured(copied, graph)
     casts = float_casts(graph)
+    met = frozenset(node.meta["site"] for node in graph.nodes if "site" in node.meta)
     mark_beside(captured)
     region = quantized_nodes(captured)
     if not has_stub(captured) and hybrid is None:
@@ -219,12 +227,13 @@ def _prepare_by_running(
         region = split_devices(captured, region, choices, march, hybrid)
     observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse, own)
     is_mixed = hybrid is not None or any(isinstance(m, Float16) for m in copied.modules())
-    dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed, casts)
+    dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed, casts, met)
     for path, module in scoped:
         ScopeHooks(path, dispatcher).attach(module)
         hide_added(module, children.get(own.original(path), ()))
     _guard(captured, dispatcher)
     _link_stubs(captured)
+    _mark_results(captured, region)
     report_mismatches(copied)
     copied.__dict__.update(march=march, graph=captured.graph, choices=choices)
     return copied
@@ -268,6 +277,19 @@ def _guard(captured: Any, dispatcher: Dispatcher) -> None:
         row = row_of_module(type(module))
         if row is not None and row.name in ("quant", "dequant") and path not in called:
             keep(module.register_forward_pre_hook, NeverMet(path))
+
+
+def _mark_results(captured: Any, region: Region) -> None:
+    """Tell modules that their accumulators leave as float; what the user keeps float takes these as they are."""
+    for path in {called_path(captured, node): None for node in captured.graph.nodes if node in region}:
+        module = None if path is None else captured.get_submodule(path)
+        row = None if module is None else row_of_module(type(module))
+        if isinstance(module, QATModule):
+            row = row_named(module.operator)
+            is_real = row is not None and row.has_real_output
+            module.is_accumulator = is_real and module.activation_post_process is None
+        elif module is not None and not isinstance(module, PlacedModule) and (row is None or row.qat is not None):
+            module.register_forward_pre_hook(unmark_inputs, with_kwargs=True)
 
 
 def _link_stubs(captured: Any) -> None:

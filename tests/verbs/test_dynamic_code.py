@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import ConversionError, UnknownCallError
+from horizon_plugin_pytorch.errors import ConversionError, QuantizationWarning, UnknownCallError
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer, dynamic_block
 from horizon_plugin_pytorch.nn import operator_table
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert
 from horizon_plugin_pytorch.quantization.prepare import prepare
+from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 from tests.routes import as_numbers, calibrate, mismatches, qconfig
 
 X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -227,3 +229,69 @@ def test_a_line_stays_the_same_line_when_the_interpreter_is_warm() -> None:
     first = as_numbers(qat(X))
     for _ in range(20):
         assert not mismatches(first, as_numbers(qat(X)))
+
+
+class AfterOutput(Stubbed):
+    """Code that may follow a high-precision output, before the DeQuantStub and after it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.other, self.op = kind, nn.Conv2d(4, 4, 1), FloatFunctional()
+
+    def forward(self, x: Tensor, has_more: bool = False) -> Tensor:
+        x = self.quant(x)
+        x = self.op.matmul(x, x) if self.kind == "functional" else self.conv(x)
+        if has_more:
+            x = self.more(x)
+        x = self.dequant(x).flatten(2)
+        return x.softmax(1) if has_more else x.exp()
+
+    def more(self, x: Tensor) -> Tensor:
+        match self.kind:
+            case "mul" | "functional":
+                return x * 2.0
+            case "relu":
+                return F.relu(x)
+            case "cat":
+                return torch.cat([x, x], 1)
+            case "matmul":
+                return x @ x
+            case "no quantized form":
+                return torch.erfinv(x)
+            case "write":
+                return x.add_(1.0)
+            case "moved":
+                return x.transpose(1, 2) + 1.0
+            case _:
+                return self.other(x)
+
+
+@pytest.mark.parametrize(
+    "kind", ["mul", "functional", "relu", "cat", "matmul", "no quantized form", "write", "moved", "module"]
+)
+def test_code_after_a_high_precision_output_that_was_not_met_is_an_error(kind: str) -> None:
+    torch.manual_seed(0)
+    setter = default_calibration_qconfig_setter
+    model = calibrate(prepare(AfterOutput(kind).eval(), (X,), setter, out_dir=None), (X,))
+    assert (model.op if kind == "functional" else model.conv).activation_post_process is None
+    for same in (model, copy.deepcopy(model), convert(model)):
+        out = same(X)
+        assert type(out) is Tensor
+        with pytest.raises(UnknownCallError, match=r"test_dynamic_code.py:\d+\) was not met .*Prepare with example"):
+            same(X, True)
+
+
+def test_a_module_that_is_kept_float_takes_a_high_precision_output() -> None:
+    class Kept(Stubbed):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(self.quant(x))
+            assert x.shape[1] == torch.ones_like(x).cumsum(1).max()  # numbers in its shape are no results
+            return self.last(x)
+
+    net = Kept().eval()
+    net.last = nn.Conv2d(4, 4, 1)
+    config = {"": qconfig(), "module_name": [("conv", qconfig()._replace(activation=None)), ("last", None)]}
+    with pytest.warns(QuantizationWarning, match="`last`"):
+        model = calibrate(prepare(net, (X,), qconfig_dict=config, out_dir=None), (X,))
+    assert type(model(X)) is Tensor
+    assert torch.equal(convert(model)(X), model(X))

@@ -33,6 +33,20 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, default_fp16_fake_cast
 from horizon_plugin_pytorch.quantization.prepare import prepare
+from horizon_plugin_pytorch.quantization.qconfig import get_qconfig
+from horizon_plugin_pytorch.quantization.qconfig_setter import (
+    ConvDtypeTemplate,
+    MatmulDtypeTemplate,
+    ModuleNameTemplate,
+    QconfigSetter,
+    SensitivityTemplate,
+)
+from horizon_plugin_pytorch.quantization.qconfig_template import (
+    ModuleNameQconfigSetter,
+    TemplateQconfigSetter,
+    calibration_8bit_weight_16bit_act_qconfig_setter,
+    default_calibration_qconfig_setter,
+)
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, calibrate, qconfig, run_onnx
 
@@ -420,3 +434,91 @@ def test_generated_stubs_are_no_elements_of_lists(model: nn.Module) -> None:
         quantized = convert_fx(qat) if method == "symbolic" else convert(qat)
         results += [qat(X), quantized(X)]
     assert all(type(result) is Tensor and torch.equal(result, results[0]) for result in results)
+
+
+class Fused(nn.Module):
+    """Layers with what is fused into them."""
+
+    def __init__(self, parts: str) -> None:
+        super().__init__()
+        self.parts = parts.split()
+        self.quant, self.dequant, self.out = QuantStub(), DeQuantStub(), nn.Conv2d(4, 4, 1)
+        self.conv, self.bn, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = self.quant(x)
+        x = self.conv(start)
+        if "bn" in self.parts:
+            x = self.bn(x)
+        if "add" in self.parts:
+            x = start + x
+        if "iadd" in self.parts:
+            x += start
+        if "relu" in self.parts:
+            x = self.relu(x)
+        return self.dequant(self.out(torch.matmul(x, x)))
+
+
+def _templates(*templates: Any) -> QconfigSetter:
+    return QconfigSetter(get_qconfig(), list(templates), save_dir=None)
+
+
+_HALF = get_qconfig(in_dtype=torch.float16, weight_dtype=torch.float16, out_dtype=torch.float16)
+# As the tuning guide writes them, and the recipe for chips that compute in float16.
+HALF_SETTERS: dict[str, Any] = {
+    "by name": lambda: (ModuleNameQconfigSetter({"conv": _HALF}), calibration_8bit_weight_16bit_act_qconfig_setter),
+    "everything": lambda: TemplateQconfigSetter(_HALF),
+    "template": lambda: _templates(ModuleNameTemplate({"": torch.float16})),
+    "integer layers": lambda: _templates(
+        ModuleNameTemplate({"": torch.float16}), ConvDtypeTemplate("qint8", "qint8"), MatmulDtypeTemplate("qint8")
+    ),
+}
+
+
+@pytest.mark.parametrize("march", [March.NASH_M, March.NASH_P])
+@pytest.mark.parametrize("setter", HALF_SETTERS)
+@pytest.mark.parametrize("parts", ["", "bn", "relu", "bn relu", "add", "bn add relu", "bn iadd relu"])
+def test_fused_layers_in_float16_run_in_a_models_own_forward(parts: str, setter: str, march: March) -> None:
+    set_march(march)
+    found = []
+    for method in ("jit-strip", "symbolic"):
+        torch.manual_seed(0)
+        model = prepare(Fused(parts).eval(), (X,), HALF_SETTERS[setter](), method, out_dir=None)
+        model = calibrate(model, (X,))
+        out = model(X)
+        out.square().mean().backward()
+        weights = [p for name, p in model.named_parameters() if name.startswith(("conv", "out"))]
+        assert all(p.grad is not None for p in weights)  # marks let gradients pass
+        with torch.no_grad():
+            found += [out, model(X), (convert if method == "jit-strip" else convert_fx)(model)(X)]
+    assert all(torch.equal(out, found[0]) for out in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_float_weights_with_an_integer_output_are_refused(dtype: torch.dtype) -> None:
+    for setter in (
+        TemplateQconfigSetter(get_qconfig(weight_dtype=torch.float16)),
+        _templates(ConvDtypeTemplate(None, dtype)),
+        _templates(ModuleNameTemplate({"conv": {"weight": dtype}})),
+    ):
+        with pytest.raises(QuantizationConfigError, match=r"`(conv|out)` has torch.float\d\d weights.*Give"):
+            prepare(Fused("bn relu").eval(), (X,), setter, out_dir=None)
+
+
+@pytest.mark.parametrize("names", ["conv", "out", "conv out"])
+def test_a_sensitive_weight_in_float16_makes_its_layer_float16(names: str) -> None:
+    rows = [[name, "weight", "Conv2d", 1.0, "qint8"] for name in names.split()]
+    setter = _templates(SensitivityTemplate(rows, len(rows), high_precision_dtype=torch.float16))
+    model = prepare(Fused("bn relu").eval(), (X,), setter, out_dir=None)
+    assert [n for n in ("conv", "out") if isinstance(model.get_submodule(n), Float16)] == names.split()
+    assert calibrate(model, (X,))(X).isfinite().all()
+
+
+def test_eager_mode_refuses_float16_before_an_integer_operator() -> None:
+    class Two(nn.Sequential):
+        pass
+
+    net = Two(QuantStub(), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), DeQuantStub())
+    setter = (ModuleNameQconfigSetter({"1": _HALF}), default_calibration_qconfig_setter)
+    with pytest.raises(QuantizationConfigError, match=r"`2` .*takes a float16 result"):
+        prepare(net, (X,), setter, "eager", out_dir=None)

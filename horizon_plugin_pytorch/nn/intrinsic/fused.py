@@ -59,12 +59,16 @@ class CalledByAdd:
         """The hook that sees the layer's input, if the user fused the modules by name."""
         return self.__dict__.get("_entry")
 
-    def add(self, x: Any, y: Any) -> Any:
-        """The layer of one operand plus the other; the one that came through the entry is the layer's."""
+    def layer_first(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """The operands of add, the layer's input first: that is the one which came through the entry."""
         is_second = self.__dict__.get("_operand") == 2
         if is_second or (self.entry is not None and self.entry.has_passed(y) and not self.entry.has_passed(x)):
-            x, y = y, x
-        return self(x, y)  # type: ignore[operator]
+            return y, x
+        return x, y
+
+    def add(self, x: Any, y: Any) -> Any:
+        """The layer of one operand plus the other."""
+        return self(*self.layer_first(x, y))  # type: ignore[operator]
 
 
 class FusedModule(CalledByAdd, nn.Module):

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.nn.half_tensor import marked, unmarked
+from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd
 from horizon_plugin_pytorch.nn.placed import PlacedModule, tell
 from horizon_plugin_pytorch.nn.qat.module import real
+from horizon_plugin_pytorch.nn.real_tensor import marked, unmarked
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.running import interceptor
 
@@ -63,6 +64,8 @@ class Float16(PlacedModule):
             found = getattr(self.__dict__.get("_float"), name, None)
             if found is None or name.startswith("__"):
                 raise
+            if name == "add" and isinstance(self._float, CalledByAdd):
+                return lambda x, y: self(*self._float.layer_first(x, y))
             return self._method(name, found) if callable(found) else found
 
     def _method(self, name: str, method: Callable) -> Callable:

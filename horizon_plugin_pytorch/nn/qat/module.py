@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
+from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, round_to_grid
@@ -102,7 +103,7 @@ class QATModule(PlacedModule):
         with torch.no_grad():
             twin = self.twin()
             integers = [_as_integers(x, self.place, self.takes_real) for x in inputs]
-            out = twin(*integers) if call is None else call(twin, *integers)
+            out = unmarked(twin(*integers) if call is None else call(twin, *integers))
         routes = trained() if trained is not None and torch.is_grad_enabled() else None
         if not isinstance(out, tuple):
             return self._with_gradient(out, routes)

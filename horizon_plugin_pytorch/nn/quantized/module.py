@@ -101,6 +101,7 @@ class QuantizedModule(PlacedModule):
         """The integer form of a QAT module, for its current weights and scales."""
         self = cls()
         self.path, self.line, self.operator, self.stub_paths = mod.path, mod.line, mod.operator, mod.stub_paths
+        self.is_accumulator = mod.is_accumulator
         self.set_output(mod.activation_post_process)
         self.configure(mod)
         return self

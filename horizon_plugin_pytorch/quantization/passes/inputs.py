@@ -8,7 +8,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.dtype import QuantDType
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, at, warn
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, at, source_line, warn
 from horizon_plugin_pytorch.nn.operator_table import ScaleRule
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.quantization.choice import Choice, Step
@@ -71,7 +71,7 @@ def warn_unfit(model: fx.GraphModule, region: Region, choices: dict[str, Choice]
     Raises:
         QuantizationConfigError: for float16 that reaches an integer operator.
     """
-    wanted = _wanted(model, region, choices)
+    wanted = _wanted(model, region, choices, is_fitted=False)
     if wanted:
         warn(
             f"{', '.join(f'`{path}`' for path in list(wanted)[:6])} "
@@ -81,8 +81,14 @@ def warn_unfit(model: fx.GraphModule, region: Region, choices: dict[str, Choice]
         )
 
 
-def _wanted(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -> dict[str, dict[int, Any]]:
-    """For each module, what quantizes which of its operands. A module that is called again has the same for all."""
+def _wanted(
+    model: fx.GraphModule, region: Region, choices: dict[str, Choice], is_fitted: bool = True
+) -> dict[str, dict[int, Any]]:
+    """For each module, what quantizes which of its operands. A module that is called again has the same for all.
+
+    Args:
+        is_fitted: is a QuantStub put there? Float16 cannot do without.
+    """
     given: dict[fx.Node, Any] = {}  # what quantizes or casts results
     wanted: dict[str, dict[int, Any]] = {}
     for node in model.graph.nodes:
@@ -103,6 +109,12 @@ def _wanted(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -
         if row is None or row.name == "quant" or (is_half and not (has_integers and has_integer_weight(row))):
             continue
         for position, (_, source) in enumerate(_scaled_leaves(model, node, region)):
+            if is_cast(given.get(source)) and not is_fitted:
+                raise QuantizationConfigError(
+                    f"the integer operator {at(path or '', source_line(node.stack_trace))} takes a float16 result, and "
+                    "eager mode puts no QuantStub between two formats. Put one there in the model, give this operator "
+                    "float16, too, or use `prepare` with PrepareMethod.JIT_STRIP."
+                )
             part = _fitting(qconfig, position, given.get(source), path or "")
             if part is not None:
                 wanted.setdefault(path or "", {})[position] = part

@@ -24,7 +24,7 @@ from horizon_plugin_pytorch.quantization.passes.configure import needs_activatio
 from horizon_plugin_pytorch.quantization.passes.correct import warn_weights
 from horizon_plugin_pytorch.quantization.passes.own_scales import share_integers
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
-from horizon_plugin_pytorch.quantization.qconfig import asked_input
+from horizon_plugin_pytorch.quantization.qconfig import asked_input, format_of
 
 
 def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
@@ -59,6 +59,13 @@ def _check_output(row: Operator, path: str, qconfig: Any, march: March) -> None:
     if is_cast(qconfig.activation) and row.needs_qconfig and march.family != "nash":
         raise QuantizationConfigError(
             f"the qconfig of `{path}` asks for float16, which {march} does not compute; NASH chips do. Use qint16 here."
+        )
+    if has_integer_weight(row) and is_cast(qconfig.weight) and not is_cast(qconfig.activation):
+        cast = format_of(qconfig.weight)
+        raise QuantizationConfigError(
+            f"the qconfig of `{path}` has {cast} weights and another output: a layer with such weights is computed in "
+            f"{cast}, with its result. Give it that output, `get_qconfig(weight_dtype={cast}, out_dtype={cast})` or "
+            f"`ModuleNameTemplate({{{path!r}: {{'weight': {cast}, 'output': {cast}}}}})`; or integer weights."
         )
     if qconfig.activation is None and row.needs_qconfig and not row.has_real_output:
         raise needs_activation(f"`{row.name}` {at(path)}")

@@ -55,6 +55,8 @@ def set_output(
 
     A shared taker whose calls get operands in several formats takes them as they come.
     """
+    if part is None and operator.has_weight and is_cast(current.weight):  # there is no accumulator of integers
+        part = FakeCast.with_args(dtype=format_of(current.weight))
     if not view.set(operator, current._replace(activation=part), why, freeze):
         return
     given = format_of(part)
@@ -233,7 +235,7 @@ class SensitivityTemplate(QconfigTemplate):
         topk_or_ratio: how many rows (int), or which share of them (float).
         sensitive_type: rows of ``activation``, of ``weight``, or of ``both``.
         low_precision_dtype: what has this format
-        high_precision_dtype: gets this one.
+        high_precision_dtype: gets this one; a layer with float16 weights has a float16 result, too.
 
     >>> template = SensitivityTemplate([["conv", "activation", "Conv2d", 1.5, "qint8"]], topk_or_ratio=1)
     """
@@ -273,8 +275,11 @@ class SensitivityTemplate(QconfigTemplate):
                 part = _output(view, operator, self.high, None, qconfig)
                 set_output(view, operator, current, part, why)
             elif row.kind == "weight" and operator.has_weight and format_of(current.weight) == self.low:
-                part = _weight(current, self.high, None, qconfig)
-                view.set(operator, current._replace(weight=part), why)
+                current = current._replace(weight=_weight(current, self.high, None, qconfig))
+                part = current.activation
+                if is_cast(current.weight):  # it computes in that format, with its result
+                    part = _output(view, operator, self.high, None, qconfig)
+                set_output(view, operator, current, part, why)
 
 
 class SetDynamicQuantTemplate(QconfigTemplate):

@@ -1,0 +1,56 @@
+"""Float16 and high-precision results inside a model that runs its own forward: functions on them have modules, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.qtensor import reads_no_numbers
+from horizon_plugin_pytorch.running import interceptor
+
+
+class RealTensor(Tensor):
+    """A result of the quantized part that has no scale, until a DeQuantStub takes it.
+
+    Functions on it are sent to the modules made for them, as functions on QTensors are: code that was not met when the
+    model was prepared must not run in float unnoticed.
+    """
+
+    _plain: Tensor  # the tensor that is marked
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        model = interceptor()
+        if model is not None:
+            out = model(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **kwargs)
+        if model is None or reads_no_numbers(func, args, RealTensor):
+            return out
+        if any(isinstance(x, Tensor) and x.is_floating_point() for x in pytree.tree_leaves(out)):
+            model.require_met(func, args, kwargs)
+        return marked(out)
+
+
+def marked(tree: Any) -> Any:
+    """Float tensors as results of the quantized part."""
+    return pytree.tree_map(_marked, tree)
+
+
+def _marked(x: Any) -> Any:
+    if type(x) is not Tensor or not x.is_floating_point():
+        return x
+    out = x.as_subclass(RealTensor)
+    out._plain = x
+    return out
+
+
+def unmarked(tree: Any) -> Any:
+    """Results of the quantized part as ordinary tensors; a result that is marked again and again stays one object."""
+    return pytree.tree_map(lambda x: x._plain if isinstance(x, RealTensor) else x, tree)
