@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
-from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.batches import Process, require_quantizers, take_batches
@@ -154,7 +154,7 @@ def auto_calibrate(
         tensor.find_ranges(candidates)
     set_fake_quantize(calib_model, FakeQuantState._FLOAT)
     with judge.watching():
-        _choose(seen, judge, result)
+        _choose(calib_model, seen, judge, result)
         set_fake_quantize(calib_model, FakeQuantState.VALIDATION)
         _keep_best(seen, judge, candidates, result)
     return result
@@ -213,11 +213,6 @@ class _Tensor:
         if not self.is_weight:
             self._counts = HistogramObserver(**_format(self.observer), method="min_max")
             self._plain = candidates[0].observer(self.observer)
-
-    @property
-    def owner(self) -> str:
-        """Path of the operator."""
-        return self.path.rpartition(".")[0]
 
     def observe(self, x: Tensor, limits: tuple[float, float]) -> None:
         """Count, and take the range that plain calibration takes."""
@@ -288,7 +283,7 @@ class _Judge:
         self.ended = 0  # operators that have ended since the batch began
         self._model = model
         self._wanted: list[list[Tensor]] = []
-        self._given: list[Tensor] = []
+        self._given: list[Any] = []
         self._results: list[Any] | None = None  # of the operators before the one that is tried
         self._kept = 0
 
@@ -296,8 +291,8 @@ class _Judge:
     def watching(self) -> Iterator[None]:
         """Operators hand out their results again, and what DeQuantStubs give is kept."""
         stubs = [m for m in self._model.modules() if isinstance(m, DeQuantStub)]
-        hooks = [m.register_forward_hook(lambda _m, _a, out: self._given.append(out)) for m in stubs]
-        operators = list(_outermost(self._model))
+        hooks = [m.register_forward_hook(lambda _m, _a, out: self._given.append(_copied(out))) for m in stubs]
+        operators = list(_operators(self._model))
         for module in operators:
             module.__dict__["forward"] = self._replayed(module.forward)
         try:
@@ -312,11 +307,11 @@ class _Judge:
         def run(*args: Any, **kwargs: Any) -> Any:
             position = self.ended
             if self._results is not None and position < min(self._kept, len(self._results)):
-                out = self._results[position]
+                out = _copied(self._results[position])
             else:
                 out = forward(*args, **kwargs)
                 if self._results is not None and position < self._kept:
-                    self._results.append(out)
+                    self._results.append(_copied(out))
             self.ended += 1
             return out
 
@@ -325,7 +320,7 @@ class _Judge:
     def _outputs(self, index: int) -> list[Tensor]:
         self.batch, self.ended, self._given = index, 0, []
         out = run_batch(self._model, self.batches[index])
-        found = self._given or pytree.tree_leaves(out)
+        found = pytree.tree_leaves(self._given or out)
         plain = [x.dequantize() if isinstance(x, QTensor) else x for x in found if isinstance(x, Tensor)]
         return [x for x in plain if x.is_floating_point()]
 
@@ -358,6 +353,15 @@ class _Judge:
         return shares.mean(1).sqrt().nan_to_num(math.inf).tolist()
 
 
+def _copied(tree: Any) -> Any:
+    """Tensors that a write in place to the given ones does not reach: such a write makes a QTensor another one."""
+
+    def one(x: Any) -> Any:
+        return x.alias() if isinstance(x, QTensor) else x.clone() if isinstance(x, Tensor) else x
+
+    return pytree.tree_map(one, tree)
+
+
 def _compare(outputs: list[Tensor], place: int, wanted: Tensor) -> Tensor:
     """Squared difference and squared norm; outputs whose number or shape is another are infinitely far."""
     fits = place < len(outputs) and outputs[place].shape == wanted.shape
@@ -365,12 +369,12 @@ def _compare(outputs: list[Tensor], place: int, wanted: Tensor) -> Tensor:
     return torch.stack([difference.cpu().double(), wanted.double().square().sum().cpu()])
 
 
-def _outermost(model: nn.Module) -> Iterator[QATModule]:
-    """QAT modules that are not inside another; each once."""
-    inside: set[int] = set()
+def _operators(model: nn.Module) -> Iterator[PlacedModule]:
+    """Operators that are not a part of another; each once."""
+    parts: set[int] = set()
     for module in model.modules():
-        if isinstance(module, QATModule) and id(module) not in inside:
-            inside.update(map(id, module.modules()))
+        if isinstance(module, PlacedModule) and id(module) not in parts:
+            parts.update(map(id, module.modules()))
             yield module
 
 
@@ -397,13 +401,14 @@ def _recording(tensors: Sequence[_Tensor], judge: _Judge) -> Iterator[None]:
             del tensor.quantizer.__dict__["observe"]
 
 
-def _choose(tensors: Sequence[_Tensor], judge: _Judge, result: AutoCalibrationResult) -> None:
+def _choose(model: nn.Module, tensors: Sequence[_Tensor], judge: _Judge, result: AutoCalibrationResult) -> None:
     """Quantize operator by operator, each with the ranges that serve the outputs best."""
     step = math.ceil(len(judge.batches) / _JUDGED)
     among = range(0, len(judge.batches), step)
-    operators: dict[str, list[_Tensor]] = {}
+    owners = {id(part): id(operator) for operator in _operators(model) for part in operator.modules()}
+    operators: dict[int, list[_Tensor]] = {}
     for tensor in tensors:
-        operators.setdefault(tensor.owner, []).append(tensor)
+        operators.setdefault(owners.get(id(tensor.quantizer), id(tensor.quantizer)), []).append(tensor)
     for members in tqdm(operators.values(), desc="auto_calibrate", disable=None):
         for tensor in members:
             tensor.quantizer.set_state(FakeQuantState.VALIDATION)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.auto_calibration import _Judge
-from tests.models import shake_norms
+from tests.models import make, shake_norms
 
 
 class Net(nn.Module):
@@ -40,7 +42,9 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = self.stem(self.quant(x))
-        x = (self.body(x) + x).relu()
+        y = self.body(x)
+        y += x
+        x = y.relu_()
         return self.dequant(self.head(x) * self.gate(x).sigmoid()), self.second_dequant(self.side(x))
 
 
@@ -249,3 +253,13 @@ def test_a_model_whose_layer_no_batch_reaches_says_so() -> None:
     model = prepare_qat(net)
     result = auto_calibrate(model, batches())
     assert "module.unused" in result.unseen and "No batch reached" in str(result)
+
+
+@pytest.mark.parametrize("name", ["detector", "shared-conv", "surrounded", pytest.param("vit", marks=pytest.mark.slow)])
+def test_operators_of_several_parts_and_layers_that_run_twice(name) -> None:
+    net, inputs = make(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = prepare(net, inputs, qconfig_dict=QCONFIG, out_dir=None)
+    result = auto_calibrate(model, [inputs], observer_list=("percentile", "min_max"))
+    assert result.errors[result.kept] <= result.errors["percentile"] < 0.1
