@@ -213,7 +213,7 @@ def get_default_calib_qconfig(
 
 # Where no observer is named. The documents name MSEObserver (HistogramObserver since 3.3) for calibration, and
 # MinMaxObserver for training.
-CALIBRATION_OBSERVER: type = PercentileObserver
+CALIBRATION_OBSERVER: type = MSEObserver
 TRAINING_OBSERVER: type = MinMaxObserver
 
 

@@ -31,7 +31,11 @@ from horizon_plugin_pytorch.quantization import (
     qconfig_template,
     reason_of,
 )
-from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, MinMaxObserver, PercentileObserver
+from horizon_plugin_pytorch.quantization.observer_v2 import (
+    FixedScaleObserver,
+    MinMaxObserver,
+    MSEObserver,
+)
 from horizon_plugin_pytorch.quantization.qconfig import format_of, with_format
 from horizon_plugin_pytorch.quantization.qconfig_setter import (
     ConvDtypeTemplate,
@@ -132,10 +136,10 @@ def wanted(default: Any, **others: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "dtype", "observer", "constant"),
     [
-        ("default_calibration_qconfig_setter", qint8, PercentileObserver, 0.01),
+        ("default_calibration_qconfig_setter", qint8, MSEObserver, 0.01),
         ("default_qat_qconfig_setter", qint8, MinMaxObserver, 0.01),
         ("default_qat_fixed_act_qconfig_setter", qint8, MinMaxObserver, 0),
-        ("calibration_8bit_weight_16bit_act_qconfig_setter", qint16, PercentileObserver, 0.01),
+        ("calibration_8bit_weight_16bit_act_qconfig_setter", qint16, MSEObserver, 0.01),
         ("qat_8bit_weight_16bit_act_qconfig_setter", qint16, MinMaxObserver, 0.01),
         ("qat_8bit_weight_16bit_fixed_act_qconfig_setter", qint16, MinMaxObserver, 0),
     ],
