@@ -64,7 +64,7 @@ def test_links_within_the_pages_lead_somewhere():
 
 
 @pytest.mark.parametrize("row", [
-    "| dequant | i8,i16,i32 → f32 |", "| quant | f32 → i8,i16 |", "| lt | - | i8,i16 → bool |",
+    "| dequant | i8,i16,i32 → f32 |", "| quant | f32,i8,i16 → i8,i16 |", "| lt | - | i8,i16 → bool |",
     "| add_scalar | - | i8,i16 → i8,i16 |", "| to_integers | - | bool → int32,int64 |",
 ])  # fmt: skip
 def test_formats_of_the_operators_page(row):

@@ -164,10 +164,22 @@ Please check if these OPs qconfigs are expected..
 
 def test_the_file_is_the_tuning_guides(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     check = check_qat_model(_eager(ConvReLU(), IMAGE), IMAGE, out_dir=tmp_path / "new")
-    assert (tmp_path / "new" / "model_check_result.txt").read_text() == CONV_RELU == render(check)
+    text = (tmp_path / "new" / "model_check_result.txt").read_text()
+    assert text == render(check)
+    # Our own column of reasons comes last in its table; without it, the file is the guide's to the letter.
+    assert _without_reasons(text) == CONV_RELU
     assert capsys.readouterr().out == ""
     check_qat_model(_eager(ConvReLU(), IMAGE), IMAGE, save_results=False, out_dir=tmp_path / "none")
     assert [p.name for p in tmp_path.iterdir()] == ["new"]
+
+
+def _without_reasons(text: str) -> str:
+    lines = text.split("\n")
+    header = next(i for i, line in enumerate(lines) if "| reason " in line)
+    width = lines[header].index("| reason")
+    begin, end = header - 1, next(i for i in range(header, len(lines)) if not lines[i])
+    table = [line[:width] + line[0] for line in lines[begin:end]]  # a line ends as it begins
+    return "\n".join([*lines[:begin], *table, *lines[end:]])
 
 
 @GRAPH_METHODS
