@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.errors import CheckError, HorizonError, QuantizationWarning
+from horizon_plugin_pytorch.errors import CheckError, HorizonError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -46,7 +46,7 @@ from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, chec
 from horizon_plugin_pytorch.quantization.prepare import prepare as prepare_by_running
 from horizon_plugin_pytorch.quantization.qconfig import get_qconfig
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
-from horizon_plugin_pytorch.quantization.qconfig_template import default_qat_qconfig_setter
+from horizon_plugin_pytorch.quantization.qconfig_template import ModuleNameQconfigSetter, default_qat_qconfig_setter
 from horizon_plugin_pytorch.utils.check_model import check_qat_model
 from tests.models import make
 from tests.verbs.test_networks import NETWORKS, _float, _inputs
@@ -502,7 +502,7 @@ def test_a_line_that_runs_twice(has_blocks: bool) -> None:
     check = inspect_model(qat, args, kwargs=kwargs)
     names = [row.name for row in check.mistakes]
     assert names == ([] if has_blocks else ["_generated_mul_0[mul]", "_generated_add_0[add]"])
-    assert all("this line runs 2 times with one scale; a dynamic_block" in row.text for row in check.mistakes)
+    assert all("this line runs 2 times with one scale; own_scales gives" in row.text for row in check.mistakes)
     assert sum(row.count for row in check.called_times) == 6
 
 
@@ -809,3 +809,37 @@ def test_only_prepared_models_are_taken() -> None:
     qat(IMAGE)
     with pytest.raises(HorizonError, match="check_model"):
         check_qat_model(convert_fx(qat), IMAGE)
+
+
+class Unread(nn.Module):
+    """A layer whose result goes nowhere, one in float16, and a list of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.unread, self.narrow, self.last = (nn.Conv2d(3, 3, 1) for _ in range(3))
+        self.numbers = nn.ParameterList([nn.Parameter(torch.ones(1))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        self.unread(x)
+        return self.dequant(self.last(self.narrow(x)))
+
+
+def test_what_nobody_reads_and_what_nobody_can_call() -> None:
+    set_march(March.NASH_M)
+    half = get_qconfig(weight_dtype=torch.float16, out_dtype=torch.float16)
+    setter = (ModuleNameQconfigSetter({"narrow": half}), default_qat_qconfig_setter)
+    check = inspect_model(prepare_by_running(Unread(), (IMAGE,), setter, out_dir=None), (IMAGE,))
+    assert [(row.name, row.text.partition(":")[0]) for row in check.mistakes] == [
+        ("unread", "its result is never read")
+    ]
+    assert [row.name for row in check.messages] == ["last"]  # the only high-precision output
+    assert {row.name: row.dtype for row in check.weight_qconfigs} == {
+        "unread": "qint8", "narrow": "torch.float16", "last": "qint8",
+    }  # fmt: skip
+
+
+def test_own_scales_of_a_line_are_those_of_the_module_around_it() -> None:
+    with pytest.raises(QuantizationConfigError, match="name the module whose forward has that line, 'part'"):
+        prepare_by_running(Unread(), (IMAGE,), qconfig_dict={"": QAT}, own_scales=["part._generated_add_0"])

@@ -187,6 +187,8 @@ def operators_of(model: nn.Module) -> dict[str, nn.Module]:
             if id(child) in seen or isinstance(child, (nn.Identity, FusedAway)):
                 continue
             seen.add(id(child))
+            if isinstance(child, (nn.ParameterList, nn.ParameterDict)):  # which nobody calls
+                continue
             if type(child) is not nn.Module and is_leaf(child):  # a bare Module only holds others
                 found[prefix + name] = child
             else:

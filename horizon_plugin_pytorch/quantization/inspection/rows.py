@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.nn.operator_table import row_named
 from horizon_plugin_pytorch.nn.qat.batchnorm import QATBatchNorm
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.relu import ReLU
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
@@ -168,7 +169,7 @@ def check_recording(recording: Recording) -> ModelCheck:
         output_dtypes=tuple(dtype_statistics(recording.calls, lambda call: call.outputs)),
         out_qconfigs=tuple(out_qconfig(call, recording.reasons.get(call.path, "")) for call in recording.calls),
         weight_qconfigs=tuple(weight_qconfigs(recording.calls)),
-        messages=tuple(messages(recording.calls)),
+        messages=tuple(messages(recording)),
         compute_types=tuple(compute_types(recording.calls)),
         mistakes=tuple(mistakes(recording)),
         shared_ranges=tuple(shared_ranges(recording)),
@@ -284,7 +285,7 @@ def out_qconfig(call: ModuleCall, reason: str = "") -> OutQConfig:
 
 
 def _weight_quantizer(module: nn.Module) -> Any:
-    found = getattr(module, "weight_fake_quant", None)
+    found = module._weight_cast if isinstance(module, Float16) else getattr(module, "weight_fake_quant", None)
     return found if isinstance(found, (FakeQuantize, FakeCast)) else None
 
 
@@ -292,7 +293,7 @@ def weight_qconfigs(calls: Iterable[ModuleCall]) -> Iterator[WeightQConfig]:
     """Formats of the weights, a row for each call."""
     for call in calls:
         quantizer = _weight_quantizer(call.module)
-        if quantizer is not None:
+        if quantizer is not None and getattr(call.module, "weight", None) is not None:
             observer = getattr(quantizer, "activation_post_process", quantizer)
             yield WeightQConfig(
                 call.name, type(call.module), str(quantizer.dtype), quantizer.ch_axis, type(observer).__name__
@@ -312,9 +313,9 @@ _FIXED = "check that the scale covers the known range: 128 times the scale in qi
 _FIXED_INPUT = "an input has the scale of the module that gives it: check that module's fixed scale"
 
 
-def messages(calls: Iterable[ModuleCall]) -> Iterator[Message]:
+def messages(recording: Recording) -> Iterator[Message]:
     """Formats that may be intended, and deserve a look."""
-    for call in calls:
+    for call in recording.calls:
         if isinstance(call.module, DeQuantStub):
             continue
 
@@ -332,7 +333,8 @@ def messages(calls: Iterable[ModuleCall]) -> Iterator[Message]:
             dtypes = shown(_dtypes(call.inputs))
             yield say(f"input dtype {dtypes} is not same with out dtype {after[0]}", _OTHER_FORMAT)
         is_real = bool(call.outputs) and all(x.is_float for x in call.outputs)
-        if quantizer is None and getattr(call.module, "qconfig", None) is not None and is_real:
+        has_qconfig = getattr(call.module, "qconfig", None) is not None
+        if quantizer is None and has_qconfig and is_real and not _unread(recording, call):
             yield say("output activation is not quantized", _NO_OUTPUT_FORMAT)
         for scale in dict.fromkeys(_input_scales(call.module)):
             yield say(f"Fixed input scale {scale}", _FIXED_INPUT)
@@ -377,7 +379,7 @@ def mistakes(recording: Recording) -> Iterator[Message]:
     for call in recording.calls:
         texts = [
             _low_precision(recording, call), _not_dequantized(recording, call), _float_input(recording, call),
-            _off_centre(call), _clipped(call), _format(recording, call), _dual_int16(call),
+            _unread(recording, call), _off_centre(call), _clipped(call), _format(recording, call), _dual_int16(call),
         ]  # fmt: skip
         if isinstance(call.module, FloatFunctional) and counts[call.path] > 1 and not call.repetition:
             texts.append(_called_again(call.path, counts[call.path]))
@@ -430,6 +432,14 @@ def _low_precision(recording: Recording, call: ModuleCall) -> str:
         f"output of the model in {call.quantizer.dtype}, and high precision is possible{once}: give this module a "
         "qconfig without activation, such as default_qat_8bit_weight_32bit_out_fake_quant_qconfig"
     )
+
+
+def _unread(recording: Recording, call: ModuleCall) -> str:
+    """A high-precision result that goes nowhere; results with a scale have lines of their own in the tables."""
+    if recording.failure is not None or not _is_high_precision(call) or not call.outputs:
+        return ""
+    is_read = recording.uses.get(call.index) or call.index in recording.results or recording.consumers(call)
+    return "" if is_read else "its result is never read: remove the call, or use the result"
 
 
 def _not_dequantized(recording: Recording, call: ModuleCall) -> str:

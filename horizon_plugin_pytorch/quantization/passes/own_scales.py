@@ -76,6 +76,13 @@ class OwnScales:
         known = dict(model.named_modules(remove_duplicate=False))
         missing = [name for name in names if name not in known] if names and names is not True else []
         if missing:
+            around = {name.rpartition(".")[0] for name in missing if name.rpartition(".")[2].startswith("_generated_")}
+            if around:
+                places = [repr(path) for path in sorted(around)]
+                raise QuantizationConfigError(
+                    f"{what}: own_scales names {', '.join(map(repr, missing))}, made for a line of the model: name the "
+                    f"module whose forward has that line, {', '.join(places)}."
+                )
             raise QuantizationConfigError(
                 f"{what}: own_scales names {', '.join(map(repr, missing))}, which the model does not have. It takes "
                 "True, or the paths of modules as `model.named_modules()` gives them."
