@@ -13,12 +13,12 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from horizon_plugin_pytorch.errors import HorizonError, at, source_line
 from horizon_plugin_pytorch.fx.tracer import scope_of, user_frames
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
+from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.operator_table import (
     Operator,
     row_named,
@@ -47,10 +47,6 @@ class Finding:
     limit: str
     found: str
     advice: str
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def _is_geometry(value: Any) -> bool:
@@ -122,16 +118,15 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         found = row_of_function(func, args, kwargs) or row_of_method(getattr(func, "__name__", ""), args, kwargs)
-        self._depth += 1
-        try:
-            out = func(*args, **kwargs)
-        finally:
-            self._depth -= 1
-        has_scale = any(isinstance(x, QTensor) for x in _tensors((args, kwargs)))
+        before = len(self._uses)
+        out = func(*args, **kwargs)
+        if len(self._uses) > before:  # the model sent it to a module, which has been met with what it really takes
+            return out
+        has_scale = any(isinstance(x, QTensor) for x in tensors_of((args, kwargs)))
         if found is not None and has_scale:
             self._add(found[0], None, (args, kwargs), out, found[0].named(args, kwargs))
         elif self._depth == 0:
-            self._follow(_tensors((args, kwargs)), _tensors(out))
+            self._follow(tensors_of((args, kwargs)), tensors_of(out))
         return out
 
     def _place(self, module: nn.Module | None) -> str:
@@ -149,7 +144,7 @@ class _Watch(TorchFunctionMode):
     def _add(self, row: Operator, module: nn.Module | None, inputs: Any, out: Any, attributes: dict[str, Any]) -> None:
         if self._depth:
             return
-        index, taken, given = len(self._uses), _tensors(inputs), _tensors(out)
+        index, taken, given = len(self._uses), tensors_of(inputs), tensors_of(out)
         attributes = {k: v for k, v in attributes.items() if _is_geometry(v)}
         facts = tuple(map(self._fact, taken)), tuple(map(self._fact, given))
         self._uses.append((row, Use(row.name, self._place(module), *facts, attributes)))

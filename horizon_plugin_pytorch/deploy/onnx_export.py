@@ -24,8 +24,9 @@ from horizon_plugin_pytorch.deploy import (
 from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.deploy.onnx_graph import OPSET, OnnxGraph, Site
-from horizon_plugin_pytorch.deploy.recorder import Step, plain, record, tensor_key, tensors_of
+from horizon_plugin_pytorch.deploy.recorder import Step, plain, record, tensor_key
 from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.nested import map_tensors, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -195,7 +196,7 @@ def build_onnx(
     if not 13 <= opset <= 20:
         raise ExportError(f"opset_version must lie in [13, 20], got {opset}.")
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    args = pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, args)
+    args = map_tensors(lambda x: x.detach().clone(), args)
     was_training = model.training
     model.eval()
     try:
@@ -205,6 +206,8 @@ def build_onnx(
     finally:
         model.train(was_training)
     inputs, results = tensors_of(args), tensors_of(outputs)
+    if not results:
+        raise ExportError(f"`{type(model).__name__}` gives no tensor on these inputs, so there is nothing to export.")
     input_names = _names(input_names, len(inputs), "input")
     output_names = _names(output_names, len(results), "output")
     _check_unique(input_names, "input_names")

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -92,8 +92,3 @@ def record(model: torch.nn.Module, args: tuple) -> tuple[list[Step], Any]:
     with torch.no_grad(), recorder:
         outputs = model(*args)
     return recorder.steps, outputs
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """All tensors in nested arguments."""
-    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]

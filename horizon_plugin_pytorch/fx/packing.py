@@ -46,7 +46,7 @@ def pack(graph: fx.Graph) -> list[tuple]:
         name: Any = lambda node: _Reference(node.name)  # noqa: E731 - torch's type knows no references
         return fx.node.map_arg(value, name)
 
-    kept = ("stack_trace", "made_by")
+    kept = ("stack_trace", "made_by", "weight_of")
     return [
         (
             n.op,

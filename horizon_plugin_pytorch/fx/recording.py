@@ -29,6 +29,7 @@ from horizon_plugin_pytorch.fx.chance import mark_chance
 from horizon_plugin_pytorch.fx.packing import PackedGraph
 from horizon_plugin_pytorch.fx.results import tensors_in
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
+from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.nn.unfinished import is_shape
@@ -185,8 +186,8 @@ class Recorder(TorchFunctionMode):
 
     def add_input(self, tree: Any) -> None:
         """Tensors of the model's inputs."""
-        for leaf in pytree.tree_leaves(tree):
-            if isinstance(leaf, Tensor) and id(leaf) not in self._nodes:
+        for leaf in tensors_of(tree):
+            if id(leaf) not in self._nodes:
                 key = ("input", self._inputs)
                 self._inputs += 1
                 if key not in self._known:

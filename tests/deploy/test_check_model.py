@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.quantization import (
     convert,
     convert_fx,
     default_qat_8bit_fake_quant_qconfig,
+    prepare,
     prepare_qat,
 )
 from tests.routes import calibrate, prepared, qconfig
@@ -98,6 +99,25 @@ def test_a_large_batch_on_bernoulli2() -> None:
     quantized = convert_fx(prepared(QuantWrapper(nn.Conv2d(1, 1, 1)), (x,)))
     assert {f.limit for f in find_limits(quantized, (x,), March.BERNOULLI2)} == {"N <= 128"}
     assert check_model(quantized, x[:128]) == 0  # the chip that the model was prepared for
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.shift = nn.Parameter(torch.randn(4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.quant(x) + self.shift)
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_an_operand_that_a_generated_stub_quantizes_is_an_integer(method: str) -> None:
+    set_march(March.NASH_M)
+    qat = prepare(Shifted().eval(), (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None)
+    quantized = convert(calibrate(qat, (X,))) if method == "jit-strip" else convert_fx(calibrate(qat, (X,)))
+    (add,) = [use for row, use in operator_uses(quantized, (X,)) if row.name == "add"]
+    assert [x.format for x in add.inputs] == ["qint8", "qint8"] and check_model(quantized, (X,)) == 0
 
 
 def test_eager_models_are_checked_too() -> None:

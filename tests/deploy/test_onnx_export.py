@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import warnings
@@ -17,7 +18,16 @@ from horizon_plugin_pytorch import files
 from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, QuantWrapper, convert, convert_fx, prepare_qat
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    QuantStub,
+    QuantWrapper,
+    convert,
+    convert_fx,
+    prepare,
+    prepare_qat,
+)
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.models import ZOO, make
 from tests.operators.cases.base import Body
@@ -296,3 +306,32 @@ def test_export_is_quiet(tmp_path: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         export_quantized_onnx(model, inputs, tmp_path / "m.onnx")
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    image: Tensor
+    others: dict[str, Any]
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(3, 4, 1)
+
+    def forward(self, batch: Batch) -> list[Batch]:
+        y = self.dequant(self.conv(self.quant(batch.image)))
+        return [Batch(y, {"none": None, "sum": y + batch.others["shift"]})]
+
+
+def test_dataclasses_in_and_out() -> None:
+    set_march(March.NASH_E)
+    batch = Batch(torch.randn(1, 3, 4, 4), {"shift": torch.ones(1)})
+    qat = prepare(Nested().eval(), (batch,), qconfig_dict={"": qconfig()}, out_dir=None)
+    quantized = convert(calibrate(qat, (batch,)))
+    proto = export_quantized_onnx(quantized, (batch,), io.BytesIO())
+    assert [x.name for x in proto.graph.input] == ["input_0", "input_1"]
+    assert [x.name for x in proto.graph.output] == ["output_0", "output_1"]
+    quantized.forward = lambda batch: []
+    with pytest.raises(ExportError, match="gives no tensor"):
+        export_quantized_onnx(quantized, (batch,), io.BytesIO())

@@ -213,6 +213,10 @@ def test_a_weight_that_is_computed_of_parameters_is_quantized_in_every_forward(t
     set_fake_quantize(qat, FakeQuantState.VALIDATION)
     copy.deepcopy(qat)
     _goes_all_the_way(qat, tmp_path)
+    with torch.no_grad():
+        qat.conv.weight[:, 0] *= 3
+        quantized = convert(pickle.loads(pickle.dumps(qat)))  # without a run in between
+        assert torch.equal(quantized(X), qat(X))
 
 
 class Filters(Net):
@@ -375,3 +379,25 @@ def test_frozen_layers_stay_frozen_after_folding():
             return self.relu(self.bn(self.conv(x)))
 
     assert not any(p.requires_grad for p in _prepared(Frozen).parameters())
+
+
+class Hooked(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+        self.conv.register_forward_hook(lambda module, args, out: self.seen.append(out))
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.relu(self.bn(self.conv(x)))
+
+
+def test_hooks_of_the_user_see_what_they_saw_in_float():
+    model = Hooked().eval()
+    set_march(March.NASH_E)
+    qat = prepare(model, (X,), qconfig_dict={"": qconfig()}, out_dir=None).eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    model.seen.clear()
+    with torch.no_grad():
+        model(X), qat(X)
+    in_float, in_qat = model.seen
+    assert in_float.min() < 0 and torch.allclose(in_qat.dequantize(), in_float, atol=1e-5)

@@ -9,7 +9,7 @@ import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import at, is_package_code, is_torch_code, is_user_code
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.placed import FusedAway, PlacedModule, listening
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -208,16 +208,6 @@ class _Mark:
     origin: int | None
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        elif is_dataclass(leaf) and not isinstance(leaf, type):  # torch knows it as one value
-            found += _tensors([getattr(leaf, part.name) for part in fields(leaf)])
-    return found
-
-
 def _is_called_by_model() -> bool:
     """Did the model's own code call the function, rather than an operator of this package?"""
     frame: Any = sys._getframe(2)
@@ -296,11 +286,11 @@ class _Watch(TorchFunctionMode):
         if self._depth:
             return
         path, index = self._paths[module], len(self.calls)
-        seen_inputs = tuple(self._input(x) for x in _tensors(inputs))
+        seen_inputs = tuple(self._input(x) for x in tensors_of(inputs))
         cast = getattr(module, "activation_post_process", None)
         is_half = isinstance(cast, FakeCast) and cast.dtype == torch.float16
         outputs = []
-        for x in _tensors(out):
+        for x in tensors_of(out):
             dtype = "torch.float16" if is_half and str(x.dtype) == "torch.float32" else str(x.dtype)
             x._inspection_mark = _Mark(self._run, dtype, index, index)  # type: ignore[attr-defined]
             outputs.append(self._seen(x, dtype, index, index))
@@ -311,11 +301,11 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         count = len(self.calls)
         out = func(*args, **(kwargs or {}))
-        results = _tensors(out)
+        results = tensors_of(out)
         # A function that became a module has been reported as that module's call.
         if self._depth or not results or len(self.calls) != count or not _is_called_by_model():
             return out
-        marks = [mark for mark in map(self._mark, _tensors((args, kwargs))) if mark is not None]
+        marks = [mark for mark in map(self._mark, tensors_of((args, kwargs))) if mark is not None]
         for mark in marks:
             if mark.producer is not None:
                 self.uses[mark.producer] += 1
@@ -331,7 +321,7 @@ class _Watch(TorchFunctionMode):
 
     def outputs(self, out: Any) -> frozenset[int]:
         """The calls whose results are results of the model."""
-        marks = [mark for mark in map(self._mark, _tensors(out)) if mark is not None]
+        marks = [mark for mark in map(self._mark, tensors_of(out)) if mark is not None]
         producers = [mark.producer for mark in marks if mark.producer is not None]
         self.uses.update(producers)
         return frozenset(producers)
@@ -450,7 +440,7 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
                 called, training_failure = _run_in_training(model, args, kwargs)
                 training_only = unused & called
     finally:
-        for x in (*_tensors((args, kwargs)), *model.parameters(), *model.buffers()):
+        for x in (*tensors_of((args, kwargs)), *model.parameters(), *model.buffers()):
             x.__dict__.pop("_inspection_mark", None)  # an operator may give back what it got
     return Recording(
         tuple(watch.calls),

@@ -73,10 +73,17 @@ class _Matcher:
         choice = self.choices.get(path)
         if choice is not None and choice.qconfig is None and choice.is_explicit:
             return False
+        if self._has_hooks(path):
+            return False  # which would see another tensor, or none
         if role is Role.ADD and self.own.has_calls(path):
             return False  # other calls may be other methods, which a layer does not have
         # A shared ReLU has no state; a shared layer, batch norm or FloatFunctional serves several places.
         return role is Role.RELU or self.counts[id(module_at(self.model, path))] == 1
+
+    def _has_hooks(self, path: str) -> bool:
+        """Has the user put hooks on a module?"""
+        module = module_at(self.model, path)
+        return bool(module._forward_hooks or module._forward_pre_hooks)
 
     def match(self, rule: FusionRule, start: fx.Node, operand: int) -> list[fx.Node] | None:
         """Nodes that follow the rule from `start`, with the chain entering the add as that operand."""

@@ -206,6 +206,9 @@ def _replace(
         path = _repetition(model, node) or _free_name(scope, name, counters)
         model.add_submodule(path, module.train(model.training))
         variants.append(Variant.of(path, call))
+        for setting in call.settings.values():
+            if isinstance(setting, fx.Node) and setting.meta.get("is_weight"):
+                setting.meta["weight_of"] = (*setting.meta.get("weight_of", ()), path)
     choices.setdefault(path, (inherited_choice(choices, scope) or Choice(None)).below())
     with model.graph.inserting_before(node):
         if call.method is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from horizon_plugin_pytorch.dtype import qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, QuantizationWarning, at, warn
@@ -212,6 +212,28 @@ def _never_calibrated(model: nn.Module) -> list[str]:
     return found
 
 
+def _compute_weights(model: nn.Module) -> None:
+    """Give layers the weights that the model computes of its parameters as these are now, not as in the last run."""
+    graph = model.__dict__.get("graph")
+    for node in () if graph is None else graph.nodes:
+        for path in node.meta.get("weight_of", ()):
+            layer: Any = model.get_submodule(path)
+            weight = _value(model, node)
+            if isinstance(layer, QATGemm) and not torch.equal(layer.weight, weight):
+                layer.weight.copy_(weight)
+
+
+def _value(model: nn.Module, node: fx.Node) -> Any:
+    """What a node gives that is computed of parameters and buffers alone."""
+    if node.op == "get_attr":
+        owner, _, name = str(node.target).rpartition(".")
+        return getattr(model.get_submodule(owner), name, node.meta.get("value"))  # no attribute: a list has it
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: _value(model, source))
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
 @torch.no_grad()
 def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     """Replace QAT modules by their integer forms; warn of modules that never saw data."""
@@ -224,6 +246,7 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
             "converting, or load a calibrated checkpoint.",
             CalibrationWarning,
         )
+    _compute_weights(model)
     for module in model.modules():
         if isinstance(module, QATGemm) and not module.weight_fake_quant.has_statistics:
             module.observe_weight()  # weights are known without any data
