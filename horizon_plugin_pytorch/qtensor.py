@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
 from horizon_plugin_pytorch.errors import QuantizationWarning, is_package_code, is_user_code
@@ -261,6 +263,9 @@ class QTensor(Tensor):
             out = model(func, args, kwargs)
             if out is not NotImplemented:
                 return out
+        elif is_backward() and not _is_recomputing():  # the backward of an `autograd.Function` of the user's
+            args, kwargs = pytree.tree_map(lambda x: x.dequantize() if isinstance(x, QTensor) else x, (args, kwargs))
+            return func(*args, **kwargs)
         handler = _HANDLERS.get(func)
         if handler is not None:
             return handler(func, args, kwargs)
@@ -273,8 +278,27 @@ def reads_no_numbers(func: Callable, args: tuple, kind: type) -> bool:
     return _HANDLERS.get(func) is _filled or (is_shaped and bool(args) and not isinstance(args[0], kind))
 
 
+def is_backward() -> bool:
+    """Does autograd run in this thread, which calls a backward of the user's or what a checkpoint recomputes?"""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _is_recomputing() -> bool:
+    """Does autograd run a part of the forward again, that the user has put into a checkpoint?"""
+    frame: FrameType | None = sys._getframe(1) if is_backward() else None
+    while frame is not None and frame.f_code.co_filename != checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def unsupported(func: Callable) -> NotImplementedError:
     """The error for a function that would need to know how to treat the scale."""
+    if _is_recomputing():
+        return NotImplementedError(
+            f"{described(func)} runs again in the backward pass (`torch.utils.checkpoint`), outside of the model's "
+            "forward, where nothing says which scale it has. Put the code into the forward of a module of the model, "
+            "and write `checkpoint(self.block, x, use_reentrant=False)`."
+        )
     return NotImplementedError(
         f"{described(func)} is not implemented for QTensor: it would need to know how to treat the scale. "
         "If it belongs to post-processing, put a DeQuantStub before it. If it should run quantized, call it as a "

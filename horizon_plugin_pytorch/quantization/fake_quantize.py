@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, is_backward, real_qtensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.observer import (
@@ -360,6 +360,8 @@ class FakeQuantize(nn.Module):
         observer = self.activation_post_process
         if self.is_fixed or (self._was_set and not observer.averaging_constant):
             return  # given, or given once and frozen
+        if is_backward():
+            return  # a checkpoint recomputes what has been seen in the forward
         observer.observe(x, *limits)
         if observer.has_statistics:
             self.refresh_scale()

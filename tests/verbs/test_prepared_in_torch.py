@@ -10,14 +10,24 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, multiprocessing, nn
+from torch.utils.checkpoint import checkpoint
 
 from horizon_plugin_pytorch.errors import TraceError
 from horizon_plugin_pytorch.march import March, set_march
-from horizon_plugin_pytorch.quantization import FakeQuantState, convert, convert_fx, set_fake_quantize
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    convert,
+    convert_fx,
+    set_fake_quantize,
+)
 from horizon_plugin_pytorch.quantization.prepare import prepare
 from tests.routes import as_numbers, calibrate, mismatches, qconfig
 from tests.verbs.test_prepare_by_running import MODELS, Stubs, X, _make
@@ -235,3 +245,77 @@ def test_compiled_float_code_may_call_a_model_that_is_kept_out_of_it() -> None:
 
         with torch.no_grad():
             assert torch.equal(torch.compile(run, backend="eager")(X), run(X))
+
+
+class _Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * (s * (1 + x * (1 - s)))
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.conv(x)) * 2 + x
+
+
+class _Around(nn.Module):
+    """A block, run as a function says."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv, self.block, self.run = nn.Conv2d(4, 4, 1), _Block(), run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.run(self.block, self.conv(self.quant(x))))
+
+
+_BLOCK_INPUT = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def _step(run: Any, state: FakeQuantState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    set_march(March.NASH_E)
+    torch.manual_seed(0)
+    qat = prepare(_Around(run), (_BLOCK_INPUT,), qconfig_dict={"": qconfig()}, out_dir=None)
+    calibrate(qat, (_BLOCK_INPUT,))
+    set_fake_quantize(qat.train(), state)
+    qat(_BLOCK_INPUT).square().mean().backward()
+    return {name: p.grad for name, p in qat.named_parameters() if p.grad is not None}, dict(qat.named_buffers())
+
+
+@pytest.mark.parametrize("state", [FakeQuantState.QAT, FakeQuantState.VALIDATION])
+def test_a_checkpointed_module_learns_and_observes_as_without(state: FakeQuantState) -> None:
+    grads, buffers = _step(lambda block, x: checkpoint(block, x, use_reentrant=False), state)
+    plain_grads, plain_buffers = _step(lambda block, x: block(x), state)
+    assert grads.keys() == plain_grads.keys() and all(torch.equal(grads[k], plain_grads[k]) for k in grads)
+    assert all(torch.equal(buffers[k], plain_buffers[k]) for k in plain_buffers)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda block, x: checkpoint(lambda y: block(y) * 2, x, use_reentrant=False),
+        lambda block, x: checkpoint(block, x, use_reentrant=True),
+    ],
+)
+def test_other_checkpoints_are_refused_with_a_line(run: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"test_prepared_in_torch.py:\d+\) runs again in the backward pass"):
+        _step(run, FakeQuantState.QAT)
+
+
+@pytest.mark.parametrize("state", [FakeQuantState.QAT, FakeQuantState.VALIDATION])
+def test_an_autograd_function_gives_its_own_gradient(state: FakeQuantState) -> None:
+    grads, _ = _step(lambda block, x: _Swish.apply(x), state)
+    wanted, _ = _step(lambda block, x: x * torch.sigmoid(x), state)
+    assert all((grads[k] - wanted[k]).norm() < 0.02 * wanted[k].norm() for k in grads)
