@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +37,25 @@ from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.nn.unfinished import Unfinished
 from horizon_plugin_pytorch.qtensor import QTensor, become, keeps_scale
 from horizon_plugin_pytorch.running import Run, current, interceptor
+
+
+class _Met(threading.local):
+    """The call sites that a thread meets, if anybody wants to know."""
+
+    sites: set[CallSite] | None = None
+
+
+_MET = _Met()
+
+
+@contextmanager
+def meeting() -> Iterator[set[CallSite]]:
+    """The call sites with modules that prepared models meet in here."""
+    before, _MET.sites = _MET.sites, set()
+    try:
+        yield _MET.sites
+    finally:
+        _MET.sites = before
 
 
 class Dispatcher:
@@ -160,6 +181,8 @@ class Dispatcher:
         if site in self._counted:
             site = counted(site)
         variants = self.sites.get(site)
+        if _MET.sites is not None:
+            _MET.sites.add(site)
         if variants is None:
             if not has_scale:
                 return NotImplemented

@@ -409,18 +409,18 @@ def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) 
 @torch.no_grad()
 def record_runs(
     model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None
-) -> tuple[fx.Graph, list[list[LoggedCall]]]:
+) -> tuple[fx.Graph, list[list[LoggedCall]], Any]:
     """The graph of a float model on example inputs, in the eval and in the training mode; the model is not changed.
 
     Returns:
-        The graph, and the calls of modules in each of the runs.
+        The graph, the calls of modules in each of the runs, and what the model gave in eval mode.
 
     Raises:
         TraceError: when the model cannot run on these inputs.
     """
     kwargs = kwargs or {}
     runner = copy.deepcopy(model)
-    recorder = Recorder(runner)
+    recorder, given = Recorder(runner), None
     state = torch.get_rng_state()
     try:
         for index, mode in enumerate((False, True)):
@@ -431,6 +431,7 @@ def record_runs(
                 with _watched(runner, recorder), recorder, running(Run(recorder=recorder)):
                     out = runner(*args, **kwargs)
                 recorder.hand_out(out)
+                given = out if index == 0 else given
             except Exception as error:
                 if index:  # the training branch may need targets; the eval graph is enough then
                     break
@@ -443,4 +444,4 @@ def record_runs(
     graph = recorder.finish()
     mark_chance(graph)
     graph.owning_module = model  # type: ignore[assignment]
-    return graph, recorder.runs
+    return graph, recorder.runs, given

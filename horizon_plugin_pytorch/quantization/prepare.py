@@ -39,6 +39,7 @@ from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.fuse_mode import FuseMode
 from horizon_plugin_pytorch.quantization.graph_text import graph_text
 from horizon_plugin_pytorch.quantization.inspection.check import RESULT_FILE, inspect_model
+from horizon_plugin_pytorch.quantization.inspection.float_run import compare_with_float
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.quantization.passes.hybrid import HybridConfig, split_devices
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales, split_aliases, unshare
@@ -212,7 +213,7 @@ def _prepare_by_running(
     children = {path: set(module._modules) for path, module in copied.named_modules()}
     own = OwnScales.of(own_scales, copied, "prepare")
     split_aliases(copied, own)
-    graph, runs = record_runs(copied, args, kwargs)
+    graph, runs, given = record_runs(copied, args, kwargs)
     captured: Any = Captured(copied, graph)
     casts = float_casts(graph)
     met = frozenset(node.meta["site"] for node in graph.nodes if "site" in node.meta)
@@ -223,6 +224,7 @@ def _prepare_by_running(
     unshare(captured, region, own, runs)
     choices = choices_of(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     scoped = list(scoped_modules(copied, is_leaf))
+    recorded = [node.meta["site"] for node in graph.nodes if "site" in node.meta and not node.meta["is_training_only"]]
     if hybrid is not None:
         region = split_devices(captured, region, choices, march, hybrid)
     observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse, own)
@@ -236,6 +238,7 @@ def _prepare_by_running(
     _mark_results(captured, region)
     report_mismatches(copied)
     copied.__dict__.update(march=march, graph=captured.graph, choices=choices)
+    compare_with_float(copied, args, kwargs, given, [site for site in recorded if dispatcher.sites.get(site)])
     return copied
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.placed import FusedAway
 from horizon_plugin_pytorch.quantization import (
@@ -401,3 +401,34 @@ def test_hooks_of_the_user_see_what_they_saw_in_float():
         model(X), qat(X)
     in_float, in_qat = model.seen
     assert in_float.min() < 0 and torch.allclose(in_qat.dequantize(), in_float, atol=1e-5)
+
+
+class AsksType(Layers):
+    """What cannot be answered as in float: nothing stands between `type` and the object."""
+
+    def body(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if type(layer) is nn.ReLU:
+                x = x * 0.5
+        return x
+
+
+class AsksTypeToo(AsksType):
+    def body(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return x.flip(1) if type(self.conv) is nn.Conv2d else x
+
+
+@pytest.mark.parametrize(
+    ("cls", "what"),
+    [
+        (AsksType, r"`mul` in the top module \(test_users_forward.py:\d+\) ran in float and does not run now"),
+        (AsksTypeToo, r"its outputs differ by \d+.\d% although nothing is rounded"),
+    ],
+)
+def test_a_forward_that_takes_another_path_is_found_by_prepare(cls, what):
+    set_march(March.NASH_E)
+    torch.manual_seed(0)
+    with pytest.warns(QuantizationWarning, match=what):
+        prepare(cls(), (X,), qconfig_dict={"": qconfig()}, out_dir=None)
