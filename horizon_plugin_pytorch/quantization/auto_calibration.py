@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
-from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.qat.composite import Composite
+from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.batches import Process, require_quantizers, take_batches
@@ -369,11 +370,11 @@ def _compare(outputs: list[Tensor], place: int, wanted: Tensor) -> Tensor:
     return torch.stack([difference.cpu().double(), wanted.double().square().sum().cpu()])
 
 
-def _operators(model: nn.Module) -> Iterator[PlacedModule]:
+def _operators(model: nn.Module) -> Iterator[nn.Module]:
     """Operators that are not a part of another; each once."""
     parts: set[int] = set()
     for module in model.modules():
-        if isinstance(module, PlacedModule) and id(module) not in parts:
+        if isinstance(module, (QATModule, Composite)) and id(module) not in parts:
             parts.update(map(id, module.modules()))
             yield module
 

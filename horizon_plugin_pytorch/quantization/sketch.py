@@ -251,12 +251,16 @@ class Sketch:
     def least_divergence(self, bins: int, levels: int) -> float:
         """The end of the range whose quantized histogram diverges least (Kullback-Leibler) from the clipped one.
 
+        Zeros, and what is 2**15 times smaller than the largest, do not count: zero is on the grid of every scale, and
+        the half of a tensor that a ReLU makes zero would outweigh all else.
+
         Args:
             bins: number of bins of equal width.
             levels: number of levels that the magnitudes are quantized to; every range of that many bins or more is
                 looked at, all at once.
         """
         counts = self.linear(bins)
+        counts[0] -= self.counts[0]
         levels = min(levels, bins // 2)
         ends, borders = _borders(bins, levels, counts.device)
         zero = counts.new_zeros(1)

@@ -156,3 +156,10 @@ def test_channels_are_searched_on_their_own() -> None:
         error = squared_error(row, float(end) / 127.5, -128, 127)
         assert error <= 1.01 * exhaustive(row, -128, 127)
         assert error <= squared_error(row, float(row.abs().max()) / 127.5, -128, 127)
+
+
+def test_zeros_do_not_move_the_range_of_least_divergence() -> None:
+    x = torch.randn(20000).abs()
+    with_zeros = Sketch.of(torch.cat([x, torch.zeros(30000)]))
+    assert with_zeros.least_divergence(512, 128) == Sketch.of(x).least_divergence(512, 128) > 0.5 * float(x.max())
+    assert Sketch.of(torch.zeros(8)).least_divergence(512, 128) == 0

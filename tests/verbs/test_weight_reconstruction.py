@@ -108,7 +108,7 @@ def test_weights_are_on_the_grid_next_to_where_they_were_and_scales_stay() -> No
     steps = scale.reshape(-1, 1, 1, 1)
     integers = layer.weight.detach() / steps
     torch.testing.assert_close(integers, integers.round(), rtol=0, atol=1e-4)
-    inside = (weight / steps).clamp(-8, 7)
+    inside = (weight.detach() / steps).clamp(-8, 7)
     assert float((integers - inside).abs().max()) < 1.001
     assert float((integers - inside).abs().max()) > 0.5  # some are not rounded to the nearest
 
