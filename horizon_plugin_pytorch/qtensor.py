@@ -33,7 +33,7 @@ def asked_by_model(frame: FrameType) -> bool:
     Args:
         frame: of the code that asks.
     """
-    return interceptor() is not None and not is_package_code(frame.f_code.co_filename)
+    return not is_package_code(frame.f_code.co_filename) and interceptor() is not None
 
 
 class QTensor(Tensor):

@@ -101,8 +101,11 @@ class Run:
 
     def resolve(self, path: str) -> nn.Module:
         """The module at a path of the model."""
-        assert self.root is not None
-        return self.root if f"{path}." == self.prefix else self.root.get_submodule(path.removeprefix(self.prefix))
+        module: Any = self.root
+        if f"{path}." != self.prefix and path:
+            for name in path.removeprefix(self.prefix).split("."):
+                module = module._modules[name]
+        return module
 
 
 class _Thread(threading.local):
@@ -119,6 +122,11 @@ def current() -> Run | None:
     while runs and runs[-1].is_over():
         runs[-1].end()
     return runs[-1] if runs else None
+
+
+def innermost() -> Run:
+    """What runs now, asked by code that it calls."""
+    return _THREAD.runs[-1]
 
 
 def interceptor() -> Any:

@@ -24,7 +24,7 @@ from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.operator_table import Call
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
-from horizon_plugin_pytorch.running import Run, current
+from horizon_plugin_pytorch.running import Run, current, innermost
 
 _MODULE_FILE = torch_module.__file__
 
@@ -198,9 +198,13 @@ def block(name: str) -> Iterator[None]:
         yield
 
 
-def here(name: str) -> CallSite:
-    """The call site of the code that is running now, from the innermost user code up to the running forward."""
-    return _site(sys._getframe(1), current_scope(), name)
+def here(name: str, has_line: bool = True) -> CallSite:
+    """The call site of the code that is running now, from the innermost user code up to the running forward.
+
+    Args:
+        has_line: is its line wanted? To find it takes longer than all the rest.
+    """
+    return _site(sys._getframe(1), innermost().scope, name, has_line)
 
 
 def caller(scope: str) -> CallSite:
@@ -265,7 +269,7 @@ def _beginnings(code: bytes) -> list[int]:
     return found
 
 
-def _site(frame: Any, scope: str, name: str) -> CallSite:
+def _site(frame: Any, scope: str, name: str, has_line: bool = True) -> CallSite:
     calls: list[Place] = []
     line = ""
     outermost: Place | None = None
@@ -276,7 +280,7 @@ def _site(frame: Any, scope: str, name: str) -> CallSite:
         if code.is_mode:  # it passes on a call that was made above it
             calls, line, outermost = [], "", None
         elif code.is_user:
-            if not line:
+            if has_line and not line:
                 line = f"{code.file}:{frame.f_lineno}"
             outermost = code.place(frame)
             calls.append(outermost)

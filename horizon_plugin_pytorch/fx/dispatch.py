@@ -36,7 +36,7 @@ from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.nn.unfinished import Unfinished
 from horizon_plugin_pytorch.qtensor import QTensor, become, keeps_scale
-from horizon_plugin_pytorch.running import Run, current, interceptor
+from horizon_plugin_pytorch.running import Run, current, innermost, interceptor
 
 
 class _Met(threading.local):
@@ -125,15 +125,15 @@ class Dispatcher:
 
     def given(self, step: FusedStep) -> Any:
         """What the last step of the same fused module gave."""
-        return _running().fused[step.group[0]][1]
+        return innermost().fused[step.group[0]][1]
 
     def did(self, step: FusedStep, out: Any) -> None:
         """A step gave this."""
-        _running().fused[step.group[0]] = step, out
+        innermost().fused[step.group[0]] = step, out
 
     def resolve(self, path: str) -> nn.Module:
         """The module at a path of the model."""
-        return _running().resolve(path)
+        return innermost().resolve(path)
 
     def module_of_call(self, calls: OwnCalls) -> nn.Module:
         """The module for the call of a shared module that is beginning now."""
@@ -167,18 +167,18 @@ class Dispatcher:
         """
         op, target, call_args, call_kwargs = as_call(func, args, kwargs)
         found = row_of_call(op, target, call_args, call_kwargs)
-        if self.cpu:
-            site = here(operator_name(op, target, call_args, call_kwargs))
-            if site in self.cpu:
-                return self._run_on_cpu(self.cpu[site], func, args, kwargs)
         is_cast = has_scale and found is not None and found[0].name in CASTS
-        if is_cast and here(found[0].name) in self.casts:  # type: ignore[index]
+        if not (self.cpu or is_cast) and (found is None or found[0].qat is None):
+            return NotImplemented
+        name = operator_name(op, target, call_args, call_kwargs) if found is None else found[0].name
+        site = here(name, has_line=False)
+        if self.cpu and site in self.cpu:
+            return self._run_on_cpu(self.cpu[site], func, args, kwargs)
+        if is_cast and site in self.casts:
             return _moved(func, args, kwargs)
         if found is None or found[0].qat is None:
             return NotImplemented
-        row, bind = found
-        site = here(row.name)
-        if site in self._counted:
+        if self._counted and site in self._counted:
             site = counted(site)
         variants = self.sites.get(site)
         if _MET.sites is not None:
@@ -187,14 +187,14 @@ class Dispatcher:
             if not has_scale:
                 return NotImplemented
             if site.occurrence:
-                raise _called_too_often(f"`{row.name}` {at(site.scope, site.line)}", site.occurrence)
-            raise self._unknown(site)
+                raise _called_too_often(f"`{name}` {at(site.scope, here(name).line)}", site.occurrence)
+            raise self._unknown(here(name))
         if BY_CHANCE in variants:
             return self._written(func, args, by_chance(func, args, kwargs))
-        call = _bound(bind, call_args, call_kwargs, site) if variants else None
+        call = _bound(found[1], call_args, call_kwargs, name) if variants else None
         if call is None:
             return NotImplemented
-        variant = self._variant(variants, call, site)
+        variant = self._variant(variants, call, name)
         module = self.resolve(variant.path)
         if isinstance(module, FusedAway):
             return self._written(func, args, module(call.args[0]), bool(kwargs.get("inplace")))
@@ -207,7 +207,7 @@ class Dispatcher:
         """The result of a call; of one that writes, the tensor that is written."""
         if not (writes or is_write(func)):
             return out
-        fused = _running().fused
+        fused = innermost().fused
         last = {group: step for group, (step, given) in fused.items() if given is out}
         become(args[0], out)  # `x.add_(y)`: every name of x sees the result
         fused.update({group: (step, args[0]) for group, step in last.items()})
@@ -236,7 +236,7 @@ class Dispatcher:
         what, where = f"`{site.name}`", at(site.scope, site.line)
         module, line = (None, "") if site.line else unmet_module()
         if module is not None:
-            run = _running()
+            run = innermost()
             assert run.root is not None
             paths = [run.prefix + path for path, m in run.root.named_modules() if m is module]
             what, where = f"`{type(module).__name__}`", at(paths[0] if paths else site.scope, line)
@@ -246,14 +246,15 @@ class Dispatcher:
             "inputs (`Tracer.is_tracing()` says when), or put this code after the DeQuantStub."
         )
 
-    def _variant(self, variants: list[Variant], call: Call, site: CallSite) -> Variant:
+    def _variant(self, variants: list[Variant], call: Call, name: str) -> Variant:
         """The module for a call's settings."""
-        found = [(variant, variant.differences(call, self._read)) for variant in variants]
-        same = next((variant for variant, differences in found if not differences), None)
-        if same is not None:
-            return same
-        differences = min((differences for _, differences in found), key=len)
-        shown = ", ".join(f"{name} is {new!r} and was {old!r}" for name, (old, new) in differences.items())
+        found = []
+        for variant in variants:
+            found.append(variant.differences(call, self._read))
+            if not found[-1]:
+                return variant
+        site, differences = here(name), min(found, key=len)
+        shown = ", ".join(f"{key} is {new!r} and was {old!r}" for key, (old, new) in differences.items())
         raise UnknownCallError(
             f"`{site.name}` {at(site.scope, site.line)} is called with other arguments than when the model was "
             f"prepared: {shown}. Its module was made for those, and cannot follow. Prepare with example inputs that "
@@ -303,12 +304,6 @@ class FusedStep:
             "(`Tracer.is_tracing()` says when), or with `fuse_mode=FuseMode.NoFuse`; put code that runs a varying "
             "number of times into `Tracer.dynamic_block(self, name)`."
         )
-
-
-def _running() -> Run:
-    run = current()
-    assert run is not None
-    return run
 
 
 class _PlainCalls(TorchFunctionMode):
@@ -460,12 +455,13 @@ def _moved(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     return args[0].to(*left, **named) if left or named else args[0]
 
 
-def _bound(bind: Binder, args: tuple, kwargs: dict[str, Any], site: CallSite) -> Call | None:
+def _bound(bind: Binder, args: tuple, kwargs: dict[str, Any], name: str) -> Call | None:
     """The call as its module takes it; None if it needs no module."""
     try:
         call = bind(*args, **kwargs)
     except NotBindable as error:
+        site = here(name)
         raise UnsupportedOperatorError(
-            f"`{site.name}` {at(site.scope, site.line)} has no quantized form as it is called here: {error}."
+            f"`{name}` {at(site.scope, site.line)} has no quantized form as it is called here: {error}."
         ) from error
     return None if call is AS_IT_IS else call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -42,22 +43,33 @@ _REVERSED: dict[str, Callable] = {
 }  # fmt: skip
 
 
-def as_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[str, Any, tuple, dict[str, Any]]:
-    """How a graph writes a call that torch reports: ``call_function`` or ``call_method``, target and arguments."""
+@functools.lru_cache(maxsize=1024)
+def _form(function: Callable) -> tuple[str, Any, str]:
+    """``call_function`` or ``call_method``, the target, and a note on the arguments."""
     name = getattr(function, "__name__", "")
     owner = getattr(function, "__self__", None)
     if name == "__get__" and owner is not None:  # x.T
-        return "call_function", getattr, (args[0], owner.__name__), {}
+        return "call_function", getattr, owner.__name__
     if name in _REVERSED:
-        return "call_function", _REVERSED[name], (args[1], args[0]), kwargs
+        return "call_function", _REVERSED[name], "reversed"
     if name.startswith("__") and hasattr(operator, name):  # x[...], x == y, ~x
-        return "call_function", getattr(operator, name), args, kwargs
-    is_function = row_of_function(function) is not None or any(
-        getattr(owner, name, None) is function for owner in (torch, F)
-    )
+        return "call_function", getattr(operator, name), ""
+    is_function = any(getattr(owner, name, None) is function for owner in (torch, F))
     if hasattr(Tensor, name) and not is_function:
-        return "call_method", name, args, kwargs
-    return "call_function", function, args, kwargs
+        return "call_method", name, ""
+    return "call_function", function, ""
+
+
+def as_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[str, Any, tuple, dict[str, Any]]:
+    """How a graph writes a call that torch reports: ``call_function`` or ``call_method``, target and arguments."""
+    op, target, note = _form(function)
+    if target is getattr:
+        return op, target, (args[0], note), {}
+    if note:
+        return op, target, (args[1], args[0]), kwargs
+    if op == "call_method" and row_of_function(function) is not None:
+        return "call_function", function, args, kwargs
+    return op, target, args, kwargs
 
 
 def row_of_call(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Operator, Binder] | None:

@@ -53,4 +53,16 @@ def _marked(x: Any) -> Any:
 
 def unmarked(tree: Any) -> Any:
     """Results of the quantized part as ordinary tensors; a result that is marked again and again stays one object."""
+    if not _has_mark(tree):  # as in most calls; to build the tree again costs more than a small operator
+        return tree
     return pytree.tree_map(lambda x: x._plain if isinstance(x, RealTensor) else x, tree)
+
+
+def _has_mark(tree: Any) -> bool:
+    if isinstance(tree, Tensor):
+        return isinstance(tree, RealTensor)
+    if isinstance(tree, (tuple, list)):
+        return any(map(_has_mark, tree))
+    if isinstance(tree, dict):
+        return any(map(_has_mark, tree.values()))
+    return not pytree.tree_is_leaf(tree)  # a structure of the user's
