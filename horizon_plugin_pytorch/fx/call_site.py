@@ -217,6 +217,17 @@ def caller(scope: str) -> CallSite:
     return _site(frame, scope, "")
 
 
+def is_called() -> bool:
+    """Is the forward that runs the code which asks called by nn.Module's call, as in ``self.conv(x)``?
+
+    ``self.conv.forward(x)`` runs none of a module's hooks.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None and is_package_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == _MODULE_FILE
+
+
 _CACHE, _EXTENDED_ARG = dis.opmap.get("CACHE", -1), dis.opmap["EXTENDED_ARG"]
 _PRECALL, _CALL = dis.opmap.get("PRECALL", -1), dis.opmap.get("CALL", -1)
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.fx.call_site import (
+    Attribute,
     CallSite,
     Variant,
     caller,
@@ -33,6 +34,7 @@ from horizon_plugin_pytorch.fx.tracer import user_frames
 from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.nn.unfinished import Unfinished
 from horizon_plugin_pytorch.qtensor import QTensor, become, keeps_scale
@@ -155,9 +157,12 @@ class Dispatcher:
         return self.resolve(path)
 
     def _read(self, path: str) -> Any:
-        """The parameter or buffer at a path of the model."""
+        """The parameter or buffer at a path of the model, as its forward reads it."""
         owner, _, name = path.rpartition(".")
-        return getattr(self.resolve(owner), name, None)
+        module = self.resolve(owner)
+        if name == "weight" and isinstance(module, QuantizedModule):
+            return module.written_weight()
+        return getattr(module, name, None)
 
     def __call__(self, func: Callable, args: tuple, kwargs: dict[str, Any], has_scale: bool = True) -> Any:
         """What the module for a call gives; NotImplemented where there is none.
@@ -254,7 +259,7 @@ class Dispatcher:
             if not found[-1]:
                 return variant
         site, differences = here(name), min(found, key=len)
-        shown = ", ".join(f"{key} is {new!r} and was {old!r}" for key, (old, new) in differences.items())
+        shown = ", ".join(f"{key} is {_spelt(new)} and was {_spelt(old)}" for key, (old, new) in differences.items())
         raise UnknownCallError(
             f"`{site.name}` {at(site.scope, site.line)} is called with other arguments than when the model was "
             f"prepared: {shown}. Its module was made for those, and cannot follow. Prepare with example inputs that "
@@ -439,6 +444,12 @@ class OwnForward:
         if module is model.resolve(self.calls.path):
             return type(module).forward(module, *args, **kwargs)
         return module(*args, **kwargs)
+
+
+def _spelt(setting: Any) -> str:
+    if isinstance(setting, Tensor):
+        return f"a tensor of shape {tuple(setting.shape)}"
+    return f"`{setting.path}`" if isinstance(setting, Attribute) else repr(setting)
 
 
 def _moved(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:

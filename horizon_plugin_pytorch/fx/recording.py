@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from horizon_plugin_pytorch.errors import TraceError
+from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fx.call_site import (
     CallSite,
     ModuleCall,
@@ -25,10 +26,11 @@ from horizon_plugin_pytorch.fx.call_site import (
     current_scope,
     entered,
     here,
+    is_called,
 )
 from horizon_plugin_pytorch.fx.chance import mark_chance
 from horizon_plugin_pytorch.fx.packing import PackedGraph
-from horizon_plugin_pytorch.fx.results import tensors_in
+from horizon_plugin_pytorch.fx.results import own_tensors, tensors_in
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method, row_of_module
@@ -125,6 +127,7 @@ class Recorder(TorchFunctionMode):
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[Any] = []  # a tensor that is gone could share its id with a new one of the same run
         self._attributes = {id(t): path for path, t in _tensors(model)}
+        self._stored = frozenset(self._attributes.values())
         self._known: dict[Any, fx.Node] = {}
         self._met: Counter[Any] = Counter()
         self._blocks: dict[CallSite, Counter[Any]] = {}  # what had been met before each block
@@ -260,10 +263,32 @@ class Recorder(TorchFunctionMode):
                 return True
         return False
 
+    def unseen(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """An operator ran, and torch did not report the function that called it."""
+        sources = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and id(x) in self._nodes]
+        if self._depth or not sources:
+            return
+        name = func.overloadpacket.__name__
+        if name in _SAME:
+            return self._bind(out, self._nodes[id(sources[0])])
+        site = here(name)
+
+        def make() -> fx.Node:
+            node = self.graph.call_function(func, self._arguments(args), self._arguments(kwargs))
+            node.meta["is_unseen"] = True
+            return node
+
+        self._add((site, "unseen"), make, out, site.scope, False)
+
     def leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str = "") -> Any:
         """Run a leaf module, or a method of a FloatFunctional, as one node."""
         if self._depth:
             return run()
+        if not (method or is_called()):
+            raise UnsupportedOperatorError(
+                f"the forward of {at(path, caller(current_scope()).line).removeprefix('at ')} is called by its name, "
+                "which the prepared model does not see. Call the module itself, as in `self.conv(x)`."
+            )
         with self.called(path, caller(current_scope())):
             return self._leaf(path, run, args, kwargs, method)
 
@@ -314,6 +339,9 @@ class Recorder(TorchFunctionMode):
 
     def hand_out(self, result: Any) -> None:
         """What the model gives, and what it keeps: somebody may read it."""
+        for path, tensor in _tensors(self._model):
+            if id(tensor) in self._nodes and path in self._stored:
+                self._nodes[id(tensor)].meta["kept_as"] = path
         kept = (value for module in self._model.modules() for value in vars(module).values())
         for tensor in tensors_in([result, *kept]):
             node = self._nodes.get(id(tensor))
@@ -338,6 +366,23 @@ class Recorder(TorchFunctionMode):
         self._writes.clear()
         self._bound.clear()
         self._inputs = 0
+
+
+_SAME = frozenset({"alias", "detach", "view", "view_as"})  # how torch's own code makes another object of a tensor
+
+
+class Unseen(TorchDispatchMode):
+    """Tells a recorder of operators that code calls which torch does not report: of torch.jit.script, or in C++."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        with torch._C.DisableTorchFunction():  # or else the recorder takes it for a call of the model's
+            out = func(*args, **(kwargs or {}))
+        self._recorder.unseen(func, args, kwargs or {}, out)
+        return out
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -369,7 +414,7 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
 
     seen: set[int] = set()
     for path, module in model.named_modules():
-        if id(module) in seen:
+        if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
             continue
         seen.add(id(module))
         if is_functional(type(module)):
@@ -407,6 +452,8 @@ def _views(tree: Any) -> Any:
 
 def _scope_of(recorder: Recorder, path: str, forward: Callable) -> Callable:
     def run(*args: Any, **kwargs: Any) -> Any:
+        if path and not is_called():  # `self.block.forward(x)`: hooks see nothing of it, so it is not a scope
+            return forward(*args, **kwargs)
         with recorder.called(path, caller(current_scope())), entered(path):
             return forward(*args, **kwargs)
 
@@ -438,12 +485,21 @@ def record_runs(
         for index, mode in enumerate((False, True)):
             runner.train(mode)
             recorder.again()
-            recorder.add_input((args, kwargs))
+            own_args, own_kwargs = own_tensors((args, kwargs))
+            recorder.add_input((own_args, own_kwargs))
             try:
-                with _watched(runner, recorder), recorder, running(Run(recorder=recorder)):
-                    out = runner(*args, **kwargs)
+                with (
+                    torch.set_grad_enabled(mode),  # in training a forward may ask whether a tensor needs a gradient
+                    _watched(runner, recorder),
+                    Unseen(recorder),
+                    recorder,
+                    running(Run(recorder=recorder)),
+                ):
+                    out = runner(*own_args, **own_kwargs)
                 recorder.hand_out(out)
                 given = out if index == 0 else given
+            except HorizonError:
+                raise
             except Exception as error:
                 if index:  # the training branch may need targets; the eval graph is enough then
                     break

@@ -1,4 +1,4 @@
-"""The tensors in what a model gives or keeps."""
+"""The tensors in what a model takes, gives or keeps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+
+from horizon_plugin_pytorch.nested import map_tensors
 
 _CONTAINERS = (list, tuple, set, frozenset)
 
@@ -34,3 +36,23 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         else:
             pending.extend(getattr(here, "__dict__", {}).values())
             pending.extend(getattr(here, name, None) for name in getattr(type(here), "__slots__", ()))
+
+
+def own_tensors(tree: Any) -> Any:
+    """The same arguments with tensors of their own: a forward may write to what it is given.
+
+    >>> import torch
+    >>> x = torch.zeros(1)
+    >>> own_tensors((x,))[0].add_(1), x
+    (tensor([1.]), tensor([0.]))
+    """
+    made: dict[int, Tensor] = {}
+
+    def own(x: Any) -> Any:
+        if type(x) is not Tensor:
+            return x
+        if id(x) not in made:
+            made[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+        return made[id(x)]
+
+    return map_tensors(own, tree)

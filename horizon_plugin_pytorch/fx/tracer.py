@@ -52,7 +52,7 @@ for _target in (operator.iadd, operator.isub, operator.imul, operator.itruediv):
 def is_leaf(module: nn.Module) -> bool:
     """Is the module one node of a graph? torch's and our own are, and those that the user marked."""
     cls = type(module)
-    if cls in _LEAF_CLASSES or row_of_module(cls) is not None:
+    if cls in _LEAF_CLASSES or row_of_module(cls) is not None or isinstance(module, torch.jit.ScriptModule):
         return True
     if getattr(module, "is_traced_through", False) or isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         return False

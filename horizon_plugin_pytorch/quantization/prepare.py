@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 import torch  # noqa: F401 - for the docstring's example
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import (
@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.fx.call_site import CallSite, ScopeHooks, scoped_mod
 from horizon_plugin_pytorch.fx.children import hide_added
 from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu, unmark_inputs
 from horizon_plugin_pytorch.fx.recording import float_casts, record_runs
+from horizon_plugin_pytorch.fx.results import own_tensors
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.march import require_march
@@ -49,6 +50,8 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     has_stub,
     mark_beside,
     quantized_nodes,
+    value_inputs,
+    value_of,
 )
 from horizon_plugin_pytorch.quantization.quantize import prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import (
@@ -166,7 +169,8 @@ def _write_results(prepared: Any, out_dir: str | os.PathLike, example_inputs: An
         if hasattr(prepared, "graph"):
             write_atomically(graph_text(prepared.graph).encode(), os.path.join(out_dir, GRAPH_FILE))
         if example_inputs is not None or kwargs:
-            inspect_model(prepared, _as_args(example_inputs), out_dir, kwargs)
+            own_args, own_kwargs = own_tensors((_as_args(example_inputs), kwargs))
+            inspect_model(prepared, own_args, out_dir, own_kwargs)
     except CheckError as error:
         warn(f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.", QuantizationWarning)
     except OSError as error:
@@ -210,7 +214,7 @@ def _prepare_by_running(
     march = require_march("prepare")
     require_float(model, "prepare")
     copied = plain_weights(plain_transformers(copy_model(model, "prepare")))
-    children = {path: set(module._modules) for path, module in copied.named_modules()}
+    children = {path: {name for name, _ in module._modules.items()} for path, module in copied.named_modules()}
     own = OwnScales.of(own_scales, copied, "prepare")
     split_aliases(copied, own)
     graph, runs, given = record_runs(copied, args, kwargs)
@@ -219,6 +223,7 @@ def _prepare_by_running(
     met = frozenset(node.meta["site"] for node in graph.nodes if "site" in node.meta)
     mark_beside(captured)
     region = quantized_nodes(captured)
+    _check_states(captured, region)
     if not has_stub(captured) and hybrid is None:
         warn_no_stub(model)
     unshare(captured, region, own, runs)
@@ -236,10 +241,25 @@ def _prepare_by_running(
     _guard(captured, dispatcher)
     _link_stubs(captured)
     _mark_results(captured, region)
+    _mark_read_weights(captured)
     report_mismatches(copied)
     copied.__dict__.update(march=march, graph=captured.graph, choices=choices)
-    compare_with_float(copied, args, kwargs, given, [site for site in recorded if dispatcher.sites.get(site)])
+    own_args, own_kwargs = own_tensors((args, kwargs))
+    compare_with_float(copied, own_args, own_kwargs, given, [site for site in recorded if dispatcher.sites.get(site)])
     return copied
+
+
+def _check_states(captured: Any, region: Region) -> None:
+    """Insist that a tensor of the model is not replaced by a quantized one, which belongs to one run of the model."""
+    for node in captured.graph.nodes:
+        path = node.meta.get("kept_as")
+        if path is not None and region.has_scale(node):
+            raise UnsupportedOperatorError(
+                f"`{path}` is a tensor of the model that the forward replaces by a quantized one (line "
+                f"{source_line(node.stack_trace)}): the next forward would read other numbers than this one, and a "
+                "checkpoint or an exported file cannot keep it. Make the state an input and an output of the model, "
+                "with a QuantStub and a DeQuantStub; or keep `self.dequant(y)`, and read it through a QuantStub."
+            )
 
 
 def _on_cpu(captured: Any) -> dict[CallSite, str]:
@@ -293,6 +313,17 @@ def _mark_results(captured: Any, region: Region) -> None:
             module.is_accumulator = is_real and module.activation_post_process is None
         elif module is not None and not isinstance(module, PlacedModule) and (row is None or row.qat is not None):
             module.register_forward_pre_hook(unmark_inputs, with_kwargs=True)
+
+
+def _mark_read_weights(captured: Any) -> None:
+    """Tell layers whose weight the model reads for itself, as in ``x @ self.embedding.weight.t()``."""
+    for node in captured.graph.nodes:
+        owner, _, name = str(node.target).rpartition(".")
+        is_read = node.op == "get_attr" and any(node in value_inputs(user) for user in node.users)
+        if is_read and name == "weight" and isinstance(value_of(captured, node), Tensor):
+            module = captured.get_submodule(owner)
+            if isinstance(module, QATModule):
+                module.is_weight_read = True
 
 
 def _link_stubs(captured: Any) -> None:

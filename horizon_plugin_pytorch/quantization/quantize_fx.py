@@ -42,6 +42,7 @@ from horizon_plugin_pytorch.quantization.passes.own_scales import (
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.replace import (
     check_modules,
+    check_operands,
     replace_functions,
     replace_fusable,
     warn_quotients,
@@ -262,6 +263,7 @@ def observe(
     warn_shared(model, region, choices)
     fit_inputs(model, region, choices)
     tell_left_out(model, region, choices)
+    check_operands(model, region, choices)
     to_qat(root, choices, march, called_lines(model, region))
     finish(model, root, own)
     if joins_calls:

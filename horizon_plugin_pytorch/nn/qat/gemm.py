@@ -313,6 +313,11 @@ def tensor_of(node: Any, name: str) -> Tensor:
     value: Any = node.graph.owning_module if isinstance(node, fx.Node) and node.op == "get_attr" else None
     for part in str(node.target).split(".") if value is not None else ():
         value = getattr(value, part, None)
+    if value is None and isinstance(node, fx.Node) and isinstance(node.meta.get("value"), nn.Parameter):
+        raise NotBindable(
+            f"its {name} belongs to a module that is not registered, as one in a plain list: keep modules in "
+            "nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList"
+        )
     if value is None:
         raise NotBindable(
             f"its {name} is computed, and a layer's must be a parameter or a buffer of the model: keep it as one, or "

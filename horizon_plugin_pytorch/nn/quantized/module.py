@@ -111,8 +111,14 @@ class QuantizedModule(PlacedModule):
         # The model's own forward may ask for ``self.conv.weight.dtype``, and must get the answer it got in float.
         is_stored = name == "weight" and isinstance(value, Tensor) and not value.is_floating_point()
         if is_stored and asked_by_model(sys._getframe(1)):
-            return self._plans.get((), "real_weight", self.real_weight)
+            return self.written_weight()
         return value
+
+    def written_weight(self) -> Tensor:
+        """The weight in real numbers, as the user's forward reads it: one tensor for all readers."""
+        if "float_weight" in self._buffers:
+            return self.float_weight
+        return self._plans.get((), "real_weight", self.real_weight)
 
     def real_weight(self) -> Tensor:
         """The weight in real numbers."""

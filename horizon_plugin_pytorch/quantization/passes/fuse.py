@@ -103,6 +103,8 @@ class _Matcher:
                     return None
                 if self.only is not None and other not in self.only:  # a number that the graph computes, not a tensor
                     return None
+                if self._is_read(start):  # the layer moves to the place of the add
+                    return None
                 if any(member.meta.get("is_measured") for member in chain) and _changes_shape(chain):
                     return None  # the layer runs where the add is, so its result's shape is not known before
             elif node.args[:1] != (last,):
@@ -116,8 +118,11 @@ class _Matcher:
 
     def _can_fold(self, layer: fx.Node, bn: fx.Node) -> bool:
         """Folding changes the layer's weight, so nothing else may read it."""
-        is_read = any(f"{called_path(self.model, layer)}.{name}" in self.read for name in ("weight", "bias"))
-        return not is_read and can_fold(self._module(layer), self._module(bn))
+        return not self._is_read(layer) and can_fold(self._module(layer), self._module(bn))
+
+    def _is_read(self, layer: fx.Node) -> bool:
+        """Does the model read the weight or bias of a layer elsewhere?"""
+        return any(f"{called_path(self.model, layer)}.{name}" in self.read for name in ("weight", "bias"))
 
     def _module(self, node: fx.Node) -> nn.Module:
         path = called_path(self.model, node)

@@ -37,6 +37,7 @@ from horizon_plugin_pytorch.quantization.passes.configure import needs_activatio
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
     called_path,
+    has_stub,
     is_constant,
     is_fact,
     module_at,
@@ -101,6 +102,7 @@ def replace_functions(
         _check_memory(node, quantized)
         if node not in quantized:
             continue
+        _check_seen(node)
         if node.meta.get("is_chance"):
             _variants(model, node).append(BY_CHANCE)
             continue
@@ -152,6 +154,16 @@ def replace_functions(
         _quantize_constants(model, new, quantized, choices, counters)
     model.recompile()
     return model
+
+
+def _check_seen(node: fx.Node) -> None:
+    """Insist that the prepared model sees what is computed."""
+    if node.meta.get("is_unseen"):
+        raise UnsupportedOperatorError(
+            f"`{node.target}` {at(scope_of(node), source_line(node.stack_trace))} is called by code that torch does "
+            "not report, such as a function of `torch.jit.script` or a C++ extension, and cannot be quantized there. "
+            "Use the Python function itself, or put a DeQuantStub before and a QuantStub after it."
+        )
 
 
 def _check_memory(node: fx.Node, quantized: Region) -> None:
@@ -400,6 +412,34 @@ def check_modules(model: fx.GraphModule, quantized: Region, choices: dict[str, C
         if row is None and not type(module).__module__.startswith("torch."):
             continue  # a module of the user's that symbolic trace was told not to look into
         raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
+
+
+def check_operands(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice]) -> None:
+    """Insist that float inputs of a recorded model reach its integer operators through a QuantStub.
+
+    Raises:
+        UnsupportedOperatorError: names the operator that would compute with numbers that have no scale.
+    """
+    if not has_stub(model):
+        return
+    for node in model.graph.nodes:
+        path = called_path(model, node)
+        row = row_of_node(model, node) if path is not None and node in quantized else None
+        choice = choices.get(path or "")
+        is_integer = choice is not None and choice.qconfig is not None and not is_cast(choice.qconfig.activation)
+        if row is None or row.name == "quant" or row.is_real or getattr(row.qat, "takes_real", False):
+            continue
+        if not is_integer or node.meta.get("is_training_only"):
+            continue
+        for source in operands(model, node):
+            is_float = source.meta.get("dtype") == torch.float32 and not source.meta.get("is_beside", True)
+            is_known = quantized.kinds(source) or source.meta.get("runs_on_cpu")
+            if is_float and not is_known and not _stays_real(model, node, source):
+                raise UnsupportedOperatorError(
+                    f"`{row.name}` {at(path or '', source_line(node.stack_trace))} takes a float tensor that the model "
+                    "is given or computes of its inputs outside of the quantized part, and that has no scale. Put a "
+                    "QuantStub where it enters the quantized part, as in `self.quant_mask(mask)`."
+                )
 
 
 def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice]) -> None:
