@@ -65,7 +65,7 @@ class Dispatcher:
 
     Args:
         sites: the generated modules of each call site that was recorded; none where the call is left alone.
-        cpu: calls that run on the CPU in float, with the path of the stub that quantizes their result, or "".
+        cpu: calls that run on the CPU in float, with the path of the stub that dequantizes what they take, or "".
         is_mixed: do ordinary tensors reach call sites as well, of float16 operators or of the CPU?
         casts: call sites that cast to the type which a tensor had in float, whatever type it is asked for now.
         met: every call site that was recorded.
@@ -178,7 +178,8 @@ class Dispatcher:
         name = operator_name(op, target, call_args, call_kwargs) if found is None else found[0].name
         site = here(name, has_line=False)
         if self.cpu and site in self.cpu:
-            return self._run_on_cpu(self.cpu[site], func, args, kwargs)
+            args, kwargs = OnCpu(self.cpu[site]).real((args, kwargs))
+            return func(*args, **kwargs)
         if is_cast and site in self.casts:
             return _moved(func, args, kwargs)
         if found is None or found[0].qat is None:
@@ -217,11 +218,6 @@ class Dispatcher:
         become(args[0], out)  # `x.add_(y)`: every name of x sees the result
         fused.update({group: (step, args[0]) for group, step in last.items()})
         return args[0]
-
-    def _run_on_cpu(self, stub: str, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        args, kwargs = pytree.tree_map(_real, (args, kwargs))
-        out = func(*args, **kwargs)
-        return self.resolve(stub)(out) if stub else out
 
     def require_met(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         """Insist that a function which has no module ran when the model was prepared, or keeps the numbers it gets.
@@ -328,32 +324,33 @@ class _PlainCalls(TorchFunctionMode):
 
 
 class OnCpu:
-    """Hooks of a float module among quantized ones.
+    """A hook of a float module among quantized ones.
 
     Args:
-        stub: path of the stub that quantizes its result, or "".
+        stub: path of the stub that dequantizes what it takes, or "".
     """
 
     def __init__(self, stub: str = "") -> None:
         self.stub = stub
 
-    def before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Before the forward: real values."""
-        return pytree.tree_map(_real, (args, kwargs))
+    def real(self, tree: Any) -> Any:
+        """Tensors as ordinary ones, of real numbers."""
+        model = interceptor() if self.stub else None
 
-    def after(self, module: nn.Module, args: tuple, out: Any) -> Any:
-        """After the forward."""
-        model = interceptor()
-        return model.resolve(self.stub)(out) if self.stub and model is not None else out
+        def one(x: Any) -> Any:
+            if not isinstance(x, QTensor):
+                return unmarked(x)
+            return x.dequantize() if model is None else model.resolve(self.stub)(x)
+
+        return pytree.tree_map(one, tree)
+
+    def before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Before the forward."""
+        return self.real((args, kwargs))
 
     def attach(self, module: nn.Module) -> None:
-        """Register the hooks."""
+        """Register the hook."""
         keep(module.register_forward_pre_hook, self.before, with_kwargs=True)
-        keep(module.register_forward_hook, self.after)
-
-
-def _real(x: Any) -> Any:
-    return x.dequantize() if isinstance(x, QTensor) else unmarked(x)
 
 
 def unmark_inputs(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

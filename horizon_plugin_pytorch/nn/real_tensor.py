@@ -47,6 +47,7 @@ def _marked(x: Any) -> Any:
     if type(x) is not Tensor or not x.is_floating_point():
         return x
     out = x.as_subclass(RealTensor)
+    out.__dict__.update(x.__dict__)  # what others note on the tensor
     out._plain = x
     return out
 

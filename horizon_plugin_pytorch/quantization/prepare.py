@@ -127,6 +127,12 @@ def prepare(
     fuse_mode = FuseMode.of(fuse_mode, "prepare")
     if fuse_mode is FuseMode.NoFuse and method is PrepareMethod.EAGER:
         raise QuantizationConfigError("prepare: PrepareMethod.EAGER fuses nothing by itself; leave fuse_mode out.")
+    if hybrid_dict and not hybrid:
+        raise QuantizationConfigError("prepare: hybrid_dict is for hybrid=True.")
+    if method is PrepareMethod.EAGER and hybrid_dict:
+        raise QuantizationConfigError(
+            "prepare: PrepareMethod.EAGER has no hybrid_dict: a module with `qconfig = None` runs on the CPU."
+        )
     if method is PrepareMethod.EAGER and qconfig_dict:
         raise QuantizationConfigError("prepare: PrepareMethod.EAGER reads the modules' own `qconfig`; set it there.")
     if method is PrepareMethod.EAGER and own_scales:
@@ -263,10 +269,11 @@ def _check_states(captured: Any, region: Region) -> None:
 
 
 def _on_cpu(captured: Any) -> dict[CallSite, str]:
-    """The calls that run on the CPU, with the stub after each; modules there get hooks that do the same."""
+    """The calls that run on the CPU, with the stub before each; modules there get a hook that does the same."""
     sites: dict[CallSite, str] = {}
+    modules: dict[str, str] = {}
     for node in captured.graph.nodes:
-        path, stub = called_path(captured, node), node.meta.get("quantized_by", "")
+        path, stub = called_path(captured, node), node.meta.get("dequantized_by", "")
         if not node.meta.get("runs_on_cpu"):
             continue
         if "site" in node.meta:
@@ -277,7 +284,9 @@ def _on_cpu(captured: Any) -> dict[CallSite, str]:
                 "FloatFunctional cannot: write it as a function, as in `x + y`."
             )
         elif path is not None:
-            OnCpu(stub).attach(captured.get_submodule(path))
+            modules[path] = modules.get(path) or stub
+    for path, stub in modules.items():
+        OnCpu(stub).attach(captured.get_submodule(path))
     return sites
 
 
@@ -312,7 +321,7 @@ def _mark_results(captured: Any, region: Region) -> None:
             is_real = row is not None and row.has_real_output
             module.is_accumulator = is_real and module.activation_post_process is None
         elif module is not None and not isinstance(module, PlacedModule) and (row is None or row.qat is not None):
-            module.register_forward_pre_hook(unmark_inputs, with_kwargs=True)
+            keep(module.register_forward_pre_hook, unmark_inputs, with_kwargs=True)
 
 
 def _mark_read_weights(captured: Any) -> None:
@@ -337,5 +346,10 @@ def _link_stubs(captured: Any) -> None:
         if not isinstance(module, PlacedModule):
             continue
         for position, leaf in enumerate(pytree.tree_leaves((arguments, node.kwargs), is_leaf=lambda v: v is None)):
-            if isinstance(leaf, fx.Node) and leaf.op == "call_module" and "_generated_quant_" in str(leaf.target):
+            if isinstance(leaf, fx.Node) and leaf.op == "call_module" and _is_made(leaf):
                 module.stub_paths = {**module.stub_paths, position: str(leaf.target)}
+
+
+def _is_made(stub: fx.Node) -> bool:
+    """Is it a QuantStub that the model's own forward does not call?"""
+    return "_generated_quant_" in str(stub.target) or stub.meta.get("made_by") == "hybrid"

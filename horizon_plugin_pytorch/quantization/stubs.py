@@ -47,6 +47,8 @@ class QuantStub(nn.Module):
 class DeQuantStub(nn.Module):
     """Marks where a quantized value becomes float again."""
 
+    is_before_cpu = False  # one that `prepare` puts before an operator of the CPU
+
     def __init__(self, qconfig: Any = None) -> None:
         super().__init__()
         if qconfig is not None:

@@ -494,14 +494,13 @@ def test_fused_layers_in_float16_run_in_a_models_own_forward(parts: str, setter:
     assert all(torch.equal(out, found[0]) for out in found)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_float_weights_with_an_integer_output_are_refused(dtype: torch.dtype) -> None:
+def test_float16_weights_with_an_integer_output_are_refused() -> None:
     for setter in (
         TemplateQconfigSetter(get_qconfig(weight_dtype=torch.float16)),
-        _templates(ConvDtypeTemplate(None, dtype)),
-        _templates(ModuleNameTemplate({"conv": {"weight": dtype}})),
+        _templates(ConvDtypeTemplate(None, torch.float16)),
+        _templates(ModuleNameTemplate({"conv": {"weight": torch.float16}})),
     ):
-        with pytest.raises(QuantizationConfigError, match=r"`(conv|out)` has torch.float\d\d weights.*Give"):
+        with pytest.raises(QuantizationConfigError, match=r"`(conv|out)` has torch.float16 weights.*Give"):
             prepare(Fused("bn relu").eval(), (X,), setter, out_dir=None)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError, UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn import qat
 from horizon_plugin_pytorch.quantization import (
@@ -23,13 +23,15 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat,
     prepare_qat_fx,
 )
-from horizon_plugin_pytorch.quantization.prepare import prepare
+from horizon_plugin_pytorch.quantization.prepare import PrepareMethod, prepare
 from horizon_plugin_pytorch.quantization.qconfig import (
     default_calib_8bit_fake_quant_qconfig,
     default_calib_out_8bit_fake_quant_qconfig,
     default_qat_8bit_fake_quant_qconfig,
     default_qat_out_8bit_fake_quant_qconfig,
 )
+from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
+from horizon_plugin_pytorch.utils.check_model import check_qat_model
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx
 
@@ -222,3 +224,111 @@ def test_mistakes_are_named() -> None:
         prepare_qat_fx(_float(), {"": qconfig()}, hybrid=True, hybrid_dict={"module_names": ["conv0"]})
     with pytest.raises(QuantizationConfigError, match="hybrid=True"):
         prepare_qat_fx(_float(), {"": qconfig()}, hybrid_dict={"module_name": ["conv0"]})
+    with pytest.raises(QuantizationConfigError, match="lists classes, such as nn.SiLU, got 'Conv2d'"):
+        prepare_qat_fx(_float(), {"": qconfig()}, hybrid=True, hybrid_dict={"module_type": ["Conv2d"]})
+    with pytest.raises(QuantizationConfigError, match="must be a list"):
+        prepare_qat_fx(_float(), {"": qconfig()}, hybrid=True, hybrid_dict={"module_name": "conv0"})
+    with pytest.warns(QuantizationWarning, match="no module of it"):
+        prepare_qat_fx(_float(), {"": qconfig()}, hybrid=True, hybrid_dict={"module_type": [nn.GELU]})
+    for method in PrepareMethod:
+        with pytest.raises(QuantizationConfigError, match="hybrid=True"):
+            prepare(_float(), (X,), method=method, hybrid_dict={"module_name": ["conv0"]}, out_dir=None)
+    with pytest.raises(QuantizationConfigError, match="EAGER has no hybrid_dict"):
+        prepare(_float(), (X,), None, "eager", hybrid=True, hybrid_dict=HYBRID, out_dir=None)
+
+
+class Readers(nn.Module):
+    """Results of the CPU with readers of all kinds."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.kind = QuantStub(), DeQuantStub(), kind
+        self.conv, self.last, self.flat, self.relu = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.Identity(), nn.ReLU()
+        self.bn = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.kind == "no stub":
+            return self.dequant(self.last(F.selu(x + 1)))
+        x = self.quant(x)
+        y = F.selu(self.conv(x))
+        match self.kind:
+            case "handed out":
+                return self.dequant(self.last(y)), y
+            case "read on the CPU":
+                return self.dequant(self.last(y)), F.selu(y)
+            case "moved":
+                z = self.flat(y).transpose(2, 3)[:, :, 2:]
+                return self.dequant(self.last(z)), F.selu(z), y.argmax(1)
+            case "moved by a module":
+                return self.dequant(self.last(self.flat(y))), F.selu(self.flat(y)), self.dequant(self.flat(x))
+            case "functions":
+                return self.dequant(torch.sigmoid(y) + x), self.dequant(torch.cat([y, x, y], 1)), y
+            case "fused":
+                return self.dequant(self.last(self.relu(self.bn(self.conv(x)) + y))), y
+            case "fused layer":
+                return self.dequant(self.relu(self.bn(self.last(y)) + x)), y
+            case "read again":  # one module, two results of the CPU
+                return self.dequant(self.last(y)), self.dequant(self.last(F.selu(x))), y
+            case _:  # in a loop
+                for _ in range(2):
+                    y = F.selu(self.last(y))
+                return y
+
+
+KINDS = [
+    "handed out", "read on the CPU", "moved", "moved by a module", "functions", "fused", "fused layer", "read again",
+    "loop", "no stub",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_quantized_operators_read_through_the_stub(kind: str) -> None:
+    set_march(March.NASH_E)
+    found = []
+    for method in ("jit-strip", "symbolic"):
+        torch.manual_seed(0)
+        model = prepare(
+            Readers(kind).eval(), (X,), qconfig_dict={"": qconfig()}, method=method, hybrid=True, out_dir=None
+        )
+        model = calibrate(model, (X,))
+        with torch.no_grad():
+            for same in (model, copy.deepcopy(model), (convert if method == "jit-strip" else convert_fx)(model)):
+                found.append(same(X) if isinstance(same(X), tuple) else (same(X),))
+    for out in found:
+        assert all(type(x) is Tensor for x in out)
+        assert mismatches(as_numbers(out), as_numbers(found[0])) == 0
+    if kind == "no stub":
+        return
+    with torch.no_grad():  # what the CPU reads is not rounded again
+        plain = F.selu(model.conv(model.quant(X)).dequantize())
+    if kind in ("handed out", "functions", "fused", "fused layer", "read again"):
+        assert torch.equal(found[-1][-1], plain)
+    if kind == "read on the CPU":
+        assert torch.equal(found[-1][1], F.selu(plain))
+
+
+def test_a_shared_module_on_the_cpu() -> None:
+    class Shared(Steps):
+        def forward(self, input: Tensor) -> Tensor:
+            return self.dequant(self.conv0(torch.sigmoid(self.conv0(self.quant(input)))))
+
+    set_march(March.BAYES)
+    found = []
+    for method in ("jit-strip", "symbolic"):
+        torch.manual_seed(0)
+        model = prepare(
+            Shared().eval(), (X,), method=method, qconfig_dict={"": qconfig()}, out_dir=None,
+            hybrid=True, hybrid_dict={"module_name": ["conv0"]},
+        )  # fmt: skip
+        found.append(calibrate(model, (X,))(X))
+    assert all(type(out) is Tensor for out in found) and torch.equal(*found)
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_the_check_knows_operators_of_the_cpu(method: str, capsys: pytest.CaptureFixture) -> None:
+    set_march(March.BAYES)
+    model = prepare(
+        Steps().eval(), (X,), default_calibration_qconfig_setter, method, out_dir=None,
+        hybrid=True, hybrid_dict={"module_name": ["conv1"]},
+    )  # fmt: skip
+    assert not check_qat_model(model, X - 0.5, save_results=False).mistakes

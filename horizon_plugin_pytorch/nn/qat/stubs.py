@@ -68,6 +68,7 @@ class DeQuantStub(QATModule):
     """Gives back ordinary tensors."""
 
     quantized_class = DeQuantize
+    is_before_cpu: bool = False
 
     def __init__(self, qconfig: Any = None) -> None:
         super().__init__()
@@ -77,7 +78,9 @@ class DeQuantStub(QATModule):
     @classmethod
     def from_float(cls, mod: nn.Module) -> DeQuantStub:
         """The QAT form of a stub, ours or torch's."""
-        return cls()  # whatever qconfig surrounds it, it has no quantization parameters
+        self = cls()  # whatever qconfig surrounds it, it has no quantization parameters
+        self.is_before_cpu = getattr(mod, "is_before_cpu", False)
+        return self
 
     def forward(self, x: Any) -> Any:
         return pytree.tree_map(real, x)  # also tuples, lists and dictionaries of tensors

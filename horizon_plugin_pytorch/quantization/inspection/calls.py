@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -186,6 +186,8 @@ def operators_of(model: nn.Module) -> dict[str, nn.Module]:
         for name, child in parent.named_children():
             if id(child) in seen or isinstance(child, (nn.Identity, FusedAway)):
                 continue
+            if getattr(child, "is_before_cpu", False) and not isinstance(model, fx.GraphModule):
+                continue  # in a model's own forward it runs inside the operator of the CPU
             seen.add(id(child))
             if isinstance(child, (nn.ParameterList, nn.ParameterDict)):  # which nobody calls
                 continue

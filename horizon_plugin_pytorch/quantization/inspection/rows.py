@@ -423,7 +423,9 @@ def _can_be_real(call: ModuleCall) -> bool:
 
 def _low_precision(recording: Recording, call: ModuleCall) -> str:
     consumers = recording.consumers(call)
-    is_output = bool(consumers) and all(isinstance(c.module, DeQuantStub) for c in consumers)
+    is_output = bool(consumers) and all(
+        isinstance(c.module, DeQuantStub) and not c.module.is_before_cpu for c in consumers
+    )
     if not is_output or not isinstance(call.quantizer, FakeQuantize) or not _can_be_real(call):
         return ""
     between = [f"`{name.strip('_')}`" for name in recording.functions.get(call.index, ())]
