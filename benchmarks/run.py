@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import os
 import subprocess
@@ -29,6 +30,8 @@ from benchmarks.peer import prepare_peer
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
+    QuantWrapper,
+    convert,
     convert_fx,
     default_qat_8bit_fake_quant_qconfig,
     default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
@@ -36,6 +39,8 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.prepare import PrepareMethod
+from horizon_plugin_pytorch.quantization.prepare import prepare as prepare_model
 
 MODELS = {"ResNet18": (ResNet18, "fc"), "MobileNetV2": (MobileNetV2, "classifier.1")}
 FORMATS = {
@@ -45,6 +50,7 @@ FORMATS = {
 STEP_LIMIT = {"ResNet18": 1.1, "MobileNetV2": 1.0}
 FORWARD_LIMIT = {"int8": 1.3, "int16": 2.5}
 PREPARE_LIMIT, MEMORY_LIMIT = 0.5, 1.2
+RUNNING_LIMIT = {"calibration": 1.25, "quantized": 1.6}
 
 
 def build(name: str, seed: int = 0) -> nn.Module:
@@ -159,6 +165,44 @@ def bench_prepare(rounds: int) -> list[Any]:
     return ["ResNet18", "prepare, seconds (first call)", seconds, f"<= {PREPARE_LIMIT}", "-"]
 
 
+class Attention(nn.Module):
+    """Attention with a feed-forward layer: many small functions, which cost most where the model keeps its forward."""
+
+    def __init__(self, width: int = 64, heads: int = 4) -> None:
+        super().__init__()
+        self.heads, self.norm1, self.norm2 = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm1(x)).reshape(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        weights = ((query @ key.transpose(-2, -1)) * 0.25).softmax(-1)
+        x = x + self.out((weights @ value).transpose(1, 2).reshape(batch, length, width))
+        return x + self.narrow(F.gelu(self.wide(self.norm2(x))))
+
+
+def bench_running(rounds: int) -> list[list[Any]]:
+    """A model that keeps its forward over one that is traced, on one small image."""
+    tokens = torch.randn(1, 16, 64)
+    model = QuantWrapper(nn.Sequential(*(Attention() for _ in range(6)))).eval()
+    jobs: dict[str, dict[str, Callable[[], Any]]] = {"calibration": {}, "quantized": {}}
+    with torch.no_grad():
+        for method in (PrepareMethod.SYMBOLIC, PrepareMethod.JIT_STRIP):
+            qconfig = {"": default_qat_8bit_fake_quant_qconfig}
+            prepared = prepare_model(model, (tokens,), qconfig_dict=qconfig, method=method, out_dir=None).eval()
+            set_fake_quantize(prepared, FakeQuantState.CALIBRATION)
+            prepared(tokens)
+            jobs["calibration"][method.name] = functools.partial(prepared, tokens)
+            jobs["quantized"][method.name] = functools.partial(convert(prepared), tokens)
+        results = {what: interleaved(pair, 5 * rounds, f"{what}, by running") for what, pair in jobs.items()}
+    return [
+        ["attention", f"{what}, JIT_STRIP / SYMBOLIC", f"{result['JIT_STRIP']:.2f}", f"<= {RUNNING_LIMIT[what]}", "-"]
+        for what, result in results.items()
+    ]
+
+
 def peak_memory(name: str, kind: str, batch: int) -> float:
     """Bytes that a training step adds to the process at its peak; run in a process of its own."""
     torch.set_num_threads(1)
@@ -213,7 +257,7 @@ def main() -> None:
         return
     torch.set_num_threads(options.threads)
     set_march(March.BAYES)
-    rows = [bench_prepare(5)]
+    rows = [bench_prepare(5), *bench_running(options.rounds)]
     for name in MODELS:
         rows.append(bench_training(name, options.batch, options.rounds))
         for fmt in FORMATS:

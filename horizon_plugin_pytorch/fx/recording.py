@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import operator
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -125,7 +126,7 @@ class Recorder(TorchFunctionMode):
         self.graph = PackedGraph()
         self._model = model
         self._nodes: dict[int, fx.Node] = {}
-        self._kept: list[Any] = []  # a tensor that is gone could share its id with a new one of the same run
+        self._alive: dict[int, weakref.ref] = {}  # a tensor that is gone could share its id with a new one
         self._attributes = {id(t): path for path, t in _tensors(model)}
         self._stored = frozenset(self._attributes.values())
         self._known: dict[Any, fx.Node] = {}
@@ -149,7 +150,7 @@ class Recorder(TorchFunctionMode):
         """A call's result is `node`; parts of a tuple are its items."""
         if isinstance(value, Tensor):
             self._nodes[id(value)] = node
-            self._kept.append(value)
+            self._alive[id(value)] = weakref.ref(value, functools.partial(self._forget, id(value)))
             self._time += 1
             self._bound[id(value)] = self._time
             node.meta.setdefault("dtype", value.dtype)
@@ -165,6 +166,11 @@ class Recorder(TorchFunctionMode):
         elif isinstance(value, dict):
             for part in value.values():
                 self._bind(part, node)
+
+    def _forget(self, key: int, gone: Any) -> None:
+        """A tensor is gone."""
+        for known in (self._alive, self._nodes, self._bound):
+            known.pop(key, None)  # type: ignore[attr-defined]
 
     def node_of(self, value: Tensor) -> fx.Node:
         """The node whose result a tensor is."""
@@ -359,7 +365,7 @@ class Recorder(TorchFunctionMode):
         self._met.clear()
         self._blocks.clear()
         self._nodes.clear()
-        self._kept.clear()
+        self._alive.clear()
         self._called.clear()
         self._stack = ()
         self.runs.append([])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from horizon_plugin_pytorch import running
 from horizon_plugin_pytorch.dtype import qint8
+from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import DeQuantStub, FakeQuantState, QuantStub, set_fake_quantize
 from horizon_plugin_pytorch.quantization.prepare import prepare
@@ -163,3 +165,19 @@ def test_modes_of_the_user_are_no_call_sites(of: dict[str, Any]) -> None:
         assert torch.equal(model(INPUT)[0], want)
         inside = _prepared(1, **of)
     assert torch.equal(inside(INPUT)[0], want)
+
+
+def test_recording_keeps_no_activations() -> None:
+    gone: list[bool] = []
+
+    class Chain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            first = x + 1
+            seen = weakref.ref(first)
+            x = first * 2
+            del first
+            gone.append(seen() is None)
+            return x
+
+    record(Chain(), (INPUT,))
+    assert gone == [True, True]  # in the eval run and in the training run
