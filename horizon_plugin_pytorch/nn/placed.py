@@ -72,6 +72,8 @@ class Successor(nn.Module):
     """
 
     written_as: type | None = None  # the class of the module that it takes the place of
+    own_calls: OwnCalls | None = None  # where each call of the module goes, if each has its own scales
+    member: Any = None  # its part in a fused operator of a model that runs its own forward
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -81,6 +83,11 @@ class Successor(nn.Module):
     @__class__.setter
     def __class__(self, cls: type) -> None:
         vars(object)["__class__"].__set__(self, cls)
+
+    def of_call(self) -> Any:
+        """The module whose scales the call has that is beginning now: this one, or a copy of it."""
+        model = None if self.own_calls is None else interceptor()
+        return self if model is None else model.module_of_call(self.own_calls)
 
 
 class PlacedModule(Successor):
@@ -104,8 +111,6 @@ class PlacedModule(Successor):
     operator: str = ""  # its row in the operator table
     stub_paths: dict[int, str] = {}  # arguments, by position, that go through a stub of the model first
     is_accumulator: bool = False  # does its accumulator leave as float, where the quantized part ends?
-    own_calls: OwnCalls | None = None  # where each call of the module goes, if each has its own scales
-    member: Any = None  # its part in a fused operator of a model that runs its own forward
 
     @property
     def place(self) -> str:
@@ -137,11 +142,6 @@ class PlacedModule(Successor):
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
 
-    def of_call(self) -> Any:
-        """The module whose scales the call has that is beginning now: this one, or a copy of it."""
-        model = None if self.own_calls is None else interceptor()
-        return self if model is None else model.module_of_call(self.own_calls)
-
     @property
     def gives_real(self) -> bool:
         """Are its results float16, or of high precision?"""
@@ -172,12 +172,12 @@ class PlacedModule(Successor):
 FUSED_INTO = "_fused_into"  # what is left of a fused module has here a list of the modules that it became a part of
 
 
-class FusedAway(PlacedModule):
+class FusedAway(Successor):
     """What is left of a module that is fused into another: it gives back its argument."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.of_call()
-        return nn.Module.__call__(self, *args, **kwargs) if module is self else module(*args, **kwargs)
+        return super().__call__(*args, **kwargs) if module is self else module(*args, **kwargs)
 
     def forward(self, x: Any) -> Any:
         is_run = self.member is not None and interceptor() is not None

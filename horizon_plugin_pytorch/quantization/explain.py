@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from horizon_plugin_pytorch.nn.placed import FusedAway, PlacedModule
+from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.quantization.choice import steps_of
 
 
@@ -36,11 +36,7 @@ def explain(model: nn.Module, name: str | None = None) -> dict[str, tuple[str, .
             f"explain takes a prepared model, and `{type(model).__name__}` has no record of its configuration. Give it "
             "the result of `prepare` or `prepare_qat_fx`."
         )
-    operators = [
-        path
-        for path, module in model.named_modules()
-        if isinstance(module, PlacedModule) and not isinstance(module, FusedAway) and path in choices
-    ]
+    operators = [path for path, module in model.named_modules() if isinstance(module, PlacedModule) and path in choices]
     chains = {path: tuple(map(str, steps_of(model, path))) for path in operators if _is_asked(path, name)}
     if name is not None and not chains:
         chains = {name: tuple(map(str, steps_of(model, name)))}

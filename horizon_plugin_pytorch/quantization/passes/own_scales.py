@@ -21,7 +21,7 @@ from horizon_plugin_pytorch.fx.dispatch import OwnForward
 from horizon_plugin_pytorch.fx.recording import LoggedCall
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, scope_of
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
-from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule
+from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, Successor
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.quantization.choice import Choice
@@ -390,7 +390,7 @@ def _tie_relocated(model: Any, root: nn.Module, own: OwnScales) -> None:
 
 def _redirect(root: nn.Module, path: str, calls: OwnCalls) -> None:
     module: Any = root.get_submodule(path)
-    if isinstance(module, PlacedModule):
+    if isinstance(module, Successor):
         module.own_calls = calls
     elif not is_leaf(module):
         module.__dict__["forward"] = OwnForward(calls)
