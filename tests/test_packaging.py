@@ -75,7 +75,7 @@ def test_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     done = run_python(example, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() .endswith("different outputs: 0")
+    assert done.stdout.strip().endswith("different outputs: 0")
     assert (tmp_path / "net.onnx").stat().st_size > 0
 
 
