@@ -346,7 +346,8 @@ class Recorder(TorchFunctionMode):
     def hand_out(self, result: Any) -> None:
         """What the model gives, and what it keeps: somebody may read it."""
         for path, tensor in _tensors(self._model):
-            if id(tensor) in self._nodes and path in self._stored:
+            is_other = self._attributes.get(id(tensor)) != path  # and not the same one, written to
+            if is_other and id(tensor) in self._nodes and path in self._stored:
                 self._nodes[id(tensor)].meta["kept_as"] = path
         kept = (value for module in self._model.modules() for value in vars(module).values())
         for tensor in tensors_in([result, *kept]):
@@ -383,6 +384,10 @@ class Unseen(TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's wrapper for that would import the compiler, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         with torch._C.DisableTorchFunction():  # or else the recorder takes it for a call of the model's
