@@ -24,7 +24,7 @@ STOPS: dict[str, tuple[int, str]] = {
     "ManualEmbeddingBagLinear": (4, "leave pre- and post-processing out of the exported model"),
     "EmbeddingWithStaticLinear": (4, "leave pre- and post-processing out of the exported model"),
     # Its embeddings meet quantized numbers inside of the model, without a QuantStub.
-    "SparseNNModel": (1, "Put a QuantStub where this tensor enters"),
+    "SparseNNModel": (4, "`aten::_embedding_bag` has no ONNX form"),
 }
 
 # Modules with float layers after a DeQuantStub.
