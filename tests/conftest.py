@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -14,6 +15,8 @@ from horizon_plugin_pytorch.march import March, get_march, set_march
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than a few seconds; CI runs it, `-m 'not slow'` leaves it out")
     torch.set_num_threads(1)
+    hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
+    hypothesis.settings.load_profile("here")
 
 
 @pytest.fixture(autouse=True)

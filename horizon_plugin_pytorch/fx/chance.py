@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, source_line
 from horizon_plugin_pytorch.fx.call_site import Variant
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -41,6 +42,26 @@ def mark_chance(graph: fx.Graph) -> None:
     deployed = {node.meta.get("site") for node in graph.nodes if node not in chance}
     for node in chance:
         node.meta["is_chance"] = node.meta.get("site") not in deployed
+
+
+def refuse_chance(graph: fx.Graph, is_quantized: Callable[[fx.Node], bool]) -> None:
+    """In a traced graph chance would stay, also in eval mode: an error that names the line.
+
+    Raises:
+        UnsupportedOperatorError: where the quantized part reads random numbers.
+    """
+    drawn: set[fx.Node] = set()
+    for node in graph.nodes:
+        reads = [source for source in node.all_input_nodes if source in drawn]
+        if reads and is_quantized(node):
+            raise UnsupportedOperatorError(
+                f"`{_name(node) or node.target}` ({source_line(node.stack_trace)}) computes with random numbers, which "
+                "a traced model would draw in eval mode too. Stochastic depth (DropPath) is not there in a model that "
+                "is traced in eval mode: call `model.eval()` before, or use `prepare`, whose models follow `train()` "
+                "and `eval()`."
+            )
+        if reads or _name(node) in _RANDOM:
+            drawn.add(node)
 
 
 def by_chance(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:

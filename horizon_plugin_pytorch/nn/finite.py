@@ -114,8 +114,8 @@ def atanh(x: Tensor, max_value: float = 6.0) -> Tensor:
 def logit(x: Tensor, eps: float | None = None) -> Tensor:
     """``log(x / (1 - x))`` of x within ``[eps, 1 - eps]``; without `eps`, within [-10, 10].
 
-    >>> logit(torch.tensor([0.0, 0.5, 1.0]))
-    tensor([-10.,   0.,  10.])
+    >>> logit(torch.tensor([0.0, 0.25, 1.0])).round(decimals=1)
+    tensor([-10.0000,  -1.1000,  10.0000])
     """
     edge = 1 / (1 + math.exp(10)) if eps is None else max(eps, 1e-7)
     return torch.logit(x, edge)

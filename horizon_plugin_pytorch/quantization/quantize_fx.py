@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, source_line, warn
+from horizon_plugin_pytorch.fx.chance import refuse_chance
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
@@ -200,6 +201,7 @@ def prepare_by_tracing(
     follow_training(observed)
     follow_writes(observed)
     region = quantized_nodes(observed)
+    refuse_chance(observed.graph, region.__contains__)
     if not has_stub(observed) and not hybrid:
         warn_no_stub(model)
     unshare(observed, region, own)
