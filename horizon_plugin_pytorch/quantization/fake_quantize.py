@@ -276,10 +276,33 @@ class FakeQuantize(nn.Module):
     def set_state(self, state: FakeQuantState) -> None:
         """Observe and quantize as the state says."""
         observes, quantizes = _SWITCHES[state]
-        if self._flag("observer_enabled") and self.activation_post_process.finish():
-            self.refresh_scale()
+        self.forget_scale()
+        self.finish()
         self.enable_observer(observes)
         self.enable_fake_quant(quantizes)
+
+    def finish(self) -> None:
+        """Observing ends, or pauses: take in what the observer still waits with."""
+        if self._flag("observer_enabled") and self.activation_post_process.finish():
+            self.refresh_scale()
+
+    def forget_scale(self) -> None:
+        """Look at the scale anew: ``scale.data`` may have been written to, which torch does not count."""
+        self._known["scale"].clear()
+
+    def sound_scale(self) -> Tensor:
+        """The scale; one that is trained is mended if a step of the optimizer has spoilt it."""
+        return self.scale
+
+    def require_scale(self) -> None:
+        """Refuse a scale that integers cannot have.
+
+        Raises:
+            CalibrationError: it is not positive and finite.
+        """
+        scale = self.sound_scale()
+        if not bool(((scale > 0) & scale.isfinite()).all()):
+            fake_quantize_base.refuse(self.activation_post_process.owner, scale)
 
     def set_qparams(self, scale: Tensor | float, zero_point: Any = None) -> None:
         """Give the scale. It stays until an enabled observer sees the next tensor.
@@ -313,7 +336,7 @@ class FakeQuantize(nn.Module):
             self.refresh_scale()
         else:
             ratio = source.activation_post_process.half_range / mine.half_range
-            self._store_scale(source.scale.detach().to(self.scale.device) * ratio)
+            self._store_scale(source.sound_scale().detach().to(self.scale.device) * ratio)
         self._was_set = True
 
     def join_statistics(self, sources: Sequence[FakeQuantize]) -> None:
@@ -321,7 +344,9 @@ class FakeQuantize(nn.Module):
         known = [source for source in sources if source.has_statistics]
         if self.is_fixed or not known:
             return
-        widest = max(known, key=lambda source: float(source.scale.max()) * source.activation_post_process.half_range)
+        widest = max(
+            known, key=lambda source: float(source.sound_scale().max()) * source.activation_post_process.half_range
+        )
         self.copy_statistics(widest)
         observers = [source.activation_post_process for source in known if not source.is_fixed]
         mine = self.activation_post_process
@@ -436,6 +461,11 @@ class FakeQuantize(nn.Module):
             f"quant_min={self.quant_min}, quant_max={self.quant_max}, dtype={self.dtype}, qscheme={self.qscheme}, "
             f"ch_axis={self.ch_axis}, scale={self.scale}, zero_point={self.zero_point}"
         )
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        if not self.has_statistics:
+            self.finish()
+        super()._save_to_state_dict(*args)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         scale = state_dict.get(prefix + "scale")

@@ -12,6 +12,8 @@ the default, costs nothing.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
@@ -27,17 +29,25 @@ def check(path: str, scale: Tensor, values: Tensor | None = None) -> None:
         return
     if check_nan_scale != "forward":
         raise QuantizationConfigError(f'check_nan_scale must be None or "forward", got {check_nan_scale!r}.')
-    place = f"`{path}`" if path else "a fake quantizer outside of a prepared model"
     if values is not None and (count := int(values.isnan().sum())):
         raise CalibrationError(
-            f"{place}: {count} of the {values.numel()} values that reach it are NaN; modules before it had none. Look "
-            "at what computes them: a division by zero, a logarithm or root of a negative number, an overflow in "
-            "float16, or weights that a step of the optimizer left as NaN."
+            f"{_place(path)}: {count} of the {values.numel()} values that reach it are NaN; modules before it had "
+            "none. Look at what computes them: a division by zero, a logarithm or root of a negative number, an "
+            "overflow in float16, or weights that a step of the optimizer left as NaN."
         )
     if not bool((scale.isfinite() & (scale > 0)).all()):
-        bad = scale[~(scale.isfinite() & (scale > 0))]
-        raise CalibrationError(
-            f"{place}: its scale is {float(bad[0])}, while the values that reach it are numbers. A step of the "
-            "optimizer (a smaller learning rate for scales, clipped gradients), a checkpoint, or a direct write left "
-            "it so; calibrate anew or load the last good checkpoint."
-        )
+        refuse(path, scale, ", while the values that reach it are numbers")
+
+
+def refuse(path: str, scale: Tensor, besides: str = "") -> NoReturn:
+    """Raise for a scale that is not positive and finite."""
+    bad = scale[~(scale.isfinite() & (scale > 0))]
+    raise CalibrationError(
+        f"{_place(path)}: its scale is {float(bad[0])}{besides}. A step of the optimizer (a smaller learning rate for "
+        "scales, clipped gradients), a checkpoint, or a direct write left it so; calibrate anew or load the last good "
+        "checkpoint."
+    )
+
+
+def _place(path: str) -> str:
+    return f"`{path}`" if path else "a fake quantizer outside of a prepared model"

@@ -95,10 +95,15 @@ class LearnableFakeQuantize(FakeQuantize):
             super().observe(x, limits)
 
     def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> Tensor:
+        if torch.is_grad_enabled():  # some optimizers write to `data`
+            self.forget_scale()
         return self._learned(x, self.sound_scale(), limits, self.saturate)
 
     def round_weight(self, weight: Tensor, scale: Tensor | None = None) -> Tensor:
-        scale = self.sound_scale() if scale is None else scale
+        if scale is None:
+            if torch.is_grad_enabled():
+                self.forget_scale()
+            scale = self.sound_scale()
         return self._learned(weight, scale, NO_LIMIT, self.saturate and not self.covers(weight, scale))
 
     def _learned(self, x: Tensor, scale: Tensor, limits: tuple[float, float], saturate: bool) -> Tensor:
@@ -134,10 +139,15 @@ class LearnableFakeQuantize(FakeQuantize):
         return super().current_scale()
 
     def set_state(self, state: FakeQuantState) -> None:
-        self.sound_scale()  # the last step of an optimizer may have been too large
         super().set_state(state)
+        self.sound_scale()  # the last step of an optimizer may have been too large
+
+    def forget_scale(self) -> None:
+        super().forget_scale()
+        self._checked.clear()
 
     def _save_to_state_dict(self, *args: Any) -> None:
+        self.forget_scale()
         self.sound_scale()
         super()._save_to_state_dict(*args)
 

@@ -13,6 +13,8 @@ from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfig
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantWrapper,
+    calibrate,
+    convert_fx,
     get_default_qconfig,
     prepare_qat_fx,
     set_fake_quantize,
@@ -79,6 +81,35 @@ def test_kl_that_waits_too_long_warns_and_has_a_scale_all_the_same() -> None:
     with pytest.warns(CalibrationWarning, match="backbone.conv1.*3 batches.*update_interval=10"):
         quantizer.set_state(FakeQuantState.VALIDATION)
     assert 0.01 < float(quantizer.scale) < 0.05
+
+
+@pytest.mark.parametrize("route", ["state", "state_dict", "convert", "calibrate"])
+def test_kl_that_waits_too_long_gives_scales_on_every_way_out(route) -> None:
+    """Whatever comes after the batches: a state, a checkpoint, conversion."""
+    with pytest.warns(CalibrationWarning, match="`module.first` saw 3 batches, fewer than update_interval=10"):
+        if route == "calibrate":
+            qconfig = get_default_qconfig(activation_observer="kl", activation_qkwargs={"update_interval": 10})
+            model = prepare_qat_fx(QuantWrapper(Net()), {"": qconfig})
+            found = calibrate(model, [torch.randn(2, 3, 12, 12) for _ in range(3)]).scales["module.first"]
+        else:
+            model = calibrated("kl", update_interval=10)
+            if route == "state":
+                set_fake_quantize(model, FakeQuantState.VALIDATION)
+            if route == "convert":
+                found = convert_fx(model).module.first.scale
+            else:
+                found = model.state_dict()["module.first.activation_post_process.scale"]
+    assert 0.001 < float(found) < 0.1
+
+
+def test_a_checkpoint_between_updates_of_kl_changes_nothing() -> None:
+    quiet, saved = (FakeQuantize(KLObserver, update_interval=2, averaging_constant=0.5) for _ in range(2))
+    for batch in [torch.randn(2000) * s for s in (1, 1, 5, 2)]:
+        for quantizer in (quiet, saved):
+            quantizer(batch)
+        if saved.has_statistics:
+            saved.state_dict()
+    assert torch.equal(quiet.scale, saved.scale)
 
 
 def test_kl_computes_at_its_interval_and_takes_in_the_rest_at_the_end() -> None:

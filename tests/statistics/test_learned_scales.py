@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import hypothesis.strategies as st
 import pytest
@@ -10,17 +11,19 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
+from horizon_plugin_pytorch.errors import CalibrationError
 from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantWrapper,
+    convert_fx,
     get_default_qconfig,
     prepare_qat_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize, PACTFakeQuantize
-from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver
+from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, MinMaxObserver
 from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_lsq_quant_qconfig
 from tests.routes import assert_one_arithmetic, calibrate
 
@@ -88,6 +91,90 @@ def test_a_step_beyond_zero_halves_the_scale_and_is_mended_in_checkpoints_too() 
     with torch.no_grad():
         quantizer.scale.fill_(float("nan"))
     assert quantizer.state_dict()["scale"].tolist() == [0.25]
+
+
+OPTIMIZERS = [
+    torch.optim.SGD, partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.1), torch.optim.Adam,
+    torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop,
+    torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop, torch.optim.ASGD,
+]  # fmt: skip
+NAN, INF = float("nan"), float("inf")
+
+
+def is_sound(scale: torch.Tensor) -> bool:
+    return bool((scale > 0).all() & scale.isfinite().all())
+
+
+@given(
+    st.sampled_from(OPTIMIZERS),
+    st.floats(-8, 35).map(lambda exponent: 10.0**exponent),
+    st.sampled_from([LearnableFakeQuantize, PACTFakeQuantize]),
+    st.sampled_from(["qint8", "qint16"]),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.sampled_from([1.0, 0.0, -1e-30, 1e10, -1e38, NAN, INF, -INF]), min_size=1, max_size=6),
+)
+@settings(max_examples=150, deadline=None)
+def test_scales_stay_sound_under_any_optimizer_rate_and_gradient(
+    make, rate: float, cls: type, dtype: str, by_channel: bool, use_grad_scaling: bool, upstream: list[float]
+) -> None:
+    channels = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0, "channel_len": 3} if by_channel else {}
+    quantizer = cls(MinMaxObserver, dtype=dtype, use_grad_scaling=use_grad_scaling, **channels)
+    x = torch.randn(3, 20)
+    quantizer(x)
+    optimizer = make([quantizer.scale], lr=rate)
+    for factor in upstream:
+        optimizer.zero_grad()
+        quantizer(x * 3).dequantize().mul(factor).sum().backward()
+        optimizer.step()
+        assert is_sound(copy.deepcopy(quantizer).state_dict()["scale"])  # right after a step
+        with torch.no_grad():
+            assert is_sound(copy.deepcopy(quantizer).sound_scale())
+        out = quantizer(x)
+        assert out.dequantize().isfinite().all() and is_sound(quantizer.scale) and is_sound(out.q_scale())
+    quantizer.set_state(FakeQuantState.VALIDATION)
+    assert is_sound(quantizer.scale)
+
+
+def test_an_optimizer_that_writes_to_data_is_noticed() -> None:
+    """Torch counts no writes to ``parameter.data``."""
+    quantizer = ready(scale=0.5)
+    x = torch.randn(20)
+    for value, expected in ((2.0, 2.0), (-3.0, 1.0), (NAN, 1.0)):
+        quantizer(x)
+        quantizer.scale.data.fill_(value)
+        out = quantizer(x)
+        assert quantizer.scale.tolist() == out.q_scale().tolist() == [expected]
+    quantizer.scale.data.fill_(-1.0)
+    assert quantizer.state_dict()["scale"].tolist() == [0.5]
+    quantizer.scale.data.fill_(-1.0)
+    quantizer.set_state(FakeQuantState.VALIDATION)
+    assert quantizer(x).q_scale().tolist() == [0.25]
+
+
+@pytest.mark.parametrize("mode", list(QATMode))
+@pytest.mark.parametrize("step", [-1.0, 0.0, NAN, INF])
+@pytest.mark.parametrize("state", [FakeQuantState.QAT, FakeQuantState.VALIDATION])
+def test_a_model_converts_right_after_a_step_that_spoilt_its_scales(mode, step, state, tmp_path) -> None:
+    model, _ = trained(default_qat_8bit_lsq_quant_qconfig, 2, mode)
+    set_fake_quantize(model.eval(), state)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".scale"):
+                parameter[-1:] = step
+    quantized = convert_fx(model)  # before anything else looks at the scales
+    assert all(is_sound(v) for name, v in quantized.named_buffers() if name.endswith("scale"))
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    x = torch.randn(2, 3, 6, 6)
+    assert torch.equal(model(x), quantized(x))
+    assert_one_arithmetic(model, (x,), tmp_path)
+
+
+def test_a_scale_that_cannot_be_mended_is_named_at_conversion() -> None:
+    model, _ = trained(get_default_qconfig(), 0)
+    model.module.head.weight_fake_quant.scale[2] = NAN
+    with pytest.raises(CalibrationError, match=r"`module.head \(weight\)`: its scale is nan.*calibrate anew"):
+        convert_fx(model)
 
 
 @pytest.mark.parametrize("rate", [1e-4, 1e-2, 1.0])

@@ -125,7 +125,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
 
     def deployed(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Weight, bias and the weight's scales as the integer form has them."""
-        return self.weight, self.bias, self.weight_fake_quant.scale
+        return self.weight, self.bias, self.weight_fake_quant.sound_scale()
 
     @torch.no_grad()
     def set_deployed(self, weight: Tensor, bias: Tensor | None) -> None:

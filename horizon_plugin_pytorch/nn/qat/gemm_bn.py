@@ -72,7 +72,7 @@ class QATGemmBN(QATGemm):
         return self.forget_twin()
 
     def _deployed_scale(self) -> Tensor:
-        scale, gain = self.weight_fake_quant.scale, gain_of(self.bn).detach().abs()
+        scale, gain = self.weight_fake_quant.sound_scale(), gain_of(self.bn).detach().abs()
         if self.weight_axis:
             gain = gain.reshape(self.groups, -1).amax(0)
         return (scale * gain).clamp(min=_SMALLEST_SCALE).to(scale.dtype)

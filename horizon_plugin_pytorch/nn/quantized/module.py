@@ -135,7 +135,7 @@ class QuantizedModule(PlacedModule):
         if quantizer is None or isinstance(quantizer, FakeCast):
             self.register_buffer("scale", None)
             return
-        self.register_buffer("scale", quantizer.scale.detach().clone())
+        self.register_buffer("scale", quantizer.sound_scale().detach().clone())
         self.out_dtype, self.low, self.high = quantizer.dtype, quantizer.quant_min, quantizer.quant_max
 
     def output(self, grid: Tensor, low: int | None = None, high: int | None = None) -> QTensor:

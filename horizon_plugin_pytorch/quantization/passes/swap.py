@@ -237,6 +237,9 @@ def _value(model: nn.Module, node: fx.Node) -> Any:
 @torch.no_grad()
 def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     """Replace QAT modules by their integer forms; warn of modules that never saw data."""
+    quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
+    for quantizer in quantizers:
+        quantizer.finish()
     missing = _never_calibrated(model)
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
@@ -250,6 +253,8 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     for module in model.modules():
         if isinstance(module, QATGemm) and not module.weight_fake_quant.has_statistics:
             module.observe_weight()  # weights are known without any data
+    for quantizer in quantizers:
+        quantizer.require_scale()
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
         if not isinstance(module, QATModule):
