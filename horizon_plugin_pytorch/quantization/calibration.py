@@ -21,9 +21,11 @@ from tqdm import tqdm
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.quantization.processes import all_reduce, is_distributed, rank
 
 _VERSION = 1
 Forward = Callable[[nn.Module, Any], Any]
+Statistics = dict[str, dict[str, Tensor]]
 
 
 @dataclass
@@ -104,7 +106,8 @@ def calibrate(
         tolerance: scales have settled when none has moved by more than this share ...
         patience: ... over so many batches; 0 runs all data.
         state_file: written every `save_interval` batches and at the end of an interrupted run; if it is there at the
-            start, the batches that it has seen are skipped. It is removed at the end.
+            start, the batches that it has seen are skipped. It is removed at the end. Of several processes the first
+            reads and writes it.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization import QuantWrapper, get_default_qconfig, prepare_qat_fx
@@ -119,29 +122,32 @@ def calibrate(
     if steps is not None and steps < 1:
         raise QuantizationConfigError(f"calibrate: steps must be at least 1, got {steps}.")
     result = CalibrationResult()
+    device = next(iter(quantizers.values())).scale.device
     model.eval()
     set_fake_quantize(model, FakeQuantState.CALIBRATION)
     with _equal_weights(quantizers.values()):
-        if state_file is not None and os.path.exists(state_file):
-            result.steps = _load(quantizers, state_file)
+        if state_file is not None:
+            result.steps = _load(quantizers, state_file, device)
         watch = _Settling(quantizers, tolerance, patience)
+        whole: Statistics | None = None  # of whole batches, while a batch runs
         try:
-            for batch in _in_step(data, result, steps, progress):
+            for batch in _in_step(data, result, steps, progress, device):
+                whole = None if state_file is None else _statistics(quantizers)
                 _run(forward, model, batch, result.steps)
-                result.steps += 1
+                result.steps, whole = result.steps + 1, None
                 if state_file is not None and result.steps % save_interval == 0:
-                    _save(quantizers, result.steps, state_file)
+                    _save(_statistics(quantizers), result.steps, state_file)
                 if watch.have_settled():
                     result.has_settled = True
                     break
         except BaseException:
             if state_file is not None and result.steps:
-                _save(quantizers, result.steps, state_file)
+                _save(whole or _statistics(quantizers), result.steps, state_file)
             raise
     if result.steps == 0:
         raise QuantizationConfigError("calibrate: the data have no batches; a generator can be used only once.")
     set_fake_quantize(model, FakeQuantState.VALIDATION)
-    if state_file is not None and os.path.exists(state_file) and _rank() == 0:
+    if state_file is not None and os.path.exists(state_file) and rank() == 0:
         os.unlink(state_file)
     result.scales = {place_of(n): q.scale.detach().clone() for n, q in quantizers.items() if q.has_statistics}
     result.unseen = [place_of(n) for n, q in quantizers.items() if not q.has_statistics]
@@ -154,14 +160,6 @@ def place_of(name: str) -> str:
     return owner if last == "activation_post_process" else name
 
 
-def _rank() -> int:
-    return dist.get_rank() if _is_distributed() else 0
-
-
-def _is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
 def _run(forward: Forward, model: nn.Module, batch: Any, step: int) -> None:
     try:
         forward(model, batch)
@@ -172,53 +170,60 @@ def _run(forward: Forward, model: nn.Module, batch: Any, step: int) -> None:
             f"calibrate: batch {step} does not fit the model's forward: {error}. Give `forward=lambda model, batch: "
             "model(...)`, which calls the model as your data need it."
         ) from error
-    except RuntimeError as error:
-        if _is_distributed() and _is_lost_connection(error):
-            raise CalibrationError(
-                f"calibrate: process {dist.get_rank()} lost another process at batch {step}: {error}. Look at the "
-                "output of the others for the first error; with `state_file` a new run goes on from the last state."
-            ) from error
-        raise
 
 
-def _is_lost_connection(error: RuntimeError) -> bool:
-    text = str(error).lower()
-    return isinstance(error, dist.DistBackendError) or "connection" in text or "gloo" in text or "timed out" in text
-
-
-def _in_step(data: Iterable[Any], result: CalibrationResult, steps: int | None, progress: bool) -> Iterator[Any]:
+def _in_step(
+    data: Iterable[Any], result: CalibrationResult, steps: int | None, progress: bool, device: torch.device
+) -> Iterator[Any]:
     """Batches that are not yet run; of several processes, as long as all of them have one."""
     total = len(data) if hasattr(data, "__len__") else None  # type: ignore[arg-type]
     if steps is not None:
         total = steps if total is None else min(steps, total)
-    is_shown = None if progress and _rank() == 0 else True  # None: not when the output is no terminal
+    is_shown = None if progress and rank() == 0 else True  # None: not when the output is no terminal
     bar = tqdm(total=total, desc="calibrate", disable=is_shown, initial=result.steps)
     iterator = itertools.islice(data, result.steps, None)  # an interrupted run has seen the first ones
     with bar:
         while steps is None or result.steps < steps:
-            batch = next(iterator, _END)
-            has_batch = batch is not _END
-            if _is_distributed():
-                try:
-                    everyone = torch.tensor([int(has_batch)])
-                    dist.all_reduce(everyone, dist.ReduceOp.MIN)
-                except RuntimeError as error:
-                    raise CalibrationError(
-                        f"calibrate: process {dist.get_rank()} lost another process before batch {result.steps}: "
-                        f"{error}. Look at the output of the others for the first error."
-                    ) from error
-                if has_batch and not bool(everyone):
-                    warnings.warn(
-                        f"calibrate: process {dist.get_rank()} has data left after {result.steps} batches, another has "
-                        "none; give every process the same number.",
-                        CalibrationWarning,
-                        stacklevel=4,
-                    )
-                has_batch = bool(everyone)
-            if not has_batch:
+            batch = _next(iterator, result.steps, device) if is_distributed() else next(iterator, _END)
+            if batch is _END:
                 return
             yield batch
             bar.update()
+
+
+def _next(iterator: Iterator[Any], step: int, device: torch.device) -> Any:
+    """The next batch if all processes have one. One whose data fail tells the others, which would wait for it."""
+    batch: Any = _END
+    failure: Exception | None = None
+    try:
+        batch = next(iterator, _END)
+    except Exception as error:
+        failure = error
+    have = torch.ones(dist.get_world_size(), dtype=torch.int32, device=device)
+    have[rank()] = -1 if failure is not None else int(batch is not _END)
+    try:
+        all_reduce(have, dist.ReduceOp.MIN, f"calibrate, before batch {step}")
+    except CalibrationError:
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+    failed = [process for process, has in enumerate(have.tolist()) if has < 0]
+    if failed:
+        raise CalibrationError(
+            f"calibrate: the data of process {', '.join(map(str, failed))} failed at batch {step}; its output has the "
+            "error. With `state_file` a new run goes on from here."
+        )
+    if bool(have.all()):
+        return batch
+    if batch is not _END:
+        warnings.warn(
+            f"calibrate: process {rank()} has data left after {step} batches, another has none; give every process the "
+            "same number.",
+            CalibrationWarning,
+            stacklevel=5,
+        )
+    return _END
 
 
 _END = object()
@@ -231,7 +236,7 @@ def _equal_weights(quantizers: Iterable[FakeQuantize]) -> Iterator[None]:
     before = [o.is_sync_quantize for o in observers]
     for observer in observers:
         observer.batches = 0
-        observer.is_sync_quantize = observer.is_sync_quantize or _is_distributed()
+        observer.is_sync_quantize = observer.is_sync_quantize or is_distributed()
     try:
         yield
     finally:
@@ -245,6 +250,9 @@ class _Settling:
     def __init__(self, quantizers: Mapping[str, FakeQuantize], tolerance: float, patience: int) -> None:
         self._quantizers = [q for q in quantizers.values() if not q.is_fixed]
         self._tolerance, self._patience = tolerance, patience
+        intervals = [getattr(q.activation_post_process, "update_interval", 1) for q in self._quantizers]
+        if patience and max(intervals, default=1) > 1:  # between its updates a scale only seems to have settled
+            self._patience = max(patience, 2 * max(intervals))
         self._before: list[Tensor] = []
 
     def have_settled(self) -> bool:
@@ -260,23 +268,36 @@ class _Settling:
         return len(past) > self._patience and bool((moved <= self._tolerance).all())
 
 
-def _save(quantizers: Mapping[str, FakeQuantize], steps: int, path: str | os.PathLike) -> None:
-    """The same in every process, so one writes it."""
-    if _rank():
-        return
-    state = {
-        "version": _VERSION,
-        "steps": steps,
-        "observers": {n: q.activation_post_process.statistics() for n, q in quantizers.items() if not q.is_fixed},
+def _statistics(quantizers: Mapping[str, FakeQuantize]) -> Statistics:
+    """What all observers have learned, as it is now."""
+    return {
+        name: {key: value.clone() for key, value in quantizer.activation_post_process.statistics().items()}
+        for name, quantizer in quantizers.items()
+        if not quantizer.is_fixed
     }
+
+
+def _save(observers: Statistics, steps: int, path: str | os.PathLike) -> None:
+    """The same in every process, so one writes it."""
+    if rank():
+        return
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    torch.save({"version": _VERSION, "steps": steps, "observers": observers}, buffer)
     write_atomically(buffer.getvalue(), os.fspath(path))
 
 
-def _load(quantizers: Mapping[str, FakeQuantize], path: str | os.PathLike) -> int:
+def _load(quantizers: Mapping[str, FakeQuantize], path: str | os.PathLike, device: torch.device) -> int:
+    """Go on from a state, if there is one; the first process reads it for all."""
+    content: list[bytes | None] = [None]
+    if rank() == 0 and os.path.exists(path):
+        with open(path, "rb") as file:
+            content = [file.read()]
+    if is_distributed():
+        dist.broadcast_object_list(content, device=device)
+    if content[0] is None:
+        return 0
     try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
+        state = torch.load(io.BytesIO(content[0]), weights_only=True, map_location="cpu")
         observers, steps, version = state["observers"], int(state["steps"]), state["version"]
     except Exception as error:
         raise CalibrationError(

@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.partial import Partial
+from horizon_plugin_pytorch.quantization.processes import all_reduce
 
 _PER_TENSOR = (torch.per_tensor_symmetric,)
 _PER_CHANNEL = (torch.per_channel_symmetric,)
@@ -185,8 +186,8 @@ class ObserverBase(nn.Module):
         """The range over all processes that are in step."""
         if self._is_in_step:
             smallest, largest = smallest.clone(), largest.clone()
-            dist.all_reduce(smallest, dist.ReduceOp.MIN)
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            all_reduce(smallest, dist.ReduceOp.MIN, f"`{self._name}`")
+            all_reduce(largest, dist.ReduceOp.MAX, f"`{self._name}`")
         return smallest, largest
 
     @property

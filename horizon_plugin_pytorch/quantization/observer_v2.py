@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, Usable
+from horizon_plugin_pytorch.quantization.processes import all_reduce
 from horizon_plugin_pytorch.quantization.sketch import Sketch, best_ranges
 
 MIX_PERCENTILES = (99.0, 99.9, 99.95, 99.99, 99.995, 99.999, 100.0)
@@ -56,7 +57,7 @@ class SketchObserver(ObserverBase):
         if usable is not None:
             sketch.update(usable.values, (float(usable.smallest), float(usable.largest)), usable.limits)
         if self._is_in_step:
-            synchronize(sketch)
+            synchronize(sketch, f"`{self._name}`")
         end = self._take(sketch) if sketch.total else None
         if end is None:
             return None
@@ -77,16 +78,16 @@ class SketchObserver(ObserverBase):
         return -value, value
 
 
-def synchronize(sketch: Sketch) -> None:
+def synchronize(sketch: Sketch, who: str) -> None:
     """Merge the sketches of all processes; each has the same afterwards."""
     device = sketch.counts.device
     ends = torch.tensor([-sketch.ends[0], sketch.ends[1], sketch.largest], device=device)
-    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    all_reduce(ends, dist.ReduceOp.MAX, who)
     low, high, largest = ends.tolist()
     counts, peak = sketch.aligned(largest)
     total = torch.tensor([sketch.total, peak], dtype=torch.int64, device=device)
-    dist.all_reduce(counts)
-    dist.all_reduce(total)
+    all_reduce(counts, dist.ReduceOp.SUM, who)
+    all_reduce(total, dist.ReduceOp.SUM, who)
     sketch.replace(counts, largest, (-low, high), *total.tolist())
 
 
@@ -225,6 +226,13 @@ class KLObserver(CountingObserver):
             return None
         self._waiting = 0
         return self.choose(self.sketch)
+
+    def statistics(self) -> dict[str, Tensor]:
+        return {**super().statistics(), "waiting": torch.tensor(self._waiting)}
+
+    def restore(self, statistics: dict[str, Tensor]) -> None:
+        super().restore(statistics)
+        self._waiting = int(statistics["waiting"])
 
     def finish(self) -> bool:
         super().finish()

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -24,8 +18,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import run_workers
 
 
 class Net(nn.Module):
@@ -100,6 +93,53 @@ def test_it_goes_on_where_it_was_interrupted(observer, tmp_path) -> None:
         assert torch.equal(scale, result.scales[name]), name
 
 
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_a_batch_that_was_interrupted_counts_once(observer, tmp_path) -> None:
+    """Some observers have seen a part of it when the state is written."""
+    data, file = batches(7), tmp_path / "state.pt"
+    whole = calibrate(net(observer), data, patience=0)
+    model, seen = net(observer), []
+
+    def stop(*args) -> None:
+        seen.append(1)
+        if len(seen) == 5:
+            raise Stop
+
+    model.module.second.register_forward_pre_hook(stop)
+    with pytest.raises(Stop):
+        calibrate(model, data, state_file=file)
+    assert torch.load(file, weights_only=True)["steps"] == 4
+    result = calibrate(net(observer), data, state_file=file, patience=0)
+    for name, scale in whole.scales.items():
+        assert torch.equal(scale, result.scales[name]), name
+
+
+def test_kl_goes_on_between_its_updates(tmp_path) -> None:
+    data, file = batches(7), tmp_path / "state.pt"
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        qkwargs = {"update_interval": 3}
+        qconfig = get_default_qconfig(activation_observer="kl", activation_qkwargs=qkwargs)
+        return prepare_qat_fx(QuantWrapper(Net()), {"": qconfig})
+
+    def interrupted():
+        yield from data[:5]
+        raise Stop
+
+    whole = calibrate(make(), data, patience=0)
+    with pytest.raises(Stop):
+        calibrate(make(), interrupted(), state_file=file)
+    result = calibrate(make(), data, state_file=file, patience=0)
+    assert all(torch.equal(scale, result.scales[name]) for name, scale in whole.scales.items())
+
+
+def test_scales_that_wait_for_an_update_have_not_settled() -> None:
+    qconfig = get_default_qconfig(activation_observer="kl", activation_qkwargs={"update_interval": 10})
+    result = calibrate(prepare_qat_fx(QuantWrapper(Net()), {"": qconfig}), batches(30), patience=4, tolerance=0.5)
+    assert result.steps > 20 and not result.unseen
+
+
 def test_a_state_of_something_else_is_refused(tmp_path) -> None:
     file = tmp_path / "state.pt"
     file.write_bytes(b"not a state")
@@ -165,65 +205,36 @@ def test_modules_that_no_batch_reached_are_named() -> None:
     assert "No batch reached: " in str(result)
 
 
-WORKER = textwrap.dedent(
-    """
-    import sys, os, warnings
-    import torch, torch.distributed as dist
-    sys.path.insert(0, {root!r})
-    from horizon_plugin_pytorch.march import March, set_march
-    from horizon_plugin_pytorch.quantization import calibrate
-    from tests.verbs.test_calibrate import OBSERVERS, batches, net
+WORKER = """
+import sys
+import torch, torch.distributed as dist
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.quantization import calibrate
+from tests.verbs.test_calibrate import OBSERVERS, batches, net
 
-    set_march(March.BAYES)
-    torch.set_num_threads(1)
-    rank, port, out, dies = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "dies"
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{{port}}", rank=rank, world_size=2)
-
-    def own(count):
-        for i, batch in enumerate(batches(count)):
-            if dies and rank and i == 2:
-                os._exit(3)
-            yield batch.chunk(2)[rank]
-
-    found = {{}}
-    for name in OBSERVERS:
-        found[name] = calibrate(net(name), own(4), patience=0, state_file=out + ".state" if dies else None).scales
-    # Shares of different length: all stop with the shortest.
-    found["uneven"] = calibrate(net(), own(2 + rank), patience=0).scales
-    torch.save(found, out)
-    dist.destroy_process_group()
-    """
-)
+set_march(March.BAYES)
+torch.set_num_threads(1)
+rank, port = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
 
 
-def run_workers(tmp_path: Path, mode: str) -> list[subprocess.CompletedProcess]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER.format(root=str(ROOT)))
-    command = [sys.executable, str(script)]
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(port), str(tmp_path / f"{rank}.pt"), mode],
-            cwd=tmp_path, stderr=subprocess.PIPE, env=environment,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        return [
-            subprocess.CompletedProcess(w.args, w.wait(), stderr=errors)
-            for w, (_, errors) in [(w, w.communicate(timeout=120)) for w in workers]
-        ]
-    finally:
-        for worker in workers:
-            worker.kill()
+def own(count):
+    return (batch.chunk(2)[rank] for batch in batches(count))
+
+
+found = {name: calibrate(net(name), own(4), patience=0).scales for name in OBSERVERS}
+# Shares of different length: all stop with the shortest.
+found["uneven"] = calibrate(net(), own(2 + rank), patience=0).scales
+torch.save(found, f"{rank}.pt")
+dist.destroy_process_group()
+"""
 
 
 def test_two_processes_find_the_scales_of_one_over_all_data(tmp_path) -> None:
-    for done in run_workers(tmp_path, "lives"):
-        assert done.returncode == 0, done.stderr.decode()[-3000:]
+    first, second = run_workers(tmp_path, WORKER)
+    for done in (first, second):
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert "process 1 has data left after 2 batches" in second.stderr and "has data left" not in first.stderr
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for name in OBSERVERS:
         whole = calibrate(net(name), batches(4), patience=0).scales
@@ -232,16 +243,6 @@ def test_two_processes_find_the_scales_of_one_over_all_data(tmp_path) -> None:
             torch.testing.assert_close(first[name][tensor], scale, rtol=2e-3, atol=0)
     two = calibrate(net(), batches(2), patience=0).scales
     torch.testing.assert_close(first["uneven"]["quant"], two["quant"], rtol=1e-5, atol=0)
-
-
-def test_a_process_that_dies_is_reported_and_leaves_no_half_file(tmp_path) -> None:
-    survivor, dead = run_workers(tmp_path, "dies")
-    assert dead.returncode == 3 and survivor.returncode != 0
-    text = survivor.stderr.decode()
-    assert "CalibrationError: calibrate: process 0 lost another process" in text
-    assert not (tmp_path / "0.pt").exists()
-    assert torch.load(tmp_path / "0.pt.state", weights_only=True)["steps"] == 2
-    assert not list(tmp_path.glob(".writing-*"))
 
 
 def test_the_manual_way_stays() -> None:
