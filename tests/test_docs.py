@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from horizon_plugin_pytorch import errors
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -71,6 +73,12 @@ def test_formats_of_the_operators_page(row):
     page = (DOCS / "operators.md").read_text()
     assert row in page
     assert "bool,f16" not in page and " →  |" not in page
+
+
+def test_every_error_and_warning_has_a_row():
+    page = (DOCS / "errors.md").read_text()
+    names = {n for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, (Exception, Warning))}
+    assert len(names) > 12 and {n for n in names - {"HorizonError"} if f"\n| `{n}` |" not in page} == set()
 
 
 def test_every_page_is_in_the_navigation():
