@@ -7,7 +7,7 @@ costs more than counting; of weights with a scale for each channel they look at 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, Usable
 from horizon_plugin_pytorch.quantization.processes import all_reduce
-from horizon_plugin_pytorch.quantization.sketch import Sketch, best_ranges
+from horizon_plugin_pytorch.quantization.sketch import Sketch, best_ranges, least_error
 
 MIX_PERCENTILES = (99.0, 99.9, 99.95, 99.99, 99.995, 99.999, 100.0)
 
@@ -48,7 +48,7 @@ class SketchObserver(ObserverBase):
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
         """The end of the range of each row."""
-        raise QuantizationConfigError(f"`{type(self).__name__}` is per tensor; use min_max, percentile or mse here.")
+        raise NotImplementedError
 
     def _measure(self, usable: Usable | None) -> tuple[Tensor, Tensor] | None:
         if self.is_per_channel:
@@ -69,13 +69,22 @@ class SketchObserver(ObserverBase):
         return self.choose(sketch)
 
     def _measure_channels(self, usable: Usable | None) -> tuple[Tensor, Tensor] | None:
-        if usable is None:
-            return None
-        if self._last is None or self._last[0] is not usable:
+        if usable is not None and (self._last is None or self._last[0] is not usable):
             rows = self._by_channel(usable.clamped()).float()
             self._last = (usable, self.choose_by_channel(rows).to(self.max_val.dtype))
-        value = self._last[1]
-        return -value, value
+        value = None if usable is None else self._last[1]  # type: ignore[index]
+        if self._is_in_step:
+            value = _mean_over_processes(
+                torch.zeros_like(self.max_val) if value is None else value, value is not None, f"`{self._name}`"
+            )
+        return None if value is None else (-value, value)
+
+
+def _mean_over_processes(value: Tensor, counts: bool, who: str) -> Tensor | None:
+    """The mean of the processes whose value counts; None if there is none."""
+    found = torch.cat([value * counts, value.new_tensor([float(counts)])])
+    all_reduce(found, dist.ReduceOp.SUM, who)
+    return found[:-1] / found[-1] if bool(found[-1]) else None
 
 
 def synchronize(sketch: Sketch, who: str) -> None:
@@ -89,6 +98,19 @@ def synchronize(sketch: Sketch, who: str) -> None:
     all_reduce(counts, dist.ReduceOp.SUM, who)
     all_reduce(total, dist.ReduceOp.SUM, who)
     sketch.replace(counts, largest, (-low, high), *total.tolist())
+
+
+def percentiles_by_channel(rows: Tensor, shares: Sequence[float]) -> Tensor:
+    """Percentiles of the magnitudes of each row, exact; of shape [rows, shares].
+
+    >>> percentiles_by_channel(torch.tensor([[1.0, -4.0, 2.0, 3.0]]), [50.0, 100.0])
+    tensor([[2., 4.]])
+    """
+    magnitudes = rows.abs()
+    wanted = [max(math.ceil(rows.shape[1] * share / 100), 1) for share in shares]
+    if len(wanted) == 1:
+        return magnitudes.kthvalue(wanted[0], dim=1, keepdim=True).values
+    return magnitudes.sort(1).values[:, [index - 1 for index in wanted]]
 
 
 class PercentileObserver(SketchObserver):
@@ -123,8 +145,10 @@ class PercentileObserver(SketchObserver):
         return sketch.largest * max(int(min(share, 1 - 0.5 / self.bins) * self.bins), 1) / self.bins
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
-        index = max(math.ceil(rows.shape[1] * self.percentile / 100), 1)
-        return rows.abs().kthvalue(index, dim=1).values
+        ends = percentiles_by_channel(rows, [self.percentile])
+        # The value there lies at 127.5 steps, and 127 is the last: where it is better not to clip it, it is not.
+        whole = ends * (self.half_range / self.quant_max)
+        return least_error(rows, torch.cat([ends, whole], 1), self.quant_min, self.quant_max)
 
 
 class MSEObserver(SketchObserver):
@@ -166,6 +190,10 @@ class MixObserver(SketchObserver):
         found = sketch.errors(ends / self.half_range, self.quant_min, self.quant_max, 256).argmin()
         return float(ends[found])
 
+    def choose_by_channel(self, rows: Tensor) -> Tensor:
+        ends = percentiles_by_channel(rows, MIX_PERCENTILES)
+        return least_error(rows, ends, self.quant_min, self.quant_max)
+
 
 class CountingObserver(SketchObserver):
     """An observer that keeps the sketch of everything that it has seen."""
@@ -203,6 +231,7 @@ class KLObserver(CountingObserver):
     Args:
         bins: number of bins of the histogram.
         update_interval: compute the range at every so many batches; with more than there are, once at the end.
+            Ranges by channel are computed from each batch.
 
     Other arguments are those of `MinMaxObserver`.
     """
@@ -218,6 +247,9 @@ class KLObserver(CountingObserver):
 
     def choose(self, sketch: Sketch) -> float:
         return sketch.least_divergence(self.bins, self.quant_max + 1)
+
+    def choose_by_channel(self, rows: Tensor) -> Tensor:
+        return rows.new_tensor([self.choose(Sketch.of(row)) for row in rows])
 
     def _take(self, sketch: Sketch) -> float | None:
         self.sketch.merge(sketch)
@@ -274,9 +306,14 @@ class HistogramObserver(CountingObserver):
         return _chooser(self, self.method, self.method_kwargs)(sketch)
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
-        if self.method != "mse":
-            return super().choose_by_channel(rows)
-        return best_ranges(rows, self.quant_min, self.quant_max, **self.method_kwargs)
+        if self.method == "mse":
+            return best_ranges(rows, self.quant_min, self.quant_max, **self.method_kwargs)
+        if self.method == "mix":
+            return MixObserver.choose_by_channel(self, rows)  # type: ignore[arg-type]
+        if self.method == "kl":
+            return rows.new_tensor([self.choose(Sketch.of(row)) for row in rows])
+        share = self.method_kwargs.get("percentile", 0.9999) if self.method == "percentile" else 1.0
+        return percentiles_by_channel(rows, [share * 100]).squeeze(1)
 
     @property
     def _covers_everything(self) -> bool:

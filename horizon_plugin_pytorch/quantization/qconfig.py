@@ -317,31 +317,35 @@ def get_qconfig(
     weight_dtype: Any = qint8,
     out_dtype: Any = qint8,
     fix_scale: bool = False,
+    weight_observer: type | None = None,
 ) -> QConfig:
     """A qconfig from an observer and number formats.
 
     Args:
-        observer: a class of `observer_v2`, of inputs and outputs; None takes that of calibration. Weights have min_max,
-            one scale a channel.
+        observer: a class of `observer_v2`, of inputs and outputs; None takes that of calibration.
         in_dtype: what an operator takes. None takes integers as they come, and float16 as int8. A narrower format
             than what comes is made before it; a wider one changes nothing.
         weight_dtype, out_dtype: integer formats, or ``torch.float16`` for numbers that are cast. None or
             ``torch.float32`` as `out_dtype` is an output in high precision.
         fix_scale: keep scales at what calibration gave, while training.
+        weight_observer: a class of `observer_v2`, of weights, which have one scale a channel; None takes min_max, as
+            documented. `MSEObserver` does not clip the largest weight by half a step.
 
     >>> get_qconfig(out_dtype=qint16).activation().dtype
     'qint16'
     >>> get_qconfig(weight_dtype=torch.float16, out_dtype=torch.float16).activation()
     FakeCast(dtype=torch.float16, min_val=-65504.0, max_val=65504.0)
     """
-    if observer is not None and not _is_observer(observer):
-        raise QuantizationConfigError(
-            f"get_qconfig: observer must be an observer class, such as `observer_v2.MinMaxObserver`, got {observer!r}."
-        )
+    for name, given in (("observer", observer), ("weight_observer", weight_observer)):
+        if given is not None and not _is_observer(given):
+            raise QuantizationConfigError(
+                f"get_qconfig: {name} must be an observer class, such as `observer_v2.MinMaxObserver`, got {given!r}."
+            )
     if not isinstance(fix_scale, bool):
         raise QuantizationConfigError(f"get_qconfig: fix_scale must be True or False, got {fix_scale!r}.")
     kwargs: dict[str, Any] = {"averaging_constant": 0} if fix_scale else {}
     base = FakeQuantize.with_args(observer=observer or CALIBRATION_OBSERVER, **kwargs)
+    weight = get_default_qconfig(weight_qkwargs=weight_observer and {"observer": weight_observer}).weight
 
     def part(base: Partial, dtype: Any, what: str) -> Partial | None:
         try:
@@ -351,7 +355,7 @@ def get_qconfig(
 
     return QConfig(
         activation=part(base, out_dtype, "out_dtype"),
-        weight=part(get_default_qconfig().weight, weight_dtype, "weight_dtype"),
+        weight=part(weight, weight_dtype, "weight_dtype"),
         input=replace(with_format(base, qint8), is_default=True)
         if in_dtype is None
         else part(base, in_dtype, "in_dtype"),

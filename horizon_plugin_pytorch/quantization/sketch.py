@@ -307,21 +307,30 @@ def _bits(value: float) -> int:
     return struct.unpack("i", struct.pack("f", min(value, _LARGEST)))[0]
 
 
-@torch.no_grad()
 def best_ranges(rows: Tensor, low: int, high: int, stride: int = 1) -> Tensor:
     """The end of each row's range with the least squared error of quantizing, of a hundred shares of the largest.
 
     The first share lies a little over one, where the largest value is not clipped.
     """
     half = (high - low) / 2
-    largest = rows.abs().amax(1)
     shares = torch.arange(100, 0, -stride, dtype=rows.dtype, device=rows.device) / 100
     shares = torch.cat([shares.new_tensor([half / high]), shares])
+    return least_error(rows, rows.abs().amax(1, keepdim=True) * shares, low, high)
+
+
+@torch.no_grad()
+def least_error(rows: Tensor, ends: Tensor, low: int, high: int) -> Tensor:
+    """Of the candidates for the end of each row's range, the one with the least squared error of quantizing.
+
+    Args:
+        ends: of shape [rows, candidates].
+    """
+    half = (high - low) / 2
     found = []
-    at_once = max((1 << 22) // (rows.shape[1] * len(shares)), 1)  # rows whose candidates fit into the cache or nearly
-    for part, top in zip(rows.split(at_once), largest.split(at_once), strict=True):
-        scales = (top.unsqueeze(1) * (shares / half)).clamp_(min=1e-30).unsqueeze(2)
+    at_once = max((1 << 22) // (rows.shape[1] * ends.shape[1]), 1)  # rows whose candidates fit into the cache or nearly
+    for part, candidates in zip(rows.split(at_once), ends.split(at_once), strict=True):
+        scales = (candidates / half).clamp_(min=1e-30).unsqueeze(2)
         values = part.unsqueeze(1)
         error = (values / scales).round_().clamp_(low, high).mul_(scales).sub_(values).square_().sum(2)
-        found.append(top * shares[error.argmin(1)])
+        found.append(candidates.gather(1, error.argmin(1, keepdim=True)).squeeze(1))
     return torch.cat(found)

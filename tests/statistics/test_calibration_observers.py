@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -227,6 +228,68 @@ def test_values_that_share_an_address_are_not_mistaken_for_one_another() -> None
         values.detach().numpy()[:] = torch.ones(2, 50).cumsum(1).mul(factor).numpy()
         observer(values)
         assert observer.max_val.tolist() == pytest.approx([50 * factor] * 2, rel=0.05)
+
+
+HISTOGRAMS = [partial(HistogramObserver, method=method) for method in ("mse", "percentile", "kl", "mix", "min_max")]
+FIRST_GENERATION = [first.MinMaxObserver, first.ClipObserver, first.ClipStdObserver]
+
+
+@pytest.mark.parametrize("make", [MinMaxObserver, *SEARCHING, *HISTOGRAMS, *FIRST_GENERATION], ids=str)
+@pytest.mark.parametrize(("dtype", "half"), [("qint8", 127.5), ("qint16", 32767.5)])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_every_observer_has_a_range_for_each_channel(make, dtype, half, axis) -> None:
+    """That of an observer which sees this channel only, as far as a bin or a candidate of the search can tell."""
+    torch.manual_seed(0)
+    shape = [6, 8, 10]
+    x = torch.randn(shape) * (1.0 + torch.arange(shape[axis])).reshape([-1 if d == axis else 1 for d in range(3)]) / 9
+    ob = make(dtype=dtype, qscheme=torch.per_channel_symmetric, ch_axis=axis)
+    ob(x), ob(x)
+    scale = ob.calculate_qparams()[0]
+    assert scale.shape == (shape[axis],)
+    torch.testing.assert_close(scale * half, ob.max_val.maximum(-ob.min_val))
+    for channel, found in zip(x.unbind(axis), scale, strict=True):
+        alone = make(dtype=dtype)
+        alone(channel), alone(channel)
+        assert float(found) == pytest.approx(float(alone.calculate_qparams()[0]), rel=0.035), make
+
+
+def test_stride_looks_at_every_so_many_shares() -> None:
+    x = torch.distributions.Laplace(0.0, 1.0).sample((50000,))
+    rows = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0}
+    errors = {}
+    for stride in (1, 10, 50):
+        for kwargs, values in (({}, x), (rows, x.reshape(1, -1))):
+            quantizer = FakeQuantize(MSEObserver, stride=stride, **kwargs)
+            quantizer(values)
+            errors[stride, bool(kwargs)] = error(x, quantizer)
+    # Of every fiftieth share there are two, the whole range and its half; the neighbourhood is looked at in tensors.
+    assert errors[1, True] <= errors[10, True] < errors[50, True]
+    assert errors[1, False] <= 1.005 * min(errors.values())
+
+
+@pytest.mark.parametrize("make", [partial(PercentileObserver, 90.0), KLObserver])
+def test_bins_are_the_steps_of_the_range(make) -> None:
+    x = torch.randn(20000)
+    largest = float(x.abs().max())
+    for bins in (8, 64, 300):
+        ob = make(bins=bins)
+        ob(x)
+        share = float(ob.max_val) / largest * bins
+        assert share == pytest.approx(round(share), abs=1e-3) and 0 < share < bins
+
+
+def test_a_percentile_of_weights_clips_the_largest_only_where_that_is_better() -> None:
+    """In few weights the percentile is the largest, which the documented min_max clips by half a step."""
+    weight = torch.rand(40, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    steps, errors = {}, {}
+    for name in ("percentile", "min_max"):
+        quantizer = get_default_qconfig(weight_observer=name).weight()
+        quantizer.weight(weight)
+        steps[name] = weight.abs().amax(1) / quantizer.scale
+        errors[name] = (quantizer.round_weight(weight) - weight).square().sum(1)
+    assert {round(n, 3) for n in steps["min_max"].tolist()} == {127.5}
+    assert {round(n, 3) for n in steps["percentile"].tolist()} == {127.0, 127.5}
+    assert (errors["percentile"] <= errors["min_max"]).all() and errors["percentile"].sum() < errors["min_max"].sum()
 
 
 def test_powers_of_two() -> None:

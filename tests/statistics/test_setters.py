@@ -35,6 +35,7 @@ from horizon_plugin_pytorch.quantization.observer_v2 import (
     FixedScaleObserver,
     MinMaxObserver,
     MSEObserver,
+    PercentileObserver,
 )
 from horizon_plugin_pytorch.quantization.qconfig import format_of, with_format
 from horizon_plugin_pytorch.quantization.qconfig_setter import (
@@ -726,6 +727,7 @@ def test_get_qconfig() -> None:
         ({"weight_dtype": 8}, "weight_dtype=8"),
         ({"observer": "mse"}, "observer class"),
         ({"observer": nn.Conv2d}, "observer class"),
+        ({"weight_observer": "mse"}, "weight_observer must be an observer class"),
         ({"fix_scale": 2}, "fix_scale"),
     ]
     for arguments, message in cases:
@@ -735,6 +737,24 @@ def test_get_qconfig() -> None:
         ModuleNameQconfigSetter({"conv": "qint8"})
     with pytest.raises(QuantizationConfigError, match="is no path"):
         ModuleNameQconfigSetter({nn.Conv2d: get_qconfig()})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("dtype", [qint8, qint16])
+@pytest.mark.parametrize("observer", [None, MSEObserver, PercentileObserver])
+def test_weights_have_the_documented_scale_or_a_better_one(observer: Any, dtype: Any) -> None:
+    setter = TemplateQconfigSetter(get_qconfig(weight_observer=observer, weight_dtype=dtype))
+    torch.manual_seed(0)
+    layer = prepared(setter).get_submodule("head")
+    layer.observe_weight()
+    weight, half = layer.weight.detach(), -dtype.min - 0.5
+    documented = weight.flatten(1).abs().amax(1) / half
+    error = (layer.weight_fake_quant.round_weight(layer.weight) - weight).square().sum()
+    steps = documented.reshape(-1, 1, 1, 1)
+    plain = (weight / steps).round().clamp(dtype.min, dtype.max) * steps
+    if observer is None:
+        torch.testing.assert_close(layer.weight_fake_quant.scale, documented)
+    else:
+        assert error < (plain - weight).square().sum()
 
 
 def test_another_format_covers_the_same_fixed_range() -> None:

@@ -44,6 +44,9 @@ WORKER = textwrap.dedent(
         make = getattr(observer_v2, name)
         run(name, FakeQuantize(make, is_sync_quantize=True), *(b.chunk(2)[rank] for b in batches))
         run(name + " whole", FakeQuantize(make), *batches)
+    for name in ("PercentileObserver", "MSEObserver", "KLObserver", "MixObserver", "HistogramObserver"):
+        quantizer = FakeQuantize(getattr(observer_v2, name), is_sync_quantize=True, channel_len=2, **by_channel)
+        run(f"channels {name}", quantizer, batches[rank].view(2, -1), batches[rank][: 0 if rank else None].view(2, -1))
     run("MSE empty", FakeQuantize(observer_v2.MSEObserver, is_sync_quantize=True), batches[0][: 0 if rank else None])
     with open(out, "w") as file:
         json.dump(found, file)
@@ -81,7 +84,9 @@ def test_two_processes_get_the_same_scale(tmp_path: Path) -> None:
     for name in ("synced", "channels", "empty", "nan", "nothing"):
         assert first[name] == second[name], name
     for name in first:
-        if "Observer" in name:
+        if name.startswith("channels"):
+            assert first[name] == second[name] and len(first[name]) == 2, name
+        elif "Observer" in name:
             assert first[name] == second[name] == first[name.removesuffix(" whole") + " whole"], name
     assert first["MSE empty"] == second["MSE empty"]
     expected = {
