@@ -345,7 +345,9 @@ def get_qconfig(
         raise QuantizationConfigError(f"get_qconfig: fix_scale must be True or False, got {fix_scale!r}.")
     kwargs: dict[str, Any] = {"averaging_constant": 0} if fix_scale else {}
     base = FakeQuantize.with_args(observer=observer or CALIBRATION_OBSERVER, **kwargs)
-    weight = get_default_qconfig(weight_qkwargs=weight_observer and {"observer": weight_observer}).weight
+    weight = get_default_qconfig(
+        weight_qkwargs=None if weight_observer is None else {"observer": weight_observer}
+    ).weight
 
     def part(base: Partial, dtype: Any, what: str) -> Partial | None:
         try:
