@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 _NO_LIMIT = (-math.inf, math.inf)
@@ -61,11 +62,16 @@ class FakeCast(nn.Module):
         self.dtype = dtype
         self.min_val = info.min if min_val is None else float(min_val)
         self.max_val = info.max if max_val is None else float(max_val)
+        self.owner = ""
 
     @classmethod
     def with_args(cls, **kwargs: Any) -> Partial:
         """A constructor with some arguments already given."""
         return Partial(cls, kwargs)
+
+    def set_owner(self, path: str) -> None:
+        """The module's path in the model, for messages."""
+        self.owner = path
 
     @classmethod
     def enable(cls) -> None:
@@ -84,6 +90,7 @@ class FakeCast(nn.Module):
             limits: range of a fused activation, such as ``(0, 6)`` for ReLU6.
             owned: as for `FakeQuantize`.
         """
+        fake_quantize_base.check(self.owner, None, x)
         if limits != _NO_LIMIT:
             x = x.clamp(*limits)
         if not FakeCast.enabled:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
@@ -22,9 +21,8 @@ from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigEr
 check_nan_scale: str | None = None
 
 
-@torch.no_grad()
-def check(path: str, scale: Tensor, values: Tensor | None = None) -> None:
-    """Raise if `check_nan_scale` asks for it and the values or the scale of the fake quantizer at `path` hold NaN."""
+def check(path: str, scale: Tensor | None, values: Tensor | None = None) -> None:
+    """Raise if `check_nan_scale` asks for it and the values at `path`, or the scale that they are to have, hold NaN."""
     if check_nan_scale is None:
         return
     if check_nan_scale != "forward":
@@ -35,7 +33,7 @@ def check(path: str, scale: Tensor, values: Tensor | None = None) -> None:
             "none. Look at what computes them: a division by zero, a logarithm or root of a negative number, an "
             "overflow in float16, or weights that a step of the optimizer left as NaN."
         )
-    if not bool((scale.isfinite() & (scale > 0)).all()):
+    if scale is not None and not bool((scale.isfinite() & (scale > 0)).all()):
         refuse(path, scale, ", while the values that reach it are numbers")
 
 

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
+    QConfig,
     QuantStub,
     calibrate,
     default_qat_8bit_fake_quant_qconfig,
@@ -28,6 +30,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, default_fp16_fake_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.utils.quant_switch import GlobalFakeQuantSwitch
 
@@ -170,6 +173,74 @@ def test_nan_is_found_where_it_begins() -> None:
     model.backbone[0].bias.data[1] = float("nan")
     with pytest.raises(CalibrationError, match=r"`backbone.0`: 144 of the 1152 values that reach it are NaN"):
         model(X)
+
+
+@pytest.fixture
+def nash() -> Iterator[None]:
+    set_march(March.NASH_P)
+    yield
+    set_march(March.BAYES)
+
+
+@pytest.mark.usefixtures("nash")
+def test_float_state_without_casts_is_the_float_model() -> None:
+    half = QConfig(activation=default_fp16_fake_cast, weight=default_fp16_fake_cast)
+    torch.manual_seed(0)
+    float_model = Net().eval()
+    wanted = float_model(X)
+    model = prepare(float_model, (X,), qconfig_dict={"": STE, "module_name": [("backbone", half)]}, out_dir=None)
+    calibrate(model, [X], progress=False)
+    set_fake_quantize(model, FakeQuantState._FLOAT)
+    assert 1e-6 < float((model(X) - wanted).detach().abs().max()) < 1e-2
+    FakeCast.disable()
+    try:
+        torch.testing.assert_close(model(X), wanted, rtol=1e-4, atol=1e-5)
+    finally:
+        FakeCast.enable()
+
+
+NAN = float("nan")
+
+
+def spoil_bias(model: nn.Module) -> Tensor:
+    model.get_submodule("head").bias.data[2] = NAN
+    return X
+
+
+def spoil_weight(model: nn.Module) -> Tensor:
+    model.get_submodule("head").weight.data[2] = NAN
+    return X
+
+
+def spoil_input(model: nn.Module) -> Tensor:
+    return torch.where(X > 2, NAN, X)
+
+
+@pytest.mark.usefixtures("nash")
+@pytest.mark.parametrize("state", list(FakeQuantState))
+@pytest.mark.parametrize("head", ["integers", "high precision", "float16"])
+@pytest.mark.parametrize(("spoil", "place"), [(spoil_bias, "head"), (spoil_weight, "head"), (spoil_input, "quant")])
+def test_nan_is_found_in_every_state_and_format(state, head, spoil, place) -> None:
+    """Before the first module that has it, none is blamed."""
+
+    class Plain(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dequant(self.head(self.backbone(self.quant(x))))
+
+    qconfigs = {
+        "integers": STE,
+        "high precision": get_default_qconfig(activation_fake_quant=None),
+        "float16": QConfig(activation=default_fp16_fake_cast, weight=default_fp16_fake_cast),
+    }
+    rules = {"": STE, "module_name": [("head", qconfigs[head])]}
+    model = prepare(Plain().eval(), (X,), qconfig_dict=rules, out_dir=None)
+    calibrate(model, [X], progress=False)
+    set_fake_quantize(model, state)
+    fake_quantize_base.check_nan_scale = "forward"
+    model(X)
+    x = spoil(model)
+    with pytest.raises(CalibrationError, match=rf"^`{place}( \((weight|bias)\))?`: \d+ of the \d+ values"):
+        model(x)
 
 
 @pytest.mark.parametrize("state", [FakeQuantState.QAT, FakeQuantState.VALIDATION])

@@ -240,7 +240,11 @@ def test_two_processes_find_the_scales_of_one_over_all_data(tmp_path) -> None:
         whole = calibrate(net(name), batches(4), patience=0).scales
         for tensor, scale in whole.items():
             assert torch.equal(first[name][tensor], second[name][tensor])
-            torch.testing.assert_close(first[name][tensor], scale, rtol=2e-3, atol=0)
+            # Exact for min_max, where sums in another order give the layers' results; a bin is a 1024th of its value.
+            tolerance = 1e-6 if name == "min_max" else 1 / 1024
+            torch.testing.assert_close(first[name][tensor], scale, rtol=tolerance, atol=0)
+        if name == "min_max":
+            assert torch.equal(first[name]["quant"], whole["quant"])
     two = calibrate(net(), batches(2), patience=0).scales
     torch.testing.assert_close(first["uneven"]["quant"], two["quant"], rtol=1e-5, atol=0)
 

@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import (
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
 from horizon_plugin_pytorch.nn.support import FROM_BAYES, Limit, Marches, Support, Use, at_most, between, on
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization import fake_quantize_base
 
 
 class FloatFunctional(QATModule):
@@ -57,7 +58,10 @@ class FloatFunctional(QATModule):
         return self._finish(train())
 
     def _finish(self, value: Tensor) -> Any:
-        return value if self.activation_post_process is None else self.activation_post_process(value)
+        if self.activation_post_process is not None:
+            return self.activation_post_process(value)
+        fake_quantize_base.check(self.path, None, value)
+        return value
 
     def add(self, x: Any, y: Any, alpha: float = 1) -> Any:
         """``x + alpha * y``."""

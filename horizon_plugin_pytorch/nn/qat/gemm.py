@@ -27,6 +27,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real, relu_limits
 from horizon_plugin_pytorch.nn.support import Marches
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, DynamicFakeQuantize, FakeQuantize, is_dynamic
 from horizon_plugin_pytorch.quantization.qconfig import asked_input, spell
@@ -189,6 +190,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
             out = out.add_(real(residual)) if residual.shape == out.shape else out + real(residual)
         if self.activation_post_process is not None:
             return self.activation_post_process(out, self.limits, owned=True)
+        fake_quantize_base.check(self.path, None, out)
         return out if self.limits == NO_LIMIT else out.clamp(*self.limits)
 
 

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor
+from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, round_to_grid
 
@@ -75,6 +76,15 @@ class QATModule(PlacedModule):
         quantizers = self.fake_quantizers()
         return bool(quantizers) and all(q.is_exact for q in quantizers)
 
+    def check_nan(self) -> None:
+        """Raise where a scale or a parameter is NaN, if `fake_quantize_base.check_nan_scale` asks for it."""
+        if fake_quantize_base.check_nan_scale is None:
+            return
+        for quantizer in self.fake_quantizers():
+            quantizer.check_nan()
+        for name, parameter in self.named_parameters(recurse=False):
+            fake_quantize_base.check(f"{self.path} ({name})", None, parameter)
+
     def twin(self) -> nn.Module:
         """The quantized module for the current weights and scales."""
         return self._twin.get(tuple(self.twin_sources()), self._make_twin)
@@ -99,8 +109,7 @@ class QATModule(PlacedModule):
             call: what to call instead of the twin itself, given the twin.
             trained: the training route, evaluated only if a gradient is wanted.
         """
-        for quantizer in self.fake_quantizers():
-            quantizer.check_nan()
+        self.check_nan()
         with torch.no_grad():
             twin = self.twin()
             integers = [_as_integers(x, self.place, self.takes_real) for x in inputs]

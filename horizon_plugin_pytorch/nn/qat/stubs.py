@@ -56,6 +56,7 @@ class QuantStub(QATModule):
         x = x.float()
         if not quantizer.is_exact:
             return quantizer(x)
+        quantizer.check_nan(x)
         with torch.no_grad():
             integers = self.twin()(x)
         out = exact_qtensor(integers, quantizer.current_scale())

@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.quantization.choice import Choice
-from horizon_plugin_pytorch.quantization.fake_cast import is_cast
+from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, is_dynamic
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
 from horizon_plugin_pytorch.quantization.passes.correct import warn_weights
@@ -187,7 +187,10 @@ def _name_modules(model: nn.Module, lines: dict[str, str]) -> None:
         if isinstance(module, PlacedModule):
             module.path = path
             module.line = _line(path, lines) or ""
-        elif isinstance(module, FakeQuantize):
+            cast = module.__dict__.get("_weight_cast")
+            if cast is not None:
+                cast.set_owner(f"{path} (weight)")
+        elif isinstance(module, (FakeQuantize, FakeCast)):
             owner = path.removesuffix(".activation_post_process").removesuffix(".weight_fake_quant")
             module.set_owner(f"{owner} (weight)" if path.endswith("weight_fake_quant") else owner)
 
