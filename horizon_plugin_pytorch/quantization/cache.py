@@ -31,11 +31,15 @@ class Cache:
 
     def get(self, sources: tuple[Tensor, ...], build: Callable[[], Any]) -> Any:
         """The value for these tensors, built anew if any of them was replaced or written to."""
-        if self._value is None or not self._is_current(sources):
+        if not self.holds(sources):
             self._value = build()
             self._sources = sources
             self._versions = tuple([_version(t) for t in sources])
         return self._value
+
+    def holds(self, sources: tuple[Tensor, ...]) -> bool:
+        """Is there a value for these tensors, and none of them was written to since?"""
+        return self._value is not None and self._is_current(sources)
 
     def _is_current(self, sources: tuple[Tensor, ...]) -> bool:
         if len(sources) != len(self._sources):

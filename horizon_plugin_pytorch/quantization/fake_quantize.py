@@ -177,7 +177,7 @@ class FakeQuantize(nn.Module):
         self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8, device=device))
         self.register_buffer("scale", torch.ones(length, device=device))
         self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
-        self._known = {name: Cache() for name in ("fake_quant_enabled", "observer_enabled", "scale")}
+        self._known = {name: Cache() for name in ("fake_quant_enabled", "observer_enabled", "scale", "range")}
         self._was_set = False
         self.is_converted = False  # did the scale of the last checkpoint belong to another format?
         if self.is_fixed:
@@ -388,8 +388,9 @@ class FakeQuantize(nn.Module):
         if is_backward():
             return  # a checkpoint recomputes what has been seen in the forward
         observer.observe(x, *limits)
-        if observer.has_statistics:
+        if observer.has_statistics and not self._known["range"].holds((observer.min_val, observer.max_val, self.scale)):
             self.refresh_scale()
+            self._known["range"].get((observer.min_val, observer.max_val, self.scale), lambda: True)
 
     def gather(self, x: Tensor) -> bool:
         """Inside `observe_together`, keep a tensor for the end; says whether it did."""

@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
 from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
+_AT_ONCE = 1 << 17
 
 
 class _Learned(torch.autograd.Function):
@@ -51,13 +52,24 @@ class _Learned(torch.autograd.Function):
         if scale.numel() == 1:
             moved = _dot(grad, y) - _dot(to_x, inside)
         else:
-            axes = [d for d in range(x.dim()) if scale.shape[d] == 1]
-            moved = torch.mul(grad, y).addcmul_(to_x, inside, value=-1).sum(axes, keepdim=True).to(scale.dtype)
+            moved = _by_channel(grad, y, to_x, inside, scale)
         return to_x, (moved.reshape(scale.shape) / scale).mul_(ctx.factor), None, None, None, None, None
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.dot(a.reshape(-1), b.reshape(-1))
+
+
+def _by_channel(grad: Tensor, y: Tensor, to_x: Tensor, inside: Tensor, scale: Tensor) -> Tensor:
+    """``sum(grad * y) - sum(to_x * inside)`` for each channel; on a CPU for as many at once as stay in the cache."""
+    axis = scale.shape.index(scale.numel())
+    axes = [d for d in range(y.dim()) if d != axis]
+    count = scale.numel()
+    if not is_asynchronous(y):
+        count = max(_AT_ONCE * count // max(y.numel(), 1), 1)
+    parts = zip(*(t.split(count, axis) for t in (grad, y, to_x, inside)), strict=True)
+    sums = [torch.mul(g, v).addcmul_(p, i, value=-1).sum(axes, keepdim=True) for g, v, p, i in parts]
+    return torch.cat(sums, axis).to(scale.dtype)
 
 
 class LearnableFakeQuantize(FakeQuantize):
@@ -127,7 +139,7 @@ class LearnableFakeQuantize(FakeQuantize):
     @torch.no_grad()
     def _mend(self) -> bool:
         scale = self.scale.detach()  # shares its count of writes, unlike `data`
-        if is_asynchronous(scale) or not bool(((scale >= _SMALLEST) & (scale <= _LARGEST)).all()):
+        if is_asynchronous(scale) or not _is_sound(scale):
             good = self._good.to(scale.device).expand_as(scale)
             mended = torch.where(scale.isfinite(), torch.where(scale > 0, scale, good / 2), good)
             scale.copy_(mended.clamp_(_SMALLEST, _LARGEST))
@@ -154,6 +166,11 @@ class LearnableFakeQuantize(FakeQuantize):
     def _resize(self, like: Tensor) -> None:
         self.scale.data = torch.ones_like(like, device=self.scale.device)  # an optimizer may hold the parameter
         self.zero_point = torch.zeros_like(self.scale, dtype=torch.long)
+
+
+def _is_sound(scale: Tensor) -> bool:
+    smallest, largest = torch.aminmax(scale)  # NaN, if any is
+    return float(smallest) >= _SMALLEST and float(largest) <= _LARGEST
 
 
 class PACTFakeQuantize(LearnableFakeQuantize):

@@ -113,6 +113,7 @@ class ObserverBase(nn.Module):
         self._batch: tuple[Tensor, Tensor, int | None, Tensor, Tensor] | None = None
         self._has_range = False
         self._unchanged = Cache()  # what was usable of weights, which are the same in every batch of a calibration
+        self._resting = Cache()  # says that weights were seen, and that the range is theirs
         self._left_out: Tensor | None = None  # batches with NaN or infinity that an accelerator has left out
 
     @property
@@ -150,17 +151,29 @@ class ObserverBase(nn.Module):
                 self._update(*self._measured(*self._range_later(_plain(x), low, high)))
                 return
             if is_constant:
+                if self._rests and self._resting.holds((x, self.min_val, self.max_val)):
+                    self.batches = None if self.batches is None else self.batches + 1
+                    return
                 usable = self._unchanged.get((x,), lambda: self._usable(_plain(x), low, high))
             else:
                 self._unchanged.clear()
                 usable = self._usable(_plain(x), low, high)
             found = self._measure(usable)
-            if found is not None:
-                self._update(*found)
+            if found is None:
+                return
+            self._update(*found)
+            if is_constant and torch.equal(self.min_val, found[0]) and torch.equal(self.max_val, found[1]):
+                self._resting.get((x, self.min_val, self.max_val), lambda: True)
+
+    @property
+    def _rests(self) -> bool:
+        """Does a range that is that of the tensor stay so, whenever the tensor comes again?"""
+        return not (self.counts_together or self._is_in_step or (self._needs_values and not self.is_per_channel))
 
     def finish(self) -> bool:
         """Observing ends: take in what is still waiting; says whether anything was."""
         self._unchanged.clear()
+        self._resting.clear()
         if self._left_out is not None and bool(self._left_out):
             self._warn(
                 "finite",

@@ -187,8 +187,8 @@ class MixObserver(SketchObserver):
     def choose(self, sketch: Sketch) -> float:
         ends = torch.tensor(sketch.percentiles(MIX_PERCENTILES), dtype=torch.float64)
         ends = ends.to(sketch.counts.device)
-        found = sketch.errors(ends / self.half_range, self.quant_min, self.quant_max, 256).argmin()
-        return float(ends[found])
+        least = 0.45 * float(ends[0]) / self.half_range  # percentiles ascend
+        return float(ends[sketch.errors(ends / self.half_range, self.quant_min, self.quant_max, 256, least).argmin()])
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
         ends = percentiles_by_channel(rows, MIX_PERCENTILES)

@@ -21,8 +21,9 @@ _PER_OCTAVE = 1 << _BITS
 _OCTAVES = 16
 BINS = _OCTAVES * _PER_OCTAVE
 _SHIFT = 23 - _BITS
+_LARGEST_BITS = (255 << _BITS) - 1  # of a finite number
 _FULL = 1 << 30  # counts are 32 bits wide
-_AT_ONCE, _TURNS = 1 << 17, 16
+_AT_ONCE, _TURNS = 1 << 18, 16
 _COARSE, _FINE = 16, 256  # bins in each power of two that the search of a scale looks at, first and then
 _LARGEST = torch.finfo(torch.float32).max
 NO_LIMITS = (-math.inf, math.inf)
@@ -79,31 +80,37 @@ class Sketch:
         largest = max(-ends[0], ends[1])
         self._widen(ends)
         self._raise_to(largest)
-        counts = self._count(x, limits)
-        self.counts = self.counts + counts if self.total else counts
-        self.counts = self.counts.to(torch.int32)
+        counts = self._count(x, ends, limits)
+        self.counts = (self.counts + counts if self.total else counts).to(torch.int32)
         self.total += x.numel()
         if largest == self.largest:
             is_clamped = int(counts[self._bin(largest)]) > 1
             self.peak += _count_ends(x, ends, largest) if is_clamped else 1
         self._keep_room()
 
-    def _count(self, x: Tensor, limits: tuple[float, float]) -> Tensor:
+    def _count(self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float]) -> Tensor:
         """How many values are in each bin, counted in pieces that stay in the cache."""
         size = _AT_ONCE if x.device.type == "cpu" else 1 << 22
         buffer = torch.empty(min(size, x.numel()), device=x.device)
         # What lies below the lowest bin, such as the zeros that a ReLU leaves, is counted in turns: to count one bin
         # again and again is slow.
         turns = _turns(size, x.device)
+        # The bits of a negative number are a negative integer: where the range begins at 0, it is counted as 0 is.
+        has_bits = ends[0] >= 0 >= limits[0] and limits[1] == math.inf
         counts: Tensor | None = None
         for part in x.split(size):
+            part = part.float()
             values = buffer[: part.numel()]
-            if limits == NO_LIMITS:
-                torch.abs(part, out=values)
+            bins = values.view(torch.int32)
+            if has_bits:
+                torch.bitwise_right_shift(part.view(torch.int32), _SHIFT, out=bins)
             else:
-                torch.clamp(part, *limits, out=values).abs_()
-            bins = values.view(torch.int32).bitwise_right_shift_(_SHIFT).sub_(self._first - _TURNS)
-            torch.maximum(bins, turns[: len(bins)], out=bins)
+                if limits == NO_LIMITS:
+                    torch.abs(part, out=values)
+                else:
+                    torch.clamp(part, *limits, out=values).abs_()
+                bins.bitwise_right_shift_(_SHIFT)
+            torch.maximum(bins.sub_(self._first - _TURNS), turns[: len(bins)], out=bins)
             found = torch.bincount(bins, minlength=_TURNS + BINS)
             counts = found if counts is None else counts.add_(found)
         assert counts is not None
@@ -172,11 +179,7 @@ class Sketch:
 
     def edges(self, begin: int = 0, end: int = BINS, step: int = 1) -> Tensor:
         """Edges of every `step`-th bin, in float64; the lowest bin begins at 0."""
-        bits = torch.arange(begin, end + 1, step, dtype=torch.int32, device=self.counts.device).add_(self._first)
-        edges = bits.clamp_(max=(255 << _BITS) - 1).bitwise_left_shift_(_SHIFT).view(torch.float32).double()
-        if begin == 0:
-            edges[0] = 0
-        return edges
+        return _edges(self._first, step, self.counts.device)[begin // step : end // step + 1]
 
     def percentile(self, share: float) -> float:
         """The magnitude below which a share of the values, in percent, lies: the middle of its bin."""
@@ -192,7 +195,7 @@ class Sketch:
         ]
 
     def _middle(self, index: int) -> float:
-        return float(self.edges(index, index + 1).sum()) / 2
+        return (_edge(self._first + index) * (index > 0) + _edge(self._first + index + 1)) / 2
 
     def linear(self, bins: int) -> Tensor:
         """Counts in bins of equal width from 0 to the largest magnitude, in float64."""
@@ -215,20 +218,19 @@ class Sketch:
         counts = self.counts[begin * step : end * step].view(-1, step).sum(1).double()
         counts[-1] -= self.peak
         edges = self.edges(begin * step, end * step, step)
-        steps = scales.double().unsqueeze(1)
+        scales = scales.double()
         # Positive values are clipped at `high`, negative ones one step later: in the middle where there are both.
         has_both = min(-self.ends[0], self.ends[1]) > self.largest / 2
         limit = (high - low) / 2 if has_both else high if self.ends[1] == self.largest else -low
-        position = edges / steps
-        nearest = position.round().clamp_(max=limit)
         # The integral of (t - round(t))**2 from 0 to t: 1/12 for each step, and the rest; beyond the range all is rest.
-        rest = position.sub_(nearest)
-        integral = nearest.mul_(1 / 12).addcmul_(rest.square().mul_(1 / 3), rest)
-        density = counts.div_(edges.diff())
+        rest = torch.outer(scales.reciprocal(), edges)
+        nearest = rest.round().clamp_(max=limit)
+        rest.sub_(nearest)
         # A sum over bins of density * (integral at the upper edge - integral at the lower edge), by edges.
-        in_bins = integral @ (F.pad(density, (1, 0)) - F.pad(density, (0, 1))) * steps.squeeze(1) ** 3
-        top = self.largest / steps.squeeze(1)
-        return in_bins + self.peak * (top - top.round().clamp_(max=limit)).mul_(steps.squeeze(1)).square_()
+        falls = F.pad(counts.div_(edges.diff()), (1, 1)).diff().neg_()
+        in_bins = (nearest @ falls).mul_(1 / 12).add_(rest.pow_(3) @ falls, alpha=1 / 3).mul_(scales**3)
+        top = self.largest / scales
+        return in_bins.add_((top - top.round().clamp_(max=limit)).mul_(scales).square_(), alpha=self.peak)
 
     def best_scale(self, low: int, high: int, stride: int = 1) -> float:
         """The scale with the least squared error.
@@ -262,29 +264,53 @@ class Sketch:
         counts = self.linear(bins)
         counts[0] -= self.counts[0]
         levels = min(levels, bins // 2)
-        ends, borders = _borders(bins, levels, counts.device)
+        ends, stops, windows = _windows(bins, levels, counts.device)
         zero = counts.new_zeros(1)
         below = torch.cat([zero, counts.cumsum(0)])
         filled = torch.cat([zero, (counts > 0).double().cumsum(0)])
         surprise = torch.cat([zero, torch.special.xlogy(counts, counts).cumsum(0)])
         inside, total = below[ends], below[-1]
-        # A level's count is spread over those of its bins that hold anything.
-        held, places = (by_bin.index_select(0, borders).view(len(ends), -1).diff(dim=1) for by_bin in (below, filled))
+        # A level's count is spread over those of its bins that hold anything. Ranges have most levels in common, so
+        # the logarithms are those of a few windows.
+        held, places = (by_bin[stops] - by_bin[:-1] for by_bin in (below, filled))
         spread = held / places.clamp_(min=1)
-        own = spread.clamp(min=1e-9).log_().mul_(held).sum(1) - torch.special.xlogy(inside, inside)
+        by_window = spread.clamp(min=1e-9).log_().mul_(held).flatten()
+        own = by_window.index_select(0, windows.flatten()).view(windows.shape).sum(1) - torch.special.xlogy(
+            inside, inside
+        )
         # The last bin takes what is clipped. Where the quantized histogram has nothing, it counts as almost empty.
         last, clipped = counts[ends - 1], total - inside
-        quantized = torch.where(last > 0, spread[:, -1] / inside.clamp(min=1), 1e-9)
+        quantized = torch.where(last > 0, spread.flatten()[windows[:, -1]] / inside.clamp(min=1), 1e-9)
         wanted = surprise[ends - 1] + torch.special.xlogy(last + clipped, last + clipped)
         divergence = wanted - own - clipped * quantized.log()
         return self.largest * int(ends[divergence.argmin()]) / bins
 
 
 @lru_cache(maxsize=8)
-def _borders(bins: int, levels: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The ends of the ranges of `levels` bins and more, and for each, in a row, the first bins of its levels."""
+def _windows(bins: int, levels: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The ends of the ranges of `levels` bins and more; where windows of 1, 2, ... bins that begin at each bin stop;
+    and for each range, in a row, the windows that are its levels.
+    """
     ends = torch.arange(levels, bins + 1, device=device)
-    return ends, (-(-torch.arange(levels + 1, device=device) * ends.unsqueeze(1) // levels)).flatten()
+    borders = -(-torch.arange(levels + 1, device=device) * ends.unsqueeze(1) // levels)
+    starts, widths = borders[:, :-1], borders.diff(dim=1)
+    sizes = torch.arange(1, int(widths.max()) + 1, device=device).unsqueeze(1)
+    stops = (torch.arange(bins, device=device) + sizes).clamp_(max=bins)
+    return ends, stops, (widths - 1) * bins + starts
+
+
+def _edge(bits: int) -> float:
+    """The number with these upper bits."""
+    return struct.unpack("f", struct.pack("i", min(bits, _LARGEST_BITS) << _SHIFT))[0]
+
+
+@lru_cache(maxsize=64)
+def _edges(first: int, step: int, device: torch.device) -> Tensor:
+    """Edges of every `step`-th bin where the lowest one has the upper bits `first`; it begins at 0 all the same."""
+    bits = torch.arange(first, first + BINS + 1, step, dtype=torch.int32, device=device)
+    edges = bits.clamp_(max=_LARGEST_BITS).bitwise_left_shift_(_SHIFT).view(torch.float32).double()
+    edges[0] = 0
+    return edges
 
 
 @lru_cache(maxsize=2)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from functools import partial
+from types import FunctionType, ModuleType
 
 import pytest
 import torch
@@ -218,6 +220,62 @@ def test_weights_that_did_not_change_are_not_searched_again(monkeypatch) -> None
         assert len(searched) == 2
     quantizer.weight(weight)  # while training, a step may write through `weight.data`, which torch does not count
     assert len(searched) == 3
+
+
+def test_weights_that_come_again_leave_everything_as_it_is_until_something_changes() -> None:
+    quantizer = get_default_qconfig(weight_qkwargs={"averaging_constant": 0.5}).weight()
+    observer = quantizer.activation_post_process
+    observer.batches = 0
+    weight = nn.Parameter(torch.tensor([[1.275, -1.0], [2.55, 0.0]]))
+    with torch.no_grad():
+        for _ in range(3):
+            quantizer.weight(weight)
+        written = observer.min_val._version, observer.max_val._version, quantizer.scale._version
+        quantizer.weight(weight)
+        assert (observer.min_val._version, observer.max_val._version, quantizer.scale._version) == written
+        assert observer.batches == 4 and quantizer.scale.tolist() == pytest.approx([0.01, 0.02])
+        quantizer.set_qparams(torch.tensor([1.0, 1.0]))  # stays until the next tensor
+        quantizer.weight(weight)
+        assert quantizer.scale.tolist() == pytest.approx([0.01, 0.02])
+        weight.mul_(6)  # a sixth batch of equal weight: five old ones and one six times as large
+        quantizer.weight(weight)
+        assert quantizer.scale.tolist() == pytest.approx([0.01 * 11 / 6, 0.02 * 11 / 6])
+        observer.batches = None
+        observer.max_val.fill_(127.5)  # a checkpoint writes so
+        quantizer.weight(weight)
+        assert quantizer.scale.tolist() == pytest.approx([(1 + 0.06) / 2, (1 + 0.12) / 2])
+
+
+def reachable_bytes(root: object) -> int:
+    """The memory of all tensors that an object holds on to, in whatever way."""
+    seen, storages, todo = set(), {}, [root]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, (type, ModuleType)):
+            continue
+        seen.add(id(item))
+        if isinstance(item, FunctionType):  # what it has captured, not the globals of its module
+            todo += item.__closure__ or ()
+            continue
+        if isinstance(item, torch.Tensor):
+            storages[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+        todo += gc.get_referents(item)
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("name", ["min_max", "percentile", "mse", "kl", "mix", "histogram"])
+def test_calibration_keeps_no_activations(name) -> None:
+    """The least of the activations is larger than all that a sketch takes, and two of them are kept by nobody."""
+    body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 3, padding=1))
+    model = prepare_qat_fx(QuantWrapper(body), {"": get_default_qconfig(activation_observer=name)})
+    model.eval()
+    set_fake_quantize(model, FakeQuantState.CALIBRATION)
+    before = reachable_bytes(model)
+    with torch.no_grad():
+        for _ in range(2):
+            model(torch.randn(4, 3, 128, 128))
+    quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
+    assert reachable_bytes(model) - before <= 1.05 * 64 * 1024 * len(quantizers) < 3 * 4 * 4 * 128 * 128
 
 
 def test_values_that_share_an_address_are_not_mistaken_for_one_another() -> None:

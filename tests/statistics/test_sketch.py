@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import hypothesis.strategies as st
 import pytest
@@ -115,6 +116,19 @@ def test_values_that_are_not_finite_are_left_out_and_zeros_are_no_trouble() -> N
     zeros = Sketch.of(torch.zeros(5))
     assert zeros.best_scale(-128, 127) == 0 and zeros.percentile(50) == 0
     assert float(zeros.edges()[-1]) > 0 and len(zeros.edges()) == BINS + 1
+
+
+@pytest.mark.parametrize("limits", [(0.0, math.inf), (0.0, 6.0), (0.5, math.inf), (-1.0, 1.0), (-math.inf, 0.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_limits_count_as_clamping_does(limits: tuple[float, float], dtype: torch.dtype) -> None:
+    """The range of a fused activation is not applied to the tensor, only to what is counted of it."""
+    x = (torch.randn(5000) * 4).to(dtype)
+    clamped = x.clamp(*limits)
+    sketch = Sketch()
+    sketch.update(x, (float(clamped.min()), float(clamped.max())), limits)
+    expected = Sketch.of(clamped)
+    assert torch.equal(sketch.counts, expected.counts)
+    assert (sketch.ends, sketch.peak, sketch.total) == (expected.ends, expected.peak, expected.total)
 
 
 def test_the_divergence_is_that_of_the_textbook() -> None:
