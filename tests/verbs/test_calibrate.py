@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import io
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -247,6 +251,36 @@ def test_two_processes_find_the_scales_of_one_over_all_data(tmp_path) -> None:
             assert torch.equal(first[name]["quant"], whole["quant"])
     two = calibrate(net(), batches(2), patience=0).scales
     torch.testing.assert_close(first["uneven"]["quant"], two["quant"], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_calibration_keeps_no_activations(observer) -> None:
+    """Of a batch of an odd size nothing is left but what the observers have learned."""
+    model = net(observer)
+    model.eval()
+    set_fake_quantize(model, FakeQuantState.CALIBRATION)
+    before = {id(x) for x in gc.get_objects() if isinstance(x, torch.Tensor)}
+    with torch.no_grad():
+        model(torch.randn(1013, 3, 6, 6))
+    gc.collect()
+    made = [x for x in gc.get_objects() if isinstance(x, torch.Tensor) and id(x) not in before]
+    assert not [x.shape for x in made if x.numel() % 1013 == 0 and x.numel()]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_in_a_terminal(monkeypatch) -> None:
+    for progress in (True, False):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        calibrate(net(), batches(3), progress=progress)
+        text = sys.stderr.getvalue()
+        assert ("calibrate: 100%" in text and "3/3" in text) == progress
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    calibrate(net(), batches(3))
+    assert sys.stderr.getvalue() == ""
 
 
 def test_the_manual_way_stays() -> None:
