@@ -97,7 +97,7 @@ class AutoCalibrationResult:
         whole = [[name, f"{error:.4%}", "kept" if name == self.kept else ""] for name, error in self.errors.items()]
         lines = [table, "", tabulate(whole, headers=["whole model", "error", ""], disable_numparse=True)]
         if self.unseen:
-            lines.append(f"No batch reached: {', '.join(self.unseen)}. They have no scale, and convert refuses them.")
+            lines.append(f"No batch reached: {', '.join(self.unseen)}. Their scale stays 1, and convert warns of it.")
         return "\n".join(lines)
 
 

@@ -50,7 +50,7 @@ class CalibrationResult:
         ending = "the scales have settled" if self.has_settled else "all data were run"
         lines = [table, f"{self.steps} batches; {ending}."]
         if self.unseen:
-            lines.append(f"No batch reached: {', '.join(self.unseen)}. They have no scale, and convert refuses them.")
+            lines.append(f"No batch reached: {', '.join(self.unseen)}. Their scale stays 1, and convert warns of it.")
         return "\n".join(lines)
 
 

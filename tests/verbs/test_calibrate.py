@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
     QuantStub,
     QuantWrapper,
     calibrate,
+    convert,
     get_default_qconfig,
     prepare,
     prepare_qat_fx,
@@ -206,7 +207,9 @@ def test_modules_that_no_batch_reached_are_named() -> None:
     model = prepare(Branch(), (x, True), qconfig_dict={"": get_default_qconfig()}, out_dir=None)
     result = calibrate(model, [x])
     assert "second" in result.unseen and "first" not in result.unseen
-    assert "No batch reached: " in str(result)
+    assert "No batch reached: " in str(result) and "Their scale stays 1, and convert warns of it." in str(result)
+    with pytest.warns(CalibrationWarning, match="second .*not collected any statistics.*the scale is 1"):
+        convert(model)
 
 
 WORKER = """
