@@ -1,4 +1,7 @@
-"""Calibration and trained scales next to a float forward and torch.ao; a part of `make bench`.
+"""Calibration and trained scales next to a float forward and to peers; a part of `make bench`.
+
+The peers are torch.ao, and ModelOpt and AIMET where they are installed; these two choose scales when calibration ends,
+which is not counted.
 
 Ratios are medians of interleaved rounds on one thread, in processor time, so that other load counts less: a calibration
 batch over the float forward of the same images, and an LSQ step over an STE step. The second table has the time that
@@ -18,11 +21,12 @@ import torch
 from tabulate import tabulate
 from torch import nn
 
-from benchmarks.peer import calibration_peer, peer_observers
+from benchmarks.peer import calibration_peers, peer_observers
 from benchmarks.run import build, interleaved, training_step
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
+    QuantStub,
     calibrate,
     default_qat_8bit_lsq_quant_qconfig,
     get_default_qconfig,
@@ -57,10 +61,8 @@ def bench_calibration(name: str, batch: int, rounds: int) -> list[list[Any]]:
         prepared = prepare_qat_fx(model, {"": get_default_qconfig(activation_observer=observer)}).eval()
         set_fake_quantize(prepared, FakeQuantState.CALIBRATION)
         jobs[observer] = lambda prepared=prepared: prepared(images)
-    for observer in ("MinMaxObserver", "HistogramObserver"):
-        peer = calibration_peer(build(name), images, observer)
-        if peer is not None:
-            jobs[f"torch.ao {observer}"] = lambda peer=peer: peer(images)
+    for peer, calibrated in calibration_peers(build(name), images).items():
+        jobs[peer] = lambda calibrated=calibrated: calibrated(images)
     with torch.no_grad():
         result = interleaved(jobs, rounds, f"{name} calibration", time.process_time)
     return [
@@ -69,18 +71,27 @@ def bench_calibration(name: str, batch: int, rounds: int) -> list[list[Any]]:
     ]
 
 
-def bench_learned(name: str, batch: int, rounds: int) -> list[Any]:
-    """A training step with trained scales over one with observed scales."""
+def bench_learned(name: str, batch: int, rounds: int) -> list[list[Any]]:
+    """A training step with trained scales over one with observed scales.
+
+    The scale of the images, if it is trained too, needs the gradient of the first convolution's input, which nothing
+    else needs; so there is a row where it is given.
+    """
     images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
-    jobs = {}
-    for kind, qconfig in (("STE", get_default_qconfig()), ("LSQ", default_qat_8bit_lsq_quant_qconfig)):
-        prepared = prepare_qat_fx(build(name), {"": qconfig})
-        calibrate(prepared, [images], progress=False)
-        prepared.train()
-        set_fake_quantize(prepared, FakeQuantState.QAT)
-        jobs[kind] = training_step(prepared, images, labels)
-    result = interleaved(jobs, rounds, f"{name} LSQ", time.process_time)
-    return [name, "LSQ step / STE step", f"{result['LSQ']:.2f}", _wanted(STEP_LIMIT)]
+    rows = []
+    for what, input_scale in (("", None), (", the input's scale given", 1 / 32)):
+        jobs = {}
+        for kind, qconfig in (("STE", get_default_qconfig()), ("LSQ", default_qat_8bit_lsq_quant_qconfig)):
+            model = build(name)
+            model.quant = QuantStub(input_scale)
+            prepared = prepare_qat_fx(model, {"": qconfig})
+            calibrate(prepared, [images], progress=False)
+            prepared.train()
+            set_fake_quantize(prepared, FakeQuantState.QAT)
+            jobs[kind] = training_step(prepared, images, labels)
+        result = interleaved(jobs, rounds, f"{name} LSQ", time.process_time)
+        rows.append([name, f"LSQ step / STE step{what}", f"{result['LSQ']:.2f}", _wanted(STEP_LIMIT)])
+    return rows
 
 
 def bench_observers(rounds: int) -> list[list[Any]]:
@@ -147,7 +158,7 @@ def main() -> None:
     if options.only in (None, "calibration"):
         rows += bench_calibration("ResNet18", options.batch, options.rounds)
     if options.only in (None, "learned"):
-        rows.append(bench_learned("ResNet18", options.batch, options.rounds))
+        rows += bench_learned("ResNet18", options.batch, options.rounds)
     if rows:
         print(tabulate(rows, headers=["model", "what", "measured", "wanted"], disable_numparse=True), "\n")
     if options.only in (None, "observers"):

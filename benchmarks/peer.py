@@ -1,9 +1,16 @@
-"""The peer: FX quantization-aware training of `torch.ao`, as its documentation sets it up. Only benchmarks use it."""
+"""The peers, as their documentation sets them up: `torch.ao`, and ModelOpt and AIMET where they are installed.
+
+Only benchmarks use them.
+"""
 
 from __future__ import annotations
 
 import copy
+import io
+import logging
 import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -35,17 +42,68 @@ def prepare_peer(model: nn.Module, example: Tensor) -> nn.Module | None:
         return prepare_qat_fx(_Unstubbed(model).train(), mapping, (example,))
 
 
-def calibration_peer(model: nn.Module, example: Tensor, observer: str) -> nn.Module | None:
-    """The model prepared by torch.ao for calibration with one of its observers, or None where torch has it no more."""
+def calibration_peers(model: nn.Module, example: Tensor) -> dict[str, nn.Module]:
+    """The model as each peer that is installed calibrates it: to call it is a batch of calibration."""
+    made: dict[str, Callable[[], nn.Module | None]] = {}
+    for observer in ("MinMaxObserver", "HistogramObserver"):
+        made[f"torch.ao {observer}"] = lambda observer=observer: _torch_ao(model, example, observer)
+    for calibrator in ("max", "histogram"):
+        made[f"ModelOpt {calibrator}"] = lambda calibrator=calibrator: _modelopt(model, example, calibrator)
+    for scheme in ("min_max", "post_training_tf_enhanced"):
+        made[f"AIMET {scheme}"] = lambda scheme=scheme: _aimet(model, example, scheme)
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # they tell what they do
+        warnings.simplefilter("ignore")
+        peers = {name: make() for name, make in made.items()}
+    return {name: peer for name, peer in peers.items() if peer is not None}
+
+
+def _torch_ao(model: nn.Module, example: Tensor, observer: str) -> nn.Module | None:
+    """The model prepared by torch.ao for calibration with one of its observers."""
     try:
         from torch.ao.quantization import QConfig, QConfigMapping, default_per_channel_weight_observer
         from torch.ao.quantization.quantize_fx import prepare_fx
     except ImportError:
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        qconfig = QConfig(peer_observer(observer), default_per_channel_weight_observer)
-        return prepare_fx(_Unstubbed(model).eval(), QConfigMapping().set_global(qconfig), (example,))
+    qconfig = QConfig(peer_observer(observer), default_per_channel_weight_observer)
+    return prepare_fx(_Unstubbed(model).eval(), QConfigMapping().set_global(qconfig), (example,))
+
+
+def _modelopt(model: nn.Module, example: Tensor, calibrator: str) -> nn.Module | None:
+    """The model with ModelOpt's quantizers, which collect statistics."""
+    try:
+        import modelopt.torch.quantization as mtq
+        from modelopt.torch.quantization.nn import TensorQuantizer
+    except ImportError:
+        return None
+    config = copy.deepcopy(mtq.INT8_DEFAULT_CFG)
+    for entry in config["quant_cfg"]:
+        if entry["quantizer_name"] == "*input_quantizer":
+            entry["cfg"]["calibrator"] = calibrator
+    config["algorithm"] = None
+    quantized = mtq.quantize(_Unstubbed(model).eval(), config)
+    for module in quantized.modules():
+        if isinstance(module, TensorQuantizer) and module.is_enabled:
+            module.disable_quant()
+            module.enable_calib()
+    return quantized
+
+
+def _aimet(model: nn.Module, example: Tensor, scheme: str) -> nn.Module | None:
+    """The model of AIMET's simulation, whose quantizers collect statistics."""
+    try:
+        from aimet_torch import nn as aimet_nn
+        from aimet_torch.common.defs import QuantScheme
+        from aimet_torch.model_preparer import prepare_model
+        from aimet_torch.quantsim import QuantizationSimModel
+    except ImportError:
+        return None
+    logging.disable(logging.WARNING)
+    simulation = QuantizationSimModel(prepare_model(_Unstubbed(model).eval()), example, QuantScheme[scheme])
+    logging.disable(logging.NOTSET)
+    collecting = aimet_nn.compute_encodings(simulation.model)
+    collecting.__enter__()
+    simulation.model.collecting = collecting  # what is left, or forgotten, collects no more
+    return simulation.model
 
 
 def peer_observer(name: str) -> Any:

@@ -6,12 +6,13 @@ import contextlib
 import operator
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.fx
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from horizon_plugin_pytorch.errors import TraceError, is_user_code, source_line
 from horizon_plugin_pytorch.fx.call_site import ModuleCall
@@ -23,7 +24,7 @@ _LEAF_CLASSES: set[type] = set()
 # Torch's own code does not see a size that is being traced among these arguments: `torch.zeros(x.shape[0], 1)`,
 # `self.positions[:, : x.shape[1]]` of a buffer.
 _MAKERS = ("zeros", "ones", "empty", "rand", "randn")
-_SHAPERS = ("__getitem__", "expand", "repeat", "reshape", "view", "tile", "new_zeros", "new_ones", "new_full")
+_SHAPERS = ("expand", "repeat", "reshape", "view", "tile", "new_zeros", "new_ones", "new_full")
 
 
 def add_leaf_class(cls: type) -> None:
@@ -138,7 +139,8 @@ class QuantizationTracer(torch.fx.Tracer):
                 setattr(torch, name, self._recording("call_function", function, function))
             for name in _SHAPERS:  # inherited from the class below, and again so when they are deleted
                 setattr(torch.Tensor, name, self._recording("call_method", name, getattr(torch.Tensor, name)))
-            yield
+            with _Subscripts(self._recording("call_function", operator.getitem, operator.getitem)):
+                yield
         finally:
             for name, function in saved.items():
                 setattr(torch, name, function)
@@ -147,9 +149,6 @@ class QuantizationTracer(torch.fx.Tracer):
                     delattr(torch.Tensor, name)
 
     def _recording(self, kind: str, target: Any, function: Any) -> Any:
-        target = operator.getitem if target == "__getitem__" else target
-        kind = "call_function" if target is operator.getitem else kind
-
         def record(*args: Any, **kwargs: Any) -> Any:
             if first_proxy((args, kwargs)) is None:
                 return function(*args, **kwargs)
@@ -160,6 +159,21 @@ class QuantizationTracer(torch.fx.Tracer):
     def trace(self, root: Any, concrete_args: Any = None) -> torch.fx.Graph:
         with self._functional_calls(root), self._sizes_as_arguments():
             return super().trace(root, concrete_args)
+
+
+class _Subscripts(TorchFunctionMode):
+    """Inside, `x[...]` of an ordinary tensor is done by a function.
+
+    A method ``Tensor.__getitem__`` of Python's own could not be taken back: the interpreter would take tensors for
+    sequences ever after, and ``torch.tensor([x, y])`` of single numbers would fail.
+    """
+
+    def __init__(self, subscript: Callable) -> None:
+        super().__init__()
+        self.subscript = subscript
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return self.subscript(*args) if func is torch.Tensor.__getitem__ else func(*args, **(kwargs or {}))
 
 
 def _known_length(node: torch.fx.Node) -> int | None:

@@ -55,6 +55,7 @@ def test_tracing_leaves_torch_as_it_was() -> None:
     zeros, methods = torch.zeros, set(vars(Tensor))
     prepare_qat_fx(_Constants(lambda m, x: m.norm(x)), {"": qconfig()})
     assert torch.zeros is zeros and set(vars(Tensor)) == methods
+    assert torch.tensor([torch.ones(2)[0], torch.zeros(())]).tolist() == [1, 0]  # tensors are no sequences to Python
 
 
 def test_a_converted_model_has_no_gradients() -> None:
