@@ -133,7 +133,7 @@ def calibrate(
         try:
             for batch in _in_step(data, result, steps, progress, device):
                 whole = None if state_file is None else _statistics(quantizers)
-                _run(forward, model, batch, result.steps)
+                _run(forward, model, batch, result.steps, quantizers, device)
                 result.steps, whole = result.steps + 1, None
                 if state_file is not None and result.steps % save_interval == 0:
                     _save(_statistics(quantizers), result.steps, state_file)
@@ -160,7 +160,32 @@ def place_of(name: str) -> str:
     return owner if last == "activation_post_process" else name
 
 
-def _run(forward: Forward, model: nn.Module, batch: Any, step: int) -> None:
+def _run(
+    forward: Forward,
+    model: nn.Module,
+    batch: Any,
+    step: int,
+    quantizers: Mapping[str, FakeQuantize],
+    device: torch.device,
+) -> None:
+    """Run a batch. Several processes share what they have seen when all have run theirs, whichever way it took."""
+    if not is_distributed():
+        _call(forward, model, batch, step)
+        return
+    free = [q for q in quantizers.values() if not q.is_fixed]
+    for quantizer in free:
+        quantizer.activation_post_process.hold()
+    failure: Exception | None = None
+    try:
+        _call(forward, model, batch, step)
+    except Exception as error:
+        failure = error
+    _meet(1, failure, f"the model of process {{}} failed at batch {step}", step, device)
+    for quantizer in free:
+        quantizer.release()
+
+
+def _call(forward: Forward, model: nn.Module, batch: Any, step: int) -> None:
     try:
         forward(model, batch)
     except TypeError as error:
@@ -170,6 +195,30 @@ def _run(forward: Forward, model: nn.Module, batch: Any, step: int) -> None:
             f"calibrate: batch {step} does not fit the model's forward: {error}. Give `forward=lambda model, batch: "
             "model(...)`, which calls the model as your data need it."
         ) from error
+
+
+def _meet(value: int, failure: Exception | None, what: str, step: int, device: torch.device) -> list[int]:
+    """The values of all processes. One that failed tells the others, which would wait for it, and raises its error.
+
+    Args:
+        what: what failed, for the others' message, with a place for the process.
+    """
+    values = torch.ones(dist.get_world_size(), dtype=torch.int32, device=device)
+    values[rank()] = value if failure is None else -1
+    try:
+        all_reduce(values, dist.ReduceOp.MIN, "calibrate", f" at batch {step}")
+    except CalibrationError:
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+    failed = [str(process) for process, has in enumerate(values.tolist()) if has < 0]
+    if failed:
+        raise CalibrationError(
+            f"calibrate: {what.format(', '.join(failed))}; its output has the error. With `state_file` a new run goes "
+            "on from here."
+        )
+    return values.tolist()
 
 
 def _in_step(
@@ -192,29 +241,15 @@ def _in_step(
 
 
 def _next(iterator: Iterator[Any], step: int, device: torch.device) -> Any:
-    """The next batch if all processes have one. One whose data fail tells the others, which would wait for it."""
+    """The next batch if all processes have one."""
     batch: Any = _END
     failure: Exception | None = None
     try:
         batch = next(iterator, _END)
     except Exception as error:
         failure = error
-    have = torch.ones(dist.get_world_size(), dtype=torch.int32, device=device)
-    have[rank()] = -1 if failure is not None else int(batch is not _END)
-    try:
-        all_reduce(have, dist.ReduceOp.MIN, f"calibrate, before batch {step}")
-    except CalibrationError:
-        if failure is None:
-            raise
-    if failure is not None:
-        raise failure
-    failed = [process for process, has in enumerate(have.tolist()) if has < 0]
-    if failed:
-        raise CalibrationError(
-            f"calibrate: the data of process {', '.join(map(str, failed))} failed at batch {step}; its output has the "
-            "error. With `state_file` a new run goes on from here."
-        )
-    if bool(have.all()):
+    have = _meet(int(batch is not _END), failure, f"the data of process {{}} failed at batch {step}", step, device)
+    if all(have):
         return batch
     if batch is not _END:
         warnings.warn(
@@ -242,6 +277,7 @@ def _equal_weights(quantizers: Iterable[FakeQuantize]) -> Iterator[None]:
     finally:
         for observer, was_synced in zip(observers, before, strict=True):
             observer.batches, observer.is_sync_quantize = None, was_synced
+            observer.hold(False)
 
 
 class _Settling:

@@ -289,6 +289,7 @@ class FakeQuantize(nn.Module):
     def forget_scale(self) -> None:
         """Look at the scale anew: ``scale.data`` may have been written to, which torch does not count."""
         self._known["scale"].clear()
+        self._known["range"].clear()
 
     def sound_scale(self) -> Tensor:
         """The scale; one that is trained is mended if a step of the optimizer has spoilt it."""
@@ -391,6 +392,11 @@ class FakeQuantize(nn.Module):
         if observer.has_statistics and not self._known["range"].holds((observer.min_val, observer.max_val, self.scale)):
             self.refresh_scale()
             self._known["range"].get((observer.min_val, observer.max_val, self.scale), lambda: True)
+
+    def release(self) -> None:
+        """Take in what the observer was told to hold."""
+        if self.activation_post_process.release():
+            self.refresh_scale()
 
     def gather(self, x: Tensor) -> bool:
         """Inside `observe_together`, keep a tensor for the end; says whether it did."""

@@ -138,15 +138,14 @@ class ClipStdObserver(ObserverBase):
             raise QuantizationConfigError(f"ClipStdObserver: std_scale must be positive, got {std_scale}.")
         self.std_scale = std_scale
 
-    def _measure(self, usable: Usable | None) -> tuple[Tensor, Tensor] | None:
-        if usable is not None:
-            x, smallest, largest = usable.clamped(), usable.smallest, usable.largest
-            rows = self._by_channel(x).float() if self.is_per_channel else x.float().reshape(1, -1)
-            std, mean = torch.std_mean(rows, 1, correction=0)
-            smallest = torch.maximum(smallest, (mean - self.std_scale * std).to(smallest.dtype))
-            largest = torch.minimum(largest, (mean + self.std_scale * std).to(largest.dtype))
-            usable = Usable(x, smallest, largest)
-        return super()._measure(usable)
+    def _look_at(self, usable: Usable) -> Any:
+        x, smallest, largest = usable.clamped(), usable.smallest, usable.largest
+        rows = self._by_channel(x).float() if self.is_per_channel else x.float().reshape(1, -1)
+        std, mean = torch.std_mean(rows, 1, correction=0)
+        return (
+            torch.maximum(smallest, (mean - self.std_scale * std).to(smallest.dtype)),
+            torch.minimum(largest, (mean + self.std_scale * std).to(largest.dtype)),
+        )
 
 
 class NoopObserver(ObserverBase):

@@ -114,6 +114,8 @@ class ObserverBase(nn.Module):
         self._has_range = False
         self._unchanged = Cache()  # what was usable of weights, which are the same in every batch of a calibration
         self._resting = Cache()  # says that weights were seen, and that the range is theirs
+        self._holds = False
+        self._held: Any = None  # what was seen since `hold`
         self._left_out: Tensor | None = None  # batches with NaN or infinity that an accelerator has left out
 
     @property
@@ -148,7 +150,11 @@ class ObserverBase(nn.Module):
         is_constant = isinstance(x, nn.Parameter) and not torch.is_grad_enabled()
         with torch.no_grad():
             if self._can_wait(x):
-                self._update(*self._measured(*self._range_later(_plain(x), low, high)))
+                local: Any = self._range_later(_plain(x), low, high)
+                if self._holds:
+                    self._hold(local)
+                else:
+                    self._update(*self._measured(*local))
                 return
             if is_constant:
                 if self._rests and self._resting.holds((x, self.min_val, self.max_val)):
@@ -158,12 +164,49 @@ class ObserverBase(nn.Module):
             else:
                 self._unchanged.clear()
                 usable = self._usable(_plain(x), low, high)
-            found = self._measure(usable)
-            if found is None:
+            local = None if usable is None else self._look_at(usable)
+            if self._holds:
+                self._hold(local)
                 return
-            self._update(*found)
-            if is_constant and torch.equal(self.min_val, found[0]) and torch.equal(self.max_val, found[1]):
+            found = self._take_in(local)
+            if found is None or not is_constant:
+                return
+            if torch.equal(self.min_val, found[0]) and torch.equal(self.max_val, found[1]):
                 self._resting.get((x, self.min_val, self.max_val), lambda: True)
+
+    def hold(self, holds: bool = True) -> None:
+        """Keep what is seen until `release`: several processes then share it once a batch, whatever each of them ran.
+
+        Processes that share while the model runs must run the same operators in the same order. False ends holding,
+        and forgets what was held.
+        """
+        self._holds, self._held = holds, None
+
+    def release(self) -> bool:
+        """Share and take in what was held; says whether there was anything. Holding ends."""
+        local = self._held
+        self.hold(False)
+        with torch.no_grad():
+            return self._take_in(local) is not None
+
+    def _hold(self, local: Any) -> None:
+        if local is not None:
+            self._held = local if self._held is None else self._joined(self._held, local)
+
+    def _look_at(self, usable: Usable) -> Any:
+        """What this process contributes to the range of a batch."""
+        return usable.smallest, usable.largest
+
+    def _joined(self, first: Any, second: Any) -> Any:
+        """Two contributions as one."""
+        return torch.minimum(first[0], second[0]), torch.maximum(first[1], second[1])
+
+    def _take_in(self, local: Any) -> tuple[Tensor, Tensor] | None:
+        """Update statistics with the range of a batch, if there is any."""
+        found = self._measure(local)
+        if found is not None:
+            self._update(*found)
+        return found
 
     @property
     def _rests(self) -> bool:
@@ -182,17 +225,14 @@ class ObserverBase(nn.Module):
         self._left_out = None
         return False
 
-    def _measure(self, usable: Usable | None) -> tuple[Tensor, Tensor] | None:
+    def _measure(self, local: Any) -> tuple[Tensor, Tensor] | None:
         """The range of one batch, over all processes if they are in step."""
-        if usable is None and not self._is_in_step:
+        if local is None and not self._is_in_step:
             return None
         # A process without usable data takes part all the same: the others wait for it.
-        smallest, largest = (
-            (torch.full_like(self.min_val, math.inf), torch.full_like(self.max_val, -math.inf))
-            if usable is None
-            else (usable.smallest, usable.largest)
-        )
-        smallest, largest = self._measured(smallest, largest)
+        if local is None:
+            local = torch.full_like(self.min_val, math.inf), torch.full_like(self.max_val, -math.inf)
+        smallest, largest = self._measured(*local)
         return (smallest, largest) if bool((smallest <= largest).all()) else None
 
     def _measured(self, smallest: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:

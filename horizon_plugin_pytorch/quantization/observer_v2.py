@@ -50,12 +50,23 @@ class SketchObserver(ObserverBase):
         """The end of the range of each row."""
         raise NotImplementedError
 
-    def _measure(self, usable: Usable | None) -> tuple[Tensor, Tensor] | None:
+    def _look_at(self, usable: Usable) -> Any:
         if self.is_per_channel:
-            return self._measure_channels(usable)
+            return self._ends_by_channel(usable)
         sketch = Sketch(self.min_val.device)
-        if usable is not None:
-            sketch.update(usable.values, (float(usable.smallest), float(usable.largest)), usable.limits)
+        sketch.update(usable.values, (float(usable.smallest), float(usable.largest)), usable.limits)
+        return sketch
+
+    def _joined(self, first: Any, second: Any) -> Any:
+        if self.is_per_channel:
+            return torch.maximum(first, second)
+        first.merge(second)
+        return first
+
+    def _measure(self, local: Any) -> tuple[Tensor, Tensor] | None:
+        if self.is_per_channel:
+            return self._measure_channels(local)
+        sketch = Sketch(self.min_val.device) if local is None else local
         if self._is_in_step:
             synchronize(sketch, f"`{self._name}`")
         end = self._take(sketch) if sketch.total else None
@@ -68,15 +79,16 @@ class SketchObserver(ObserverBase):
         """The end of the range after this batch; None as long as there is none."""
         return self.choose(sketch)
 
-    def _measure_channels(self, usable: Usable | None) -> tuple[Tensor, Tensor] | None:
-        if usable is not None and (self._last is None or self._last[0] is not usable):
+    def _ends_by_channel(self, usable: Usable) -> Tensor:
+        if self._last is None or self._last[0] is not usable:
             rows = self._by_channel(usable.clamped()).float()
             self._last = (usable, self.choose_by_channel(rows).to(self.max_val.dtype))
-        value = None if usable is None else self._last[1]  # type: ignore[index]
+        return self._last[1]
+
+    def _measure_channels(self, value: Tensor | None) -> tuple[Tensor, Tensor] | None:
         if self._is_in_step:
-            value = _mean_over_processes(
-                torch.zeros_like(self.max_val) if value is None else value, value is not None, f"`{self._name}`"
-            )
+            own = torch.zeros_like(self.max_val) if value is None else value
+            value = _mean_over_processes(own, value is not None, f"`{self._name}`")
         return None if value is None else (-value, value)
 
 

@@ -20,11 +20,11 @@ def rank() -> int:
     return dist.get_rank() if is_distributed() else 0
 
 
-def all_reduce(x: Tensor, operation: Any, who: str) -> None:
+def all_reduce(x: Tensor, operation: Any, who: str, when: str = "") -> None:
     """Reduce a tensor over all processes, in place.
 
     Args:
-        who: what needs it, for the message: a module's path.
+        who, when: what needs it, and when, for the message.
 
     Raises:
         CalibrationError: another process is gone, or did not answer in time.
@@ -33,7 +33,8 @@ def all_reduce(x: Tensor, operation: Any, who: str) -> None:
         dist.all_reduce(x, operation)
     except RuntimeError as error:
         raise CalibrationError(
-            f"{who}: process {dist.get_rank()} lost another process: {error}. Look at the output of the others for the "
-            "first error. Scales are not complete: calibrate anew, or with `calibrate(..., state_file=...)` from the "
-            "last state. How long to wait for a process is the `timeout` of `torch.distributed.init_process_group`."
+            f"{who}: process {dist.get_rank()} lost another process{when}: {error}. Look at the output of the others "
+            "for the first error. Scales are not complete: calibrate anew, or with `calibrate(..., state_file=...)` "
+            "from the last state. How long to wait for a process is the `timeout` of "
+            "`torch.distributed.init_process_group`."
         ) from error

@@ -194,22 +194,30 @@ def test_bad_calls_are_refused(call, error, text) -> None:
 
 
 def test_modules_that_no_batch_reached_are_named() -> None:
-    class Branch(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.quant, self.dequant = QuantStub(), DeQuantStub()
-
-        def forward(self, x: torch.Tensor, deep: bool = False) -> torch.Tensor:
-            y = self.first(self.quant(x))
-            return self.dequant(self.second(y) if deep else y)
-
-    x = torch.randn(1, 3, 8, 8)
-    model = prepare(Branch(), (x, True), qconfig_dict={"": get_default_qconfig()}, out_dir=None)
-    result = calibrate(model, [x])
+    model = branch("min_max")
+    result = calibrate(model, [(batches(1)[0], False)])
     assert "second" in result.unseen and "first" not in result.unseen
     assert "No batch reached: " in str(result) and "Their scale stays 1, and convert warns of it." in str(result)
     with pytest.warns(CalibrationWarning, match="second .*not collected any statistics.*the scale is 1"):
         convert(model)
+
+
+class Branch(Net):
+    """Leaves out its second layer if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+    def forward(self, x: torch.Tensor, deep: bool = True) -> torch.Tensor:
+        y = self.first(self.quant(x))
+        return self.dequant(self.second(y.sigmoid()).tanh() if deep else y)
+
+
+def branch(observer: str) -> nn.Module:
+    torch.manual_seed(0)
+    qconfig = get_default_qconfig(activation_observer=observer, weight_observer="mse")
+    return prepare(Branch(), (batches(1)[0], True), qconfig_dict={"": qconfig}, out_dir=None)
 
 
 WORKER = """
@@ -217,7 +225,7 @@ import sys
 import torch, torch.distributed as dist
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import calibrate
-from tests.verbs.test_calibrate import OBSERVERS, batches, net
+from tests.verbs.test_calibrate import OBSERVERS, batches, branch, net
 
 set_march(March.BAYES)
 torch.set_num_threads(1)
@@ -230,6 +238,9 @@ def own(count):
 
 
 found = {name: calibrate(net(name), own(4), patience=0).scales for name in OBSERVERS}
+# Processes whose batches take different ways: the first skips the second layer in every batch.
+for name in OBSERVERS:
+    found[f"branch {name}"] = calibrate(branch(name), [(x, bool(rank)) for x in own(4)], patience=0).scales
 # Shares of different length: all stop with the shortest.
 found["uneven"] = calibrate(net(), own(2 + rank), patience=0).scales
 torch.save(found, f"{rank}.pt")
@@ -252,6 +263,14 @@ def test_two_processes_find_the_scales_of_one_over_all_data(tmp_path) -> None:
             torch.testing.assert_close(first[name][tensor], scale, rtol=tolerance, atol=0)
         if name == "min_max":
             assert torch.equal(first[name]["quant"], whole["quant"])
+    for name in OBSERVERS:
+        apart = calibrate(branch(name), [(x.chunk(2)[1], True) for x in batches(4)], patience=0).scales
+        whole = calibrate(branch(name), [(x, False) for x in batches(4)], patience=0).scales
+        joined = first[f"branch {name}"]
+        assert joined.keys() == apart.keys() and len(apart) > len(whole)
+        for tensor, scale in joined.items():
+            assert torch.equal(scale, second[f"branch {name}"][tensor])
+            torch.testing.assert_close(scale, whole.get(tensor, apart[tensor]), rtol=1 / 1024, atol=0)
     two = calibrate(net(), batches(2), patience=0).scales
     torch.testing.assert_close(first["uneven"]["quant"], two["quant"], rtol=1e-5, atol=0)
 

@@ -51,6 +51,8 @@ def fail(*args):
     seen.append(1)
     if len(seen) == 4 and rank and how == "forward":
         os._exit(3)  # some observers have seen this batch, others have not
+    if len(seen) == 4 and rank and how == "model":
+        raise ValueError("a broken image")
 
 
 model.module.second.register_forward_pre_hook(fail)
@@ -70,7 +72,7 @@ try:
 except Exception:
     if rank == 0:
         told.touch()
-    elif how == "data":
+    elif how in ("data", "model"):
         wait()  # the others must know without this process ending
     raise
 dist.destroy_process_group()
@@ -84,17 +86,18 @@ def left(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("how", "observer", "message"),
     [
-        ("dies", "min_max", "CalibrationError: calibrate, before batch 3: process 0 lost another process: "),
-        ("forward", "histogram", "CalibrationError: `module.second (weight)`: process 0 lost another process: "),
+        ("dies", "min_max", "CalibrationError: calibrate: process 0 lost another process at batch 3: "),
+        ("forward", "histogram", "CalibrationError: calibrate: process 0 lost another process at batch 3: "),
         ("data", "mse", "CalibrationError: calibrate: the data of process 1 failed at batch 3; its output has"),
-        ("stuck", "min_max", "CalibrationError: calibrate, before batch 3: process 0 lost another process: "),
+        ("model", "kl", "CalibrationError: calibrate: the model of process 1 failed at batch 3; its output has"),
+        ("stuck", "min_max", "CalibrationError: calibrate: process 0 lost another process at batch 3: "),
     ],
 )
 def test_the_others_say_so_and_a_new_run_goes_on(how, observer, message, tmp_path) -> None:
     survivor, lost = run_workers(tmp_path, WORKER, how, observer)
     assert survivor.returncode == 1 and message in survivor.stderr, survivor.stderr[-3000:]
     assert lost.returncode == {"dies": 3, "forward": 3}.get(how, 1), lost.stderr[-3000:]
-    assert ("ValueError: a broken image" in lost.stderr) == (how == "data")
+    assert ("ValueError: a broken image" in lost.stderr) == (how in ("data", "model"))
     assert left(tmp_path) == {"state.0"}
     assert torch.load(tmp_path / "state.0", weights_only=True)["steps"] == 3
     for done in run_workers(tmp_path, WORKER, "lives", observer):
