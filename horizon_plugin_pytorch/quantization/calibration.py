@@ -72,7 +72,8 @@ def arguments_of(model: nn.Module, batch: Any) -> tuple[tuple, dict[str, Any]]:
         return (), dict(batch)
     if not isinstance(batch, (tuple, list)):
         return (batch,), {}
-    parameters = inspect.signature(model.forward).parameters.values()
+    wrapped = model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else model
+    parameters = inspect.signature(wrapped.forward).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return tuple(batch), {}
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -60,7 +60,13 @@ def test_the_error_is_less_than_with_the_whole_range(cls) -> None:
     assert error(x, found) < 0.95 * error(x, whole)
 
 
-@pytest.mark.parametrize("cls", SEARCHING)
+EVERY = [
+    MinMaxObserver, *SEARCHING, first.MovingAverageMinMaxObserver, first.MinMaxObserver,
+    partial(first.ClipObserver, -100.0, 100.0), first.ClipStdObserver,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", EVERY, ids=str)
 def test_the_first_batch_counts_fully_and_zero_freezes(cls) -> None:
     x, y = torch.randn(5000), torch.randn(5000) * 9
     frozen, plain = cls(averaging_constant=0.0), cls(averaging_constant=0.5)
@@ -72,6 +78,36 @@ def test_the_first_batch_counts_fully_and_zero_freezes(cls) -> None:
         ob(y)
     assert torch.equal(frozen.max_val, before)
     assert plain.max_val > before
+
+
+@pytest.mark.parametrize("cls", EVERY, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8, torch.bool])
+def test_every_observer_takes_other_types_and_limits(cls, dtype) -> None:
+    values = torch.arange(100)
+    found, expected = cls(), cls()
+    for limits in ((-float("inf"), float("inf")), (0.0, 50.0)):
+        found.observe(values.to(dtype), *limits)
+        expected.observe(values.to(dtype).float(), *limits)
+    assert found.max_val.dtype == torch.float32
+    torch.testing.assert_close(found.max_val, expected.max_val, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("cls", EVERY, ids=str)
+def test_odd_tensors_give_usable_scales(cls) -> None:
+    image = torch.randn(4, 3, 5, 5)
+    odd = {
+        "a number": torch.tensor(3.0), "channels last": image.to(memory_format=torch.channels_last),
+        "expanded": torch.randn(3, 1).expand(3, 7), "every second": image.transpose(0, 3)[::2],
+        "in a graph": image.requires_grad_() * 2, "zeros": torch.zeros(5), "signed zeros": torch.tensor([-0.0, 0.0]),
+        "tiny": torch.full((3,), 1e-40), "huge": torch.full((3,), 3e38),
+    }  # fmt: skip
+    for name, x in odd.items():
+        ob = cls()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)
+            ob(x)
+        scale = ob.calculate_qparams()[0]
+        assert scale.shape == (1,) and bool((scale > 0).all() & scale.isfinite().all()), name
 
 
 def test_kl_that_waits_too_long_warns_and_has_a_scale_all_the_same() -> None:

@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
 from tests.processes import run_workers
 
 
@@ -168,6 +169,12 @@ def stopping():
     raise Stop
 
 
+def test_a_model_in_a_parallel_wrapper_takes_what_the_model_takes() -> None:
+    expected = calibrate(net(), batches(2)).scales["quant"]
+    found = calibrate(nn.DataParallel(net()), [(b, "label") for b in batches(2)]).scales
+    assert torch.equal(found["module.quant"], expected)
+
+
 def test_what_loaders_give() -> None:
     expected = calibrate(net(), batches(2)).scales["quant"]
     loader = torch.utils.data.DataLoader(
@@ -225,6 +232,7 @@ import sys
 import torch, torch.distributed as dist
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import calibrate
+from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
 from tests.verbs.test_calibrate import OBSERVERS, batches, branch, net
 
 set_march(March.BAYES)
@@ -238,6 +246,10 @@ def own(count):
 
 
 found = {name: calibrate(net(name), own(4), patience=0).scales for name in OBSERVERS}
+counted = net("histogram")
+calibrate(counted, own(4), patience=0)
+HistogramObserver.reset_scale(counted, "percentile", {"percentile": 0.99})
+found["reset"] = {"quant": counted.quant.activation_post_process.scale}
 # Processes whose batches take different ways: the first skips the second layer in every batch.
 for name in OBSERVERS:
     found[f"branch {name}"] = calibrate(branch(name), [(x, bool(rank)) for x in own(4)], patience=0).scales
@@ -271,6 +283,11 @@ def test_two_processes_find_the_scales_of_one_over_all_data(tmp_path) -> None:
         for tensor, scale in joined.items():
             assert torch.equal(scale, second[f"branch {name}"][tensor])
             torch.testing.assert_close(scale, whole.get(tensor, apart[tensor]), rtol=1 / 1024, atol=0)
+    counted = net("histogram")
+    calibrate(counted, batches(4), patience=0)
+    HistogramObserver.reset_scale(counted, "percentile", {"percentile": 0.99})
+    assert torch.equal(first["reset"]["quant"], second["reset"]["quant"])
+    assert torch.equal(first["reset"]["quant"], counted.quant.activation_post_process.scale)
     two = calibrate(net(), batches(2), patience=0).scales
     torch.testing.assert_close(first["uneven"]["quant"], two["quant"], rtol=1e-5, atol=0)
 
