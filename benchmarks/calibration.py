@@ -100,9 +100,7 @@ def bench_observers(rounds: int) -> list[list[Any]]:
     weight = torch.randn(256, 256, 4, 4)
     observers: dict[str, tuple[nn.Module, nn.Module | None]] = {}
     for name, cls in OBSERVERS.items():
-        by_channel = None
-        if name in ("min_max", "percentile", "mse", "histogram"):
-            by_channel = FakeQuantize(cls, qscheme=torch.per_channel_symmetric, ch_axis=0, channel_len=256)
+        by_channel = FakeQuantize(cls, qscheme=torch.per_channel_symmetric, ch_axis=0, channel_len=256)
         observers[name] = (FakeQuantize(cls), by_channel)
     for name, peer in peer_observers().items():
         observers[f"torch.ao {name}"] = (peer, None)
