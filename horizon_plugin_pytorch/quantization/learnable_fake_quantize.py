@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
     round_to_grid,
 )
 from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
+from horizon_plugin_pytorch.quantization.processes import is_distributed
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 _AT_ONCE = 1 << 17
@@ -103,8 +104,17 @@ class LearnableFakeQuantize(FakeQuantize):
         self._checked = Cache()
 
     def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
-        if not (self.is_quantizing and self.has_statistics):  # once there is a scale, training has it
+        if self.is_quantizing and self.has_statistics:
+            return  # once there is a scale, training has it
+        observer = self.activation_post_process
+        is_shared = observer.is_sync_quantize
+        # Processes that train together share gradients, not parameters: they must begin with the same.
+        is_first_step = self.is_quantizing and torch.is_grad_enabled() and is_distributed()
+        observer.is_sync_quantize = is_shared or is_first_step
+        try:
             super().observe(x, limits)
+        finally:
+            observer.is_sync_quantize = is_shared
 
     def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> Tensor:
         if torch.is_grad_enabled():  # some optimizers write to `data`

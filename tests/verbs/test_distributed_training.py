@@ -27,13 +27,14 @@ generator = torch.Generator().manual_seed(1)
 data = [(torch.randn(8, 3, 8, 8, generator=generator) * (1 + i)).chunk(2)[rank] * (1 + rank) for i in range(4)]
 
 
-def train(scales, sync=False, mode=QATMode.FuseBN, freeze=None, **arguments):
+def train(scales, sync=False, mode=QATMode.FuseBN, freeze=None, calibrated=True, **arguments):
     torch.manual_seed(0)
     set_qat_mode(mode)
     shared = {"is_sync_quantize": sync}
     qconfig = get_default_qconfig(scales, scales, activation_qkwargs=shared, weight_qkwargs=shared)
     model = prepare(Net().eval(), (data[0],), qconfig_dict={"": qconfig}, out_dir=None)
-    calibrate(model, data, progress=False)
+    if calibrated:
+        calibrate(model, data, progress=False)
     model.train()
     set_fake_quantize(model, FakeQuantState.QAT)
     if freeze is not None:
@@ -67,6 +68,8 @@ for scales in ("fake_quant", "lsq", "pact"):
     found[scales, "bn"] = train(scales, True, QATMode.WithBN)
     found[scales, "frozen"] = train(scales, True, freeze=freeze_qat_module)
     found[scales, "validation"] = train(scales, True, freeze=validation, find_unused_parameters=True)
+for scales in ("lsq", "pact"):
+    found[scales, "fresh"] = train(scales, calibrated=False)
 found["lsq", "refused"] = train("lsq", freeze=validation)
 torch.save(found, f"{rank}.pt")
 dist.destroy_process_group()
@@ -111,6 +114,15 @@ def test_processes_that_do_not_share_ranges_share_what_is_trained(states, scales
     has_own_scales = {n for n in apart if n.endswith("activation_post_process.scale")}
     assert bool(has_own_scales) == (scales == "fake_quant")
     assert different(first["before"], first["after"]) >= {"head.weight", "head.weight_fake_quant.scale"}
+
+
+@pytest.mark.parametrize("scales", ["lsq", "pact"])
+def test_trained_scales_begin_the_same_without_calibration(states, scales) -> None:
+    """The first batch gives them, and the processes have different ones."""
+    first, second = (state[scales, "fresh"] for state in states)
+    assert not {n for n in different(first["after"], second["after"]) if not n.endswith(("min_val", "max_val"))}
+    assert {float(v) for n, v in first["before"].items() if n.endswith("activation_post_process.scale")} == {1.0}
+    assert not [n for n, v in first["after"].items() if n.endswith("scale") and 1.0 in v.tolist()]
 
 
 def test_trained_scales_that_only_the_state_freezes_need_an_argument_of_ddp(states) -> None:
