@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
     freeze_qat_module,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.learnable_fake_quantize import parameter_groups
 from horizon_plugin_pytorch.quantization.stubs import DeQuantStub, QuantStub, QuantWrapper
 from horizon_plugin_pytorch.quantization.qconfig import (
     QConfig,
@@ -115,6 +116,7 @@ __all__ = [
     "load_observer_params",
     "observer",
     "observer_v2",
+    "parameter_groups",
     "prepare",
     "prepare_calibration",
     "prepare_calibration_fx",

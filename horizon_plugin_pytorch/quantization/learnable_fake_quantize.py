@@ -189,4 +189,33 @@ class PACTFakeQuantize(LearnableFakeQuantize):
     _is_clip = True
 
 
+def parameter_groups(model: nn.Module, lr: float, scale_lr: float = 1e-3, **options: Any) -> list[dict[str, Any]]:
+    """Groups for an optimizer in which trained scales have rates of their own, relative to their sizes.
+
+    Adam and its kin move every number by about the learning rate, however small it is. A scale of 0.01, let alone one
+    of an int16 tensor, would be gone after a few steps of the weights' rate.
+
+    Args:
+        model: a prepared model that has been calibrated.
+        lr: the rate of everything but scales.
+        scale_lr: the share of a scale that a step may move.
+        options: for everything but scales, such as `weight_decay`; scales have no decay.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), LearnableFakeQuantize())
+    >>> model[1].set_qparams(0.01)
+    >>> [(len(group["params"]), group["lr"]) for group in parameter_groups(model, lr=0.1)]
+    [(2, 0.1), (1, 7.8125e-06)]
+    """
+    scales = [m.scale for m in model.modules() if isinstance(m, LearnableFakeQuantize) and m.scale.requires_grad]
+    known = {id(scale) for scale in scales}
+    groups = [{"params": [p for p in model.parameters() if id(p) not in known], "lr": lr, **options}]
+    by_size: dict[float, list[nn.Parameter]] = {}
+    for scale in scales:
+        size = float(scale.detach().abs().mean().clamp(_SMALLEST, _LARGEST))
+        by_size.setdefault(2.0 ** math.floor(math.log2(size)), []).append(scale)
+    return groups + [
+        {"params": alike, "lr": scale_lr * size, "weight_decay": 0.0} for size, alike in sorted(by_size.items())
+    ]
+
+
 _LearnableFakeQuantize = LearnableFakeQuantize

@@ -1,0 +1,205 @@
+"""One network on one set of images with one seed: float, calibrated in every way, trained, converted, in ONNX Runtime."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.accuracy.data import DATA
+from benchmarks.accuracy.nets import NETS, RepVGG
+from demo.common import count_mismatches, in_onnx_runtime, in_torch, progress, save_state
+from horizon_plugin_pytorch.dtype import qint8, qint16
+from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    QconfigSetter,
+    auto_calibrate,
+    calibrate,
+    convert,
+    get_default_qconfig,
+    parameter_groups,
+    prepare,
+    set_fake_quantize,
+    weight_reconstruction,
+)
+from horizon_plugin_pytorch.quantization.qconfig_setter import (
+    ConvDtypeTemplate,
+    MatmulDtypeTemplate,
+    ModuleNameTemplate,
+)
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+
+BATCH, CALIBRATION_BATCHES, TEST_BATCH = 100, 10, 500
+AUTO_IMAGES = 40  # of each batch
+OBSERVERS = ("min_max", "percentile", "mse", "kl", "mix", "histogram")
+FORMATS = ("int8", "mixed", "int16")
+TRAININGS = {"STE": "fake_quant", "LSQ": "lsq"}
+FLOAT_RATE, QAT_RATE = 4e-3, 1e-4
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to run.
+
+    Args:
+        data, net: names in `DATA` and `NETS`.
+        seed: of the weights and of the order of the images.
+    """
+
+    data: str
+    net: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.data}-{self.net}-{self.seed}"
+
+
+def setter(fmt: str, observer: str, fake_quant: str = "fake_quant", **kwargs: Any) -> QconfigSetter:
+    """The rules for a format: int8; int16 with int16 weights; or int8 for what multiplies and int16 for the rest."""
+    bits = qint16 if fmt == "int16" else qint8
+    qconfig = get_default_qconfig(
+        activation_fake_quant=fake_quant,
+        weight_fake_quant=fake_quant,
+        activation_observer=observer,
+        activation_qkwargs={"dtype": bits} | kwargs,
+        weight_qkwargs={"dtype": bits} | kwargs,
+    )
+    templates: list[Any] = []
+    if fmt == "mixed":
+        templates = [ModuleNameTemplate({"": qint16}), ConvDtypeTemplate(qint8, qint8), MatmulDtypeTemplate(qint8)]
+    return QconfigSetter(qconfig, templates, save_dir=None)
+
+
+class Journey:
+    """The forms of one network, and the accuracy of each.
+
+    Args:
+        task: which network, data and seed.
+        folder: where trained networks and results are kept.
+    """
+
+    def __init__(self, task: Task, folder: Path) -> None:
+        self.task, self.folder = task, folder
+        self.data = DATA[task.data]()
+        self.images = self.data.images
+        self.batches = list(self.images.train_images.split(BATCH)[:CALIBRATION_BATCHES])
+        self.rows: dict[str, dict[str, float]] = {}
+        self.mismatches: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Make the journey, and write what was found."""
+        net = self._float_net()
+        self._add("all", "float", lambda: net)
+        self._add("all", "float, trained on", lambda: self._trained_on(net))
+        for fmt in FORMATS:
+            for observer in OBSERVERS:
+                self._add(fmt, observer, lambda fmt=fmt, observer=observer: self._calibrated(net, fmt, observer))
+            self._add(fmt, "auto_calibrate", lambda fmt=fmt: self._auto(net, fmt))
+            self._add(fmt, "mse + AdaRound", lambda fmt=fmt: self._reconstructed(net, fmt))
+            for title in TRAININGS:
+                model = self._add(fmt, f"QAT, {title}", lambda fmt=fmt, title=title: self._qat(net, fmt, title))
+                self._deploy(fmt, title, model)
+        found = {"accuracy": self.rows, "mismatches": self.mismatches, "seconds": self.seconds}
+        write_atomically(json.dumps(found, indent=1).encode(), str(self.folder / f"{self.task.name}.json"))
+
+    def _float_net(self) -> nn.Module:
+        torch.manual_seed(self.task.seed)
+        net, file = NETS[self.task.net](), self.folder / f"{self.task.name}.pt"
+        if file.exists():
+            net.load_state_dict(torch.load(file, weights_only=True))
+        else:
+            self._train(net, self.data.epochs, FLOAT_RATE, "train float")
+            save_state(net, file)
+        return (net.merged() if isinstance(net, RepVGG) else net).eval()
+
+    def _trained_on(self, net: nn.Module) -> nn.Module:
+        """Float training for as long as on the integer grid: what of QAT's gain is only more training."""
+        longer = copy.deepcopy(net)
+        self._train(longer, self.data.qat_epochs, QAT_RATE, "train float on")
+        return longer
+
+    def _train(self, model: nn.Module, epochs: float, rate: float, title: str) -> None:
+        """AdamW; the learning rate rises in the first steps and falls to zero."""
+        images, labels = self.images.train_images, self.images.train_labels
+        generator = torch.Generator().manual_seed(self.task.seed)
+        steps = int(epochs * len(images)) // BATCH
+        groups = parameter_groups(model, rate, weight_decay=1e-3)
+        optimizer = torch.optim.AdamW(groups)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [g["lr"] for g in groups], steps, pct_start=0.1)
+        model.train()
+        order = torch.empty(0, dtype=torch.long)
+        for _ in progress(range(steps), f"{self.task.name}: {title}", steps):
+            if len(order) < BATCH:
+                order = torch.randperm(len(images), generator=generator)
+            chosen, order = order[:BATCH], order[BATCH:]
+            loss = F.cross_entropy(model(self.data.vary(images[chosen], generator)), labels[chosen])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        model.eval()
+
+    def _calibrated(self, net: nn.Module, fmt: str, observer: str) -> nn.Module:
+        model = prepare(net, (self.batches[0],), qconfig_setter=setter(fmt, observer), out_dir=None)
+        calibrate(model, self.batches, patience=0, progress=False)
+        return model
+
+    def _auto(self, net: nn.Module, fmt: str) -> nn.Module:
+        model = prepare(net, (self.batches[0],), qconfig_setter=setter(fmt, "mse"), out_dir=None)
+        auto_calibrate(model, [batch[:AUTO_IMAGES] for batch in self.batches])
+        return model
+
+    def _reconstructed(self, net: nn.Module, fmt: str) -> nn.Module:
+        model = self._calibrated(net, fmt, "mse")
+        weight_reconstruction(model, self.batches)
+        return model
+
+    def _qat(self, net: nn.Module, fmt: str, title: str) -> nn.Module:
+        fake_quant = TRAININGS[title]
+        kwargs = {"use_grad_scaling": True, "averaging_constant": 1.0} if fake_quant == "lsq" else {}
+        chosen = setter(fmt, "min_max", fake_quant, **kwargs)
+        model = prepare(net, (self.batches[0],), qconfig_setter=chosen, out_dir=None)
+        model.load_state_dict(self._calibrated(net, fmt, "mse").state_dict())
+        set_fake_quantize(model, FakeQuantState.QAT)
+        self._train(model, self.data.qat_epochs, QAT_RATE, f"{fmt}, {title}")
+        set_fake_quantize(model, FakeQuantState.VALIDATION)
+        return model
+
+    def _deploy(self, fmt: str, title: str, model: nn.Module) -> None:
+        """Convert and export, and count the logits that differ, bit for bit, from the trained model's."""
+        quantized = convert(model)
+        file = self.folder / f"{self.task.name}-{fmt}-{title}.onnx"
+        export_quantized_onnx(quantized, self.images.test_images[:TEST_BATCH], file)
+        wanted = self._logits(in_torch(model))
+        forms = {f"quantized, {title}": in_torch(quantized), f"ONNX Runtime, {title}": in_onnx_runtime(file)}
+        for name, run in forms.items():
+            logits = self._logits(run)
+            self.rows[fmt][name] = self._accuracy(logits)
+            self.mismatches[f"{fmt}, {name}"] = count_mismatches(wanted, logits)
+        file.unlink()
+
+    def _add(self, fmt: str, title: str, make: Callable[[], nn.Module]) -> nn.Module:
+        start = time.perf_counter()
+        model = make()
+        self.seconds[f"{fmt}, {title}"] = round(time.perf_counter() - start, 1)
+        accuracy = self._accuracy(self._logits(in_torch(model)))
+        self.rows.setdefault(fmt, {})[title] = accuracy
+        print(f"{self.task.name}  {fmt}  {title}  {accuracy:.2f} %  {self.seconds[f'{fmt}, {title}']} s", flush=True)
+        return model
+
+    def _logits(self, run: Callable[[Tensor], list[Tensor]]) -> Tensor:
+        return torch.cat([run(batch)[0] for batch in self.images.test_images.split(TEST_BATCH)])
+
+    def _accuracy(self, logits: Tensor) -> float:
+        return 100 * float((logits.argmax(1) == self.images.test_labels).double().mean())
