@@ -74,8 +74,8 @@ def _unpacked(folder: Path) -> Path:
                 subprocess.run(["dpkg-deb", "-x", str(file), scratch], check=True)
             except (OSError, subprocess.CalledProcessError) as error:
                 raise SystemExit(
-                    f"Fashion-MNIST comes in Debian's package {PACKAGE}, which could not be fetched ({error}).\nPut its "
-                    f"four .gz files into {folder} or {INSTALLED}, or choose other data: --data digits"
+                    f"Fashion-MNIST comes in Debian's package {PACKAGE}, which could not be fetched ({error}).\n"
+                    f"Put its four .gz files into {folder} or {INSTALLED}, or choose other data: --data digits"
                 ) from None
             shutil.move(Path(scratch) / INSTALLED.relative_to("/"), folder)
     return folder

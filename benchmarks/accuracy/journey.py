@@ -1,4 +1,4 @@
-"""One network on one set of images with one seed: float, calibrated in every way, trained, converted, in ONNX Runtime."""
+"""One network, one set of images, one seed: float, calibrated in every way, trained, converted, in ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def parameter_groups(model: nn.Module, lr: float, scale_lr: float = 1e-3, **opti
     scales = [m.scale for m in model.modules() if isinstance(m, LearnableFakeQuantize) and m.scale.requires_grad]
     known = {id(scale) for scale in scales}
     groups = [{"params": [p for p in model.parameters() if id(p) not in known], "lr": lr, **options}]
-    by_size: dict[float, list[nn.Parameter]] = {}
+    by_size: dict[float, list[Tensor]] = {}
     for scale in scales:
         size = float(scale.detach().abs().mean().clamp(_SMALLEST, _LARGEST))
         by_size.setdefault(2.0 ** math.floor(math.log2(size)), []).append(scale)
