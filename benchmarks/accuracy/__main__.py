@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -17,13 +16,12 @@ import time
 import warnings
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import torch
 from tabulate import tabulate
 
 from benchmarks.accuracy.data import DATA
-from benchmarks.accuracy.journey import Journey, Task
+from benchmarks.accuracy.journey import Journey, Results, Task
 from benchmarks.accuracy.nets import NETS
 from demo.common import OUT
 from horizon_plugin_pytorch.files import write_atomically
@@ -32,27 +30,31 @@ from horizon_plugin_pytorch.march import March, set_march
 QAT_MAY_LOSE, INT16_MAY_LOSE = 0.1, 0.05  # points of accuracy, means over the seeds
 
 
-def found(folder: Path, data: str, net: str) -> list[dict[str, Any]]:
-    """The results of all seeds of a network."""
-    return [json.loads(file.read_text()) for file in sorted(folder.glob(f"{data}-{net}-*.json"))]
+Runs = list[dict[str, dict[str, dict[str, float]]]]
+
+
+def found(folder: Path, data: str, nets: list[str]) -> dict[str, Runs]:
+    """The results of all seeds of each network, as far as there are any."""
+    runs = {net: [Results(file).rows for file in sorted(folder.glob(f"{data}-{net}-*.json"))] for net in nets}
+    return {net: of_net for net, of_net in runs.items() if of_net}
+
+
+def cell(runs: Runs, fmt: str, title: str) -> str:
+    """The mean over the seeds: of float the accuracy, of everything else the difference to float, in points."""
+    values = [run[fmt][title]["accuracy"] for run in runs if title in run.get(fmt, {})]
+    base = [run["float"]["float"]["accuracy"] for run in runs if title in run.get(fmt, {})]
+    if not values:
+        return ""
+    return f"{mean(values):.2f} %" if title == "float" else f"{mean(values) - mean(base):+.2f}"
 
 
 def table(folder: Path, data: str, nets: list[str]) -> str:
-    """Means over the seeds: of float the accuracy, of everything else the difference to float, in points."""
-    results = {net: found(folder, data, net) for net in nets}
-    results = {net: runs for net, runs in results.items() if runs}
+    """All rows of all networks."""
+    results = found(folder, data, nets)
     if not results:
         return ""
-    rows: list[list[str]] = []
-    first = next(iter(results.values()))[0]["accuracy"]
-    for fmt, titles in first.items():
-        for title in titles:
-            row = ["" if fmt == "all" else fmt, title]
-            for runs in results.values():
-                base = mean(run["accuracy"]["all"]["float"] for run in runs)
-                value = mean(run["accuracy"][fmt][title] for run in runs)
-                row.append(f"{value:.2f} %" if title == "float" else f"{value - base:+.2f}")
-            rows.append(row)
+    titles = {(fmt, title): None for runs in results.values() for run in runs for fmt in run for title in run[fmt]}
+    rows = [[fmt, title, *(cell(runs, fmt, title) for runs in results.values())] for fmt, title in titles]
     headers = [data, "", *(f"{net} ({len(runs)})" for net, runs in results.items())]
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
 
@@ -60,19 +62,10 @@ def table(folder: Path, data: str, nets: list[str]) -> str:
 def goals(folder: Path, data: str, nets: list[str]) -> list[list[str]]:
     """For each network, what was wanted and what there is."""
     rows = []
-    for net in nets:
-        runs = found(folder, data, net)
-        if not runs:
-            continue
-        base = mean(run["accuracy"]["all"]["float"] for run in runs)
-
-        def loss(fmt: str, title: str, runs: list = runs, base: float = base) -> str:
-            return f"{mean(run['accuracy'][fmt][title] for run in runs) - base:+.2f}"
-
-        rows.append([
-            data, net, str(len(runs)), loss("int8", "ONNX Runtime, STE"), loss("int8", "ONNX Runtime, LSQ"),
-            loss("int16", "mse"), f"{sum(sum(run['mismatches'].values()) for run in runs)}",
-        ])  # fmt: skip
+    for net, runs in found(folder, data, nets).items():
+        differing = [row.get("differing", 0) for run in runs for titles in run.values() for row in titles.values()]
+        wanted = (("int8", "ONNX Runtime, STE"), ("int8", "ONNX Runtime, LSQ"), ("int16", "mse"))
+        rows.append([data, net, str(len(runs)), *(cell(runs, *goal) for goal in wanted), f"{sum(differing):.0f}"])
     return rows
 
 
@@ -90,7 +83,7 @@ def report(folder: Path, datasets: list[str], nets: list[str]) -> str:
 
 def run_all(tasks: list[Task], folder: Path, jobs: int) -> None:
     """Each task in a process with one thread, `jobs` of them at a time."""
-    waiting = [task for task in tasks if not (folder / f"{task.name}.json").exists()]
+    waiting = list(tasks)
     running: dict[Task, subprocess.Popen] = {}
     failed = []
     while waiting or running:

@@ -43,7 +43,7 @@ AUTO_IMAGES = 40  # of each batch
 OBSERVERS = ("min_max", "percentile", "mse", "kl", "mix", "histogram")
 FORMATS = ("int8", "mixed", "int16")
 TRAININGS = {"STE": "fake_quant", "LSQ": "lsq"}
-FLOAT_RATE, QAT_RATE = 4e-3, 1e-4
+FLOAT_RATE, QAT_RATE = 4e-3, 1e-3
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,27 @@ def setter(fmt: str, observer: str, fake_quant: str = "fake_quant", **kwargs: An
     return QconfigSetter(qconfig, templates, save_dir=None)
 
 
+class Results:
+    """What was found of one task, kept in a file row by row: an interrupted run goes on where it stopped.
+
+    Args:
+        file: where the rows are.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.rows: dict[str, dict[str, dict[str, float]]] = json.loads(file.read_text()) if file.exists() else {}
+
+    def has(self, fmt: str, title: str) -> bool:
+        return title in self.rows.get(fmt, {})
+
+    def add(self, fmt: str, title: str, **values: float) -> None:
+        self.rows.setdefault(fmt, {})[title] = values
+        write_atomically(json.dumps(self.rows, indent=1).encode(), str(self.file))
+        said = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+        print(f"{self.file.stem}, {fmt}, {title}: {said}", flush=True)
+
+
 class Journey:
     """The forms of one network, and the accuracy of each.
 
@@ -93,25 +114,20 @@ class Journey:
         self.data = DATA[task.data]()
         self.images = self.data.images
         self.batches = list(self.images.train_images.split(BATCH)[:CALIBRATION_BATCHES])
-        self.rows: dict[str, dict[str, float]] = {}
-        self.mismatches: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
+        self.results = Results(folder / f"{task.name}.json")
 
     def run(self) -> None:
-        """Make the journey, and write what was found."""
+        """Make the journey, and write what is found."""
         net = self._float_net()
-        self._add("all", "float", lambda: net)
-        self._add("all", "float, trained on", lambda: self._trained_on(net))
+        self._add("float", "float", lambda: net)
+        self._add("float", "trained on", lambda: self._trained_on(net))
         for fmt in FORMATS:
             for observer in OBSERVERS:
                 self._add(fmt, observer, lambda fmt=fmt, observer=observer: self._calibrated(net, fmt, observer))
             self._add(fmt, "auto_calibrate", lambda fmt=fmt: self._auto(net, fmt))
             self._add(fmt, "mse + AdaRound", lambda fmt=fmt: self._reconstructed(net, fmt))
             for title in TRAININGS:
-                model = self._add(fmt, f"QAT, {title}", lambda fmt=fmt, title=title: self._qat(net, fmt, title))
-                self._deploy(fmt, title, model)
-        found = {"accuracy": self.rows, "mismatches": self.mismatches, "seconds": self.seconds}
-        write_atomically(json.dumps(found, indent=1).encode(), str(self.folder / f"{self.task.name}.json"))
+                self._add_deployed(fmt, title, lambda fmt=fmt, title=title: self._qat(net, fmt, title))
 
     def _float_net(self) -> nn.Module:
         torch.manual_seed(self.task.seed)
@@ -176,27 +192,30 @@ class Journey:
         set_fake_quantize(model, FakeQuantState.VALIDATION)
         return model
 
-    def _deploy(self, fmt: str, title: str, model: nn.Module) -> None:
-        """Convert and export, and count the logits that differ, bit for bit, from the trained model's."""
+    def _add(self, fmt: str, title: str, make: Callable[[], nn.Module]) -> None:
+        if not self.results.has(fmt, title):
+            start = time.perf_counter()
+            model = make()
+            seconds = time.perf_counter() - start
+            self.results.add(fmt, title, accuracy=self._accuracy(self._logits(in_torch(model))), seconds=seconds)
+
+    def _add_deployed(self, fmt: str, title: str, make: Callable[[], nn.Module]) -> None:
+        """A trained model, converted and exported, and how many logits differ, bit for bit, from its own."""
+        titles = [f"{form}, {title}" for form in ("QAT", "quantized", "ONNX Runtime")]
+        if self.results.has(fmt, titles[-1]):
+            return
+        start = time.perf_counter()
+        model = make()
+        seconds = time.perf_counter() - start
+        wanted = self._logits(in_torch(model))
+        self.results.add(fmt, titles[0], accuracy=self._accuracy(wanted), seconds=seconds)
         quantized = convert(model)
         file = self.folder / f"{self.task.name}-{fmt}-{title}.onnx"
         export_quantized_onnx(quantized, self.images.test_images[:TEST_BATCH], file)
-        wanted = self._logits(in_torch(model))
-        forms = {f"quantized, {title}": in_torch(quantized), f"ONNX Runtime, {title}": in_onnx_runtime(file)}
-        for name, run in forms.items():
+        for form, run in zip(titles[1:], (in_torch(quantized), in_onnx_runtime(file)), strict=True):
             logits = self._logits(run)
-            self.rows[fmt][name] = self._accuracy(logits)
-            self.mismatches[f"{fmt}, {name}"] = count_mismatches(wanted, logits)
+            self.results.add(fmt, form, accuracy=self._accuracy(logits), differing=count_mismatches(wanted, logits))
         file.unlink()
-
-    def _add(self, fmt: str, title: str, make: Callable[[], nn.Module]) -> nn.Module:
-        start = time.perf_counter()
-        model = make()
-        self.seconds[f"{fmt}, {title}"] = round(time.perf_counter() - start, 1)
-        accuracy = self._accuracy(self._logits(in_torch(model)))
-        self.rows.setdefault(fmt, {})[title] = accuracy
-        print(f"{self.task.name}  {fmt}  {title}  {accuracy:.2f} %  {self.seconds[f'{fmt}, {title}']} s", flush=True)
-        return model
 
     def _logits(self, run: Callable[[Tensor], list[Tensor]]) -> Tensor:
         return torch.cat([run(batch)[0] for batch in self.images.test_images.split(TEST_BATCH)])
