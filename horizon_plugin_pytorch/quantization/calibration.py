@@ -129,6 +129,7 @@ def calibrate(
     with _equal_weights(quantizers.values()):
         if state_file is not None:
             result.steps = _load(quantizers, state_file, device)
+            _save(_statistics(quantizers), result.steps, state_file)  # rather now than after many batches: can it be?
         watch = _Settling(quantizers, tolerance, patience)
         whole: Statistics | None = None  # of whole batches, while a batch runs
         try:
@@ -320,7 +321,13 @@ def _save(observers: Statistics, steps: int, path: str | os.PathLike) -> None:
         return
     buffer = io.BytesIO()
     torch.save({"version": _VERSION, "steps": steps, "observers": observers}, buffer)
-    write_atomically(buffer.getvalue(), os.fspath(path))
+    try:
+        write_atomically(buffer.getvalue(), os.fspath(path))
+    except OSError as error:
+        raise CalibrationError(
+            f"calibrate: state_file={os.fspath(path)!r} cannot be written: {error}. Give a path in a folder that can "
+            "be written to, or none."
+        ) from error
 
 
 def _load(quantizers: Mapping[str, FakeQuantize], path: str | os.PathLike, device: torch.device) -> int:

@@ -164,6 +164,14 @@ def test_a_state_of_something_else_is_refused(tmp_path) -> None:
         calibrate(net("histogram"), batches(1), state_file=file)
 
 
+def test_a_state_file_that_cannot_be_written_is_told_before_anything_runs(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    ran = []
+    with pytest.raises(CalibrationError, match="state_file=.*cannot be written.*a folder that can be written to"):
+        calibrate(net(), batches(1), forward=lambda *_: ran.append(1), state_file=tmp_path / "file" / "state.pt")
+    assert not ran
+
+
 def stopping():
     yield from batches(1)
     raise Stop
