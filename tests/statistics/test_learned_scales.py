@@ -163,10 +163,13 @@ def test_a_model_converts_right_after_a_step_that_spoilt_its_scales(mode, step, 
         for name, parameter in model.named_parameters():
             if name.endswith(".scale"):
                 parameter[-1:] = step
+    untouched = copy.deepcopy(model)
     quantized = convert_fx(model)  # before anything else looks at the scales
     assert all(is_sound(v) for name, v in quantized.named_buffers() if name.endswith("scale"))
-    set_fake_quantize(model, FakeQuantState.VALIDATION)
     x = torch.randn(2, 3, 6, 6)
+    if state is FakeQuantState.VALIDATION:
+        assert torch.equal(untouched(x), quantized(x))
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
     assert torch.equal(model(x), quantized(x))
     assert_one_arithmetic(model, (x,), tmp_path)
 

@@ -97,7 +97,7 @@ class QATModule(PlacedModule):
     def twin_sources(self) -> list[Tensor]:
         """The tensors that the quantized module is made of: it is made anew when one of them changes."""
         own = (*self._parameters.values(), *self._buffers.values())
-        return [t for t in own if t is not None] + [q.sound_scale() for q in self.fake_quantizers()]
+        return [t for t in own if t is not None] + [q.scale for q in self.fake_quantizers()]
 
     def exact(
         self, *inputs: Any, call: Callable[..., Any] | None = None, trained: Callable[[], Tensor] | None = None

@@ -52,7 +52,7 @@ class PackedLinear(QATGemm):
         return self._part(1)
 
     def twin(self) -> nn.Module:
-        sources = [p for p in self._packed() if p is not None] + [q.sound_scale() for q in self.fake_quantizers()]
+        sources = [p for p in self._packed() if p is not None] + [q.scale for q in self.fake_quantizers()]
         return self._twin.get(tuple(sources), lambda: self.quantized_class.from_qat(self))
 
     @contextmanager
