@@ -18,7 +18,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo demo-imagenet test bench docs lint format clean
+.PHONY: demo demo-imagenet test bench accuracy docs lint format clean
 
 demo: .venv/.demo
 	$(BIN)/python -m demo.digits
@@ -43,6 +43,9 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.calibration
 	$(BIN)/python -m benchmarks.operators
+
+accuracy: .venv/.dev
+	$(BIN)/python -m benchmarks.accuracy
 
 docs: .venv/.docs
 	$(BIN)/mkdocs build --strict

@@ -27,6 +27,7 @@ from demo.common import OUT
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import March, set_march
 
+MARKS = ("<!-- tables -->", "<!-- end of tables -->")
 QAT_MAY_LOSE, INT16_MAY_LOSE = 0.1, 0.05  # points of accuracy, means over the seeds
 
 
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="networks at a time, one thread each")
     parser.add_argument("--out", type=Path, default=OUT / "accuracy", help="folder for networks and results")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--docs", type=Path, help="a page into which the tables go, between its marks")
     parser.add_argument("--only-seed", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -126,6 +128,10 @@ def main() -> None:
         run_all([Task(data, net, seed) for seed, data, net in order], arguments.out, arguments.jobs)
     text = report(arguments.out, arguments.data, arguments.net)
     write_atomically(f"{text}\n".encode(), str(arguments.out / "table.md"))
+    if arguments.docs:
+        before, _, rest = arguments.docs.read_text().partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        write_atomically(f"{before}{MARKS[0]}\n{text}\n\n{MARKS[1]}{after}".encode(), str(arguments.docs))
     print(text)
 
 
