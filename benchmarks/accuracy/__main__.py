@@ -21,7 +21,7 @@ import torch
 from tabulate import tabulate
 
 from benchmarks.accuracy.data import DATA
-from benchmarks.accuracy.journey import Journey, Results, Task
+from benchmarks.accuracy.journey import FORMATS, Journey, Results, Task, titles
 from benchmarks.accuracy.nets import NETS
 from demo.common import OUT
 from horizon_plugin_pytorch.files import write_atomically
@@ -54,8 +54,11 @@ def table(folder: Path, data: str, nets: list[str]) -> str:
     results = found(folder, data, nets)
     if not results:
         return ""
-    titles = {(fmt, title): None for runs in results.values() for run in runs for fmt in run for title in run[fmt]}
-    rows = [[fmt, title, *(cell(runs, fmt, title) for runs in results.values())] for fmt, title in titles]
+    rows = [
+        [fmt, title, *(cell(runs, fmt, title) for runs in results.values())]
+        for fmt in ("float", *FORMATS)
+        for title in titles(fmt)
+    ]
     headers = [data, "", *(f"{net} ({len(runs)})" for net, runs in results.items())]
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
 
@@ -64,7 +67,7 @@ def goals(folder: Path, data: str, nets: list[str]) -> list[list[str]]:
     """For each network, what was wanted and what there is."""
     rows = []
     for net, runs in found(folder, data, nets).items():
-        differing = [row.get("differing", 0) for run in runs for titles in run.values() for row in titles.values()]
+        differing = [row.get("differing", 0) for run in runs for rows_of in run.values() for row in rows_of.values()]
         wanted = (("int8", "ONNX Runtime, STE"), ("int8", "ONNX Runtime, LSQ"), ("int16", "mse"))
         rows.append([data, net, str(len(runs)), *(cell(runs, *goal) for goal in wanted), f"{sum(differing):.0f}"])
     return rows

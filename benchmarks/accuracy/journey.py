@@ -31,6 +31,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
     weight_reconstruction,
 )
+from horizon_plugin_pytorch.quantization.observer_v2 import MSEObserver
 from horizon_plugin_pytorch.quantization.qconfig_setter import (
     ConvDtypeTemplate,
     MatmulDtypeTemplate,
@@ -41,9 +42,21 @@ from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 BATCH, CALIBRATION_BATCHES, TEST_BATCH = 100, 10, 500
 AUTO_IMAGES = 40  # of each batch
 OBSERVERS = ("min_max", "percentile", "mse", "kl", "mix", "histogram")
+# How the scales of int8 weights are found, beside the documented max / 127.5.
+WEIGHTS = {"max / 127": {"quant_min": -127}, "mse": {"observer": MSEObserver}}
 FORMATS = ("int8", "mixed", "int16")
+FORMS = ("QAT", "quantized", "ONNX Runtime")
 TRAININGS = {"STE": "fake_quant", "LSQ": "lsq"}
 FLOAT_RATE, QAT_RATE = 4e-3, 1e-3
+
+
+def titles(fmt: str) -> list[str]:
+    """The rows of a format, in order."""
+    if fmt == "float":
+        return ["float", "trained on"]
+    weights = [f"mse, weights {name}" for name in WEIGHTS] if fmt == "int8" else []
+    trained = [f"{form}, {training}" for training in TRAININGS for form in FORMS]
+    return [*OBSERVERS, *weights, "auto_calibrate", "mse + AdaRound", *trained]
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,9 @@ class Task:
         return f"{self.data}-{self.net}-{self.seed}"
 
 
-def setter(fmt: str, observer: str, fake_quant: str = "fake_quant", **kwargs: Any) -> QconfigSetter:
+def setter(
+    fmt: str, observer: str, fake_quant: str = "fake_quant", weights: dict[str, Any] | None = None, **kwargs: Any
+) -> QconfigSetter:
     """The rules for a format: int8; int16 with int16 weights; or int8 for what multiplies and int16 for the rest."""
     bits = qint16 if fmt == "int16" else qint8
     qconfig = get_default_qconfig(
@@ -72,7 +87,7 @@ def setter(fmt: str, observer: str, fake_quant: str = "fake_quant", **kwargs: An
         weight_fake_quant=fake_quant,
         activation_observer=observer,
         activation_qkwargs={"dtype": bits} | kwargs,
-        weight_qkwargs={"dtype": bits} | kwargs,
+        weight_qkwargs={"dtype": bits} | kwargs | (weights or {}),
     )
     templates: list[Any] = []
     if fmt == "mixed":
@@ -124,6 +139,9 @@ class Journey:
         for fmt in FORMATS:
             for observer in OBSERVERS:
                 self._add(fmt, observer, lambda fmt=fmt, observer=observer: self._calibrated(net, fmt, observer))
+            for name, weights in WEIGHTS.items() if fmt == "int8" else ():
+                title = f"mse, weights {name}"
+                self._add(fmt, title, lambda weights=weights: self._calibrated(net, "int8", "mse", weights))
             self._add(fmt, "auto_calibrate", lambda fmt=fmt: self._auto(net, fmt))
             self._add(fmt, "mse + AdaRound", lambda fmt=fmt: self._reconstructed(net, fmt))
             for title in TRAININGS:
@@ -166,8 +184,9 @@ class Journey:
             schedule.step()
         model.eval()
 
-    def _calibrated(self, net: nn.Module, fmt: str, observer: str) -> nn.Module:
-        model = prepare(net, (self.batches[0],), qconfig_setter=setter(fmt, observer), out_dir=None)
+    def _calibrated(self, net: nn.Module, fmt: str, observer: str, weights: dict | None = None) -> nn.Module:
+        chosen = setter(fmt, observer, weights=weights)
+        model = prepare(net, (self.batches[0],), qconfig_setter=chosen, out_dir=None)
         calibrate(model, self.batches, patience=0, progress=False)
         return model
 
@@ -201,18 +220,18 @@ class Journey:
 
     def _add_deployed(self, fmt: str, title: str, make: Callable[[], nn.Module]) -> None:
         """A trained model, converted and exported, and how many logits differ, bit for bit, from its own."""
-        titles = [f"{form}, {title}" for form in ("QAT", "quantized", "ONNX Runtime")]
-        if self.results.has(fmt, titles[-1]):
+        trained, *deployed = [f"{form}, {title}" for form in FORMS]
+        if self.results.has(fmt, deployed[-1]):
             return
         start = time.perf_counter()
         model = make()
         seconds = time.perf_counter() - start
         wanted = self._logits(in_torch(model))
-        self.results.add(fmt, titles[0], accuracy=self._accuracy(wanted), seconds=seconds)
+        self.results.add(fmt, trained, accuracy=self._accuracy(wanted), seconds=seconds)
         quantized = convert(model)
         file = self.folder / f"{self.task.name}-{fmt}-{title}.onnx"
         export_quantized_onnx(quantized, self.images.test_images[:TEST_BATCH], file)
-        for form, run in zip(titles[1:], (in_torch(quantized), in_onnx_runtime(file)), strict=True):
+        for form, run in zip(deployed, (in_torch(quantized), in_onnx_runtime(file)), strict=True):
             logits = self._logits(run)
             self.results.add(fmt, form, accuracy=self._accuracy(logits), differing=count_mismatches(wanted, logits))
         file.unlink()
