@@ -49,7 +49,7 @@ def fashion_mnist() -> Data:
     def labels(part: str) -> Tensor:
         return _numbers(folder / f"{part}-labels-idx1-ubyte.gz", 8).long()
 
-    return Data(Digits(images("train"), labels("train"), images("t10k"), labels("t10k")), _moved, 4, 1)
+    return Data(Digits(images("train"), labels("train"), images("t10k"), labels("t10k")), _moved, 4, 1 / 3)
 
 
 def digits() -> Data:
