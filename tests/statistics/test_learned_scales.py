@@ -52,6 +52,58 @@ def test_the_gradient_is_that_of_the_paper(scale: float, seed: int) -> None:
     assert torch.equal(x.grad, torch.where(is_inside, upstream, 0.0))
 
 
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "a slice": lambda x: torch.cat([x, x], 3)[..., : x.shape[3]],
+    "expanded": lambda x: x[:1].expand_as(x),
+}
+
+
+def sum_in_float64(x, y, upstream, quantizer, axes=(0, 1, 2, 3)) -> torch.Tensor:
+    scale = quantizer.scale.detach().double().reshape([-1 if d not in axes else 1 for d in range(4)])
+    x, y = x.detach().double(), y.detach().double()
+    is_inside = (x > (quantizer.quant_min - 0.5) * scale) & (x < (quantizer.quant_max + 1) * scale)
+    by_value = torch.where(is_inside, y * 0 if isinstance(quantizer, PACTFakeQuantize) else y - x, y)
+    return (by_value / scale * upstream).sum(axes).reshape(-1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+@pytest.mark.parametrize("cls", [LearnableFakeQuantize, PACTFakeQuantize])
+def test_the_gradient_of_many_values_is_no_rounding_noise(cls, dtype, by_channel, layout) -> None:
+    """All values pull one way: the sums of ``g * y`` and ``g * x`` have far more digits than float32 keeps."""
+    size = 512 if layout == "contiguous" else 128
+    x = LAYOUTS[layout](torch.rand(4, 4, size, size, generator=torch.Generator().manual_seed(0)) * 3).requires_grad_()
+    channels = {"qscheme": torch.per_channel_symmetric, "ch_axis": 1, "channel_len": 4} if by_channel else {}
+    quantizer = cls(MinMaxObserver, dtype=dtype, use_grad_scaling=False, **channels)
+    largest = 2.99 if cls is PACTFakeQuantize else 3.5
+    quantizer.set_qparams(torch.full((4 if by_channel else 1,), largest / quantizer.quant_max))
+    y = quantizer(x).dequantize()
+    y.sum().backward()
+    expected = sum_in_float64(x, y, 1.0, quantizer, (0, 2, 3) if by_channel else (0, 1, 2, 3))
+    torch.testing.assert_close(quantizer.scale.grad.double(), expected, rtol=1e-3, atol=0.01)
+    assert torch.equal(x.grad, (x < (quantizer.quant_max + 1) * quantizer.scale[0]).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gradient_of_coarse_floats_is_that_of_their_values(dtype) -> None:
+    x = torch.rand(100_000, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    quantizer = ready(scale=0.0123, use_grad_scaling=False)
+    quantizer(x).dequantize().sum().backward()
+    v = x.detach().double() / quantizer.scale.detach().double()
+    assert float(quantizer.scale.grad) == pytest.approx(float((v.round() - v).sum()), rel=1e-3)
+    assert x.grad.dtype == dtype
+
+
+def test_gradients_have_gradients() -> None:
+    x = torch.randn(20, requires_grad=True)
+    (slope,) = torch.autograd.grad(ready()(x).dequantize().square().sum(), x, create_graph=True)
+    slope.square().sum().backward()
+    assert torch.equal(x.grad.ne(0), slope.ne(0))
+
+
 def test_pact_moves_by_what_is_clipped_only() -> None:
     inside, outside = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([0.5, 9.0, -9.0, 8.0])
     for values, expected in ((inside, 0.0), (outside, 127 - 128 + 127)):
