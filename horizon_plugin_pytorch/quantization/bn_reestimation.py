@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from tqdm import tqdm
 
-from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
 from horizon_plugin_pytorch.quantization.batches import Process, take_batches
 from horizon_plugin_pytorch.quantization.calibration import run_batch
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
@@ -32,7 +32,10 @@ def reestimate_bn(model: nn.Module, batches: Iterable[Any], batch_process_func: 
         batch_process_func: makes the model's inputs of what a DataLoader gives.
 
     Returns:
-        paths of the batch norms.
+        paths of the batch norms that were measured. One that no batch reaches keeps its statistics, with a warning.
+
+    Raises:
+        CalibrationError: a batch does not run, or gives no finite statistics; all statistics stay as they were.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(1))
     >>> reestimate_bn(net, [torch.tensor([[2.0], [4.0]]), torch.tensor([[4.0], [6.0]])])
@@ -55,16 +58,42 @@ def reestimate_bn(model: nn.Module, batches: Iterable[Any], batch_process_func: 
         raise CalibrationError("reestimate_bn: some modules have no scale; calibrate the model before.")
     data = take_batches(model, batches, None, batch_process_func, "reestimate_bn")
     with _measuring(model, list(norms.values()), quantizers):
-        for batch in tqdm(data, desc="reestimate_bn", disable=None):
-            run_batch(model, batch)
-    return list(norms)
+        for index, batch in enumerate(tqdm(data, desc="reestimate_bn", disable=None)):
+            try:
+                run_batch(model, batch)
+            except Exception as error:
+                raise CalibrationError(
+                    f"reestimate_bn: the model does not run on batch {index}: {error}. The statistics are as they were."
+                ) from error
+            _require_finite(norms, index)
+        reached = [path for path, norm in norms.items() if norm.num_batches_tracked]
+    unseen = [f"`{path}`" for path in norms if path not in reached]
+    if unseen:
+        warn(
+            f"reestimate_bn: no batch reached {', '.join(unseen)}; the statistics stay as they were.",
+            CalibrationWarning,
+        )
+    return reached
+
+
+def _require_finite(norms: dict[str, _BatchNorm], batch: int) -> None:
+    for path, norm in norms.items():
+        if not all(bool(b.isfinite().all()) for b in (norm.running_mean, norm.running_var) if b is not None):
+            raise CalibrationError(
+                f"reestimate_bn: batch {batch} gives `{path}` no finite statistics. Leave it out, or look for a "
+                "division by zero or an overflow in the model. The statistics are as they were."
+            )
 
 
 @contextmanager
 def _measuring(model: nn.Module, norms: list[_BatchNorm], quantizers: list[FakeQuantize]) -> Iterator[None]:
-    """Only batch norms train; the rest rounds, with its scales as they are."""
+    """Only batch norms train; the rest rounds, with its scales as they are.
+
+    After an error all have the statistics of before, else those that nothing has reached.
+    """
     modes = [(m, m.training) for m in model.modules()]
     momenta = [norm.momentum for norm in norms]
+    statistics = [{name: b.clone() for name, b in norm.named_buffers()} for norm in norms]
     switches = [(q, q.is_observing, q.is_quantizing, q.activation_post_process.averaging_constant) for q in quantizers]
     model.eval()
     for norm in norms:
@@ -75,9 +104,14 @@ def _measuring(model: nn.Module, norms: list[_BatchNorm], quantizers: list[FakeQ
     set_fake_quantize(model, FakeQuantState.QAT)
     for quantizer in quantizers:
         quantizer.activation_post_process.averaging_constant = 0.0
+    is_done = False
     try:
         yield
+        is_done = True
     finally:
+        for norm, before in zip(norms, statistics, strict=True):
+            if not (is_done and norm.num_batches_tracked):
+                norm.load_state_dict(before, strict=False)
         for module, mode in modes:
             module.training = mode
         for norm, momentum in zip(norms, momenta, strict=True):

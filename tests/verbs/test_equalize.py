@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
@@ -128,8 +128,146 @@ def test_a_channel_without_values_and_a_prepared_model() -> None:
         equalize(net, data())
         assert all(bool(p.isfinite().all()) for p in net.parameters())
         torch.testing.assert_close(net(data()[0]), before)
-    with pytest.raises(QuantizationConfigError, match="prepared already"):
-        equalize(prepare_qat_fx(QuantWrapper(net), QCONFIG), data())
+    prepared = prepare_qat_fx(QuantWrapper(net), QCONFIG)
+    calibrate(prepared, data())
+    for model in (prepared, convert(prepared)):
+        with pytest.raises(QuantizationConfigError, match="prepared already or converted.*give the float model"):
+            equalize(model, data())
+
+
+class Reads(nn.Module):
+    """Two layers, and another way to read the weights of the first or what is between."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.a, self.b, self.c = how, nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        if how == "one memory":
+            self.c.weight.data = self.a.weight.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        between = self.a(x).relu()
+        y = self.c(self.b(between).tanh())
+        if self.how == "function":
+            y = nn.functional.linear(y, self.a.weight.t())
+        if self.how == "branch" and x.mean() > 0:
+            y = y + between
+        return y + max(between.tolist()[0]) if self.how == "numbers" else y
+
+
+@pytest.mark.parametrize("how", ["function", "one memory", "branch", "numbers"])
+@pytest.mark.filterwarnings("ignore:equalize")
+def test_weights_and_tensors_that_are_read_in_other_ways_too(how) -> None:
+    torch.manual_seed(0)
+    net = spread_rows(Reads(how)).eval()
+    x = torch.rand(4, 8)
+    with torch.no_grad():
+        before = net(x)
+        assert equalize(net, [-x, x]).pairs == []
+        assert torch.equal(net(x), before)
+
+
+def spread_rows(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Linear)):
+            with torch.no_grad():
+                module.weight.mul_(
+                    torch.logspace(-1, 1, len(module.weight)).reshape(-1, *[1] * (module.weight.dim() - 1))
+                )
+    return model
+
+
+def test_a_pair_that_is_not_what_it_seems_is_named_and_left_while_others_are_equalised() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(Reads("numbers"), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.LeakyReLU(), nn.Linear(8, 2))
+    net, x = spread_rows(net).eval(), torch.randn(4, 8)
+    with torch.no_grad():
+        before = net(x)
+        with pytest.warns(CalibrationWarning, match=r"`0\.a` and `0\.b` stay as they are"):
+            result = equalize(net, [x])
+        torch.testing.assert_close(net(x), before, rtol=1e-4, atol=1e-4)
+    assert [(p.first, p.second) for p in result.pairs] == [("1", "3"), ("3", "5")]
+    assert 0 < result.change < 1e-5 and "The outputs changed by" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("between", "shape"),
+    [
+        ([nn.Linear(4, 8), nn.MaxPool1d(3, 1, 1), nn.Linear(8, 4)], (2, 5, 4)),
+        ([nn.Linear(4, 8), nn.AvgPool1d(2), nn.Upsample(scale_factor=2), nn.Linear(8, 4)], (2, 5, 4)),
+        ([nn.Linear(4, 8), nn.ZeroPad1d((1, -1)), nn.Linear(8, 4)], (2, 5, 4)),
+        ([nn.Conv2d(3, 8, 1), nn.Flatten(1, 2), nn.Linear(8, 4)], (2, 3, 5, 8)),
+        ([nn.Conv1d(4, 8, 1), nn.BatchNorm1d(8), nn.Conv1d(8, 4, 1)], (4, 8)),  # without a batch: along the positions
+        ([nn.Conv1d(4, 8, 1), nn.MaxPool2d(3, 1, 1), nn.Conv1d(8, 4, 1)], (2, 4, 6)),  # takes the batch for channels
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_calls_along_the_channels_end_a_chain(between, shape) -> None:
+    assert equalize(spread_rows(nn.Sequential(*between)).eval(), [torch.randn(shape)]).pairs == []
+
+
+@pytest.mark.parametrize(
+    ("between", "shape"),
+    [
+        ([nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)], (6, 4)),
+        ([nn.Linear(4, 8), nn.Flatten(0, 1), nn.Linear(8, 4)], (2, 5, 4)),
+        ([nn.Conv2d(3, 8, 1), nn.Flatten(2), nn.MaxPool1d(2), nn.Conv1d(8, 4, 1)], (2, 3, 4, 4)),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_calls_along_other_axes_do_not(between, shape) -> None:
+    net, x = spread_rows(nn.Sequential(*between)).eval(), torch.randn(shape)
+    with torch.no_grad():
+        before = net(x)
+        assert len(equalize(net, [x]).pairs) == 1
+        torch.testing.assert_close(net(x), before, rtol=1e-4, atol=1e-4)
+
+
+class Keeps(nn.Module):
+    """Calls a layer by keyword, keeps what is computed with a gradient, and counts its runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.kept, self.runs = torch.zeros(1), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        self.kept = self.b(input=self.a(x).relu())
+        return self.kept + self.runs
+
+
+def test_a_model_that_keeps_tensors_and_counts_is_not_run_itself() -> None:
+    net = Keeps().eval()
+    net(torch.rand(2, 8))
+    kept = net.kept
+    assert len(equalize(net, [torch.rand(2, 8)] * 2).pairs) == 1
+    assert net.kept is kept and net.runs == 1
+
+
+def test_data_that_are_not_finite_and_chance_change_nothing() -> None:
+    net = spread_rows(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))).eval()
+    state = {name: t.clone() for name, t in net.state_dict().items()}
+    for value in (float("inf"), float("nan")):
+        with pytest.raises(CalibrationError, match="NaN or infinity reaches `2`"):
+            equalize(net, [torch.rand(2, 4), torch.full((2, 4), value)])
+    numbers = iter(range(100))
+    net.register_forward_hook(lambda _m, _a, out: out + next(numbers))
+    with pytest.raises(CalibrationError, match="other outputs when it runs on the same data again"):
+        equalize(net, [torch.rand(2, 4)])
+    assert all(torch.equal(t, state[name]) for name, t in net.state_dict().items())
+
+
+def test_outputs_that_hang_on_rounding_are_refused() -> None:
+    class Chaotic(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return (super().forward(x) * 1e9).sin()
+
+    torch.manual_seed(0)
+    net = spread_rows(Chaotic(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))).eval()
+    state = {name: t.clone() for name, t in net.state_dict().items()}
+    with pytest.raises(CalibrationError, match="rounding alone changes the model's outputs by"):
+        equalize(net, [torch.rand(2, 4)])
+    assert all(torch.equal(t, state[name]) for name, t in net.state_dict().items())
 
 
 def test_statistics_of_a_float_model_become_those_of_the_data() -> None:
@@ -165,6 +303,40 @@ def test_statistics_of_a_prepared_model_undo_the_shift_of_rounding() -> None:
     assert after < 0.8 * before
     assert all(torch.equal(b, scales[n]) for n, b in model.named_buffers() if n in scales)
     assert not model.training and model.quant.activation_post_process.is_exact
+
+
+class TwoNorms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, deep: bool = False) -> Tensor:
+        return self.b(self.a(x)) if deep else self.a(x)
+
+
+def test_a_batch_norm_that_no_batch_reaches_keeps_its_statistics() -> None:
+    net = shake_norms(TwoNorms()).eval()
+    before = {name: t.clone() for name, t in net.b.state_dict().items()}
+    with pytest.warns(CalibrationWarning, match="no batch reached `b`"):
+        assert reestimate_bn(net, [torch.randn(8, 4)]) == ["a"]
+    assert all(torch.equal(t, before[name]) for name, t in net.b.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (torch.randn(1, 4), "batch 1: Expected more than 1 value"),
+        (torch.randn(8, 3), "batch 1: running_mean should"),
+        (torch.full((8, 4), float("nan")), "batch 1 .* `a` no finite statistics"),
+    ],
+)
+def test_a_batch_that_fails_leaves_the_statistics_as_they_were(bad, message) -> None:
+    net = shake_norms(TwoNorms()).train()
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    with pytest.raises(CalibrationError, match=message):
+        reestimate_bn(net, [torch.randn(8, 4), bad])
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+    assert net.training and net.a.momentum == 0.1
 
 
 def test_folded_batch_norms_have_no_statistics_left() -> None:
