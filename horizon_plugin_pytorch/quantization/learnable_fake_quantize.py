@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
 from horizon_plugin_pytorch.quantization.processes import is_distributed
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
-_AT_ONCE = 1 << 18  # values that stay in the cache of a core
+_AT_ONCE = 1 << 17  # values that stay in the cache of a core
 
 
 class _Learned(torch.autograd.Function):
@@ -46,15 +46,13 @@ class _Learned(torch.autograd.Function):
         if y.dtype in (torch.float16, torch.bfloat16):  # too coarse for the difference
             x, grad = x.float(), grad.float()
             y = _on_grid(x, ctx.step, ctx.ends)
-        moved: Tensor | float
-        if scale.numel() > 1:
-            to_x = _inside(grad, x, ctx.edges)
-            moved = _by_channel(grad, to_x, x, y, scale, ctx.is_clip)
-        elif is_asynchronous(x) or torch.is_grad_enabled():  # gradients of gradients take no memory to write to
-            to_x = _inside(grad, x, ctx.edges)
-            moved = _terms(grad, to_x, x, y, ctx.is_clip).sum()
-        else:
+        if scale.numel() == 1 and not is_asynchronous(x) and not torch.is_grad_enabled():
             to_x, moved = _in_pieces(grad, x, y, ctx.edges, ctx.is_clip)
+        else:
+            to_x = _inside(grad, x, ctx.edges)
+            moved = torch.zeros_like(scale) if ctx.is_clip else _sum(y, x, to_x, scale)
+            if ctx.edges is not None:
+                moved = moved + _sum(grad, to_x, y, scale)
         return to_x, (moved / scale * ctx.factor).to(scale.dtype), None, None, None, None, None
 
 
@@ -92,20 +90,17 @@ def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip:
     return to_x, total
 
 
-def _by_channel(grad: Tensor, to_x: Tensor, x: Tensor, y: Tensor, scale: Tensor, is_clip: bool) -> Tensor:
-    """The sums for each channel; on a CPU for as many at once as stay in the cache."""
+def _sum(a: Tensor, b: Tensor, factor: Tensor, scale: Tensor) -> Tensor:
+    """``sum((a - b) * factor)`` for each scale; on a CPU for as many channels at once as stay in the cache."""
+    if scale.numel() == 1:
+        return torch.sub(a, b).mul_(factor).sum().reshape(scale.shape)
     axis = scale.shape.index(scale.numel())
-    axes = [d for d in range(y.dim()) if d != axis]
+    axes = [d for d in range(a.dim()) if d != axis]
     count = scale.numel()
-    if not is_asynchronous(y):
-        count = max(_AT_ONCE * count // max(y.numel(), 1), 1)
-    parts = zip(*(t.split(count, axis) for t in (grad, to_x, x, y)), strict=True)
-    return torch.cat([_terms(g, p, v, r, is_clip).sum(axes, keepdim=True) for g, p, v, r in parts], axis)
-
-
-def _terms(grad: Tensor, to_x: Tensor, x: Tensor, y: Tensor, is_clip: bool) -> Tensor:
-    outside = torch.sub(grad, to_x).mul_(y)
-    return outside if is_clip else outside.addcmul_(to_x, torch.sub(y, x))
+    if not is_asynchronous(a):
+        count = max(_AT_ONCE * count // max(a.numel(), 1), 1)
+    parts = zip(*(t.split(count, axis) for t in (a, b, factor)), strict=True)
+    return torch.cat([torch.sub(p, q).mul_(f).sum(axes, keepdim=True) for p, q, f in parts], axis)
 
 
 class LearnableFakeQuantize(FakeQuantize):
