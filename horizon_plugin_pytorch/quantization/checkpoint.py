@@ -206,8 +206,8 @@ def _report(model: nn.Module, keys: Any) -> None:
         names = [m.activation_post_process.owner or name for m, name in converted.items()]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         warn(
-            f"the checkpoint's scales are those of another format in {len(names)} places; they were computed anew from "
-            f"the checkpoint's ranges: {', '.join(names[:_SHOWN])}{more}. `load_observer_params` does the same.",
+            f"the checkpoint's scales are those of another format in {len(names)} places; they were converted, "
+            f"so that the ranges stay: {', '.join(names[:_SHOWN])}{more}. `load_observer_params` does the same.",
             CalibrationWarning,
         )
 

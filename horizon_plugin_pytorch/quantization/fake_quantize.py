@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
+from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor, is_backward, real_qtensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 NO_LIMIT = (-math.inf, math.inf)
+_HALF_RANGES = tuple((dtype.max - dtype.min) / 2 for dtype in (qint8, qint16))
 
 
 class FakeQuantState(Enum):
@@ -325,18 +326,30 @@ class FakeQuantize(nn.Module):
         self._store_scale(value)
         self._was_set = True
 
+    @property
+    def _follows_range(self) -> bool:
+        """Is the scale that of the observer's range, rather than given or trained?"""
+        expected = self.activation_post_process.calculate_scale().clamp(min=self.finest_scale)
+        scale = self.sound_scale().detach()
+        return expected.shape == scale.shape and torch.allclose(expected, scale, rtol=1e-6, atol=0)
+
+    def _pull_range(self) -> None:
+        """Bring the observer's range after a scale that training has moved away from it."""
+
     def copy_statistics(self, source: FakeQuantize) -> None:
         """Take range and scale from another fake quantizer; a scale for another format follows from the range."""
         if self.is_fixed or not source.has_statistics:
             return
+        source._pull_range()
         mine, theirs = self.activation_post_process, source.activation_post_process
         has_range = not source.is_fixed and theirs.has_statistics
         if has_range:
             mine.copy_from(theirs)
-        if has_range and (source.dtype != self.dtype or source.quant_max != self.quant_max):
+        is_other = source.dtype != self.dtype or source.quant_max != self.quant_max
+        if has_range and is_other and source._follows_range:
             self.refresh_scale()
         else:
-            ratio = source.activation_post_process.half_range / mine.half_range
+            ratio = theirs.half_range / mine.half_range
             self._store_scale(source.sound_scale().detach().to(self.scale.device) * ratio)
         self._was_set = True
 
@@ -351,6 +364,8 @@ class FakeQuantize(nn.Module):
         self.copy_statistics(widest)
         observers = [source.activation_post_process for source in known if not source.is_fixed]
         mine = self.activation_post_process
+        for source in known:
+            source._pull_range()
         for other in observers:
             if other.has_statistics and other.min_val.shape == mine.min_val.shape:
                 mine.min_val = torch.minimum(mine.min_val, other.min_val.to(mine.min_val.device))
@@ -488,17 +503,24 @@ class FakeQuantize(nn.Module):
             self._check_format(scale, state_dict, prefix)
 
     def _check_format(self, scale: Tensor, state_dict: dict, prefix: str) -> None:
-        """A checkpoint of another number format brings a scale that does not fit: its range gives the right one."""
+        """A checkpoint of another number format brings scales that do not fit.
+
+        How many of its steps its range has says which format that was. A scale that was given or trained, and saved
+        without its range, may be far from it: the nearest format counts.
+        """
         ranges = [state_dict.get(f"{prefix}activation_post_process.{name}") for name in ("min_val", "max_val")]
         if any(not isinstance(r, Tensor) or r.shape != scale.shape or not bool(r.isfinite().all()) for r in ranges):
             return
         largest = torch.maximum(ranges[0].abs(), ranges[1].abs())  # type: ignore[union-attr, arg-type]
-        expected = largest / self.activation_post_process.half_range
-        factor = 32767.5 / 127.5
-        ratio = scale[expected > 0] / expected[expected > 0]
-        if ratio.numel() and any(bool(((ratio * f - 1).abs() < 1e-3).all()) for f in (factor, 1 / factor)):
+        known = (largest > 0) & (scale > self.finest_scale)
+        if not bool(known.any()):
+            return
+        mine = self.activation_post_process.half_range
+        steps = float((largest[known] / scale[known]).log().median())
+        theirs = min((mine, *_HALF_RANGES), key=lambda half: abs(steps - math.log(half)))
+        if not 0.5 < theirs / mine < 2:
             with torch.no_grad():
-                self._store_scale(expected.to(self.scale.device))
+                self._store_scale((scale * (theirs / mine)).clamp(min=self.finest_scale).to(self.scale.device))
             self.is_converted = True
 
 

@@ -47,7 +47,8 @@ class _Learned(torch.autograd.Function):
             x, grad = x.float(), grad.float()
             y = _on_grid(x, ctx.step, ctx.ends)
         if scale.numel() == 1 and not is_asynchronous(x) and not torch.is_grad_enabled():
-            to_x, moved = _in_pieces(grad, x, y, ctx.edges, ctx.is_clip)
+            to_x, total = _in_pieces(grad, x, y, ctx.edges, ctx.is_clip)
+            moved = y.new_full(scale.shape, total)
         else:
             to_x = _inside(grad, x, ctx.edges)
             moved = torch.zeros_like(scale) if ctx.is_clip else _sum(y, x, to_x, scale)
@@ -194,6 +195,18 @@ class LearnableFakeQuantize(FakeQuantize):
         super().set_state(state)
         self.sound_scale()  # the last step of an optimizer may have been too large
 
+    @torch.no_grad()
+    def _pull_range(self) -> None:
+        if self.is_fixed or self.finest_scale or not self.has_statistics or self._follows_range:
+            return
+        observer = self.activation_post_process
+        largest = self.sound_scale().detach() * observer.half_range
+        before = torch.maximum(observer.min_val.neg(), observer.max_val)
+        if before.shape == largest.shape and bool((before.isfinite() & (before > 0)).all()):
+            observer.min_val, observer.max_val = (r * (largest / before) for r in (observer.min_val, observer.max_val))
+        else:
+            observer.min_val, observer.max_val = -largest, largest.clone()
+
     def forget_scale(self) -> None:
         super().forget_scale()
         self._checked.clear()
@@ -201,6 +214,7 @@ class LearnableFakeQuantize(FakeQuantize):
     def _save_to_state_dict(self, *args: Any) -> None:
         self.forget_scale()
         self.sound_scale()
+        self._pull_range()  # it tells a model of another number format what the scale means
         super()._save_to_state_dict(*args)
 
     def _resize(self, like: Tensor) -> None:

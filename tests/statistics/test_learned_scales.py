@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from functools import partial
 
 import hypothesis.strategies as st
@@ -18,6 +19,8 @@ from horizon_plugin_pytorch.quantization import (
     QuantWrapper,
     convert_fx,
     get_default_qconfig,
+    load_calib_state_dict,
+    load_observer_params,
     parameter_groups,
     prepare_qat_fx,
     set_fake_quantize,
@@ -310,6 +313,59 @@ def test_checkpoints_go_either_way() -> None:
         set_fake_quantize(model, FakeQuantState.VALIDATION)
         results.append(model(x))
     assert all(torch.equal(r, results[0]) for r in results)
+
+
+def ranges(model: nn.Module) -> dict[str, torch.Tensor]:
+    quantizers = {name: m for name, m in model.named_modules() if isinstance(m, FakeQuantize)}
+    return {name: m.scale.detach() * m.activation_post_process.half_range for name, m in quantizers.items()}
+
+
+@pytest.mark.parametrize("load", ["load_state_dict", "load_calib_state_dict", "load_observer_params"])
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("formats", [("qint8", "qint16"), ("qint16", "qint8"), ("qint8", "qint8")])
+def test_trained_scales_fit_another_format(formats, is_trained, load) -> None:
+    lsq = {"activation_fake_quant": "lsq", "weight_fake_quant": "lsq"}
+    qconfigs = [get_default_qconfig(**lsq, activation_qkwargs={"dtype": dtype}) for dtype in formats]
+    source, _ = trained(qconfigs[0], 0)
+    if is_trained:
+        with torch.no_grad():
+            for name, parameter in source.named_parameters():
+                if name.endswith(".scale"):  # far beyond what its range is
+                    parameter.mul_(torch.full_like(parameter, 300.0).pow(torch.rand_like(parameter) * 2 - 1))
+    expected = ranges(source)
+    target = prepare_qat_fx(QuantWrapper(Net()), {"": qconfigs[1]})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if load == "load_observer_params":
+            load_observer_params(source, target)
+        elif load == "load_calib_state_dict":
+            load_calib_state_dict(target, source.state_dict())
+        else:
+            target.load_state_dict(source.state_dict())
+    is_told = load != "load_observer_params" and formats[0] != formats[1]
+    assert sum("of another format" in str(w.message) for w in caught) == is_told
+    for name, found in ranges(target).items():
+        assert torch.allclose(found, expected[name], rtol=1e-5), name
+
+
+def test_trained_scales_of_a_checkpoint_without_their_ranges_fit_another_format() -> None:
+    """Checkpoints had the range of calibration beside the trained scale."""
+    narrow, wide = ready(dtype="qint8", scale=0.01), LearnableFakeQuantize(dtype="qint16")
+    state = narrow.state_dict()
+    state["activation_post_process.min_val"], state["activation_post_process.max_val"] = -torch.ones(1), torch.ones(1)
+    state["scale"] = torch.full((1,), 5 / 127.5)
+    wide.load_state_dict(state)
+    assert float(wide.scale) * 32767.5 == pytest.approx(5)
+    narrow.load_state_dict(state)
+    assert float(narrow.scale) * 127.5 == pytest.approx(5)
+
+
+def test_a_given_scale_goes_along_to_another_format() -> None:
+    source, target = FakeQuantize(), FakeQuantize(dtype="qint16")
+    source(torch.randn(100))
+    source.set_qparams(0.5)
+    target.copy_statistics(source)
+    assert float(target.scale) * 32767.5 == pytest.approx(0.5 * 127.5)
 
 
 def test_a_scale_that_is_given_is_not_trained() -> None:
