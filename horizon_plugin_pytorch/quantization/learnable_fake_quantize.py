@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
 from horizon_plugin_pytorch.quantization.processes import is_distributed
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
+_FAR_BELOW = 16
 _AT_ONCE = 1 << 17  # values that stay in the cache of a core
 
 
@@ -239,10 +240,14 @@ def parameter_groups(model: nn.Module, lr: float, scale_lr: float = 1e-3, **opti
     Adam and its kin move every number by about the learning rate, however small it is. A scale of 0.01, let alone one
     of an int16 tensor, would be gone after a few steps of the weights' rate.
 
+    The scales of a tensor's channels are one parameter, with one rate: that of the smallest. Channels with less than a
+    sixteenth of the median scale do not count, as they would stop the others, and keep their scales: from here on their
+    gradient is 0.
+
     Args:
         model: a prepared model that has been calibrated.
         lr: the rate of everything but scales.
-        scale_lr: the share of a scale that a step may move.
+        scale_lr: the share of a scale that a step of Adam may move, of every channel.
         options: for everything but scales, such as `weight_decay`; scales have no decay.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), LearnableFakeQuantize())
@@ -250,16 +255,31 @@ def parameter_groups(model: nn.Module, lr: float, scale_lr: float = 1e-3, **opti
     >>> [(len(group["params"]), group["lr"]) for group in parameter_groups(model, lr=0.1)]
     [(2, 0.1), (1, 7.8125e-06)]
     """
-    scales = [m.scale for m in model.modules() if isinstance(m, LearnableFakeQuantize) and m.scale.requires_grad]
-    known = {id(scale) for scale in scales}
+    trained = [m for m in model.modules() if isinstance(m, LearnableFakeQuantize) and m.scale.requires_grad]
+    known = {id(quantizer.scale) for quantizer in trained}
     groups = [{"params": [p for p in model.parameters() if id(p) not in known], "lr": lr, **options}]
     by_size: dict[float, list[Tensor]] = {}
-    for scale in scales:
-        size = float(scale.detach().abs().mean().clamp(_SMALLEST, _LARGEST))
-        by_size.setdefault(2.0 ** math.floor(math.log2(size)), []).append(scale)
+    for quantizer in trained:
+        size = _smallest_scale(quantizer)
+        by_size.setdefault(2.0 ** math.floor(math.log2(size)), []).append(quantizer.scale)
     return groups + [
         {"params": alike, "lr": scale_lr * size, "weight_decay": 0.0} for size, alike in sorted(by_size.items())
     ]
+
+
+def _smallest_scale(quantizer: LearnableFakeQuantize) -> float:
+    """The smallest scale of a tensor's channels; those that are far below the others stay, and do not count."""
+    scale = quantizer.sound_scale().detach()
+    observer = quantizer.activation_post_process
+    is_used = torch.ones_like(scale, dtype=torch.bool)
+    if observer.max_val.shape == scale.shape:
+        is_used = (observer.min_val != 0) | (observer.max_val != 0)  # a channel of zeros has the scale 1
+    if not bool(is_used.any()):
+        return float(scale.min())
+    rests = is_used & (scale < scale[is_used].median() / _FAR_BELOW)
+    if bool(rests.any()):
+        quantizer.scale.register_hook(lambda grad: grad.masked_fill(rests.to(grad.device), 0))
+    return float(scale[is_used & ~rests].min())
 
 
 _LearnableFakeQuantize = LearnableFakeQuantize
