@@ -192,6 +192,19 @@ class LearnableFakeQuantize(FakeQuantize):
         self.sound_scale()
         return super().current_scale()
 
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        super().enable_fake_quant(enabled)
+        self._drop_gradient(enabled)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        super().enable_observer(enabled)
+        self._drop_gradient(enabled)
+
+    def _drop_gradient(self, is_trained: bool) -> None:
+        """Without a gradient no optimizer moves the scale, not even by the momentum of earlier steps."""
+        if not is_trained:
+            self.scale.grad = None
+
     def set_state(self, state: FakeQuantState) -> None:
         super().set_state(state)
         self.sound_scale()  # the last step of an optimizer may have been too large

@@ -375,6 +375,29 @@ def test_a_scale_that_is_given_is_not_trained() -> None:
     quantizer(torch.randn(5, requires_grad=True)).dequantize().sum().backward()
 
 
+@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_scales_of_a_frozen_part_stay_and_train_again_afterwards(make, set_to_none: bool) -> None:
+    first, second = ready(), ready()
+    optimizer = make([*first.parameters(), *second.parameters()], lr=1e-4)
+    x = torch.randn(50)
+
+    def steps() -> tuple[float, float]:
+        before = first.scale.item(), second.scale.item()
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            (first(x).dequantize() + second(x * 3).dequantize()).square().sum().backward()
+            optimizer.step()
+        return abs(first.scale.item() - before[0]), abs(second.scale.item() - before[1])
+
+    assert all(steps())
+    first.set_state(FakeQuantState.VALIDATION)
+    moved = steps()
+    assert moved[0] == 0 and moved[1] > 0
+    first.set_state(FakeQuantState.QAT)
+    assert all(steps())
+
+
 def test_an_optimizer_made_before_the_first_batch_trains_the_scales() -> None:
     quantizer = default_qat_8bit_lsq_quant_qconfig.weight()  # the number of channels is not known yet
     optimizer = torch.optim.SGD(quantizer.parameters(), lr=0.1)
