@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from tabulate import tabulate
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.quantization.batches import Process, take_batches
-from horizon_plugin_pytorch.quantization.layers import LayerCall, LayerWalk, output_of, relative_error
+from horizon_plugin_pytorch.quantization.layers import (
+    LayerCall,
+    LayerGroup,
+    LayerWalk,
+    left_out_lines,
+    relative_error,
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class CorrectedLayer:
     """What was done to one layer.
 
     Args:
-        layer: its path.
+        layer: its path; layers that share a bias are one, with all their paths.
         before, after: relative error of its output.
     """
 
@@ -32,15 +37,23 @@ class CorrectedLayer:
 
 @dataclass
 class BiasCorrectionResult:
-    """What `correct_bias` did, in the order in which the layers run; printing it gives a table."""
+    """What `correct_bias` did, in the order in which the layers run; printing it gives a table.
+
+    Args:
+        layers: what was done to each.
+        left_out: by path, why a layer was not treated.
+    """
 
     layers: list[CorrectedLayer] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [[r.layer, f"{r.before:.4%}", f"{r.after:.4%}"] for r in self.layers]
-        return tabulate(rows, headers=["layer", "error before", "error after"], disable_numparse=True)
+        table = tabulate(rows, headers=["layer", "error before", "error after"], disable_numparse=True)
+        return table + left_out_lines(self.left_out)
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def correct_bias(
     calib_model: nn.Module, batches: Iterable[Any], batch_process_func: Process | None = None
@@ -48,7 +61,8 @@ def correct_bias(
     """Move the biases of a calibrated model so that every layer's mean output is that of the float model.
 
     Layers are treated in the order in which they run, on the inputs that they get in the quantized model; a layer whose
-    error this does not lessen keeps its bias. A layer without bias gets one.
+    error this does not lessen keeps its bias. A layer without bias gets one. The float model is that before this call,
+    an earlier one or `weight_reconstruction` changed it, unless it was trained or loaded since.
 
     Args:
         calib_model: calibrated; changed in place, and left in eval mode and in the VALIDATION state.
@@ -66,27 +80,24 @@ def correct_bias(
     True
     """
     data = take_batches(calib_model, batches, None, batch_process_func, "correct_bias")
-    walk = LayerWalk(calib_model, data, "correct_bias")
-    result = BiasCorrectionResult()
-    for path, layer in tqdm(walk.layers.items(), desc="correct_bias", disable=None):
-        result.layers.append(_correct(path, layer, walk.calls(path)))
-    return result
+    walk = LayerWalk(calib_model, data, "correct_bias", "bias")
+    layers = [_correct(group, calls) for group, calls in walk]
+    return BiasCorrectionResult(layers, walk.left_out)
 
 
-def _correct(path: str, layer: QATGemm, calls: Sequence[LayerCall]) -> CorrectedLayer:
-    weight, bias, scale = layer.deployed()
-    rounded = layer.weight_fake_quant.round_weight(weight, scale)
-    missing = [_channel_means(call.wanted - output_of(layer, call, rounded, bias), weight) for call in calls]
-    moved = torch.stack(missing).mean(0)
-    corrected = moved if bias is None else bias + moved
-    before, after = (relative_error(layer, calls, rounded, b) for b in (bias, corrected))
-    if after >= before:
-        return CorrectedLayer(path, before, before)
-    layer.set_deployed(weight, corrected)
-    return CorrectedLayer(path, before, after)
+def _correct(group: LayerGroup, calls: Sequence[LayerCall]) -> CorrectedLayer:
+    rounded = {layer: layer.weight_fake_quant.round_weight(*layer.deployed()[::2]) for layer in group.layers}
+    missing = [_channel_means(call.wanted - call.output(rounded[call.layer]), call.layer) for call in calls]
+    shift = torch.stack(missing).mean(0)
+    before = relative_error(calls, lambda call: call.output(rounded[call.layer]))
+    after = relative_error(calls, lambda call: call.output(rounded[call.layer], shift))
+    if not after < before:
+        return CorrectedLayer(group.path, before, before)
+    group.rewrite(lambda layer: layer.move_bias(shift))
+    return CorrectedLayer(group.path, before, after)
 
 
-def _channel_means(x: Tensor, weight: Tensor) -> Tensor:
+def _channel_means(x: Tensor, layer: QATGemm) -> Tensor:
     """The mean of each output channel, the last axis of a Linear, the one before the positions of a convolution."""
-    channel = x.dim() - weight.dim() + 1
+    channel = x.dim() - layer.weight.dim() + 1
     return x.mean([axis for axis in range(x.dim()) if axis != channel])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import CalibrationWarning, CheckpointError, QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.placed import FusedAway
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.passes.own_scales import completed
 
@@ -180,9 +181,11 @@ def compare_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> State
                       missing_parameters={'': ('bias',)}, unexpected_parameters={}, fused_parameters={},
                       joined_calls={}, is_float=False, is_foreign=False, wrapper='')
     """
-    mine, theirs = model.state_dict().keys(), state_dict.keys()
+    mine, added = model.state_dict().keys(), _added_biases(model, state_dict)
     given = completed(model, state_dict)  # weights, and scales where there are none, of all calls of shared modules
-    return _mismatch(model, [k for k in mine if k not in given], [k for k in theirs if k not in mine])
+    return _mismatch(
+        model, [k for k in mine if k not in given], [k for k in state_dict if k not in mine and k not in added]
+    )
 
 
 def report_mismatches(model: nn.Module) -> None:
@@ -213,13 +216,31 @@ def _report(model: nn.Module, keys: Any) -> None:
 
 
 def _before_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Refuse what is no state of a prepared model, and join the ranges of calls that have one scale here."""
+    """Refuse what is no state of a prepared model, add biases that calibration added, join ranges of calls."""
     if not any(isinstance(m, FakeQuantize) for m in model.modules()):
         return
     own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
     _check(own)
+    added = _added_biases(model, own)
+    for layer in added.values():
+        layer.add_bias()
+    if added:  # for all calls of shared modules
+        state_dict.update({prefix + key: value for key, value in completed(model, own).items()})
     for path, calls in _joined_calls(model.state_dict().keys(), own).items():
         state_dict.update({prefix + key: value for key, value in _join(own, path, calls).items()})
+
+
+def _added_biases(model: nn.Module, keys: Collection[str]) -> dict[str, QATGemm]:
+    """Biases that `correct_bias` gave to layers of a prepared model; by their keys, the layers here, without bias."""
+    paths = {module: path for path, module in model.named_modules()}
+    found = {}
+    for layer, path in paths.items():
+        if isinstance(layer, QATGemm) and layer.moved_bias is None:
+            owner, name = layer.bias_place
+            key = f"{paths.get(owner)}.{name}".lstrip(".")
+            if key in keys and f"{path}.weight_fake_quant.scale".lstrip(".") in keys:
+                found[key] = layer
+    return found
 
 
 def _check(state_dict: Mapping[str, Any]) -> None:

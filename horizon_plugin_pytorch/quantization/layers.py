@@ -5,24 +5,31 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
 
-from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
-from horizon_plugin_pytorch.nn.qat.module import real
+from horizon_plugin_pytorch.nn.qat.module import QATModule, real
+from horizon_plugin_pytorch.nn.qat.original import restore, rewrite
 from horizon_plugin_pytorch.quantization.batches import require_quantizers
 from horizon_plugin_pytorch.quantization.calibration import run_batch
 from horizon_plugin_pytorch.quantization.fake_quantize import (
     NO_LIMIT,
+    DynamicFakeQuantize,
     FakeQuantize,
     FakeQuantState,
     set_fake_quantize,
 )
+
+Part = Literal["weight", "bias"]
 
 
 @dataclass(frozen=True)
@@ -30,118 +37,307 @@ class LayerCall:
     """One call of a layer.
 
     Args:
+        layer: which layer.
         x: its input in the quantized model, as real values.
+        bias: its bias as it is now.
         residual: what a fused sum adds there.
         wanted: what the float layer gives in the float model, before its activation.
     """
 
+    layer: QATGemm
     x: Tensor
+    bias: Tensor | None
     residual: Tensor | None
     wanted: Tensor
 
+    def output(self, weight: Tensor, shift: Tensor | None = None) -> Tensor:
+        """What the layer gives in the quantized model with another weight and a moved bias, before its activation."""
+        bias = shift if self.bias is None else self.bias if shift is None else self.bias + shift
+        out = self.layer.product(self.x, weight, bias)
+        return out if self.residual is None else out + self.residual
 
-class _Reached(Exception):
-    """The layer was called as often as it is: the rest of the model need not run."""
+    def squared_error(self, out: Tensor) -> Tensor:
+        """The squared error after the layer's activation, as a share of what is wanted."""
+        wanted, limits = self.wanted, self.layer.limits
+        if limits != NO_LIMIT:
+            out, wanted = out.clamp(*limits), wanted.clamp(*limits)
+        return (out - wanted).square().mean() / wanted.square().mean().clamp(min=1e-30)
+
+
+def relative_error(calls: Sequence[LayerCall], output: Callable[[LayerCall], Tensor]) -> float:
+    """The relative error (L2) over all calls."""
+    return math.sqrt(sum(float(call.squared_error(output(call))) for call in calls) / len(calls))
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """The layers that have one tensor which is to be rewritten: most often one layer."""
+
+    members: dict[str, QATGemm]
+
+    @property
+    def path(self) -> str:
+        """Where they are."""
+        return ", ".join(self.members)
+
+    @property
+    def layers(self) -> list[QATGemm]:
+        """The layers."""
+        return list(self.members.values())
+
+    def holds(self, path: str) -> bool:
+        """Is this one of the layers, or a part of one, as its batch norm is?"""
+        return any(path == member or path.startswith(f"{member}.") for member in self.members)
+
+    def rewrite(self, write: Callable[[QATGemm], None]) -> None:
+        """Change what they share through one of them; they remember what they had."""
+        rewrite(self.layers, lambda: write(self.layers[0]))
+
+
+class _Reached(BaseException):
+    """The layers were called as often as they are: the rest of the model need not run."""
 
 
 class LayerWalk:
-    """The layers of a calibrated model with integer weights, in the order in which they run.
+    """The layers of a calibrated model with integer weights, in the order in which they run, with their calls.
 
-    A layer's calls are those of the model as it is when they are asked for: a layer sees what was changed before it.
+    A layer's calls are those of the model as it is when its turn comes: a layer sees what was changed before it. The
+    float model is that before any method rewrote weights or biases.
 
     Args:
         model: calibrated; it is put into eval mode and the VALIDATION state.
         batches: what to run it on.
         caller: whom messages name.
+        part: what is to be rewritten; layers that share it are one.
         exclude: prefixes of paths to leave out.
+
+    Attributes:
+        left_out: layers that cannot be treated, and why.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], caller: str, exclude: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Any], caller: str, part: Part, exclude: Sequence[str] = ()
+    ) -> None:
         require_quantizers(model, caller)
-        self._model, self._batches = model, batches
-        model.eval()
-        self._float = copy.deepcopy(model)
-        set_fake_quantize(model, FakeQuantState.VALIDATION)
-        set_fake_quantize(self._float, FakeQuantState._FLOAT)
-        counts = self._count(self._float)
-        exact = self._count(model)
-        # Inside some modules (recurrent ones) layers run only as a part of the whole.
-        self._counts = {path: n for path, n in counts.items() if exact[path] == n}
-        prefixes = tuple(exclude)
-        self.layers: dict[str, QATGemm] = {}
-        for path in self._counts:
-            layer: Any = model.get_submodule(path)
-            if not isinstance(layer.weight_fake_quant, FakeQuantize) or (prefixes and path.startswith(prefixes)):
-                continue
-            if not layer.weight_fake_quant.has_statistics:
-                raise CalibrationError(f"{caller}: `{path}` has no scale; calibrate the model before.")
-            self.layers[path] = layer
-        if not self.layers:
-            raise QuantizationConfigError(f"{caller}: the model has no layer with integer weights to work on.")
+        self.left_out: dict[str, str] = {}
+        self._model, self._caller, self._part = model, caller, part
+        self._batches = pytree.tree_map(_writable, list(batches))
+        self._counts: list[Counter[str]] = []  # by batch, of layers that run alike in both models
+        self._not_finite: dict[int, str] = {}  # by batch, the first layer that had such values
+        layers = self._find_layers(exclude)
+        with _as_it_was_on_failure(model):
+            model.eval()
+            self._float = copy.deepcopy(model)
+            restore([m for m in self._float.modules() if isinstance(m, QATGemm)])
+            set_fake_quantize(self._float, FakeQuantState._FLOAT)
+            set_fake_quantize(model, FakeQuantState.VALIDATION)
+            self._groups = self._joined(layers, self._reached(layers))
 
-    @torch.no_grad()
-    def _count(self, model: nn.Module) -> Counter[str]:
-        """How often each layer is called in the first batch, in the order of first calls."""
-        counts: Counter[str] = Counter()
+    def __iter__(self) -> Iterator[tuple[LayerGroup, list[LayerCall]]]:
+        for group in tqdm(self._groups, desc=self._caller, disable=None):
+            calls = self._calls(group)
+            if calls:
+                yield group, calls
+        if self._not_finite:
+            batches = ", ".join(map(str, self._not_finite))
+            warn(
+                f"{self._caller}: values are not finite in batches {batches}, first at "
+                f"`{next(iter(self._not_finite.values()))}`; these calls are left out. Look for NaN in the data.",
+                CalibrationWarning,
+            )
 
-        def count(path: str) -> Any:
-            return lambda *_: counts.update([path])
-
-        layers = {path: m for path, m in model.named_modules() if isinstance(m, QATGemm)}
-        hooks = [m.register_forward_hook(count(path)) for path, m in layers.items()]
-        run_batch(model, self._batches[0])
-        for hook in hooks:
-            hook.remove()
-        return counts
-
-    @torch.no_grad()
-    def calls(self, path: str) -> list[LayerCall]:
-        """All calls of a layer on the batches."""
-        reference = self._float.get_submodule(path)
-        assert isinstance(reference, QATGemm)
-        weight, bias, _ = reference.deployed()
-        found = []
-        for batch in self._batches:
-            here, there = (list(self._inputs(model, path, batch)) for model in (self._model, self._float))
-            for (x, residual), (float_x, float_residual) in zip(here, there, strict=True):
-                wanted = reference.product(float_x, weight, bias)
-                found.append(LayerCall(x, residual, wanted if float_residual is None else wanted + float_residual))
+    def _find_layers(self, exclude: Sequence[str]) -> dict[str, QATGemm]:
+        modules = dict(self._model.named_modules())
+        for prefix in exclude:
+            if not any(path.startswith(prefix) for path in modules):
+                raise QuantizationConfigError(
+                    f"{self._caller}: exclude_prefix has {prefix!r}, and no module's path begins so; it has to begin "
+                    "as in `model.named_modules()`."
+                )
+        found: dict[str, QATGemm] = {}
+        for path, module in modules.items():
+            is_layer = isinstance(module, QATGemm) and isinstance(module.weight_fake_quant, FakeQuantize)
+            if is_layer and not path.startswith(tuple(exclude)):
+                found[path] = module
+        if not found:
+            raise QuantizationConfigError(f"{self._caller}: the model has no layer with integer weights to work on.")
+        if any(layer.weight.is_inference() for layer in found.values()):
+            raise QuantizationConfigError(
+                f"{self._caller}: the model was made under torch.inference_mode(), and its weights cannot be written; "
+                "make it outside."
+            )
         return found
 
-    def _inputs(self, model: nn.Module, path: str, batch: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
-        found: list[tuple] = []
-        layer, count = model.get_submodule(path), self._counts[path]
+    @torch.no_grad()
+    def _reached(self, layers: dict[str, QATGemm]) -> list[str]:
+        """Run all batches and count the calls of the layers; those that can be treated, in the order of calls."""
+        order: list[str] = []
+        computed: set[str] = set()
+        exact_ever: set[str] = set()
+        for batch in self._batches:
+            calls = _run(self._float, layers, batch, lambda path, x, residual, weight: (path, weight is not None))
+            exact = Counter(_run(self._model, layers, batch, lambda path, *_: path))
+            counts = Counter(path for path, _ in calls)
+            _merge(order, counts)
+            computed.update(path for path, is_computed in calls if is_computed)
+            exact_ever.update(exact)
+            self._counts.append(Counter({path: n for path, n in counts.items() if exact[path] == n}))
+        for path in layers:
+            if path not in order:
+                self.left_out[path] = _UNREACHED
+            elif path in computed:
+                self.left_out[path] = "the model computes its weight"
+            elif path not in exact_ever:  # as in recurrent modules
+                self.left_out[path] = "it runs only as a part of the module around it"
+            elif not any(path in counts for counts in self._counts):
+                self.left_out[path] = _OTHERWISE
+            elif not layers[path].weight_fake_quant.has_statistics:
+                raise CalibrationError(f"{self._caller}: `{path}` has no scale; calibrate the model before.")
+        return [path for path in order if path not in self.left_out]
 
-        def keep(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            found.append((*args, *kwargs.values()))
+    def _joined(self, layers: dict[str, QATGemm], reached: Sequence[str]) -> list[LayerGroup]:
+        """One group for all layers that share what is to be rewritten, where the first of them runs."""
+        groups: dict[tuple, LayerGroup] = {}
+        for path in reached:
+            groups.setdefault(self._key(layers[path]), LayerGroup({})).members[path] = layers[path]
+        for path in [path for path, reason in self.left_out.items() if reason == _UNREACHED]:
+            if self._key(layers[path]) in groups:  # it changes with the others
+                groups[self._key(layers[path])].members[path] = layers[path]
+                del self.left_out[path]
+        for path, module in self._model.named_modules():
+            if not _computes(module):
+                continue
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                group = groups.get(_key_of(tensor))
+                if group is not None and not group.holds(path):
+                    del groups[_key_of(tensor)]
+                    for member in group.members:
+                        self.left_out[member] = f"its {self._part} is also that of `{path}`"
+        return list(groups.values())
+
+    def _key(self, layer: QATGemm) -> tuple:
+        tensor = layer.weight if self._part == "weight" else layer.moved_bias
+        if tensor is not None:
+            return _key_of(tensor)
+        # Without a bias, modules with one dictionary of parameters (`own_scales`) get one together.
+        return id(layer.bias_place[0]._parameters), _key_of(layer.weight)
+
+    def float_weight(self, group: LayerGroup) -> Tensor:
+        """The weight that layers deploy, as it is in the float model."""
+        layer = self._float.get_submodule(next(iter(group.members)))
+        assert isinstance(layer, QATGemm)
+        return layer.deployed()[0].detach()
+
+    @torch.no_grad()
+    def _calls(self, group: LayerGroup) -> list[LayerCall]:
+        """All calls that can be compared; if there is none, the layers are left out."""
+        floats = {path: self._float.get_submodule(path) for path in group.members}
+        deployed: dict[str, Any] = {path: layer.deployed() for path, layer in floats.items()}  # type: ignore[operator]
+        biases = {path: layer.deployed()[1] for path, layer in group.members.items()}
+        found = []
+        reason = _OTHERWISE
+        for number, batch in enumerate(self._batches):
+            count = sum(self._counts[number][path] for path in group.members)
+            if not count:
+                continue
+            here, there = (
+                _run(model, group.members, batch, lambda path, x, residual, _: (path, real(x), real(residual)), count)
+                for model in (self._model, self._float)
+            )
+            if [(path, x.shape) for path, x, _ in here] != [(path, x.shape) for path, x, _ in there]:
+                continue
+            for (path, x, residual), (_, float_x, float_residual) in zip(here, there, strict=True):
+                layer, (weight, bias, _) = group.members[path], deployed[path]
+                wanted = layer.product(float_x, weight, bias)
+                wanted = wanted if float_residual is None else wanted + float_residual
+                if not wanted.numel():
+                    reason = "all its calls are empty"
+                elif not all(t is None or bool(t.isfinite().all()) for t in (x, residual, wanted)):
+                    reason = "its values are not finite"
+                    self._not_finite.setdefault(number, path)
+                else:
+                    found.append(LayerCall(layer, x, biases[path], residual, wanted))
+        if not found:
+            self.left_out.update(dict.fromkeys(group.members, reason))
+        return found
+
+
+_UNREACHED = "no batch reaches it"
+_OTHERWISE = "the quantized model calls it otherwise than the float model"
+
+
+def left_out_lines(left_out: dict[str, str]) -> str:
+    """What a table says of layers that were left out, beginning with a new line."""
+    return "".join(f"\nleft out: {path}: {reason}" for path, reason in left_out.items())
+
+
+def _run(
+    model: nn.Module, paths: Iterable[str], batch: Any, keep: Callable[..., Any], count: int | None = None
+) -> list[Any]:
+    """Run a batch until layers were called so often, and give what `keep` makes of path, x, residual and weight."""
+    found: list[Any] = []
+
+    def hook(path: str) -> Any:
+        def called(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            given = {"residual": None, "weight": None, **dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
+            found.append(keep(path, *[given[name] for name in _ARGUMENTS]))
             if len(found) == count:
                 raise _Reached
 
-        hook = layer.register_forward_pre_hook(keep, with_kwargs=True)
-        try:
+        return called
+
+    with ExitStack() as stack:
+        for path in paths:
+            handle = model.get_submodule(path).register_forward_pre_hook(hook(path), with_kwargs=True)
+            stack.callback(handle.remove)
+        with suppress(_Reached):
             run_batch(model, batch)
-        except _Reached:
-            pass
-        finally:
-            hook.remove()
-        for x, *residual in found:
-            yield real(x), real(residual[0]) if residual else None
+    return found
 
 
-def output_of(layer: QATGemm, call: LayerCall, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What the layer gives in the quantized model with other weights, before its activation."""
-    out = layer.product(call.x, weight, bias)
-    return out if call.residual is None else out + call.residual
+_ARGUMENTS = ("x", "residual", "weight")  # of `QATGemm.forward`
 
 
-def squared_error(layer: QATGemm, out: Tensor, wanted: Tensor) -> Tensor:
-    """The squared error after the layer's activation, as a share of what is wanted."""
-    if layer.limits != NO_LIMIT:
-        out, wanted = out.clamp(*layer.limits), wanted.clamp(*layer.limits)
-    return (out - wanted).square().mean() / wanted.square().mean().clamp(min=1e-30)
+def _merge(order: list[str], called: Iterable[str]) -> None:
+    """Put the layers of a batch where they run among those of earlier batches."""
+    position = 0
+    for path in called:
+        if path in order:
+            position = order.index(path)
+        else:
+            order.insert(position, path)
+        position += 1
 
 
-def relative_error(layer: QATGemm, calls: Sequence[LayerCall], weight: Tensor, bias: Tensor | None) -> float:
-    """The relative error (L2) of the layer's output over all calls."""
-    squares = [float(squared_error(layer, output_of(layer, call, weight, bias), call.wanted)) for call in calls]
-    return math.sqrt(sum(squares) / len(squares))
+def _key_of(tensor: Tensor) -> tuple:
+    """The same for tensors that are one; a packed parameter makes its parts anew each time they are asked for."""
+    return tensor.data_ptr(), tensor.shape
+
+
+def _computes(module: nn.Module) -> bool:
+    """Is it an operator? Modules of the user only keep tensors."""
+    return isinstance(module, QATModule) or type(module).__module__.startswith("torch.nn.")
+
+
+def _writable(x: Any) -> Any:
+    """A tensor that learning can keep; those made in inference mode are none."""
+    return x.clone() if isinstance(x, Tensor) and x.is_inference() else x
+
+
+@contextmanager
+def _as_it_was_on_failure(model: nn.Module) -> Iterator[None]:
+    """Restore modes and switches if a batch cannot run."""
+    modules = [(m, m.training) for m in model.modules()]
+    flags = [(m, m.is_quantizing, m.is_observing) for m in model.modules() if isinstance(m, FakeQuantize)]
+    dynamic = [(m, m.is_quantizing) for m in model.modules() if isinstance(m, DynamicFakeQuantize)]
+    try:
+        yield
+    except BaseException:
+        for module, training in modules:
+            module.training = training
+        for quantizer, quantizes, observes in flags:
+            quantizer.enable_fake_quant(quantizes)
+            quantizer.enable_observer(observes)
+        for other, quantizes in dynamic:
+            other.enable_fake_quant(quantizes)
+        raise

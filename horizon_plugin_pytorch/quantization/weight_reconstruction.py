@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.quantization.batches import Process, take_batches
 from horizon_plugin_pytorch.quantization.fake_quantize import grid_edges
-from horizon_plugin_pytorch.quantization.layers import LayerCall, LayerWalk, output_of, relative_error, squared_error
+from horizon_plugin_pytorch.quantization.layers import (
+    LayerCall,
+    LayerGroup,
+    LayerWalk,
+    left_out_lines,
+    relative_error,
+)
 
 _LOW, _HIGH = -0.1, 1.1  # the sigmoid is stretched over these and clipped, so that it reaches 0 and 1
 _RATE = 0.1  # of Adam; the documented hundred steps must be enough to turn a choice around
@@ -45,18 +52,43 @@ class _Config:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> _Config:
-        known = [f.name for f in fields(cls)]
-        for name in given or {}:
-            if name not in known:
+        given = {} if given is None else given
+        if not isinstance(given, Mapping):
+            raise QuantizationConfigError(f"weight_reconstruction: custom_config_dict must be a dict, got {given!r}.")
+        for name, value in given.items():
+            if name not in _EXPECTED:
                 raise QuantizationConfigError(
-                    f"weight_reconstruction: custom_config_dict has no {name!r}; it has {', '.join(known)}."
+                    f"weight_reconstruction: custom_config_dict has no {name!r}; it has {', '.join(_EXPECTED)}."
                 )
-        config = cls(**(given or {}))
-        if config.num_steps < 1 or not 0 <= config.warm_up <= 1 or len(config.b_range) != 2:
-            raise QuantizationConfigError(
-                "weight_reconstruction: need num_steps >= 1, 0 <= warm_up <= 1 and two numbers in b_range."
-            )
-        return config
+            expected, is_so = _EXPECTED[name]
+            if not is_so(value):
+                raise QuantizationConfigError(
+                    f"weight_reconstruction: custom_config_dict[{name!r}] must be {expected}, got {value!r}."
+                )
+        return cls(**given)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_number(value: Any, low: float, high: float = math.inf) -> bool:
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    return is_real and math.isfinite(value) and low <= value <= high
+
+
+def _is_sequence(value: Any, is_item: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(is_item, value))
+
+
+_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "num_batches": ("an integer from 1", _is_count),
+    "num_steps": ("an integer from 1", _is_count),
+    "exclude_prefix": ("a list of strings", lambda v: _is_sequence(v, lambda prefix: isinstance(prefix, str))),
+    "warm_up": ("a number from 0 to 1", lambda v: _is_number(v, 0, 1)),
+    "weight": ("a number from 0", lambda v: _is_number(v, 0)),
+    "b_range": ("two numbers from 1", lambda v: _is_sequence(v, lambda end: _is_number(end, 1)) and len(v) == 2),
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +96,7 @@ class ReconstructedLayer:
     """What was done to one layer.
 
     Args:
-        layer: its path.
+        layer: its path; layers that share a weight are one, with all their paths.
         before: relative error of its output with weights rounded to the nearest.
         after: the same with the learned rounding.
         changed: share of the weights that are rounded the other way.
@@ -78,15 +110,24 @@ class ReconstructedLayer:
 
 @dataclass
 class ReconstructionResult:
-    """What `weight_reconstruction` did, in the order in which the layers run; printing it gives a table."""
+    """What `weight_reconstruction` did, in the order in which the layers run; printing it gives a table.
+
+    Args:
+        layers: what was done to each.
+        left_out: by path, why a layer was not treated; not those that `exclude_prefix` names.
+    """
 
     layers: list[ReconstructedLayer] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [[r.layer, f"{r.before:.4%}", f"{r.after:.4%}", f"{r.changed:.1%}"] for r in self.layers]
-        return tabulate(rows, headers=["layer", "error, nearest", "error, learned", "changed"], disable_numparse=True)
+        headers = ["layer", "error, nearest", "error, learned", "changed"]
+        return tabulate(rows, headers=headers, disable_numparse=True) + left_out_lines(self.left_out)
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def weight_reconstruction(
     calib_model: nn.Module,
     batches: Iterable[Any],
@@ -97,7 +138,9 @@ def weight_reconstruction(
 
     Layers (convolutions, transposed ones, Linear) are treated in the order in which they run. Each learns, for every
     weight, to round up or down, so that its output on the inputs that it gets in the quantized model comes closest to
-    what the float layer gives in the float model. Where rounding to the nearest is better, it stays. Scales stay.
+    what the float layer gives in the float model. Where rounding to the nearest, or that of an earlier call, is better,
+    it stays. Scales stay. The float model is that before this call, an earlier one or `correct_bias` changed it, unless
+    it was trained or loaded since.
 
     Args:
         calib_model: calibrated; changed in place, and left in eval mode and in the VALIDATION state.
@@ -119,41 +162,45 @@ def weight_reconstruction(
     config = _Config.of(custom_config_dict)
     count = config.num_batches if isinstance(batches, DataLoader) else None
     data = take_batches(calib_model, batches, count, batch_process_func, "weight_reconstruction")
-    walk = LayerWalk(calib_model, data, "weight_reconstruction", config.exclude_prefix)
-    result = ReconstructionResult()
-    for path, layer in tqdm(walk.layers.items(), desc="weight_reconstruction", disable=None):
-        result.layers.append(_reconstruct(path, layer, walk.calls(path), config))
+    walk = LayerWalk(calib_model, data, "weight_reconstruction", "weight", config.exclude_prefix)
+    result = ReconstructionResult(left_out=walk.left_out)
+    for group, calls in walk:
+        if _have_one_grid(group.layers):
+            result.layers.append(_reconstruct(group, calls, walk.float_weight(group), config))
+        else:
+            walk.left_out[group.path] = "they share a weight, and each has another scale for it"
     return result
 
 
-def _reconstruct(path: str, layer: QATGemm, calls: Sequence[LayerCall], config: _Config) -> ReconstructedLayer:
+def _have_one_grid(layers: Sequence[QATGemm]) -> bool:
+    (weight, _, scale), *others = [layer.deployed() for layer in layers]
+    ends = {(layer.weight_fake_quant.quant_min, layer.weight_fake_quant.quant_max) for layer in layers}
+    return len(ends) == 1 and all(torch.equal(weight, w) and torch.equal(scale, s) for w, _, s in others)
+
+
+def _reconstruct(group: LayerGroup, calls: Sequence[LayerCall], weight: Tensor, config: _Config) -> ReconstructedLayer:
+    layer = group.layers[0]
     quantizer = layer.weight_fake_quant
-    with torch.no_grad():
-        weight, bias, scale = (None if t is None else t.detach().clone() for t in layer.deployed())
-        assert weight is not None and scale is not None
-        step = grid_edges(weight, scale, quantizer.ch_axis, quantizer.quant_min, quantizer.quant_max)[0]
-        ends = (quantizer.quant_min, quantizer.quant_max)
-        nearest = (weight / step).round().clamp(*ends)
-        before = relative_error(layer, calls, nearest * step, bias)
-    learned = _learn(layer, calls, weight / step, step, ends, bias, before, config)
-    with torch.no_grad():
-        after = relative_error(layer, calls, learned * step, bias)
-        if after >= before:
-            learned, after = nearest, before
-        layer.set_deployed(learned * step, bias)
-        changed = float((learned != nearest).float().mean())
-    return ReconstructedLayer(path, before, after, changed)
+    ends = (quantizer.quant_min, quantizer.quant_max)
+    now, _, scale = layer.deployed()
+    step = grid_edges(now, scale.detach().clone(), quantizer.ch_axis, *ends)[0]
+
+    def error(integers: Tensor) -> float:
+        return relative_error(calls, lambda call: call.output(integers * step))
+
+    nearest = (weight / step).round().clamp(*ends)
+    before = error(nearest)
+    best, after = nearest, before
+    for integers in ((now / step).round().clamp(*ends), _learn(calls, weight / step, step, ends, before, config)):
+        found = error(integers)
+        if found < after:
+            best, after = integers, found
+    group.rewrite(lambda layer: layer.set_weight(best * step))
+    return ReconstructedLayer(group.path, before, after, float((best != nearest).float().mean()))
 
 
 def _learn(
-    layer: QATGemm,
-    calls: Sequence[LayerCall],
-    exact: Tensor,
-    step: Any,
-    ends: tuple[int, int],
-    bias: Tensor | None,
-    before: float,
-    config: _Config,
+    calls: Sequence[LayerCall], exact: Tensor, step: Any, ends: tuple[int, int], before: float, config: _Config
 ) -> Tensor:
     """The integers that the weights are rounded to."""
     floor = exact.floor()
@@ -168,8 +215,7 @@ def _learn(
         for number in range(config.num_steps):
             call = calls[int(torch.randint(len(calls), (1,), generator=generator))]
             up = _soft(chance)
-            out = output_of(layer, call, (floor + up).clamp(*ends) * step, bias)
-            loss = squared_error(layer, out, call.wanted) / unit
+            loss = call.squared_error(call.output((floor + up).clamp(*ends) * step)) / unit
             if number >= warm:
                 done = (number - warm) / max(config.num_steps - warm - 1, 1)
                 exponent = config.b_range[0] + (config.b_range[1] - config.b_range[0]) * done

@@ -129,14 +129,36 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         return self.weight, self.bias, self.weight_fake_quant.sound_scale()
 
     @torch.no_grad()
-    def set_deployed(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Write weight and bias so that `deployed` gives these; a layer without bias gets one if it is given."""
+    def set_weight(self, weight: Tensor) -> None:
+        """Write the weight so that `deployed` gives this one."""
         self.weight.copy_(weight)
-        if bias is not None and self.bias is None:
-            self.bias = nn.Parameter(bias.clone())
-        elif bias is not None:
-            self.bias.copy_(bias)  # type: ignore[union-attr]
         self.forget_twin()
+
+    @property
+    def bias_place(self) -> tuple[nn.Module, str]:
+        """The module that has what `move_bias` moves, and its name there."""
+        return self, "bias"
+
+    @property
+    def moved_bias(self) -> Tensor | None:
+        """What `move_bias` moves."""
+        return self.bias
+
+    @torch.no_grad()
+    def move_bias(self, shift: Tensor) -> None:
+        """Add to the bias that `deployed` gives; a layer without bias gets one."""
+        if self.moved_bias is None:
+            self.add_bias()
+        assert self.moved_bias is not None
+        self.moved_bias.add_(shift)
+        self.forget_twin()
+
+    def add_bias(self) -> None:
+        """Give a layer without bias one, of zeros; it is frozen if the weight is."""
+        groups = getattr(self, "groups", 1) if self.weight_axis else 1
+        zeros = self.weight.new_zeros(self.weight.shape[self.weight_axis] * groups)
+        owner, name = self.bias_place
+        setattr(owner, name, nn.Parameter(zeros, self.weight.requires_grad))
 
     def observe_weight(self) -> None:
         """Update the weight's scale from the weight."""

@@ -56,20 +56,19 @@ class QATGemmBN(QATGemm):
         return *fold(self, self.bn), self._deployed_scale()
 
     @torch.no_grad()
-    def set_deployed(self, weight: Tensor, bias: Tensor | None) -> None:
-        old_weight, old_bias = fold(self, self.bn)
+    def set_weight(self, weight: Tensor) -> None:
         gain = gain_of(self.bn)
         has_gain = gain.abs() > _SMALLEST_SCALE
         by_channel = by_output(torch.where(has_gain, gain, 1.0), self)
-        raw = torch.where(by_output(has_gain, self), weight.double() / by_channel, self.weight.double())
-        self.weight.copy_(raw)
-        if bias is None or bool((bias == old_bias).all()):
-            return self.forget_twin()
-        moved = (bias - old_bias).to(old_weight.dtype)
-        if self.bn.bias is None:
-            self.bn.bias = nn.Parameter(torch.zeros_like(moved))
-        self.bn.bias.add_(moved)
-        return self.forget_twin()
+        super().set_weight(torch.where(by_output(has_gain, self), weight.double() / by_channel, self.weight.double()))
+
+    @property
+    def bias_place(self) -> tuple[nn.Module, str]:
+        return self.bn, "bias"
+
+    @property
+    def moved_bias(self) -> Tensor | None:
+        return self.bn.bias
 
     def _deployed_scale(self) -> Tensor:
         scale, gain = self.weight_fake_quant.sound_scale(), gain_of(self.bn).detach().abs()

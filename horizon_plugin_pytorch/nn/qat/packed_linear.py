@@ -51,6 +51,15 @@ class PackedLinear(QATGemm):
         """The layer's rows of the owner's bias."""
         return self._part(1)
 
+    @property
+    def bias_place(self) -> tuple[nn.Module, str]:
+        return self._owner[0], self._names[1]
+
+    def add_bias(self) -> None:
+        packed = self._packed()[0]
+        assert packed is not None
+        setattr(*self.bias_place, nn.Parameter(packed.new_zeros(len(packed)), packed.requires_grad))
+
     def twin(self) -> nn.Module:
         sources = [p for p in self._packed() if p is not None] + [q.scale for q in self.fake_quantizers()]
         return self._twin.get(tuple(sources), lambda: self.quantized_class.from_qat(self))
