@@ -377,7 +377,12 @@ class FakeQuantize(nn.Module):
 
     def current_scale(self) -> Tensor:
         """The scale as it is now. The buffer goes on changing while training; a tensor's scale must not."""
-        return self._known["scale"].get((self.scale,), lambda: self.scale.detach().clone())
+        return self._known["scale"].get((self.scale,), self._copied_scale)
+
+    def _copied_scale(self) -> Tensor:
+        if self.is_exact:
+            self.require_scale()
+        return self.scale.detach().clone()
 
     def _store_scale(self, value: Tensor) -> None:
         if value.shape != self.scale.shape and value.numel() != 1:
@@ -544,6 +549,8 @@ def integer_limits(scale: float | Tensor, low: int, high: int, limits: tuple[flo
     (0, 60)
     """
     step = float(scale) if not isinstance(scale, Tensor) or scale.numel() == 1 else float(scale.max())
+    if not 0 < step < math.inf:  # there are no integers; while training the values show it
+        return low, high
     if math.isfinite(limits[0]):
         low = max(low, round(limits[0] / step))
     if math.isfinite(limits[1]):

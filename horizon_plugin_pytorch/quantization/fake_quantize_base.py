@@ -47,5 +47,19 @@ def refuse(path: str, scale: Tensor, besides: str = "") -> NoReturn:
     )
 
 
+def require_finite(path: str, values: Tensor) -> None:
+    """Refuse parameters that integers cannot have.
+
+    Raises:
+        CalibrationError: they hold NaN or infinity.
+    """
+    if count := int((~values.isfinite()).sum()):
+        raise CalibrationError(
+            f"{_place(path)}: {count} of its {values.numel()} values are NaN or infinite, which integers cannot be. A "
+            "step of the optimizer, a checkpoint, or the float model itself has them; load the last good checkpoint, "
+            "or replace them by finite numbers."
+        )
+
+
 def _place(path: str) -> str:
     return f"`{path}`" if path else "a fake quantizer outside of a prepared model"

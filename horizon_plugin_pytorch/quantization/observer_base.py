@@ -92,6 +92,11 @@ class ObserverBase(nn.Module):
                 f"`{name}`: quant_min={self.quant_min}, quant_max={self.quant_max} do not fit {self.dtype}, whose "
                 f"range is [{self.dtype.min}, {self.dtype.max}]."
             )
+        if not self.quant_min <= 0 < self.quant_max:
+            raise QuantizationConfigError(
+                f"`{name}`: quantization is symmetric and represents 0, so quant_min must be at most 0 and quant_max "
+                f"positive; got quant_min={self.quant_min}, quant_max={self.quant_max}."
+            )
         self.averaging_constant = averaging_constant
         self.qscheme = qscheme
         self.is_per_channel = qscheme in _PER_CHANNEL

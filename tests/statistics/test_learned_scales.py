@@ -236,6 +236,48 @@ def test_a_scale_that_cannot_be_mended_is_named_at_conversion() -> None:
         convert_fx(model)
 
 
+class Clipped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU6()
+        self.head = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.relu(self.bn(self.conv(x)))).sigmoid()
+
+
+@pytest.mark.parametrize("mode", list(QATMode))
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("quant.activation_post_process.scale", "quant"),
+        ("module.conv.activation_post_process.scale", "module.conv"),
+        ("module.head.activation_post_process.scale", "module.head"),
+        ("module.head.weight_fake_quant.scale", r"module.head \(weight\)"),
+        ("module.head.weight", r"module.head \(weight\)"),
+        ("module.head.bias", r"module.head \(bias\)"),
+        ("module.conv.bn.bias", r"module.conv \(bias\)"),
+    ],
+)
+def test_numbers_that_integers_cannot_be_are_named(where: str, named: str, value: float, mode: QATMode) -> None:
+    set_qat_mode(mode)
+    try:
+        model = prepare_qat_fx(QuantWrapper(Clipped()), {"": get_default_qconfig()})
+    finally:
+        set_qat_mode(QATMode.FuseBN)
+    x = torch.randn(2, 3, 4, 4)
+    calibrate(model, (x,))
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    if where not in state:  # folded
+        where = where.replace(".bn", "")
+    with torch.no_grad():
+        state[where].reshape(-1)[0] = value
+    for run in (lambda: model(x), lambda: convert_fx(model)):
+        with pytest.raises(CalibrationError, match=f"`{named}`"):
+            run()
+
+
 @pytest.mark.parametrize("rate", [1e-4, 1e-2, 1.0])
 def test_adamw_leaves_scales_sound_whatever_its_rate(rate: float) -> None:
     model, _ = trained(default_qat_8bit_lsq_quant_qconfig, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
@@ -127,6 +127,12 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
     def deployed(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Weight, bias and the weight's scales as the integer form has them."""
         return self.weight, self.bias, self.weight_fake_quant.sound_scale()
+
+    def deployed_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        if not isinstance(self.weight_fake_quant, FakeQuantize):
+            return super().deployed_parameters()
+        weight, bias, _ = self.deployed()
+        return [("weight", weight)] + ([] if bias is None else [("bias", bias)])
 
     @torch.no_grad()
     def set_weight(self, weight: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -89,7 +89,23 @@ class QATModule(PlacedModule):
         """The quantized module for the current weights and scales."""
         return self._twin.get(tuple(self.twin_sources()), self._make_twin)
 
+    def require_numbers(self) -> None:
+        """Refuse scales and parameters that integers cannot have.
+
+        Raises:
+            CalibrationError: a scale is not positive, or a number is NaN or infinite.
+        """
+        for quantizer in self.fake_quantizers():
+            quantizer.require_scale()
+        for name, values in self.deployed_parameters():
+            fake_quantize_base.require_finite(f"{self.path} ({name})" if self.path else name, values)
+
+    def deployed_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """Names and values of the numbers that the integer form is made of."""
+        return self.named_parameters(recurse=False)
+
     def _make_twin(self) -> nn.Module:
+        self.require_numbers()
         twin = self.quantized_class.from_qat(self)
         twin.stub_paths = {}  # this module's inputs went through the stubs already
         return twin

@@ -258,6 +258,9 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
             module.observe_weight()  # weights are known without any data
     for quantizer in quantizers:
         quantizer.require_scale()
+    for module in model.modules():
+        if isinstance(module, QATModule):
+            module.require_numbers()
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
         if not isinstance(module, QATModule):
