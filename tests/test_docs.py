@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from horizon_plugin_pytorch import errors
 
@@ -94,3 +95,13 @@ def test_the_site_builds_without_warnings(tmp_path):
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert (tmp_path / "site" / "numerics" / "index.html").exists()
+
+
+def test_every_module_of_quantization_is_in_a_layer_and_in_the_architecture_page():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layered = set(re.findall(r"quantization\.(\w+)", " ".join(contracts[0]["layers"])))
+    folder = ROOT / "horizon_plugin_pytorch" / "quantization"
+    modules = {path.stem for path in folder.iterdir() if not path.name.startswith("__")}
+    assert layered == modules
+    page = (DOCS / "architecture.md").read_text()
+    assert [name for name in sorted(modules) if not re.search(rf"\b{name}(\.py|/|,|}})", page)] == []
