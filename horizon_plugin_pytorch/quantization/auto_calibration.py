@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
-from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
 from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
@@ -36,10 +37,12 @@ from horizon_plugin_pytorch.quantization.observer_v2 import (
     MixObserver,
     MSEObserver,
     PercentileObserver,
+    SketchObserver,
 )
 
 _JUDGED = 4  # batches on which candidates are compared; the result is checked on all
 _SAME = 1e-3  # candidates whose ranges differ by less than this share are one
+_WORSE = 1.1  # a candidate whose error on the first batches is so many times the best is not tried on the others
 _OBSERVERS: dict[str, type[ObserverBase]] = {
     "percentile": PercentileObserver,
     "mse": MSEObserver,
@@ -47,19 +50,19 @@ _OBSERVERS: dict[str, type[ObserverBase]] = {
     "mix": MixObserver,
     "min_max": MinMaxObserver,
 }
-_CONFIGURED, _CHOSEN = "as configured", "as chosen"
+_CONFIGURED, _CHOSEN, _TOGETHER = "as configured", "as chosen", "{} of all data"
 
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """What was chosen for one tensor.
+    """What one tensor has in the model.
 
     Args:
         tensor: path of the operator, or of its weight's fake quantizer.
-        observer: the candidate that was chosen.
-        scale: its largest scale.
+        observer: the candidate that its scale is of.
+        scale: the largest of its scales.
         before: error of the model's outputs with the first candidate, all earlier operators being quantized.
-        after: the same with the chosen one.
+        after: the same with `observer`.
     """
 
     tensor: str
@@ -77,7 +80,8 @@ class AutoCalibrationResult:
 
     Args:
         choices: one for each tensor that had a choice, in the order in which the model runs.
-        errors: the whole model's error on all batches: with plain calibration by each candidate, and as chosen.
+        errors: the whole model's error on all batches: as chosen, as `calibrate` with each candidate leaves it, and
+            with each candidate's range of all batches together instead of the mean of theirs.
         kept: which of `errors` the model was left with.
         unseen: modules that no batch reached.
     """
@@ -92,7 +96,7 @@ class AutoCalibrationResult:
             [c.tensor, c.observer, f"{c.scale:.6g}", f"{c.before:.4%}", f"{c.after:.4%}", _gain(c.before, c.after)]
             for c in self.choices
         ]
-        headers = ["tensor", "chosen", "scale", "error with the first", "error", "gain"]
+        headers = ["tensor", "observer", "scale", "error with the first", "error", "gain"]
         table = tabulate(rows, headers=headers, disable_numparse=True)
         whole = [[name, f"{error:.4%}", "kept" if name == self.kept else ""] for name, error in self.errors.items()]
         lines = [table, "", tabulate(whole, headers=["whole model", "error", ""], disable_numparse=True)]
@@ -116,13 +120,14 @@ def auto_calibrate(
 ) -> AutoCalibrationResult:
     """Calibrate a prepared model, choosing the observer of each operator by the error of the model's outputs.
 
-    One pass over the data counts what every tensor holds; all candidate scales come from the counts. Then, operator by
-    operator in the order in which they run, weight and output are quantized, with all earlier operators quantized and
-    the later ones float, and the candidate is kept with which the model's outputs (what its DeQuantStubs give) are
-    closest to float. In the end the whole model is compared with plain calibration by each candidate, on all batches,
-    and the best of all is kept: the result is never worse than choosing one observer by hand.
+    In one pass over the data all candidates observe what every tensor holds. Then, operator by operator in the order in
+    which they run, weight and output are quantized, with all earlier operators quantized and the later ones float, and
+    the candidate is kept with which the model's outputs (what its DeQuantStubs give) are closest to float. In the end
+    the whole model is compared with what `calibrate` gives with each candidate, on all batches, and the best of all is
+    kept: on these batches the result is never worse than choosing one observer by hand.
 
-    The model is left in eval mode and in the VALIDATION state. Scales that are fixed or frozen stay as they are.
+    The model is left in eval mode and in the VALIDATION state. Scales that are fixed or frozen stay as they are. After
+    an error the model is as it was.
 
     Args:
         calib_model: from `prepare`, `prepare_qat_fx` or `prepare_qat`; changed in place.
@@ -143,22 +148,40 @@ def auto_calibrate(
     quantizers = require_quantizers(calib_model, "auto_calibrate")
     candidates = _candidates(observer_list, percentile_list)
     data = take_batches(calib_model, batches, num_batches, batch_process_func, "auto_calibrate")
-    calib_model.eval()
-    tensors = [_Tensor(path, quantizer, candidates) for path, quantizer in quantizers.items()]
-    judge = _Judge(calib_model, data)
-    with judge.watching(), _recording(tensors, judge):
-        set_fake_quantize(calib_model, FakeQuantState.CALIBRATION)
-        judge.run_float()
-    seen = sorted((t for t in tensors if t.positions), key=lambda t: t.order)
-    result = AutoCalibrationResult(unseen=[place_of(t.path) for t in tensors if not t.positions])
-    for tensor in seen:
-        tensor.find_ranges(candidates)
-    set_fake_quantize(calib_model, FakeQuantState._FLOAT)
-    with judge.watching():
-        _choose(calib_model, seen, judge, result)
-        set_fake_quantize(calib_model, FakeQuantState.VALIDATION)
-        _keep_best(seen, judge, candidates, result)
+    with _undone_after_an_error(calib_model, list(quantizers.values())):
+        calib_model.eval()
+        tensors = [_Tensor(path, quantizer, candidates) for path, quantizer in quantizers.items()]
+        judge = _Judge(calib_model, data)
+        with judge.watching(), _recording(tensors, judge):
+            set_fake_quantize(calib_model, FakeQuantState.CALIBRATION)
+            judge.run_float()
+        seen = sorted((t for t in tensors if t.positions), key=lambda t: t.order)
+        result = AutoCalibrationResult(unseen=[place_of(t.path) for t in tensors if not t.positions])
+        for tensor in seen:
+            tensor.find_ranges(candidates)
+        set_fake_quantize(calib_model, FakeQuantState._FLOAT)
+        with judge.watching():
+            _choose(calib_model, seen, judge)
+            set_fake_quantize(calib_model, FakeQuantState.VALIDATION)
+            _keep_best(seen, judge, candidates, result)
+        result.choices = [tensor.choice() for tensor in seen if tensor.errors]
     return result
+
+
+@contextmanager
+def _undone_after_an_error(model: nn.Module, quantizers: Sequence[FakeQuantize]) -> Iterator[None]:
+    """Modes, states, ranges and scales are as before if anything fails."""
+    modes = [(m, m.training) for m in model.modules()]
+    before = [(q, copy.deepcopy(q.state_dict()), q._was_set) for q in quantizers]
+    try:
+        yield
+    except BaseException:
+        for module, mode in modes:
+            module.training = mode
+        for quantizer, state, was_set in before:
+            quantizer.load_state_dict(state)
+            quantizer._was_set = was_set
+        raise
 
 
 auto_calibration = auto_calibrate
@@ -173,30 +196,57 @@ class _Candidate:
     settings: dict[str, Any]
 
     def observer(self, like: ObserverBase) -> ObserverBase:
-        """An observer for the same format; all its batches count the same."""
+        """An observer for the same format."""
         made = _OBSERVERS[self.kind](**_format(like), **self.settings)
-        made.batches, made.owner, made.may_be_constant = 0, like.owner, like.may_be_constant
+        made.owner, made.may_be_constant, made.counts_together = like.owner, like.may_be_constant, like.counts_together
         return made
 
 
 def _candidates(observers: Sequence[str], percentiles: Sequence[float] | None) -> list[_Candidate]:
-    observers = [observers] if isinstance(observers, str) else list(observers)
-    unknown = [name for name in observers if name not in _OBSERVERS]
+    observers = _listed(observers)
+    unknown = [str(name) for name in observers if name not in _OBSERVERS]
     if unknown or not observers:
         raise QuantizationConfigError(
             f"auto_calibrate: observer_list holds some of {', '.join(_OBSERVERS)}, got {', '.join(unknown) or 'none'}."
         )
+    shares = _percentiles(percentiles, observers)
     found = []
     for name in dict.fromkeys(observers):
-        if name == "percentile" and percentiles:
-            found += [_Candidate(f"percentile {p:g}", name, {"percentile": p}) for p in percentiles]
+        if name == "percentile" and shares:
+            found += [_Candidate(f"percentile {p:g}", name, {"percentile": p}) for p in shares]
         else:
             found.append(_Candidate(name, name, {}))
     return found
 
 
+def _percentiles(given: Any, observers: Sequence[str]) -> list[float]:
+    """The percentiles, each once."""
+    shares = [] if given is None else _listed(given)
+    is_number = [isinstance(p, (int, float)) and not isinstance(p, bool) and 0 < p <= 100 for p in shares]
+    if not all(is_number):
+        raise QuantizationConfigError(
+            f"auto_calibrate: percentile_list holds percentages in (0, 100], such as [99.9, 99.99], got {given}."
+        )
+    if shares and "percentile" not in observers:
+        raise QuantizationConfigError(
+            f"auto_calibrate: percentile_list={given} has no use without 'percentile' in observer_list."
+        )
+    if any(p <= 1 for p in shares):
+        warn(
+            f"auto_calibrate: percentile_list={given} is in percent: {min(shares):g} keeps {min(shares):g} % of the "
+            f"values. For a share of one write it times 100: {min(shares) * 100:g}.",
+            CalibrationWarning,
+        )
+    return list(dict.fromkeys(shares))
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list, also of one thing."""
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+
+
 class _Tensor:
-    """A quantized tensor: what was counted, and the ranges to choose from."""
+    """A quantized tensor: what candidates observe, and the ranges to choose from."""
 
     def __init__(self, path: str, quantizer: FakeQuantize, candidates: Sequence[_Candidate]) -> None:
         self.path, self.quantizer = path, quantizer
@@ -204,28 +254,42 @@ class _Tensor:
         self.order = -1
         self.positions: dict[int, int] = {}  # by batch, how many operators had ended when it was first seen
         self.ranges: dict[str, tuple[Tensor, Tensor]] = {}
+        self.errors: dict[str, list[float]] = {}  # of the candidates that were tried: on one batch, on two, ...
         self.is_free = not (quantizer.is_fixed or (quantizer.has_statistics and not self.observer.averaging_constant))
-        # What has a scale for each channel is a weight, the same in every batch: its own observer sees it all.
+        self.is_weight = self.observer.is_per_channel or path.endswith("weight_fake_quant")
+        self._plain: dict[str, ObserverBase] = {}
         self._counts: HistogramObserver | None = None
-        self._plain = self.observer
-        self._weight: Tensor | None = None
-        self.first = self.chosen = ""
-        self.is_weight = self.observer.is_per_channel
-        if not self.is_weight:
+        if self.is_free:
+            self._add_observers(candidates)
+        self.first = self.chosen = next(iter(self._plain), "")
+        self._same: dict[str, str] = {}  # of a candidate, the one that was tried in its place
+
+    def _add_observers(self, candidates: Sequence[_Candidate]) -> None:
+        if self.is_weight:  # `calibrate` with another observer for activations leaves it as configured
+            own = self._plain[_CONFIGURED] = copy.deepcopy(self.observer)
+            own.min_val.fill_(math.inf)
+            own.max_val.fill_(-math.inf)
+            own._has_range = False
+            candidates = [c for c in candidates if c.kind in ("mse", "min_max")]
+        else:
             self._counts = HistogramObserver(**_format(self.observer), method="min_max")
-            self._plain = candidates[0].observer(self.observer)
+        self._plain |= {c.name: c.observer(self.observer) for c in candidates}
+        for observer in self._plain.values():
+            observer.batches = 0  # all batches count the same
+
+    def begin_batch(self) -> None:
+        """What comes next belongs to a new batch."""
+        for observer in self._plain.values():
+            observer.begin_batch()
 
     def observe(self, x: Tensor, limits: tuple[float, float]) -> None:
-        """Count, and take the range that plain calibration takes."""
-        if not self.is_free:
-            return
+        """Let all candidates see a tensor; it has the range of the first meanwhile."""
+        for observer in self._plain.values():
+            observer.observe(x, *limits)
         if self._counts is not None:
             self._counts.observe(x, *limits)
-        elif self.path.endswith("weight_fake_quant"):
-            self._weight = x
-        self._plain.observe(x, *limits)
-        if self._plain.has_statistics:
-            self.set_range((self._plain.min_val, self._plain.max_val))
+        if self.is_free and self._plain[self.first].has_statistics:
+            self.set_range(_ends(self._plain[self.first]))
 
     def set_range(self, ends: tuple[Tensor, Tensor]) -> None:
         """Take a range and its scale."""
@@ -233,36 +297,43 @@ class _Tensor:
         self.quantizer.refresh_scale()
 
     def find_ranges(self, candidates: Sequence[_Candidate]) -> None:
-        """Ranges by the candidates' names; the first is that of plain calibration."""
-        if not self.is_free or not self._plain.has_statistics:
+        """Ranges by the candidates' names: those of `calibrate`, and those of all batches together."""
+        if not self.is_free or not self._plain[self.first].has_statistics:
             return
-        self.first = self.chosen = _CONFIGURED if self.is_weight else candidates[0].name
-        self.ranges[self.first] = (self._plain.min_val.clone(), self._plain.max_val.clone())
+        self.ranges = {name: _ends(observer) for name, observer in self._plain.items()}
+        if self._counts is None:
+            return
         for candidate in candidates:
-            found = candidate.observer(self.observer) if candidate.name != self.first else None
-            if found is not None and self._counts is not None:
-                choose = getattr(found, "choose", None)
-                sketch = self._counts.sketch
-                end = torch.full_like(self.observer.max_val, sketch.largest if choose is None else choose(sketch))
-                self.ranges[candidate.name] = (-end, end)
-            elif found is not None and self._weight is not None and candidate.kind in ("mse", "min_max"):
-                found.observe(self._weight)
-                self.ranges[candidate.name] = (found.min_val, found.max_val)
+            sketch, observer = self._counts.sketch, self._plain[candidate.name]
+            end = observer.choose(sketch) if isinstance(observer, SketchObserver) else sketch.largest
+            value = torch.full_like(observer.max_val, end)
+            self.ranges[_TOGETHER.format(candidate.name)] = (-value, value)
 
     def distinct(self) -> dict[str, tuple[Tensor, Tensor]]:
         """The ranges without those that are nearly the same as an earlier one."""
         kept: dict[str, tuple[Tensor, Tensor]] = {}
         for name, ends in self.ranges.items():
-            if not any(_is_same(ends, other) for other in kept.values()):
-                kept[name] = ends
+            self._same[name] = next((other for other in kept if _is_same(ends, kept[other])), name)
+            kept.setdefault(self._same[name], ends)
         return kept
+
+    def choice(self) -> AutoChoice:
+        """What it has; the errors are those of as many batches as both were tried on."""
+        before, after = self.errors[self.first], self.errors[self._same[self.chosen]]
+        last = min(len(before), len(after)) - 1
+        scale = float(self.quantizer.scale.max())
+        return AutoChoice(place_of(self.path), self.chosen, scale, before[last], after[last])
+
+
+def _ends(observer: ObserverBase) -> tuple[Tensor, Tensor]:
+    return observer.min_val, observer.max_val
 
 
 def _format(like: ObserverBase) -> dict[str, Any]:
     return {
         "ch_axis": like.ch_axis, "dtype": like.dtype, "qscheme": like.qscheme, "quant_min": like.quant_min,
         "quant_max": like.quant_max, "channel_len": like.min_val.numel(), "pow_quantization": like.pow_quantization,
-        "factory_kwargs": {"device": like.min_val.device},
+        "factory_kwargs": {"device": like.min_val.device}, "averaging_constant": like.averaging_constant,
     }  # fmt: skip
 
 
@@ -333,25 +404,34 @@ class _Judge:
 
     def errors(
         self, tries: Sequence[Callable[[], None]], among: Sequence[int], positions: dict[int, int] | None = None
-    ) -> list[float]:
-        """The error of the outputs after each of the tries.
+    ) -> list[list[float]]:
+        """The errors of the outputs after each of the tries: on the first batch, on the first two, and so on.
 
         Args:
             tries: change the model.
             among: which batches.
-            positions: by batch, how many operators run before what the tries change.
+            positions: by batch, how many operators run before what the tries change. If given, only the best one is
+                wanted: what is much worse is not tried on further batches.
         """
         sums = torch.zeros(len(tries), 2, max(len(w) for w in self._wanted), dtype=torch.float64)
+        found: list[list[float]] = [[] for _ in tries]
+        left = list(range(len(tries)))
         for index in among:
             self._results, self._kept = [], (positions or {}).get(index, 0)
-            for number, change in enumerate(tries):
-                change()
+            for number in left:
+                tries[number]()
                 outputs = self._outputs(index)
                 for place, wanted in enumerate(self._wanted[index]):
                     sums[number, :, place] += _compare(outputs, place, wanted)
+                shares = sums[number, 0] / sums[number, 1].clamp(min=1e-30)
+                found[number].append(float(shares.mean().sqrt().nan_to_num(math.inf)))
+            if positions is not None:
+                best = min(found[number][-1] for number in left)
+                left = [number for number in left if found[number][-1] <= best * _WORSE]
+                if len(left) == 1:
+                    break
         self._results = None
-        shares = sums[:, 0] / sums[:, 1].clamp(min=1e-30)
-        return shares.mean(1).sqrt().nan_to_num(math.inf).tolist()
+        return found
 
 
 def _copied(tree: Any) -> Any:
@@ -395,14 +475,16 @@ def _recording(tensors: Sequence[_Tensor], judge: _Judge) -> Iterator[None]:
 
     for tensor in tensors:
         tensor.quantizer.__dict__["observe"] = report_to(tensor)
+        tensor.observer.__dict__["begin_batch"] = tensor.begin_batch
     try:
         yield
     finally:
         for tensor in tensors:
             del tensor.quantizer.__dict__["observe"]
+            del tensor.observer.__dict__["begin_batch"]
 
 
-def _choose(model: nn.Module, tensors: Sequence[_Tensor], judge: _Judge, result: AutoCalibrationResult) -> None:
+def _choose(model: nn.Module, tensors: Sequence[_Tensor], judge: _Judge) -> None:
     """Quantize operator by operator, each with the ranges that serve the outputs best."""
     step = math.ceil(len(judge.batches) / _JUDGED)
     among = range(0, len(judge.batches), step)
@@ -420,11 +502,9 @@ def _choose(model: nn.Module, tensors: Sequence[_Tensor], judge: _Judge, result:
             if len(ranges) < 2 or not reached:
                 continue
             errors = judge.errors([_setting(tensor, ends) for ends in ranges.values()], reached, positions)
-            best = errors.index(min(errors))
-            tensor.chosen = list(ranges)[best]
+            tensor.errors = dict(zip(ranges, errors, strict=True))
+            tensor.chosen = min(ranges, key=lambda name: (-len(tensor.errors[name]), tensor.errors[name][-1]))
             tensor.set_range(ranges[tensor.chosen])
-            scale = float(tensor.quantizer.scale.max())
-            result.choices.append(AutoChoice(place_of(tensor.path), tensor.chosen, scale, errors[0], errors[best]))
 
 
 def _is_met(members: Sequence[_Tensor], batch: int) -> bool:
@@ -438,19 +518,22 @@ def _setting(tensor: _Tensor, ends: tuple[Tensor, Tensor]) -> Callable[[], None]
 def _keep_best(
     tensors: Sequence[_Tensor], judge: _Judge, candidates: Sequence[_Candidate], result: AutoCalibrationResult
 ) -> None:
-    """Compare the whole model as chosen with plain calibration by each candidate, and leave the best."""
+    """Compare the whole model as chosen with one candidate for all activations, and leave the best."""
     free = [tensor for tensor in tensors if tensor.ranges]
 
     def setting(names: Sequence[str]) -> Callable[[], None]:
         def change() -> None:
             for tensor, name in zip(free, names, strict=True):
                 tensor.set_range(tensor.ranges[name])
+                tensor.chosen = name
 
         return change
 
+    names = [candidate.name for candidate in candidates]
+    names += [_TOGETHER.format(c.name) for c in candidates if c.kind != "kl" and len(judge.batches) > 1]
     ways = {_CHOSEN: [t.chosen for t in free]}
-    ways |= {c.name: [c.name if c.name in t.ranges and not t.is_weight else t.first for t in free] for c in candidates}
-    errors = judge.errors([setting(names) for names in ways.values()], range(len(judge.batches)))
-    result.errors = dict(zip(ways, errors, strict=True))
+    ways |= {name: [t.first if t.is_weight else name for t in free] for name in names}
+    errors = judge.errors([setting(chosen) for chosen in ways.values()], range(len(judge.batches)))
+    result.errors = {name: of_batches[-1] for name, of_batches in zip(ways, errors, strict=True)}
     result.kept = min(result.errors, key=result.errors.__getitem__)
     setting(ways[result.kept])()

@@ -32,10 +32,12 @@ def take_batches(
         process: makes what the model takes of what the loader gives.
         caller: whom messages name.
     """
-    if isinstance(batches, Tensor):
-        raise QuantizationConfigError(f"{caller}: batches must be a list, tuple or DataLoader; give [batch].")
-    if count is not None and count < 1:
-        raise QuantizationConfigError(f"{caller}: the number of batches must be at least 1, got {count}.")
+    if isinstance(batches, (Tensor, str)) or not isinstance(batches, Iterable):
+        raise QuantizationConfigError(
+            f"{caller}: batches must be a list, tuple or DataLoader, got a {type(batches).__name__}; give [batch]."
+        )
+    if count is not None and (not isinstance(count, int) or count < 1):
+        raise QuantizationConfigError(f"{caller}: the number of batches must be a whole number from 1 on, got {count}.")
     device = device_of(model)
 
     def moved(x: Any) -> Any:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import CalibrationWarning, HorizonError, QuantizationConfigError
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
+    FakeQuantize,
     FakeQuantState,
     QuantStub,
     QuantWrapper,
@@ -109,26 +110,73 @@ def error(model: nn.Module, data: list[Tensor]) -> float:
     return (sum(shares) / len(shares)) ** 0.5
 
 
-@pytest.mark.parametrize(
-    ("make", "first"),
-    [
-        (by_tracing, "percentile"),
-        (by_running, "mse"),
-        *((eager, o) for o in ("percentile", "min_max", "mse", "kl", "mix")),
-    ],
-)
-def test_never_worse_than_plain_calibration_with_the_first_observer(make, first) -> None:
-    data = batches()
-    others = [name for name in ("mse", "min_max", "percentile") if name != first]
-    plain = make(activation_observer=first)
-    calibrate(plain, data, patience=0)
+class Twice(nn.Module):
+    """A layer that runs twice: its calls of one batch have one range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(3, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.conv(self.conv(self.quant(x)) * 3))
+
+
+def shared(**kwargs) -> nn.Module:
+    torch.manual_seed(0)
+    return prepare_qat_fx(Twice().eval(), {"": get_default_qconfig(**kwargs)})
+
+
+@pytest.mark.parametrize("make", [by_tracing, by_running, eager, shared])
+def test_never_worse_than_calibrate_with_any_of_the_observers(make) -> None:
+    data, names = batches(), ("percentile", "min_max", "mse", "kl", "mix")
     model = make()
-    result = auto_calibrate(model, data, observer_list=(first, *others))
-    assert error(model, data) <= error(plain, data) * (1 + 1e-9)
-    assert result.errors[first] == pytest.approx(error(plain, data), rel=1e-6)  # the table's row is the plain one
+    result = auto_calibrate(model, data, observer_list=names)
+    for name in names:
+        plain = make(activation_observer=name)
+        calibrate(plain, data, patience=0)
+        assert error(model, data) <= error(plain, data) * (1 + 1e-9)
+        assert result.errors[name] == pytest.approx(error(plain, data), rel=1e-6)
     assert result.errors[result.kept] == pytest.approx(error(model, data), rel=1e-6)
     assert result.errors[result.kept] == min(result.errors.values())
     assert not result.unseen
+
+
+def test_one_batch_with_large_values_does_not_spoil_the_result() -> None:
+    """Means of the batches' ranges clip it, whichever observer finds them; the range of all data holds it."""
+    torch.manual_seed(4)
+    data = [torch.rand(64, 16) * 2 - 1 for _ in range(8)]
+    data[1][0] *= 400
+    net = QuantWrapper(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))).eval()
+    result = auto_calibrate(prepare_qat_fx(net, QCONFIG), data, observer_list=("mse", "min_max"))
+    assert result.kept.endswith("of all data") and result.errors[result.kept] < 0.1 < result.errors["mse"]
+
+
+@pytest.mark.parametrize("seed", [0, 4])  # of these one keeps what was chosen, the other a row of the table
+def test_the_table_is_of_what_is_in_the_model_and_the_same_again(seed) -> None:
+    torch.manual_seed(seed)
+    data = [torch.rand(32, 16) for _ in range(4)]
+    net = QuantWrapper(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))).eval()
+    few = get_default_qconfig(weight_qkwargs={"quant_min": -8, "quant_max": 7})
+    model = prepare(net, (data[0],), qconfig_dict={"": few}, out_dir=None)
+    result = auto_calibrate(model, data)
+    assert (result.kept == "as chosen") == (seed == 0)
+    scales = {path: float(q.scale.max()) for path, q in model.named_modules() if isinstance(q, FakeQuantize)}
+    for choice in result.choices:
+        found = scales.get(choice.tensor, scales.get(f"{choice.tensor}.activation_post_process"))
+        assert choice.scale == found
+        assert seed == 0 or choice.observer in (result.kept, "as configured")
+    assert auto_calibrate(model, data) == result
+
+
+def test_a_batch_that_fails_leaves_the_model_as_it_was() -> None:
+    model, data = by_tracing(), batches()
+    calibrate(model, data)
+    model.train()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(HorizonError):
+        auto_calibrate(model, [data[0] * 2, torch.rand(3, 7)])
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert model.training and model.head.training
 
 
 class Opposites(nn.Module):
@@ -178,7 +226,11 @@ def test_operators_before_the_one_that_is_tried_do_not_run_again_and_nothing_cha
     found = auto_calibrate(by_running(), batches(2)).choices
     count = len(calls)
     calls.clear()
-    monkeypatch.setattr(_Judge, "errors", lambda self, tries, among, positions=None: errors(self, tries, among))
+
+    def without_results(self, tries, among, positions=None):
+        return errors(self, tries, among, positions and dict.fromkeys(positions, 0))
+
+    monkeypatch.setattr(_Judge, "errors", without_results)
     assert auto_calibrate(by_running(), batches(2)).choices == found
     assert count < 0.75 * len(calls)
 
@@ -189,7 +241,8 @@ def test_a_loader_with_labels_and_the_other_name() -> None:
     result = auto_calibration(
         by_tracing(), loader, num_batches=2, batch_process_func=lambda b: b[0] * 2, percentile_list=[99.9, 99.99]
     )
-    assert list(result.errors) == ["as chosen", "percentile 99.9", "percentile 99.99", "mse", "kl", "min_max"]
+    observers = ["percentile 99.9", "percentile 99.99", "mse", "kl", "min_max"]
+    assert list(result.errors) == ["as chosen", *observers, *(f"{o} of all data" for o in observers if o != "kl")]
 
 
 def test_fixed_and_frozen_scales_stay_and_the_model_converts() -> None:
@@ -233,8 +286,22 @@ def test_bad_arguments() -> None:
         auto_calibrate(nn.ReLU(), batches())
     with pytest.raises(QuantizationConfigError, match="observer_list.*got entropy"):
         auto_calibrate(by_tracing(), batches(), observer_list=["entropy"])
-    with pytest.raises(QuantizationConfigError, match=r"give \[batch\]"):
-        auto_calibrate(by_tracing(), batches()[0])
+    for nothing in (batches()[0], None, "ab"):
+        with pytest.raises(QuantizationConfigError, match=r"give \[batch\]"):
+            auto_calibrate(by_tracing(), nothing)
+    for observers in (None, [1]):
+        with pytest.raises(QuantizationConfigError, match="observer_list holds some of"):
+            auto_calibrate(by_tracing(), batches(), observer_list=observers)
+    for percentiles in (["a"], "a", [0], [150], [float("nan")], [True]):
+        with pytest.raises(QuantizationConfigError, match="percentile_list holds percentages"):
+            auto_calibrate(by_tracing(), batches(), percentile_list=percentiles)
+    with pytest.raises(QuantizationConfigError, match="has no use without 'percentile'"):
+        auto_calibrate(by_tracing(), batches(), percentile_list=[99.9], observer_list=["mse"])
+    with pytest.raises(QuantizationConfigError, match="a whole number from 1 on, got 2.5"):
+        auto_calibrate(by_tracing(), batches(), num_batches=2.5)
+    with pytest.warns(CalibrationWarning, match="is in percent: 0.9999 keeps 0.9999 %.* 99.99"):
+        auto_calibrate(by_tracing(), batches(1), percentile_list=[0.9999, 99.9, 99.9])
+    assert "percentile 99.9" in auto_calibrate(by_tracing(), batches(1), percentile_list=99.9).errors
     with pytest.raises(QuantizationConfigError, match="no batches"):
         auto_calibrate(by_tracing(), [])
 
