@@ -102,14 +102,15 @@ def _mean_over_processes(value: Tensor, counts: bool, who: str) -> Tensor | None
 def synchronize(sketch: Sketch, who: str) -> None:
     """Merge the sketches of all processes; each has the same afterwards."""
     device = sketch.counts.device
-    ends = torch.tensor([-sketch.ends[0], sketch.ends[1], sketch.largest], device=device)
-    all_reduce(ends, dist.ReduceOp.MAX, who)
-    low, high, largest = ends.tolist()
-    counts, peak = sketch.aligned(largest)
-    total = torch.tensor([sketch.total, peak], dtype=torch.int64, device=device)
+    reach = torch.tensor([-sketch.ends[0], sketch.ends[1]], device=device)
+    all_reduce(reach, dist.ReduceOp.MAX, who)
+    ends = (-float(reach[0]), float(reach[1]))
+    counts, peaks = sketch.aligned(ends)
+    totals = torch.tensor([sketch.total, *peaks], dtype=torch.int64, device=device)
     all_reduce(counts, dist.ReduceOp.SUM, who)
-    all_reduce(total, dist.ReduceOp.SUM, who)
-    sketch.replace(counts, largest, (-low, high), *total.tolist())
+    all_reduce(totals, dist.ReduceOp.SUM, who)
+    total, low, high = totals.tolist()
+    sketch.replace(counts, ends, total, (low, high))
 
 
 def percentiles_by_channel(rows: Tensor, shares: Sequence[float]) -> Tensor:
@@ -199,8 +200,7 @@ class MixObserver(SketchObserver):
     def choose(self, sketch: Sketch) -> float:
         ends = torch.tensor(sketch.percentiles(MIX_PERCENTILES), dtype=torch.float64)
         ends = ends.to(sketch.counts.device)
-        least = 0.45 * float(ends[0]) / self.half_range  # percentiles ascend
-        return float(ends[sketch.errors(ends / self.half_range, self.quant_min, self.quant_max, 256, least).argmin()])
+        return float(ends[sketch.errors(ends / self.half_range, self.quant_min, self.quant_max).argmin()])
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
         ends = percentiles_by_channel(rows, MIX_PERCENTILES)

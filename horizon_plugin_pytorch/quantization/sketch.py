@@ -24,7 +24,9 @@ _SHIFT = 23 - _BITS
 _LARGEST_BITS = (255 << _BITS) - 1  # of a finite number
 _FULL = 1 << 30  # counts are 32 bits wide
 _AT_ONCE, _TURNS = 1 << 18, 16
-_COARSE, _FINE = 16, 256  # bins in each power of two that the search of a scale looks at, first and then
+_COARSE, _CLIPPED = 16, 64  # bins in a power of two that a search looks at first, and then of what is clipped
+_FEW = 128  # different values that are looked at one by one
+_SMALL = 1 << 12  # values of which those at the ends are always counted
 _LARGEST = torch.finfo(torch.float32).max
 NO_LIMITS = (-math.inf, math.inf)
 
@@ -43,9 +45,8 @@ class Sketch:
     def __init__(self, device: torch.device | str | None = None) -> None:
         self.counts = torch.zeros(BINS, dtype=torch.int32, device=device)
         self.top = 0  # exponent, with its bias, of the highest power of two that is counted
-        self.largest = 0.0
-        self.peak = 0  # how many values are exactly as large: of a clamped tensor many, and they should be on the grid
-        self.ends = (0.0, 0.0)  # smallest and largest value
+        self.ends = (0.0, 0.0)  # smallest and largest value, or 0
+        self.peaks = (0, 0)  # how many values are exactly these: of a clamped tensor many, and they cost what they cost
         self.total = 0
 
     @classmethod
@@ -54,6 +55,11 @@ class Sketch:
         sketch = cls(x.device)
         sketch.update(x)
         return sketch
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return max(-self.ends[0], self.ends[1])
 
     @property
     def _first(self) -> int:
@@ -77,16 +83,32 @@ class Sketch:
                 ends = tuple(float(end.clamp(*limits)) for end in torch.aminmax(x))  # type: ignore[assignment]
         if not x.numel() or ends is None:
             return
-        largest = max(-ends[0], ends[1])
+        before = self.ends
         self._widen(ends)
-        self._raise_to(largest)
         counts = self._count(x, ends, limits)
         self.counts = (self.counts + counts if self.total else counts).to(torch.int32)
         self.total += x.numel()
-        if largest == self.largest:
-            is_clamped = int(counts[self._bin(largest)]) > 1
-            self.peak += _count_ends(x, ends, largest) if is_clamped else 1
+        self._add_peaks(before, ends, self._peaks_of(x, ends, counts))
         self._keep_room()
+
+    def _peaks_of(self, x: Tensor, ends: tuple[float, float], counts: Tensor) -> tuple[int, int]:
+        """How many values lie at the ends, or beyond them before clamping; zeros need no count."""
+        low = int((x <= ends[0]).sum()) if ends[0] < 0 and self._may_peak(-ends[0], counts, len(x)) else 0
+        high = int((x >= ends[1]).sum()) if ends[1] > 0 and self._may_peak(ends[1], counts, len(x)) else 0
+        return low, high
+
+    def _may_peak(self, end: float, counts: Tensor, size: int) -> bool:
+        """Are there more values near an end than beside it? To count those at the end costs half of what all does."""
+        place = self._bin(end)
+        here, *beside = counts[place : place + 2].tolist() + counts[max(place - 1, 0) : place].tolist()
+        return size <= _SMALL or here > 8 + 4 * max(beside, default=0)
+
+    def _add_peaks(self, before: tuple[float, float], ends: tuple[float, float], peaks: tuple[int, int]) -> None:
+        """Count what lies at the ends of all data, of which a part had the ends `before`, and a new one `ends`."""
+        self.peaks = tuple(
+            mine * (old == end) + new * (its == end)
+            for mine, old, new, its, end in zip(self.peaks, before, peaks, ends, self.ends, strict=True)
+        )  # type: ignore[assignment]
 
     def _count(self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float]) -> Tensor:
         """How many values are in each bin, counted in pieces that stay in the cache."""
@@ -119,42 +141,39 @@ class Sketch:
 
     def merge(self, other: Sketch) -> None:
         """Add what another sketch has counted; the order of merging does not matter."""
-        self._raise_to(other.largest)
-        self.counts += other._moved(self.top).to(self.counts.device)
-        self.peak += other.peak if other.largest == self.largest else 0
-        self.total += other.total
+        before = self.ends
         self._widen(other.ends)
+        self.counts += other._moved(self.top).to(self.counts.device)
+        self.total += other.total
+        self._add_peaks(before, other.ends, other.peaks)
         self._keep_room()
 
-    def aligned(self, largest: float) -> tuple[Tensor, int]:
-        """Counts and peak as they are among data whose largest magnitude is `largest`."""
-        return self._moved(_bits(largest) >> 23).clone(), self.peak if largest == self.largest else 0
+    def aligned(self, ends: tuple[float, float]) -> tuple[Tensor, tuple[int, int]]:
+        """Counts and peaks as they are among data with these ends."""
+        low, high = (peak * (mine == end) for peak, mine, end in zip(self.peaks, self.ends, ends, strict=True))
+        return self._moved(_exponent(ends)).clone(), (low, high)
 
-    def replace(self, counts: Tensor, largest: float, ends: tuple[float, float], total: int, peak: int) -> None:
-        """Take the counts of more data, aligned to its largest magnitude."""
-        self.counts, self.largest, self.ends, self.total, self.peak = counts, largest, ends, total, peak
-        self.top = _bits(largest) >> 23
+    def replace(self, counts: Tensor, ends: tuple[float, float], total: int, peaks: tuple[int, int]) -> None:
+        """Take the counts of more data, aligned to its ends."""
+        self.counts, self.ends, self.total, self.peaks = counts, ends, total, peaks
+        self.top = _exponent(ends)
 
     def state(self) -> dict[str, Tensor]:
         """The sketch as tensors."""
-        facts = [self.largest, *self.ends, float(self.total), float(self.peak)]
+        facts = [*self.ends, float(self.total), *map(float, self.peaks)]
         return {"counts": self.counts, "facts": torch.tensor(facts, dtype=torch.float64)}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Become what `state` gave."""
-        largest, low, high, total, peak = state["facts"].tolist()
-        self.replace(state["counts"].to(self.counts.device), largest, (low, high), int(total), int(peak))
-
-    def _raise_to(self, largest: float) -> None:
-        """Make room for a magnitude."""
-        if largest > self.largest:
-            self.largest, self.peak = largest, 0
-        top = _bits(self.largest) >> 23
-        self.counts = self._moved(top)
-        self.top = top
+        low, high, total, *peaks = state["facts"].tolist()
+        self.replace(state["counts"].to(self.counts.device), (low, high), int(total), (int(peaks[0]), int(peaks[1])))
 
     def _widen(self, ends: tuple[float, float]) -> None:
+        """Make room for more data."""
         self.ends = (min(self.ends[0], ends[0]), max(self.ends[1], ends[1]))
+        top = _exponent(self.ends)
+        self.counts = self._moved(top)
+        self.top = top
 
     def _bin(self, value: float) -> int:
         return max((_bits(value) >> _SHIFT) - self._first, 0)
@@ -173,13 +192,14 @@ class Sketch:
     def _keep_room(self) -> None:
         if self.total >= _FULL and int(self.counts.max()) >= _FULL:
             self.counts = (self.counts + 1) >> 1  # every second value: the shares stay
+            self.peaks = (self.peaks[0] >> 1, self.peaks[1] >> 1)
             self.total = int(self.counts.sum())
 
     # -- what it says
 
-    def edges(self, begin: int = 0, end: int = BINS, step: int = 1) -> Tensor:
-        """Edges of every `step`-th bin, in float64; the lowest bin begins at 0."""
-        return _edges(self._first, step, self.counts.device)[begin // step : end // step + 1]
+    def edges(self) -> Tensor:
+        """Edges of the bins, in float64; the lowest bin begins at 0."""
+        return _edges(self._first, self.counts.device)
 
     def percentile(self, share: float) -> float:
         """The magnitude below which a share of the values, in percent, lies: the middle of its bin."""
@@ -203,52 +223,102 @@ class Sketch:
         middle = (edges[:-1] + edges[1:]).mul_(0.5 * bins / self.largest if self.largest else 0.0)
         return torch.bincount(middle.long().clamp_(max=bins - 1), self.counts.double(), bins)
 
-    def errors(self, scales: Tensor, low: int, high: int, per_octave: int = _PER_OCTAVE, least: float = 0.0) -> Tensor:
+    def errors(self, scales: Tensor, low: int, high: int) -> Tensor:
         """The sum of squared differences between the values and their quantized ones, for each scale.
 
-        Values are taken as spread evenly within their bin.
+        Values are taken as spread evenly within their bin, but for the smallest and the largest, which are known.
+        """
+        octaves = self._octave(float(scales.min()) * high), self._octave(float(scales.max()) * high)
+        in_bins = self._errors_in_bins(self._between_ends().cumsum(0), scales.double(), low, high, octaves)
+        return in_bins.add_(_errors_of(self._at_ends(low, high), scales.double()))
+
+    def _octave(self, value: float) -> int:
+        return min(self._bin(value) >> _BITS, _OCTAVES - 1)
+
+    def _between_ends(self) -> Tensor:
+        """The counts without those of the smallest and the largest value."""
+        counts = self.counts.clone()
+        for value, peak in zip(self.ends, self.peaks, strict=True):
+            if peak:
+                counts[self._bin(abs(value))] -= peak
+        return counts
+
+    def _at_ends(self, low: int, high: int) -> Tensor:
+        """The smallest and the largest value, as `_errors_of` wants them."""
+        ends = (-self.ends[0], self.peaks[0], -low), (self.ends[1], self.peaks[1], high)
+        return torch.tensor(ends, dtype=torch.float64, device=self.counts.device)
+
+    def _errors_in_bins(
+        self, below: Tensor, scales: Tensor, low: int, high: int, octaves: tuple[int, int] | None = None
+    ) -> Tensor:
+        """The errors of all but the smallest and the largest value.
 
         Args:
-            per_octave: number of bins in each power of two to look at.
-            least: leave out the bins below; they round to 0 with every scale.
+            below: how many there are up to each bin.
+            octaves: the powers of two, counted from the lowest, in which the ranges end. Without, few bins are looked
+                at.
         """
-        step = _PER_OCTAVE // per_octave
-        begin = self._bin(least) // step if least else 0
-        end = self._bin(self.largest) // step + 1
-        counts = self.counts[begin * step : end * step].view(-1, step).sum(1).double()
-        counts[-1] -= self.peak
-        edges = self.edges(begin * step, end * step, step)
-        scales = scales.double()
-        # Positive values are clipped at `high`, negative ones one step later: in the middle where there are both.
-        has_both = min(-self.ends[0], self.ends[1]) > self.largest / 2
-        limit = (high - low) / 2 if has_both else high if self.ends[1] == self.largest else -low
-        # The integral of (t - round(t))**2 from 0 to t: 1/12 for each step, and the rest; beyond the range all is rest.
-        rest = torch.outer(scales.reciprocal(), edges)
-        nearest = rest.round().clamp_(max=limit)
-        rest.sub_(nearest)
+        places, edges, last_step = _some_edges(self._first, octaves, below.device)
+        size = len(places) - (BINS - 1 - self._bin(self.largest)) // last_step
+        places, edges = places[:size], edges[: size + 1]
+        density = below[places].diff(prepend=below.new_zeros(1)).double().div_(edges.diff())
         # A sum over bins of density * (integral at the upper edge - integral at the lower edge), by edges.
-        falls = F.pad(counts.div_(edges.diff()), (1, 1)).diff().neg_()
-        in_bins = (nearest @ falls).mul_(1 / 12).add_(rest.pow_(3) @ falls, alpha=1 / 3).mul_(scales**3)
-        top = self.largest / scales
-        return in_bins.add_((top - top.round().clamp_(max=limit)).mul_(scales).square_(), alpha=self.peak)
+        falls = F.pad(density, (1, 1)).diff().neg_()
+        # Where there are both signs, half of what is clipped is so at `high`, and half at `low`.
+        limits: set[float] = {high if self.ends[1] == self.largest else -low}
+        if min(-self.ends[0], self.ends[1]) > self.largest / 2:
+            limits = {(high - low) / 2} if octaves is None else {high, -low}
+        # The integral of (t - round(t))**2 from 0 to t: 1/12 for each step, and the rest; beyond the range all is rest.
+        steps = torch.outer(scales.reciprocal(), edges)
+        found = torch.zeros_like(scales)
+        for limit in limits:
+            nearest = steps.round().clamp_(max=limit)
+            found.add_(nearest @ falls, alpha=1 / 12)
+            found.add_(torch.sub(steps, nearest, out=nearest).pow_(3) @ falls, alpha=1 / 3)
+        return found.mul_(scales**3).div_(len(limits))
 
     def best_scale(self, low: int, high: int, stride: int = 1) -> float:
         """The scale with the least squared error.
 
-        First a hundred shares of the range (every `stride`-th of them) on a coarse histogram, then the neighbourhood of
-        the best on the full one. The largest share is a little over one, where the largest value is not clipped.
+        First a hundred shares of the range that clips nothing (every `stride`-th of them) on a coarse histogram, then
+        the neighbourhood of the best on a fine one. Of a tensor that is clamped, or has few different values, errors go
+        up and down with every step of the grid: between these shares, many more are compared.
         """
         if not self.largest:
             return 0.0
-        half = (high - low) / 2
-        whole = self.largest / half
-        shares = torch.arange(100, 0, -stride, dtype=torch.float64, device=self.counts.device) / 100
-        found = float(shares[self.errors(shares * whole, low, high, _COARSE).argmin()])
-        reach = stride / 100
-        lowest = max(found - reach, reach / 8)
-        near = torch.linspace(lowest, min(found + reach, half / high), 21, dtype=torch.float64, device=shares.device)
-        errors = self.errors(near * whole, low, high, _FINE, least=0.45 * lowest * whole)
-        return whole * float(near[errors.argmin()])
+        few = int(torch.count_nonzero(self.counts[1:])) <= _FEW
+        is_jagged = few or max(self.peaks) > max(1, 1e-4 * self.total)
+        counts = self._between_ends() if is_jagged else self.counts
+        below = counts.cumsum(0)
+        ends = self._at_ends(low, high)
+        points = torch.cat([self._few(counts, low, high), ends]) if few else ends
+
+        def best(scales: Tensor, octaves: tuple[int, int] | None = None) -> float:
+            errors = torch.zeros_like(scales) if few else self._errors_in_bins(below, scales, low, high, octaves)
+            if is_jagged:
+                scales, errors = _between(scales, errors, ends)
+                errors += _errors_of(points, scales)
+                errors.add_(scales.square(), alpha=1e-6 * self.total)  # of equals the least
+            return float(scales[errors.argmin()])
+
+        whole = self.largest / (max(high - 3, 1) if is_jagged else high)  # it may fit better without the last steps
+        shares = torch.arange(100, 0, -stride, dtype=torch.float64, device=counts.device) / 100
+        found = best(shares.mul_(whole))
+        reach = whole * stride / 100
+        lowest, highest = max(found - reach, reach / 8), min(found + reach, whole)
+        near = torch.linspace(lowest, highest, 61 if is_jagged else 21, dtype=torch.float64, device=counts.device)
+        return best(near, (self._octave(found * high),) * 2)
+
+    def _few(self, counts: Tensor, low: int, high: int) -> Tensor:
+        """The values of bins that are few, as `_errors_of` wants them."""
+        filled = counts[1:].nonzero().squeeze(1) + 1
+        edges = self.edges()
+        values = edges[filled]
+        if not all(_edge(_bits(abs(end)) >> _SHIFT) == abs(end) for end in self.ends):
+            # Not short fractions, which lie at the lower edge: in the middle.
+            values = (values + edges[filled + 1]) / 2
+        limits = torch.where(values > self.ends[1], -low, high)
+        return torch.stack([values, counts[filled].double(), limits.double()], 1)
 
     def least_divergence(self, bins: int, levels: int) -> float:
         """The end of the range whose quantized histogram diverges least (Kullback-Leibler) from the clipped one.
@@ -259,11 +329,12 @@ class Sketch:
         Args:
             bins: number of bins of equal width.
             levels: number of levels that the magnitudes are quantized to; every range of that many bins or more is
-                looked at, all at once.
+                looked at, all at once. With a level for every bin the whole range diverges by nothing.
         """
+        if levels >= bins:
+            return self.largest
         counts = self.linear(bins)
         counts[0] -= self.counts[0]
-        levels = min(levels, bins // 2)
         ends, stops, windows = _windows(bins, levels, counts.device)
         zero = counts.new_zeros(1)
         below = torch.cat([zero, counts.cumsum(0)])
@@ -305,9 +376,9 @@ def _edge(bits: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _edges(first: int, step: int, device: torch.device) -> Tensor:
-    """Edges of every `step`-th bin where the lowest one has the upper bits `first`; it begins at 0 all the same."""
-    bits = torch.arange(first, first + BINS + 1, step, dtype=torch.int32, device=device)
+def _edges(first: int, device: torch.device) -> Tensor:
+    """Edges of the bins where the lowest one has the upper bits `first`; it begins at 0 all the same."""
+    bits = torch.arange(first, first + BINS + 1, dtype=torch.int32, device=device)
     edges = bits.clamp_(max=_LARGEST_BITS).bitwise_left_shift_(_SHIFT).view(torch.float32).double()
     edges[0] = 0
     return edges
@@ -318,14 +389,52 @@ def _turns(size: int, device: torch.device) -> Tensor:
     return torch.arange(size, dtype=torch.int32, device=device).bitwise_and_(_TURNS - 1)
 
 
-def _count_ends(x: Tensor, ends: tuple[float, float], largest: float) -> int:
-    """How many values lie at an end, or beyond it, that is as far from zero as `largest`."""
-    found = 0
-    if ends[1] == largest:
-        found += int((x >= largest).sum())
-    if largest and -ends[0] == largest:
-        found += int((x <= -largest).sum())
-    return found
+def _errors_of(points: Tensor, scales: Tensor) -> Tensor:
+    """The squared errors of known magnitudes: rows of a magnitude, how many have it, and the steps it is clipped at."""
+    magnitudes, counts, limits = points.unbind(1)
+    steps = torch.outer(scales.reciprocal(), magnitudes)
+    return steps.sub_(torch.minimum(steps.round(), limits)).square_().matmul(counts).mul_(scales.square())
+
+
+def _between(scales: Tensor, errors: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """More scales, equally far apart and where a point is on the grid, and the errors there, interpolated."""
+    last = len(scales) - 1
+    places = torch.linspace(0, last, 20 * last + 1, dtype=torch.float64, device=scales.device)
+    first, step = scales[0], (scales[-1] - scales[0]) / last
+    even = first + places * step
+    magnitudes = points[points[:, 1] > 1, :1]
+    on_grid = magnitudes / (magnitudes / even).round_().clamp_(min=1)
+    more = torch.cat([even, on_grid.flatten().clamp(*sorted((float(first), float(scales[-1]))))])
+    places = (more - first) / step
+    begin = places.long().clamp_(0, last - 1)
+    return more, torch.lerp(errors[begin], errors[begin + 1], places - begin)
+
+
+@lru_cache(maxsize=64)
+def _some_edges(first: int, octaves: tuple[int, int] | None, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """The last ones of the bins that are taken together, the edges, and how many bins there are in one at the top.
+
+    Args:
+        octaves: the first and the last in which each bin is by itself. Of the powers of two below there are fewer and
+            fewer, so that all are equally wide; above, where everything is clipped, some. Without, few.
+    """
+    lowest, highest = octaves or (0, 0)
+
+    def bins(octave: int) -> int:
+        if octaves is None:
+            return _COARSE
+        return _CLIPPED if octave > highest else max(_PER_OCTAVE >> max(lowest - octave, 0), 1)
+
+    steps = [_PER_OCTAVE // bins(octave) for octave in range(_OCTAVES)]
+    begins = torch.cat([torch.arange(o << _BITS, (o + 1) << _BITS, step) for o, step in enumerate(steps)])
+    places = torch.cat([begins[1:], begins.new_tensor([BINS])]).to(device)
+    edges = _edges(first, device)
+    return places - 1, torch.cat([edges[:1], edges[places]]), steps[-1]
+
+
+def _exponent(ends: tuple[float, float]) -> int:
+    """The exponent, with its bias, of the larger one."""
+    return _bits(max(-ends[0], ends[1])) >> 23
 
 
 def _bits(value: float) -> int:
@@ -334,14 +443,21 @@ def _bits(value: float) -> int:
 
 
 def best_ranges(rows: Tensor, low: int, high: int, stride: int = 1) -> Tensor:
-    """The end of each row's range with the least squared error of quantizing, of a hundred shares of the largest.
+    """The end of each row's range with the least squared error of quantizing.
 
-    The first share lies a little over one, where the largest value is not clipped.
+    First a hundred shares of the largest magnitude (every `stride`-th of them), and a little over one, where the
+    largest value is not clipped; then the neighbourhood of the best. The fewer values there are, the more the error
+    goes up and down there, and the more closely it is looked at.
     """
-    half = (high - low) / 2
+    most = (high - low) / 2 / high
     shares = torch.arange(100, 0, -stride, dtype=rows.dtype, device=rows.device) / 100
-    shares = torch.cat([shares.new_tensor([half / high]), shares])
-    return least_error(rows, rows.abs().amax(1, keepdim=True) * shares, low, high)
+    shares = torch.cat([shares.new_tensor([most]), shares])
+    largest = rows.abs().amax(1, keepdim=True)
+    found = least_error(rows, largest * shares, low, high).unsqueeze(1)
+    reach = largest * (2 * stride / 100)
+    near = torch.linspace(-1, 1, max(24, int(1600 / rows.shape[1] ** 0.5)), dtype=rows.dtype, device=rows.device)
+    near = torch.maximum(found + reach * near, found / 8)
+    return least_error(rows, torch.cat([found, near], 1), low, high)
 
 
 @torch.no_grad()
@@ -353,7 +469,7 @@ def least_error(rows: Tensor, ends: Tensor, low: int, high: int) -> Tensor:
     """
     half = (high - low) / 2
     found = []
-    at_once = max((1 << 22) // (rows.shape[1] * ends.shape[1]), 1)  # rows whose candidates fit into the cache or nearly
+    at_once = max((1 << 17) // (rows.shape[1] * ends.shape[1]), 1)  # rows whose candidates fit into the cache or nearly
     for part, candidates in zip(rows.split(at_once), ends.split(at_once), strict=True):
         scales = (candidates / half).clamp_(min=1e-30).unsqueeze(2)
         values = part.unsqueeze(1)

@@ -369,7 +369,8 @@ def test_bins_are_the_steps_of_the_range(make) -> None:
         ob = make(bins=bins)
         ob(x)
         share = float(ob.max_val) / largest * bins
-        assert share == pytest.approx(round(share), abs=1e-3) and 0 < share < bins
+        assert share == pytest.approx(round(share), abs=1e-3)
+        assert 0 < share < bins or (make is KLObserver and share == bins <= 128)  # a level for every bin: no clipping
 
 
 def test_a_percentile_of_weights_clips_the_largest_only_where_that_is_better() -> None:

@@ -30,6 +30,14 @@ def noise(name: str, size: int = 40000) -> Tensor:
         "relu6": (x * 5).clamp(0, 6),
         "outlier": torch.cat([x, torch.tensor([100.0])]),
         "two hills": torch.cat([x * 0.01 + 3, x * 0.01]),
+        "hardtanh": x.clamp(-1, 1),
+        "clamped, one side more": (3 * x).clamp(-1, 0.6),
+        "mostly clamped": (3 * x).clamp(-2, 2),
+        "tanh": (2 * x).tanh(),
+        "sigmoid": (5 * x).sigmoid(),
+        "-3 to 3": torch.randint(-3, 4, (size,)).float(),
+        "a grid": torch.linspace(-1, 1, 64).repeat(size // 64),
+        "pixels": torch.randint(0, 256, (size,)) / 255,
     }
     return made[name]
 
@@ -56,7 +64,27 @@ def test_the_best_scale_is_within_half_a_percent_of_exhaustive_search(name: str,
     assert found <= 1.005 * exhaustive(x, low, high)
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    "name", ["hardtanh", "clamped, one side more", "mostly clamped", "tanh", "sigmoid", "-3 to 3", "a grid", "pixels"]
+)
+def test_what_is_clamped_or_on_a_grid_is_within_half_a_percent_too(name: str) -> None:
+    x = noise(name)
+    found = squared_error(x, Sketch.of(x).best_scale(-128, 127), -128, 127)
+    assert found <= 1.005 * exhaustive(x, -128, 127)
+
+
+def test_a_clamped_tensor_keeps_its_scale_when_counts_are_halved() -> None:
+    """Counts are 32 bits wide; those at the ends must be halved with the others."""
+    sketch = Sketch.of(noise("mostly clamped"))
+    scale = sketch.best_scale(-128, 127)
+    for _ in range(20):
+        sketch.merge(copy.deepcopy(sketch))
+    assert sketch.total < 2**31 < 2**20 * 40000
+    assert sum(sketch.peaks) <= int(sketch.counts[sketch.counts.nonzero()[-1]])
+    assert sketch.best_scale(-128, 127) == pytest.approx(scale, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [*DISTRIBUTIONS, "hardtanh", "clamped, one side more", "mostly clamped"])
 def test_errors_are_those_of_quantizing(name: str) -> None:
     x = noise(name)
     sketch = Sketch.of(x)
@@ -89,12 +117,7 @@ def test_merging_is_counting_everything_in_any_order(names: list[str], random) -
         one_by_one.update(part)
     for other in (merged, one_by_one):
         assert torch.equal(other.counts, whole.counts)
-        assert (other.largest, other.ends, other.total, other.peak) == (
-            whole.largest,
-            whole.ends,
-            whole.total,
-            whole.peak,
-        )
+        assert (other.ends, other.total, other.peaks) == (whole.ends, whole.total, whole.peaks)
 
 
 def test_a_sketch_is_64_kibibytes_whatever_it_saw() -> None:
@@ -128,7 +151,7 @@ def test_limits_count_as_clamping_does(limits: tuple[float, float], dtype: torch
     sketch.update(x, (float(clamped.min()), float(clamped.max())), limits)
     expected = Sketch.of(clamped)
     assert torch.equal(sketch.counts, expected.counts)
-    assert (sketch.ends, sketch.peak, sketch.total) == (expected.ends, expected.peak, expected.total)
+    assert (sketch.ends, sketch.peaks, sketch.total) == (expected.ends, expected.peaks, expected.total)
 
 
 def test_the_divergence_is_that_of_the_textbook() -> None:
@@ -157,7 +180,7 @@ def test_the_divergence_is_that_of_the_textbook() -> None:
 def test_a_clamped_tensor_has_its_limit_on_the_grid() -> None:
     """ReLU6: the many values that are exactly 6 should cost nothing."""
     scale = Sketch.of(noise("relu6")).best_scale(-128, 127)
-    assert 6 / scale == pytest.approx(round(6 / scale), abs=1e-3)
+    assert 6 / scale == pytest.approx(round(6 / scale), abs=0.02)
 
 
 def test_channels_are_searched_on_their_own() -> None:
@@ -168,8 +191,25 @@ def test_channels_are_searched_on_their_own() -> None:
             assert end == 0
             continue
         error = squared_error(row, float(end) / 127.5, -128, 127)
-        assert error <= 1.01 * exhaustive(row, -128, 127)
+        assert error <= 1.005 * exhaustive(row, -128, 127)
         assert error <= squared_error(row, float(row.abs().max()) / 127.5, -128, 127)
+
+
+@pytest.mark.parametrize("size", [9, 27, 64, 576])
+@pytest.mark.parametrize("name", ["normal", "uniform", "laplace", "heavy"])
+def test_small_kernels_are_within_half_a_percent_of_exhaustive_search(name: str, size: int) -> None:
+    """Of few weights the error goes up and down with every step; on the mean, as single ones may be luckier."""
+    rows = noise(name, 32 * size).view(32, size)
+    largest = rows.abs().amax(1)
+    shares = torch.linspace(0.2, 1.0, 2000)
+    scales = (largest.unsqueeze(1) * shares / 127.5).unsqueeze(2)
+    best = (
+        (((rows.unsqueeze(1) / scales).round().clamp(-128, 127) * scales) - rows.unsqueeze(1)).square().sum(2).amin(1)
+    )
+    ends = best_ranges(rows, -128, 127)
+    found = [squared_error(row, float(end) / 127.5, -128, 127) for row, end in zip(rows, ends, strict=True)]
+    ratios = torch.tensor(found) / best
+    assert float(ratios.mean()) <= 1.005 and float(ratios.max()) <= 1.02
 
 
 def test_zeros_do_not_move_the_range_of_least_divergence() -> None:
@@ -177,3 +217,10 @@ def test_zeros_do_not_move_the_range_of_least_divergence() -> None:
     with_zeros = Sketch.of(torch.cat([x, torch.zeros(30000)]))
     assert with_zeros.least_divergence(512, 128) == Sketch.of(x).least_divergence(512, 128) > 0.5 * float(x.max())
     assert Sketch.of(torch.zeros(8)).least_divergence(512, 128) == 0
+
+
+def test_nothing_is_clipped_where_there_is_a_level_for_every_bin() -> None:
+    """As in int16: the whole range diverges by nothing."""
+    sketch = Sketch.of(noise("laplace"))
+    assert sketch.least_divergence(512, 32768) == sketch.least_divergence(512, 512) == sketch.largest
+    assert sketch.least_divergence(512, 128) < sketch.least_divergence(512, 400) < sketch.largest
