@@ -95,7 +95,9 @@ def test_processes_that_share_ranges_stay_the_same(states, scales, how) -> None:
     local = {n for n in different(first["after"], second["after"]) if "running_" not in n}  # each has its statistics
     assert not local
     moved = different(first["before"], first["after"])
-    assert "head.weight" in moved and {n for n in moved if n.startswith("head.") and n.endswith("scale")}
+    assert "head.weight" in moved
+    if scales != "pact":  # of its weights none is clipped
+        assert {n for n in moved if n.startswith("head.") and n.endswith("scale")}
     if how == "bn":
         return
     assert torch.equal(first["result"], second["result"])
@@ -113,7 +115,8 @@ def test_processes_that_do_not_share_ranges_share_what_is_trained(states, scales
     assert not {n for n in apart if n.endswith((".weight", ".bias"))}
     has_own_scales = {n for n in apart if n.endswith("activation_post_process.scale")}
     assert bool(has_own_scales) == (scales == "fake_quant")
-    assert different(first["before"], first["after"]) >= {"head.weight", "head.weight_fake_quant.scale"}
+    moved = {"head.weight"} if scales == "pact" else {"head.weight", "head.weight_fake_quant.scale"}
+    assert different(first["before"], first["after"]) >= moved
 
 
 @pytest.mark.parametrize("scales", ["lsq", "pact"])
