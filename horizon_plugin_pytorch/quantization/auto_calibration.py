@@ -154,7 +154,7 @@ def auto_calibrate(
         judge = _Judge(calib_model, data)
         with judge.watching(), _recording(tensors, judge):
             set_fake_quantize(calib_model, FakeQuantState.CALIBRATION)
-            judge.run_float()
+            judge.run_float(tensors)
         seen = sorted((t for t in tensors if t.positions), key=lambda t: t.order)
         result = AutoCalibrationResult(unseen=[place_of(t.path) for t in tensors if not t.positions])
         for tensor in seen:
@@ -198,7 +198,7 @@ class _Candidate:
     def observer(self, like: ObserverBase) -> ObserverBase:
         """An observer for the same format."""
         made = _OBSERVERS[self.kind](**_format(like), **self.settings)
-        made.owner, made.may_be_constant, made.counts_together = like.owner, like.may_be_constant, like.counts_together
+        made.owner, made.may_be_constant = like.owner, like.may_be_constant
         return made
 
 
@@ -277,17 +277,22 @@ class _Tensor:
         for observer in self._plain.values():
             observer.batches = 0  # all batches count the same
 
-    def begin_batch(self) -> None:
-        """What comes next belongs to a new batch."""
+    def hold(self) -> None:
+        """A batch begins: as in `calibrate`, the calls in it count together."""
         for observer in self._plain.values():
-            observer.begin_batch()
+            observer.hold()
 
     def observe(self, x: Tensor, limits: tuple[float, float]) -> None:
-        """Let all candidates see a tensor; it has the range of the first meanwhile."""
+        """Let all candidates see a tensor."""
         for observer in self._plain.values():
             observer.observe(x, *limits)
         if self._counts is not None:
             self._counts.observe(x, *limits)
+
+    def release(self) -> None:
+        """The batch is over: all candidates take it in, and the tensor has the range of the first."""
+        for observer in self._plain.values():
+            observer.release()
         if self.is_free and self._plain[self.first].has_statistics:
             self.set_range(_ends(self._plain[self.first]))
 
@@ -396,9 +401,14 @@ class _Judge:
         plain = [x.dequantize() if isinstance(x, QTensor) else x for x in found if isinstance(x, Tensor)]
         return [x for x in plain if x.is_floating_point()]
 
-    def run_float(self) -> None:
-        """Keep the outputs of the model as it is: calibration computes in float."""
-        self._wanted = [self._outputs(index) for index in range(len(self.batches))]
+    def run_float(self, tensors: Sequence[_Tensor]) -> None:
+        """Keep the outputs of the model as it is, and let tensors observe: calibration computes in float."""
+        for index in range(len(self.batches)):
+            for tensor in tensors:
+                tensor.hold()
+            self._wanted.append(self._outputs(index))
+            for tensor in tensors:
+                tensor.release()
         if not all(self._wanted):
             raise CalibrationError("auto_calibrate: the model gives no float tensor; put a DeQuantStub at its outputs.")
 
@@ -475,13 +485,11 @@ def _recording(tensors: Sequence[_Tensor], judge: _Judge) -> Iterator[None]:
 
     for tensor in tensors:
         tensor.quantizer.__dict__["observe"] = report_to(tensor)
-        tensor.observer.__dict__["begin_batch"] = tensor.begin_batch
     try:
         yield
     finally:
         for tensor in tensors:
             del tensor.quantizer.__dict__["observe"]
-            del tensor.observer.__dict__["begin_batch"]
 
 
 def _choose(model: nn.Module, tensors: Sequence[_Tensor], judge: _Judge) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import io
 import itertools
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -19,13 +20,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
-from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.quantization.calibration_state import CalibrationState, place_of
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
 from horizon_plugin_pytorch.quantization.processes import all_reduce, is_distributed, rank
 
-_VERSION = 1
+__all__ = ["CalibrationResult", "arguments_of", "calibrate", "place_of", "run_batch"]
+
 Forward = Callable[[nn.Module, Any], Any]
-Statistics = dict[str, dict[str, Tensor]]
 
 
 @dataclass
@@ -95,7 +96,8 @@ def calibrate(
 ) -> CalibrationResult:
     """Calibrate a prepared model: run data through it until the scales have settled.
 
-    Every batch counts the same, whatever `averaging_constant` the observers have (0 still freezes a scale). Under
+    Every batch counts the same, whatever `averaging_constant` the observers have (0 still freezes a scale), and all
+    calls of a module in a batch count together. What an earlier calibration has seen does not count. Under
     ``torch.distributed``, call it in every process with that process's share of the data: the processes stay in step
     and end with the same scales. The model is left in eval mode and in the VALIDATION state.
 
@@ -105,7 +107,7 @@ def calibrate(
         forward: how to run the model on a batch.
         steps: at most so many batches.
         tolerance: scales have settled when none has moved by more than this share ...
-        patience: ... over so many batches; 0 runs all data.
+        patience: ... over so many batches, and every module was reached; 0 runs all data.
         state_file: written every `save_interval` batches and at the end of an interrupted run; if it is there at the
             start, the batches that it has seen are skipped. It is removed at the end. Of several processes the first
             reads and writes it.
@@ -120,35 +122,40 @@ def calibrate(
     quantizers = {name: m for name, m in model.named_modules() if isinstance(m, FakeQuantize)}
     if not quantizers:
         raise QuantizationConfigError("calibrate: the model has no fake quantizers; call `prepare` first.")
-    if steps is not None and steps < 1:
-        raise QuantizationConfigError(f"calibrate: steps must be at least 1, got {steps}.")
+    _check(data, steps, tolerance, patience, save_interval)
     result = CalibrationResult()
     device = next(iter(quantizers.values())).scale.device
     model.eval()
     set_fake_quantize(model, FakeQuantState.CALIBRATION)
+    watch = _Settling(quantizers, tolerance, patience)
     with _equal_weights(quantizers.values()):
+        state: CalibrationState | None = None  # after the last whole batch
         if state_file is not None:
-            result.steps = _load(quantizers, state_file, device)
-            _save(_statistics(quantizers), result.steps, state_file)  # rather now than after many batches: can it be?
-        watch = _Settling(quantizers, tolerance, patience)
-        whole: Statistics | None = None  # of whole batches, while a batch runs
+            state = CalibrationState.load(state_file, device)
+            if state is not None:
+                state.restore(quantizers, state_file)
+                result.steps, watch.past = state.steps, [scales.to(device) for scales in state.past]
+            else:
+                state = CalibrationState.of(quantizers, 0, [])
+            state.save(state_file)  # rather now than after many batches: can it be written?
         try:
             for batch in _in_step(data, result, steps, progress, device):
-                whole = None if state_file is None else _statistics(quantizers)
                 _run(forward, model, batch, result.steps, quantizers, device)
-                result.steps, whole = result.steps + 1, None
-                if state_file is not None and result.steps % save_interval == 0:
-                    _save(_statistics(quantizers), result.steps, state_file)
-                if watch.have_settled():
-                    result.has_settled = True
+                result.steps += 1
+                result.has_settled = watch.have_settled()
+                if result.has_settled:
                     break
+                if state_file is not None:
+                    state = CalibrationState.of(quantizers, result.steps, watch.past)
+                    if result.steps % save_interval == 0:
+                        state.save(state_file)
         except BaseException:
-            if state_file is not None and result.steps:
-                _save(whole or _statistics(quantizers), result.steps, state_file)
+            if state_file is not None and state is not None and state.steps:
+                state.save(state_file)
             raise
-    if result.steps == 0:
-        raise QuantizationConfigError("calibrate: the data have no batches; a generator can be used only once.")
-    set_fake_quantize(model, FakeQuantState.VALIDATION)
+        if result.steps == 0:
+            raise QuantizationConfigError("calibrate: the data have no batches; a generator can be used only once.")
+        set_fake_quantize(model, FakeQuantState.VALIDATION)  # observers take in what they still wait with
     if state_file is not None and os.path.exists(state_file) and rank() == 0:
         os.unlink(state_file)
     result.scales = {place_of(n): q.scale.detach().clone() for n, q in quantizers.items() if q.has_statistics}
@@ -156,10 +163,23 @@ def calibrate(
     return result
 
 
-def place_of(name: str) -> str:
-    """The module's path rather than that of its fake quantizer; its weight is called so."""
-    owner, _, last = name.rpartition(".")
-    return owner if last == "activation_post_process" else name
+def _check(data: Any, steps: Any, tolerance: Any, patience: Any, save_interval: Any) -> None:
+    """Refuse arguments that make no sense."""
+    if isinstance(data, (Tensor, str, Mapping)) or not isinstance(data, Iterable):
+        raise QuantizationConfigError(
+            f"calibrate: data must be a list, tuple, generator or DataLoader of batches, got a {type(data).__name__}; "
+            "give [batch]."
+        )
+    numbers = {
+        "steps": (1 if steps is None else steps, 1),
+        "patience": (patience, 0),
+        "save_interval": (save_interval, 1),
+    }
+    for name, (value, least) in numbers.items():
+        if not (isinstance(value, Integral) and int(value) >= least):
+            raise QuantizationConfigError(f"calibrate: {name} must be a whole number from {least} on, got {value!r}.")
+    if not (isinstance(tolerance, Real) and 0 <= float(tolerance) < math.inf):
+        raise QuantizationConfigError(f"calibrate: tolerance must be a share from 0 on, got {tolerance!r}.")
 
 
 def _run(
@@ -170,10 +190,10 @@ def _run(
     quantizers: Mapping[str, FakeQuantize],
     device: torch.device,
 ) -> None:
-    """Run a batch. Several processes share what they have seen when all have run theirs, whichever way it took."""
-    if not is_distributed():
-        _call(forward, model, batch, step)
-        return
+    """Run a batch, and then let the observers take in what they have seen of it, in whatever calls.
+
+    So what was interrupted has not been seen, and several processes share when all have run theirs.
+    """
     free = [q for q in quantizers.values() if not q.is_fixed]
     for quantizer in free:
         quantizer.activation_post_process.hold()
@@ -182,7 +202,10 @@ def _run(
         _call(forward, model, batch, step)
     except Exception as error:
         failure = error
-    _meet(1, failure, f"the model of process {{}} failed at batch {step}", step, device)
+    if is_distributed():
+        _meet(1, failure, f"the model of process {{}} failed at batch {step}", step, device)
+    elif failure is not None:
+        raise failure
     for quantizer in free:
         quantizer.release()
 
@@ -272,7 +295,7 @@ def _equal_weights(quantizers: Iterable[FakeQuantize]) -> Iterator[None]:
     observers = [q.activation_post_process for q in quantizers]
     before = [o.is_sync_quantize for o in observers]
     for observer in observers:
-        observer.batches = 0
+        observer.begin_calibration()
         observer.is_sync_quantize = observer.is_sync_quantize or is_distributed()
     try:
         yield
@@ -283,86 +306,23 @@ def _equal_weights(quantizers: Iterable[FakeQuantize]) -> Iterator[None]:
 
 
 class _Settling:
-    """Have the scales stopped moving?"""
+    """Have the scales stopped moving? Not as long as there are modules that no batch has reached."""
 
     def __init__(self, quantizers: Mapping[str, FakeQuantize], tolerance: float, patience: int) -> None:
-        self._quantizers = [q for q in quantizers.values() if not q.is_fixed]
+        self._quantizers = [q for q in quantizers.values() if not q.is_fixed and q.activation_post_process.learns]
         self._tolerance, self._patience = tolerance, patience
         intervals = [getattr(q.activation_post_process, "update_interval", 1) for q in self._quantizers]
         if patience and max(intervals, default=1) > 1:  # between its updates a scale only seems to have settled
             self._patience = max(patience, 2 * max(intervals))
-        self._before: list[Tensor] = []
+        self.past: list[Tensor] = []  # the scales after each of the last batches
 
     def have_settled(self) -> bool:
         if not self._patience or not self._quantizers:
             return False
         now = torch.cat([q.scale.detach().reshape(-1) for q in self._quantizers])
-        self._before.append(now)
-        if len(self._before) <= self._patience:
+        self.past = [*self.past, now][-self._patience - 1 :]
+        past = torch.stack([s for s in self.past if s.shape == now.shape])
+        if len(past) <= self._patience or not all(q.has_statistics for q in self._quantizers):
             return False
-        past = torch.stack([s for s in self._before[-self._patience - 1 :] if s.shape == now.shape])
-        self._before = self._before[-self._patience :]
         moved = (past.amax(0) - past.amin(0)) / now
-        return len(past) > self._patience and bool((moved <= self._tolerance).all())
-
-
-def _statistics(quantizers: Mapping[str, FakeQuantize]) -> Statistics:
-    """What all observers have learned, as it is now."""
-    return {
-        name: {key: value.clone() for key, value in quantizer.activation_post_process.statistics().items()}
-        for name, quantizer in quantizers.items()
-        if not quantizer.is_fixed
-    }
-
-
-def _save(observers: Statistics, steps: int, path: str | os.PathLike) -> None:
-    """The same in every process, so one writes it."""
-    if rank():
-        return
-    buffer = io.BytesIO()
-    torch.save({"version": _VERSION, "steps": steps, "observers": observers}, buffer)
-    try:
-        write_atomically(buffer.getvalue(), os.fspath(path))
-    except OSError as error:
-        raise CalibrationError(
-            f"calibrate: state_file={os.fspath(path)!r} cannot be written: {error}. Give a path in a folder that can "
-            "be written to, or none."
-        ) from error
-
-
-def _load(quantizers: Mapping[str, FakeQuantize], path: str | os.PathLike, device: torch.device) -> int:
-    """Go on from a state, if there is one; the first process reads it for all."""
-    content: list[bytes | None] = [None]
-    if rank() == 0 and os.path.exists(path):
-        with open(path, "rb") as file:
-            content = [file.read()]
-    if is_distributed():
-        dist.broadcast_object_list(content, device=device)
-    if content[0] is None:
-        return 0
-    try:
-        state = torch.load(io.BytesIO(content[0]), weights_only=True, map_location="cpu")
-        observers, steps, version = state["observers"], int(state["steps"]), state["version"]
-    except Exception as error:
-        raise CalibrationError(
-            f"calibrate: {os.fspath(path)!r} is not a state that calibrate wrote. Remove it to begin anew."
-        ) from error
-    mine = {n for n, q in quantizers.items() if not q.is_fixed}
-    if version != _VERSION or set(observers) != mine:
-        different = sorted(mine ^ set(observers))
-        raise CalibrationError(
-            f"calibrate: {os.fspath(path)!r} is of another model or version (different: "
-            f"{', '.join(different[:5]) or version}). Remove it to begin anew."
-        )
-    for name, statistics in observers.items():
-        observer = quantizers[name].activation_post_process
-        try:
-            observer.restore(statistics)
-        except (KeyError, AttributeError) as error:
-            raise CalibrationError(
-                f"calibrate: {os.fspath(path)!r} was written with another observer at `{place_of(name)}`, which has no "
-                f"{error}. Remove it to begin anew."
-            ) from error
-        if observer.has_statistics:
-            quantizers[name].refresh_scale()
-    return steps
+        return bool((moved <= self._tolerance).all())

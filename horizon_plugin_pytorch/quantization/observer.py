@@ -85,9 +85,11 @@ class MinMaxObserver(ObserverBase):
     """
 
     def _update(self, smallest: Tensor, largest: Tensor) -> None:
-        if self.has_statistics and self.averaging_constant and self.min_val.shape == smallest.shape:
+        goes_on = self.has_statistics and self.batches != 0 and self.min_val.shape == smallest.shape
+        if goes_on and self.averaging_constant:
             torch.minimum(self.min_val, smallest, out=self.min_val)
             torch.maximum(self.max_val, largest, out=self.max_val)
+            self._count_batch()
         else:
             super()._update(smallest, largest)
 
@@ -113,6 +115,8 @@ class ClipObserver(ObserverBase):
     2.0
     """
 
+    _settings = (*ObserverBase._settings, "xmin", "xmax")
+
     def __init__(self, xmin: float = -1.0, xmax: float = 1.0, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not xmin < xmax:
@@ -131,6 +135,7 @@ class ClipStdObserver(ObserverBase):
     """
 
     _needs_values = True
+    _settings = (*ObserverBase._settings, "std_scale")
 
     def __init__(self, std_scale: float = 3.0, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -150,6 +155,8 @@ class ClipStdObserver(ObserverBase):
 
 class NoopObserver(ObserverBase):
     """Observes nothing; the scale stays 1, or what `set_qparams` gave."""
+
+    learns = False
 
     def observe(self, x: Tensor, low: float = -math.inf, high: float = math.inf) -> None:
         """Nothing to learn."""

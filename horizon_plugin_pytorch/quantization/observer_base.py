@@ -63,6 +63,8 @@ class ObserverBase(nn.Module):
     max_val: Tensor
     _schemes: tuple[torch.qscheme, ...] = _PER_TENSOR + _PER_CHANNEL
     _needs_values = False  # does the range depend on more than the smallest and largest value?
+    _settings: tuple[str, ...] = ("quant_min", "quant_max", "ch_axis")  # attributes that statistics depend on
+    learns = True  # from the tensors that it sees
 
     def __init__(
         self,
@@ -121,6 +123,7 @@ class ObserverBase(nn.Module):
         self._resting = Cache()  # says that weights were seen, and that the range is theirs
         self._holds = False
         self._held: Any = None  # what was seen since `hold`
+        self._has_rested = False  # has it seen since `hold` what left everything as it is?
         self._left_out: Tensor | None = None  # batches with NaN or infinity that an accelerator has left out
 
     @property
@@ -163,7 +166,9 @@ class ObserverBase(nn.Module):
                 return
             if is_constant:
                 if self._rests and self._resting.holds((x, self.min_val, self.max_val)):
-                    self.batches = None if self.batches is None else self.batches + 1
+                    self._has_rested = True
+                    if not self._holds:
+                        self._count_batch()
                     return
                 usable = self._unchanged.get((x,), lambda: self._usable(_plain(x), low, high))
             else:
@@ -172,27 +177,40 @@ class ObserverBase(nn.Module):
             local = None if usable is None else self._look_at(usable)
             if self._holds:
                 self._hold(local)
-                return
-            found = self._take_in(local)
+                found = self._measure(local) if is_constant and self._rests else None
+            else:
+                found = self._take_in(local)
             if found is None or not is_constant:
                 return
             if torch.equal(self.min_val, found[0]) and torch.equal(self.max_val, found[1]):
                 self._resting.get((x, self.min_val, self.max_val), lambda: True)
 
     def hold(self, holds: bool = True) -> None:
-        """Keep what is seen until `release`: several processes then share it once a batch, whatever each of them ran.
+        """Keep what is seen until `release`: one batch, whatever calls it came in.
 
-        Processes that share while the model runs must run the same operators in the same order. False ends holding,
-        and forgets what was held.
+        Several processes then share it once a batch, whatever each of them ran; those that share while the model runs
+        must run the same operators in the same order. False ends holding, and forgets what was held.
         """
-        self._holds, self._held = holds, None
+        self._holds, self._held, self._has_rested = holds, None, False
 
     def release(self) -> bool:
         """Share and take in what was held; says whether there was anything. Holding ends."""
-        local = self._held
+        local, has_rested = self._held, self._has_rested
         self.hold(False)
+        if local is None and has_rested:
+            self._count_batch()
+            return False
+        self.begin_batch()
         with torch.no_grad():
             return self._take_in(local) is not None
+
+    def begin_calibration(self) -> None:
+        """Every batch from here on counts the same, and nothing that was seen before counts."""
+        self.batches = 0
+
+    def _count_batch(self) -> None:
+        if self.batches is not None:
+            self.batches += 1
 
     def _hold(self, local: Any) -> None:
         if local is not None:
@@ -260,7 +278,8 @@ class ObserverBase(nn.Module):
             return None
         smallest, largest = self._range(x)
         lowest, highest = self._extremes(smallest, largest)
-        if not math.isfinite(lowest + highest) and not bool((finite := x.isfinite()).all()):
+        most = torch.finfo(self.min_val.dtype).max  # float64 has numbers beyond
+        if not -most <= lowest <= highest <= most and not bool((finite := x.abs() <= most).all()):
             self._warn(
                 "finite",
                 f"saw {int((~finite).sum())} values of {x.numel()} that are NaN or infinite and ignored them; "
@@ -294,12 +313,12 @@ class ObserverBase(nn.Module):
 
     def _range_later(self, x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
         """The range, without looking at it; where it is not finite, the range so far."""
-        smallest, largest = self._range(x)
+        smallest, largest = (end.to(self.min_val.dtype) for end in self._range(x))
         is_sound = smallest.isfinite() & largest.isfinite()
         left_out = (~is_sound).any()
         self._left_out = left_out.long() if self._left_out is None else self._left_out + left_out
-        smallest = torch.where(is_sound, smallest.to(self.min_val.dtype), self.min_val)
-        largest = torch.where(is_sound, largest.to(self.max_val.dtype), self.max_val)
+        smallest = torch.where(is_sound, smallest, self.min_val)
+        largest = torch.where(is_sound, largest, self.max_val)
         return smallest.clamp_(low, high), largest.clamp_(low, high)
 
     def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -330,15 +349,14 @@ class ObserverBase(nn.Module):
             self._has_range = False
         if self.counts_together:
             smallest, largest = self._join_batch(smallest, largest)
-        if not self.has_statistics:
+        if not self.has_statistics or (self.averaging_constant and self.batches == 0):
             self.min_val.copy_(smallest)
             self.max_val.copy_(largest)
         elif self.averaging_constant:
             constant = self.averaging_constant if self.batches is None else 1 / (self.batches + 1)
             self.min_val.add_(smallest - self.min_val, alpha=constant)
             self.max_val.add_(largest - self.max_val, alpha=constant)
-        if self.batches is not None:
-            self.batches += 1
+        self._count_batch()
 
     def begin_batch(self) -> None:
         """What comes next belongs to a new batch, for an observer that `counts_together`."""
@@ -374,12 +392,25 @@ class ObserverBase(nn.Module):
         return {"min_val": self.min_val, "max_val": self.max_val, "batches": torch.tensor(batches)}
 
     def restore(self, statistics: dict[str, Tensor]) -> None:
-        """Go on from what `statistics` gave."""
-        self.min_val = statistics["min_val"].to(self.min_val.device)
-        self.max_val = statistics["max_val"].to(self.max_val.device)
+        """Go on from what `statistics` gave.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        ranges = statistics["min_val"], statistics["max_val"]
+        knows_channels = self.min_val.numel() > 1 or not self.is_per_channel
+        if knows_channels and any(r.shape != self.min_val.shape for r in ranges):
+            raise ValueError(f"ranges of {ranges[0].numel()} channels instead of {self.min_val.numel()}")
+        if any(bool(r.isnan().any()) for r in ranges):
+            raise ValueError("ranges that are NaN")
+        self.min_val, self.max_val = (r.to(self.min_val) for r in ranges)
         self._has_range = False
         batches = int(statistics["batches"])
         self.batches = None if batches < 0 else batches
+
+    def settings(self) -> str:
+        """What the statistics depend on, as text."""
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._settings)})"
 
     def copy_from(self, source: ObserverBase) -> None:
         """Take another observer's range."""

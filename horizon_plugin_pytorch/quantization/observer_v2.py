@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -21,6 +22,20 @@ from horizon_plugin_pytorch.quantization.processes import all_reduce
 from horizon_plugin_pytorch.quantization.sketch import Sketch, best_ranges, least_error
 
 MIX_PERCENTILES = (99.0, 99.9, 99.95, 99.99, 99.995, 99.999, 100.0)
+
+
+def require_whole(who: str, name: str, value: Any, least: int, most: float = math.inf) -> None:
+    """Refuse what is no whole number within the limits."""
+    if not (isinstance(value, Integral) and least <= int(value) <= most):
+        limits = f"in [{least}, {most}]" if most < math.inf else f"from {least} on"
+        raise QuantizationConfigError(f"{who}: {name} must be a whole number {limits}, got {value!r}.")
+
+
+def require_percentile(who: str, value: Any, most: int) -> None:
+    """Refuse what is no percentile; `most` is 1 or 100."""
+    if not (isinstance(value, Real) and 0 < float(value) <= most):
+        meaning = "a share between 0 and 1 here" if most == 1 else "a number of percent between 0 and 100"
+        raise QuantizationConfigError(f"{who}: percentile is {meaning}, got {value!r}.")
 
 
 class MinMaxObserver(ObserverBase):
@@ -72,8 +87,12 @@ class SketchObserver(ObserverBase):
         end = self._take(sketch) if sketch.total else None
         if end is None:
             return None
-        value = torch.full_like(self.max_val, end)
+        value = self._filled(end)
         return -value, value
+
+    def _filled(self, end: float) -> Tensor:
+        """The end of a range as the buffers have it; half a step beyond the largest number there is none."""
+        return torch.full_like(self.max_val, min(end, torch.finfo(self.max_val.dtype).max))
 
     def _take(self, sketch: Sketch) -> float | None:
         """The end of the range after this batch; None as long as there is none."""
@@ -143,12 +162,12 @@ class PercentileObserver(SketchObserver):
     (0.49, -0.49)
     """
 
+    _settings = (*ObserverBase._settings, "percentile", "bins")
+
     def __init__(self, percentile: float = 99.99, bins: int = 2048, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not 0 < percentile <= 100 or bins < 2:
-            raise QuantizationConfigError(
-                f"PercentileObserver: need 0 < percentile <= 100 and bins >= 2, got {percentile}, {bins}."
-            )
+        require_percentile("PercentileObserver", percentile, 100)
+        require_whole("PercentileObserver", "bins", bins, 2)
         self.percentile, self.bins = percentile, bins
 
     def choose(self, sketch: Sketch) -> float:
@@ -181,10 +200,11 @@ class MSEObserver(SketchObserver):
     True
     """
 
+    _settings = (*ObserverBase._settings, "stride")
+
     def __init__(self, stride: int = 1, *args: Any, memory_estimate_ratio: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not 1 <= stride <= 50:
-            raise QuantizationConfigError(f"MSEObserver: stride must lie in [1, 50], got {stride}.")
+        require_whole("MSEObserver", "stride", stride, 1, 50)
         self.stride = stride
 
     def choose(self, sketch: Sketch) -> float:
@@ -229,6 +249,19 @@ class CountingObserver(SketchObserver):
             self.min_val.copy_(smallest)
             self.max_val.copy_(largest)
 
+    def begin_calibration(self) -> None:
+        super().begin_calibration()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin to count anew."""
+        self.sketch = Sketch(self.min_val.device)
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if prefix + "min_val" in state_dict:  # the range of other data than were counted
+            self._forget()
+
     def statistics(self) -> dict[str, Tensor]:
         return {**super().statistics(), **self.sketch.state()}
 
@@ -248,14 +281,14 @@ class KLObserver(CountingObserver):
     Other arguments are those of `MinMaxObserver`.
     """
 
+    _settings = (*ObserverBase._settings, "bins", "update_interval")
+
     def __init__(self, bins: int = 512, update_interval: int = 1, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if bins < 4 or update_interval < 1:
-            raise QuantizationConfigError(
-                f"KLObserver: need bins >= 4 and update_interval >= 1, got {bins}, {update_interval}."
-            )
+        require_whole("KLObserver", "bins", bins, 4)
+        require_whole("KLObserver", "update_interval", update_interval, 1)
         self.bins, self.update_interval = bins, update_interval
-        self._waiting = 0
+        self._waiting: int = 0
 
     def choose(self, sketch: Sketch) -> float:
         return sketch.least_divergence(self.bins, self.quant_max + 1)
@@ -270,6 +303,10 @@ class KLObserver(CountingObserver):
             return None
         self._waiting = 0
         return self.choose(self.sketch)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._waiting = 0
 
     def statistics(self) -> dict[str, Tensor]:
         return {**super().statistics(), "waiting": torch.tensor(self._waiting)}
@@ -289,7 +326,7 @@ class KLObserver(CountingObserver):
                 "computed at the end",
             )
         self._waiting = 0
-        end = torch.full_like(self.max_val, self.choose(self.sketch))
+        end = self._filled(self.choose(self.sketch))
         self._update(-end, end)
         return True
 
@@ -308,6 +345,8 @@ class HistogramObserver(CountingObserver):
     >>> round(float(ob.max_val), 2)
     0.5
     """
+
+    _settings = (*ObserverBase._settings, "method", "method_kwargs")
 
     def __init__(self, *args: Any, method: str = "mse", method_kwargs: dict | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -364,8 +403,9 @@ class HistogramObserver(CountingObserver):
                 continue
             if not path.startswith(prefixes) or wanted not in (None, observer.dtype):
                 continue
+            _chooser(observer, method, method_kwargs or {})  # refuses what does not fit before anything changes
             observer.method, observer.method_kwargs = method, dict(method_kwargs or {})
-            end = torch.full_like(observer.max_val, observer.choose(observer.sketch))
+            end = observer._filled(observer.choose(observer.sketch))
             observer.min_val.copy_(-end)
             observer.max_val.copy_(end)
             module.refresh_scale()
@@ -375,7 +415,7 @@ class HistogramObserver(CountingObserver):
                 "reset_scale: no HistogramObserver has seen data in this process"
                 + (f" under {', '.join(prefixes)}" if any(prefixes) else "")
                 + (f" in {wanted}" if wanted is not None else "")
-                + ". Prepare with observer=HistogramObserver, and calibrate before."
+                + ". Prepare with observer=HistogramObserver, and calibrate before; a checkpoint has no counts."
             )
         return done
 
@@ -409,9 +449,9 @@ def _chooser(observer: SketchObserver, method: str, kwargs: dict) -> Callable[[S
     for name in kwargs:
         if name != parameter:
             raise QuantizationConfigError(f"HistogramObserver: method {method!r} has no parameter {name!r}.")
-    share = kwargs.get("percentile", 1.0)
-    if not 0 < share <= 1:
-        raise QuantizationConfigError(f"HistogramObserver: percentile is a share between 0 and 1 here, got {share}.")
+    require_percentile("HistogramObserver", kwargs.get("percentile", 1.0), 1)
+    require_whole("HistogramObserver", "stride", kwargs.get("stride", 1), 1, 50)
+    require_whole("HistogramObserver", "bins", kwargs.get("bins", 512), 4)
     return lambda sketch: function(sketch, **kwargs)
 
 

@@ -78,6 +78,7 @@ class Sketch:
         """
         x = x.detach().reshape(-1)
         if ends is None:
+            x = x.float()
             x = x[x.isfinite()]
             if x.numel():
                 ends = tuple(float(end.clamp(*limits)) for end in torch.aminmax(x))  # type: ignore[assignment]
@@ -164,9 +165,16 @@ class Sketch:
         return {"counts": self.counts, "facts": torch.tensor(facts, dtype=torch.float64)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Become what `state` gave."""
+        """Become what `state` gave.
+
+        Raises:
+            ValueError: it is not that of a sketch.
+        """
+        counts = state["counts"]
         low, high, total, *peaks = state["facts"].tolist()
-        self.replace(state["counts"].to(self.counts.device), (low, high), int(total), (int(peaks[0]), int(peaks[1])))
+        if counts.shape != self.counts.shape or counts.dtype != self.counts.dtype or int(counts.sum()) != total:
+            raise ValueError(f"counts that are no sketch's, {tuple(counts.shape)} with a sum of {int(counts.sum())}")
+        self.replace(counts.to(self.counts.device), (low, high), int(total), (int(peaks[0]), int(peaks[1])))
 
     def _widen(self, ends: tuple[float, float]) -> None:
         """Make room for more data."""

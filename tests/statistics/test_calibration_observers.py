@@ -213,6 +213,37 @@ def test_reset_scale_with_nothing_to_do_is_an_error(kwargs) -> None:
         HistogramObserver.reset_scale(calibrated("histogram", 1), "mse", **kwargs)
 
 
+def test_a_method_that_is_refused_changes_nothing() -> None:
+    model = calibrated("histogram")
+    before = scales(model)
+    refused = [
+        ("foo", {}, "method must be one of"), ("mse", {"stride": 0}, "stride must be a whole number"),
+        ("kl", {"bins": 1}, "bins must be a whole number"), ("percentile", {"percentile": "a"}, "a share between"),
+        ("percentile", {"percentile": 99.9}, "a share between"), ("mix", {"bins": 5}, "has no parameter 'bins'"),
+    ]  # fmt: skip
+    for method, kwargs, text in refused:
+        with pytest.raises(QuantizationConfigError, match=text):
+            HistogramObserver.reset_scale(model, method, kwargs)
+        with pytest.raises(QuantizationConfigError, match=text):
+            HistogramObserver(method=method, method_kwargs=kwargs)
+    assert scales(model) == before
+    assert {m.method for m in model.modules() if isinstance(m, HistogramObserver)} == {"mse"}
+
+
+@pytest.mark.parametrize("cls", EVERY, ids=str)
+def test_numbers_at_the_end_of_float32_and_beyond(cls) -> None:
+    ends = cls()
+    ends(torch.tensor([3.4e38, -3.4e38, 1e38]).repeat(60))
+    scale = ends.calculate_qparams()[0]
+    assert bool(scale.isfinite().all() & (scale > 0).all())
+    ob, expected = cls(), cls()
+    x = torch.linspace(-3, 3, 301)
+    with pytest.warns(CalibrationWarning, match="saw 2 values of 303 that are NaN or infinite"):
+        ob(torch.cat([x.double(), torch.tensor([1e300, -1e300], dtype=torch.float64)]))
+    expected(x)
+    torch.testing.assert_close(ob.max_val, expected.max_val)
+
+
 @pytest.mark.parametrize("name", ["min_max", "percentile", "mse", "kl", "mix", "histogram", "clip", "clip_std"])
 def test_every_documented_name_makes_a_model_that_runs(name) -> None:
     model = calibrated(name)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
 import sys
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
+from horizon_plugin_pytorch.errors import (
+    CalibrationError,
+    CalibrationWarning,
+    QuantizationConfigError,
+    QuantizationWarning,
+)
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
@@ -20,6 +27,7 @@ from horizon_plugin_pytorch.quantization import (
     convert,
     get_default_qconfig,
     prepare,
+    prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
 )
@@ -160,8 +168,155 @@ def test_a_state_of_something_else_is_refused(tmp_path) -> None:
     file.unlink()
     with pytest.raises(Stop):
         calibrate(net(), stopping(), state_file=file)
-    with pytest.raises(CalibrationError, match="another observer at"):
-        calibrate(net("histogram"), batches(1), state_file=file)
+    for other in ("histogram", "percentile"):
+        name = {"histogram": "HistogramObserver", "percentile": "PercentileObserver"}[other]
+        with pytest.raises(CalibrationError, match=f"MinMaxObserver.* at `quant`, where the model has {name}"):
+            calibrate(net(other), batches(1), state_file=file)
+
+
+def test_a_state_of_other_settings_or_channels_is_refused(tmp_path) -> None:
+    file = tmp_path / "state.pt"
+
+    def make(channels: int, **qkwargs) -> nn.Module:
+        qconfig = get_default_qconfig(activation_observer="percentile", activation_qkwargs=qkwargs)
+        return prepare_qat_fx(QuantWrapper(nn.Conv2d(3, channels, 1)), {"": qconfig})
+
+    with pytest.raises(Stop):
+        calibrate(make(4, percentile=99.0), stopping(), state_file=file)
+    with pytest.raises(CalibrationError, match=r"percentile=99.0.*at `quant`, where the model has.*percentile=99.9"):
+        calibrate(make(4, percentile=99.9), batches(1), state_file=file)
+    with pytest.raises(CalibrationError, match="`module.weight_fake_quant` .ranges of 4 channels instead of 6"):
+        calibrate(make(6, percentile=99.0), batches(1), state_file=file)
+
+
+QUANT = "quant.activation_post_process"
+DAMAGES = {
+    "no observers": lambda s: s.update(observers=None),
+    "a list": lambda s: s.update(observers=[1]),
+    "a number": lambda s: s["observers"].update({QUANT: 3}),
+    "steps below 0": lambda s: s.update(steps=-4),
+    "bins missing": lambda s: s["observers"][QUANT].update(counts=torch.zeros(3, dtype=torch.int32)),
+    "other counts": lambda s: s["observers"][QUANT]["counts"].add_(1),
+    "seven ranges": lambda s: s["observers"][QUANT].update(min_val=torch.zeros(7), max_val=torch.ones(7)),
+    "NaN": lambda s: s["observers"][QUANT]["min_val"].fill_(float("nan")),
+    "no version": lambda s: s.pop("version"),
+    "another version": lambda s: s.update(version=1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_refused(damage, tmp_path) -> None:
+    file = tmp_path / "state.pt"
+    with pytest.raises(Stop):
+        calibrate(net("histogram"), stopping(), state_file=file)
+    state = torch.load(file, weights_only=True)
+    DAMAGES[damage](state)
+    torch.save(state, file)
+    with pytest.raises(CalibrationError, match="state_file=.*state.pt.*Remove it to begin anew"):
+        calibrate(net("histogram"), batches(2), state_file=file)
+
+
+def test_a_folder_is_no_state_file(tmp_path) -> None:
+    with pytest.raises(CalibrationError, match="state_file=.*cannot be read.*Give the path of a file"):
+        calibrate(net(), batches(1), state_file=tmp_path)
+
+
+@pytest.mark.parametrize("observer", ["min_max", "histogram"])
+def test_an_interrupted_run_stops_where_the_whole_one_does(observer, tmp_path) -> None:
+    data, file = batches(3) * 100, tmp_path / "state.pt"
+    whole = calibrate(net(observer), data, tolerance=0.02)
+    assert whole.has_settled
+
+    def interrupted():
+        yield from data[: whole.steps - 1]
+        raise Stop
+
+    with pytest.raises(Stop):
+        calibrate(net(observer), interrupted(), tolerance=0.02, state_file=file)
+    result = calibrate(net(observer), data, tolerance=0.02, state_file=file)
+    assert result.steps == whole.steps and result.has_settled
+    assert all(torch.equal(scale, result.scales[name]) for name, scale in whole.scales.items())
+
+
+@pytest.mark.parametrize("observer", [*OBSERVERS, "clip", "clip_std"])
+def test_a_second_calibration_begins_anew(observer) -> None:
+    """Where somebody forgot to normalise the images, and calibrates again."""
+    model = net(observer)
+    calibrate(model, [batch * 1e30 for batch in batches(3)], patience=0)
+    again = calibrate(model, batches(3), patience=0).scales
+    fresh = calibrate(net(observer), batches(3), patience=0).scales
+    assert all(torch.equal(scale, again[name]) for name, scale in fresh.items())
+
+
+def test_a_checkpoint_forgets_what_was_counted() -> None:
+    model, other = net("histogram"), net("histogram")
+    calibrate(model, [batch * 255 for batch in batches(2)])
+    calibrate(other, batches(2))
+    model.load_state_dict(other.state_dict())
+    with pytest.raises(QuantizationConfigError, match="a checkpoint has no counts"):
+        HistogramObserver.reset_scale(model, "mse")
+
+
+@pytest.mark.parametrize("interval", [2, 8, 15, 100])
+def test_batches_after_the_last_update_of_kl_count_too(interval) -> None:
+    data = [batch * (1 if i < 8 else 5) for i, batch in enumerate(batches(15))]
+
+    def found(interval: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        qconfig = get_default_qconfig(activation_observer="kl", activation_qkwargs={"update_interval": interval})
+        return calibrate(prepare_qat_fx(QuantWrapper(Net()), {"": qconfig}), data, patience=0).scales["quant"]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        assert torch.equal(found(interval), found(1))
+
+
+def test_it_does_not_stop_before_all_modules_were_reached() -> None:
+    data = [(batches(1)[0], False)] * 12 + [(batches(1)[0], True)] * 12
+    result = calibrate(branch("min_max"), data)
+    assert result.has_settled and not result.unseen and 12 + 8 < result.steps < 24
+
+
+class Twice(nn.Module):
+    """One stub and one activation for two inputs, the second ten times as large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.act, self.head = QuantStub(), DeQuantStub(), nn.SiLU(), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [self.dequant(self.act(self.head(self.quant(value)))) for value in (x, y)]
+
+
+def twice(route: str, observer: str) -> nn.Module:
+    torch.manual_seed(0)
+    model, qconfig = Twice().eval(), get_default_qconfig(activation_observer=observer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", QuantizationWarning)
+        if route == "prepare":
+            return prepare(model, pairs(1)[0], qconfig_dict={"": qconfig}, out_dir=None)
+        if route == "prepare_qat_fx":
+            return prepare_qat_fx(model, {"": qconfig})
+        model.qconfig = qconfig
+        return prepare_qat(model)
+
+
+def pairs(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(batch, batch.flip(0) * 10) for batch in batches(count)]
+
+
+ROUTES = ["prepare", "prepare_qat_fx", "prepare_qat"]
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_calls_of_a_batch_count_together_on_every_route(observer) -> None:
+    found = [calibrate(twice(route, observer), pairs(4), patience=0).scales["quant"] for route in ROUTES]
+    assert all(torch.equal(scale, found[0]) for scale in found)
+    if observer == "min_max":
+        means = [
+            torch.stack([end(torch.stack(pair)) for pair in pairs(4)]).mean().abs() for end in (torch.min, torch.max)
+        ]
+        assert float(found[0]) * 127.5 == pytest.approx(float(max(means)))
 
 
 def test_a_state_file_that_cannot_be_written_is_told_before_anything_runs(tmp_path) -> None:
@@ -200,6 +355,13 @@ def test_what_loaders_give() -> None:
         (lambda: calibrate(nn.ReLU(), batches(1)), QuantizationConfigError, "call `prepare` first"),
         (lambda: calibrate(net(), []), QuantizationConfigError, "no batches"),
         (lambda: calibrate(net(), batches(1), steps=0), QuantizationConfigError, "steps"),
+        (lambda: calibrate(net(), batches(1), steps=2.5), QuantizationConfigError, "steps must be a whole number"),
+        (lambda: calibrate(net(), batches(1), patience=-3), QuantizationConfigError, "patience must.* from 0 on"),
+        (lambda: calibrate(net(), batches(1), save_interval=0), QuantizationConfigError, "save_interval must.*from 1"),
+        (lambda: calibrate(net(), batches(1), tolerance=float("nan")), QuantizationConfigError, "tolerance"),
+        (lambda: calibrate(net(), batches(1)[0]), QuantizationConfigError, "got a Tensor; give .batch."),
+        (lambda: calibrate(net(), {"x": batches(1)}), QuantizationConfigError, "got a dict; give .batch."),
+        (lambda: calibrate(net(), 5), QuantizationConfigError, "data must be a list.*got a int"),
         (lambda: calibrate(net(), [{"images": batches(1)[0]}]), CalibrationError, "batch 0 does not fit.*forward="),
     ],
 )
@@ -236,12 +398,13 @@ def branch(observer: str) -> nn.Module:
 
 
 WORKER = """
-import sys
+import itertools, sys
 import torch, torch.distributed as dist
+from horizon_plugin_pytorch.errors import CalibrationError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import calibrate
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
-from tests.verbs.test_calibrate import OBSERVERS, batches, branch, net
+from tests.verbs.test_calibrate import OBSERVERS, ROUTES, batches, branch, net, pairs, twice
 
 set_march(March.BAYES)
 torch.set_num_threads(1)
@@ -254,6 +417,9 @@ def own(count):
 
 
 found = {name: calibrate(net(name), own(4), patience=0).scales for name in OBSERVERS}
+for route, name in itertools.product(ROUTES, OBSERVERS):
+    shares = [(x.chunk(2)[rank], y.chunk(2)[rank]) for x, y in pairs(3)]
+    found[f"{route} {name}"] = calibrate(twice(route, name), shares, patience=0).scales
 counted = net("histogram")
 calibrate(counted, own(4), patience=0)
 HistogramObserver.reset_scale(counted, "percentile", {"percentile": 0.99})
@@ -263,6 +429,10 @@ for name in OBSERVERS:
     found[f"branch {name}"] = calibrate(branch(name), [(x, bool(rank)) for x in own(4)], patience=0).scales
 # Shares of different length: all stop with the shortest.
 found["uneven"] = calibrate(net(), own(2 + rank), patience=0).scales
+try:
+    calibrate(net(), own(1), state_file=".")
+except CalibrationError as error:
+    found["folder"] = str(error)
 torch.save(found, f"{rank}.pt")
 dist.destroy_process_group()
 """
@@ -291,6 +461,11 @@ def test_two_processes_find_the_scales_of_one_over_all_data(tmp_path) -> None:
         for tensor, scale in joined.items():
             assert torch.equal(scale, second[f"branch {name}"][tensor])
             torch.testing.assert_close(scale, whole.get(tensor, apart[tensor]), rtol=1 / 1024, atol=0)
+    for route, name in itertools.product(ROUTES, OBSERVERS):
+        for tensor, scale in calibrate(twice(route, name), pairs(3), patience=0).scales.items():
+            torch.testing.assert_close(first[f"{route} {name}"][tensor], scale, rtol=1 / 1024, atol=0)
+            assert torch.equal(first[f"{route} {name}"][tensor], second[f"{route} {name}"][tensor])
+    assert first["folder"] == second["folder"] and "cannot be read" in first["folder"]
     counted = net("histogram")
     calibrate(counted, batches(4), patience=0)
     HistogramObserver.reset_scale(counted, "percentile", {"percentile": 0.99})
