@@ -24,14 +24,14 @@ from horizon_plugin_pytorch.quantization.sketch import Sketch, best_ranges, leas
 MIX_PERCENTILES = (99.0, 99.9, 99.95, 99.99, 99.995, 99.999, 100.0)
 
 
-def require_whole(who: str, name: str, value: Any, least: int, most: float = math.inf) -> None:
+def _require_whole(who: str, name: str, value: Any, least: int, most: float = math.inf) -> None:
     """Refuse what is no whole number within the limits."""
     if not (isinstance(value, Integral) and least <= int(value) <= most):
         limits = f"in [{least}, {most}]" if most < math.inf else f"from {least} on"
         raise QuantizationConfigError(f"{who}: {name} must be a whole number {limits}, got {value!r}.")
 
 
-def require_percentile(who: str, value: Any, most: int) -> None:
+def _require_percentile(who: str, value: Any, most: int) -> None:
     """Refuse what is no percentile; `most` is 1 or 100."""
     if not (isinstance(value, Real) and 0 < float(value) <= most):
         meaning = "a share between 0 and 1 here" if most == 1 else "a number of percent between 0 and 100"
@@ -166,8 +166,8 @@ class PercentileObserver(SketchObserver):
 
     def __init__(self, percentile: float = 99.99, bins: int = 2048, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        require_percentile("PercentileObserver", percentile, 100)
-        require_whole("PercentileObserver", "bins", bins, 2)
+        _require_percentile("PercentileObserver", percentile, 100)
+        _require_whole("PercentileObserver", "bins", bins, 2)
         self.percentile, self.bins = percentile, bins
 
     def choose(self, sketch: Sketch) -> float:
@@ -204,7 +204,7 @@ class MSEObserver(SketchObserver):
 
     def __init__(self, stride: int = 1, *args: Any, memory_estimate_ratio: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        require_whole("MSEObserver", "stride", stride, 1, 50)
+        _require_whole("MSEObserver", "stride", stride, 1, 50)
         self.stride = stride
 
     def choose(self, sketch: Sketch) -> float:
@@ -285,8 +285,8 @@ class KLObserver(CountingObserver):
 
     def __init__(self, bins: int = 512, update_interval: int = 1, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        require_whole("KLObserver", "bins", bins, 4)
-        require_whole("KLObserver", "update_interval", update_interval, 1)
+        _require_whole("KLObserver", "bins", bins, 4)
+        _require_whole("KLObserver", "update_interval", update_interval, 1)
         self.bins, self.update_interval = bins, update_interval
         self._waiting: int = 0
 
@@ -449,9 +449,9 @@ def _chooser(observer: SketchObserver, method: str, kwargs: dict) -> Callable[[S
     for name in kwargs:
         if name != parameter:
             raise QuantizationConfigError(f"HistogramObserver: method {method!r} has no parameter {name!r}.")
-    require_percentile("HistogramObserver", kwargs.get("percentile", 1.0), 1)
-    require_whole("HistogramObserver", "stride", kwargs.get("stride", 1), 1, 50)
-    require_whole("HistogramObserver", "bins", kwargs.get("bins", 512), 4)
+    _require_percentile("HistogramObserver", kwargs.get("percentile", 1.0), 1)
+    _require_whole("HistogramObserver", "stride", kwargs.get("stride", 1), 1, 50)
+    _require_whole("HistogramObserver", "bins", kwargs.get("bins", 512), 4)
     return lambda sketch: function(sketch, **kwargs)
 
 
