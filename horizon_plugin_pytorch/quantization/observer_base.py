@@ -139,7 +139,7 @@ class ObserverBase(nn.Module):
     @property
     def has_statistics(self) -> bool:
         """Has any usable value been seen?"""
-        if not self._has_range:  # remembered: on a GPU, reading waits for the device
+        if not self._has_range and not self.max_val.is_meta:  # remembered: on a GPU, reading waits for the device
             self._has_range = bool((self.max_val >= self.min_val).all())
         return self._has_range
 
