@@ -490,7 +490,7 @@ class FakeQuantize(nn.Module):
         )
 
     def _save_to_state_dict(self, *args: Any) -> None:
-        if not self.has_statistics:
+        if not self.scale.is_meta and not self.has_statistics:
             self.finish()
         super()._save_to_state_dict(*args)
 

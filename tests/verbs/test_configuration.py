@@ -219,8 +219,9 @@ def test_default_quantizers_are_those_of_the_default_qconfig() -> None:
     assert get_default_qconfig() == INT8
 
 
-def test_everything_that_is_added_is_on_the_device_of_the_model() -> None:
+@pytest.mark.parametrize("kwargs", [{}, {"activation_fake_quant": "lsq"}, {"activation_observer": "kl"}], ids=str)
+def test_everything_that_is_added_is_on_the_device_of_the_model(kwargs) -> None:
     set_march(March.NASH_E)
     model = QuantWrapper(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sigmoid(), nn.Softmax(1))).to("meta")
-    prepared = prepare_qat_fx(model, {"": get_default_qconfig()})
+    prepared = prepare_qat_fx(model, {"": get_default_qconfig(**kwargs)})
     assert {t.device.type for t in prepared.state_dict().values()} == {"meta"}
