@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.nn.operator_table import Call, Operator, ScaleRule, 
 from horizon_plugin_pytorch.nn.qat.module import attach_gradient
 from horizon_plugin_pytorch.nn.support import FROM_BAYES
 from horizon_plugin_pytorch.qtensor import QTensor, handle, only_qtensor, warn_beyond
-from horizon_plugin_pytorch.quantization.fake_quantize import round_to_grid
+from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
 Map = Callable[[Tensor], Tensor]
 

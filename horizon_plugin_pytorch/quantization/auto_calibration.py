@@ -21,14 +21,9 @@ from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.batches import Process, require_quantizers, take_batches
+from horizon_plugin_pytorch.quantization.batches import Process, require_quantizers, take_batches, undone_after_an_error
 from horizon_plugin_pytorch.quantization.calibration import place_of, run_batch
-from horizon_plugin_pytorch.quantization.fake_quantize import (
-    NO_LIMIT,
-    FakeQuantize,
-    FakeQuantState,
-    set_fake_quantize,
-)
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
 from horizon_plugin_pytorch.quantization.observer_base import ObserverBase
 from horizon_plugin_pytorch.quantization.observer_v2 import (
     HistogramObserver,
@@ -39,6 +34,7 @@ from horizon_plugin_pytorch.quantization.observer_v2 import (
     PercentileObserver,
     SketchObserver,
 )
+from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT
 
 _JUDGED = 4  # batches on which candidates are compared; the result is checked on all
 _SAME = 1e-3  # candidates whose ranges differ by less than this share are one
@@ -148,7 +144,7 @@ def auto_calibrate(
     quantizers = require_quantizers(calib_model, "auto_calibrate")
     candidates = _candidates(observer_list, percentile_list)
     data = take_batches(calib_model, batches, num_batches, batch_process_func, "auto_calibrate")
-    with _undone_after_an_error(calib_model, list(quantizers.values())):
+    with undone_after_an_error(calib_model):
         calib_model.eval()
         tensors = [_Tensor(path, quantizer, candidates) for path, quantizer in quantizers.items()]
         judge = _Judge(calib_model, data)
@@ -166,22 +162,6 @@ def auto_calibrate(
             _keep_best(seen, judge, candidates, result)
         result.choices = [tensor.choice() for tensor in seen if tensor.errors]
     return result
-
-
-@contextmanager
-def _undone_after_an_error(model: nn.Module, quantizers: Sequence[FakeQuantize]) -> Iterator[None]:
-    """Modes, states, ranges and scales are as before if anything fails."""
-    modes = [(m, m.training) for m in model.modules()]
-    before = [(q, copy.deepcopy(q.state_dict()), q._was_set) for q in quantizers]
-    try:
-        yield
-    except BaseException:
-        for module, mode in modes:
-            module.training = mode
-        for quantizer, state, was_set in before:
-            quantizer.load_state_dict(state)
-            quantizer._was_set = was_set
-        raise
 
 
 auto_calibration = auto_calibrate

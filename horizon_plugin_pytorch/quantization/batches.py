@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.fake_quantize import DynamicFakeQuantize, FakeQuantize
 
 Process = Callable[[Any], Any]
 
@@ -56,3 +58,23 @@ def require_quantizers(model: nn.Module, caller: str) -> dict[str, FakeQuantize]
     if not found:
         raise QuantizationConfigError(f"{caller}: the model has no fake quantizers; call `prepare` first.")
     return found
+
+
+@contextmanager
+def undone_after_an_error(model: nn.Module) -> Iterator[None]:
+    """Modes, states, ranges and scales are as before if anything fails; weights are the caller's matter."""
+    modes = [(m, m.training) for m in model.modules()]
+    quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
+    before = [(q, copy.deepcopy(q.state_dict()), q._was_set) for q in quantizers]
+    dynamic = [(m, m.is_quantizing) for m in model.modules() if isinstance(m, DynamicFakeQuantize)]
+    try:
+        yield
+    except BaseException:
+        for module, mode in modes:
+            module.training = mode
+        for quantizer, state, was_set in before:
+            quantizer.load_state_dict(state)
+            quantizer._was_set = was_set
+        for other, quantizes in dynamic:
+            other.enable_fake_quant(quantizes)
+        raise

@@ -23,8 +23,8 @@ from horizon_plugin_pytorch.quantization.observer import (
 )
 from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
 from horizon_plugin_pytorch.quantization.partial import Partial
+from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT, Rounded, clamped, integer_limits, round_to_grid
 
-NO_LIMIT = (-math.inf, math.inf)
 _HALF_RANGES = tuple((dtype.max - dtype.min) / 2 for dtype in (qint8, qint16))
 
 
@@ -53,80 +53,6 @@ _SWITCHES = {
     FakeQuantState.VALIDATION: (False, True),
     FakeQuantState._FLOAT: (False, False),
 }
-
-
-class _Rounded(torch.autograd.Function):
-    """``clamp(round(x / s), low, high) * s`` with a straight-through gradient inside the open interval `edges`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Any, low: Any, high: Any, edges: tuple[Any, Any] | None) -> Tensor:
-        ctx.edges = edges
-        if edges is not None:
-            ctx.save_for_backward(x)
-        return torch.div(x, scale).round_().clamp_(low, high).mul_(scale)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
-        if ctx.edges is None:
-            return grad, None, None, None, None
-        lower, upper = ctx.edges
-        (x,) = ctx.saved_tensors
-        if isinstance(lower, float) and isinstance(upper, float):
-            out = torch.ops.aten.hardtanh_backward(grad, x, lower, upper)
-        else:
-            out = torch.where((x > lower) & (x < upper), grad, 0.0)
-        return out, None, None, None, None
-
-
-def grid_edges(
-    x: Tensor,
-    scale: Tensor,
-    ch_axis: int,
-    low: int,
-    high: int,
-    limits: tuple[float, float] = NO_LIMIT,
-    saturate: bool = True,
-) -> tuple[Any, tuple[Any, Any], tuple[Any, Any] | None]:
-    """The step as `x` can be divided by it, the outermost integers, and the open interval that passes gradients."""
-    step: Any
-    if scale.numel() > 1:
-        shape = [1] * x.dim()
-        shape[ch_axis] = -1
-        step = scale.reshape(shape)
-    else:
-        step = scale if is_asynchronous(x) else float(scale)
-    lower: Any = -math.inf
-    upper: Any = math.inf
-    ends: tuple[Any, Any] = (low, high)
-    if saturate:
-        # The value that set the scale lies at 127.5 steps and rounds to the last integer: it must keep its gradient,
-        # so the open interval that passes gradients ends a little beyond the outermost integers.
-        lower, upper = (low - 0.5) * step, (high + 1) * step
-    if limits != NO_LIMIT:
-        lower = _tighter(lower, limits[0], max)
-        upper = _tighter(upper, limits[1], min)
-        ends = (_limits_later if is_asynchronous(x) else integer_limits)(scale, low, high, limits)
-    has_edges = saturate or limits != NO_LIMIT
-    return step, ends, (lower, upper) if has_edges else None
-
-
-def round_to_grid(
-    x: Tensor,
-    scale: Tensor,
-    ch_axis: int,
-    low: int,
-    high: int,
-    limits: tuple[float, float] = NO_LIMIT,
-    saturate: bool = True,
-) -> Tensor:
-    """``clamp(round(x / scale), low, high) * scale`` with a straight-through gradient.
-
-    Args:
-        limits: real range of a fused activation; outside it there is no gradient.
-        saturate: give no gradient outside the integers' range either.
-    """
-    step, ends, edges = grid_edges(x, scale, ch_axis, low, high, limits, saturate)
-    return _Rounded.apply(x, step, *ends, edges)
 
 
 class FakeQuantize(nn.Module):
@@ -529,35 +455,6 @@ class FakeQuantize(nn.Module):
             self.is_converted = True
 
 
-def clamped(x: Tensor, limits: tuple[float, float], owned: bool) -> Tensor:
-    """The values inside the limits, in the memory of `x` if it is ours and no gradient needs it."""
-    return x.clamp_(*limits) if owned and not x.requires_grad else x.clamp(*limits)
-
-
-def _tighter(edge: Any, limit: float, choose: Any) -> Any:
-    if not math.isfinite(limit):
-        return edge
-    if isinstance(edge, Tensor):
-        return edge.clamp(min=limit) if choose is max else edge.clamp(max=limit)
-    return float(choose(edge, limit))
-
-
-def integer_limits(scale: float | Tensor, low: int, high: int, limits: tuple[float, float]) -> tuple[int, int]:
-    """The integers that an activation with real limits (ReLU6: 0 and 6) can take.
-
-    >>> integer_limits(0.1, -128, 127, (0.0, 6.0))
-    (0, 60)
-    """
-    step = float(scale) if not isinstance(scale, Tensor) or scale.numel() == 1 else float(scale.max())
-    if not 0 < step < math.inf:  # there are no integers; while training the values show it
-        return low, high
-    if math.isfinite(limits[0]):
-        low = max(low, round(limits[0] / step))
-    if math.isfinite(limits[1]):
-        high = min(high, round(limits[1] / step))
-    return low, max(low, high)
-
-
 class DynamicFakeQuantize(nn.Module):
     """Round a tensor with scales of its own values, computed each time: nothing is observed, and nothing is kept.
 
@@ -628,7 +525,7 @@ class DynamicFakeQuantize(nn.Module):
         parts = []
         for part in x.split(self.size_of_block(x.shape[self.dim]), self.dim):
             scale = fp.block_scale(part.detach(), self.dim, self.quant_min, self.quant_max)
-            parts.append(_Rounded.apply(part, scale, self.quant_min, self.quant_max, None))
+            parts.append(Rounded.apply(part, scale, self.quant_min, self.quant_max, None))
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
     def extra_repr(self) -> str:
@@ -638,14 +535,6 @@ class DynamicFakeQuantize(nn.Module):
 def is_dynamic(part: Any) -> bool:
     """Does this part of a qconfig make a `DynamicFakeQuantize`?"""
     return isinstance(part, Partial) and isinstance(part.cls, type) and issubclass(part.cls, DynamicFakeQuantize)
-
-
-def _limits_later(scale: Tensor, low: int, high: int, limits: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """`integer_limits` as tensors, without waiting for the device."""
-    step = scale.detach().amax().double()
-    lower = (limits[0] / step).round_().clamp_(low, high)
-    upper = (limits[1] / step).round_().clamp_(low, high)
-    return lower.to(scale.dtype), torch.maximum(lower, upper).to(scale.dtype)
 
 
 @contextmanager

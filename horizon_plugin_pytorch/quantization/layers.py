@@ -6,7 +6,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,15 +19,14 @@ from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, 
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.qat.original import restore, rewrite
-from horizon_plugin_pytorch.quantization.batches import require_quantizers
+from horizon_plugin_pytorch.quantization.batches import require_quantizers, undone_after_an_error
 from horizon_plugin_pytorch.quantization.calibration import run_batch
 from horizon_plugin_pytorch.quantization.fake_quantize import (
-    NO_LIMIT,
-    DynamicFakeQuantize,
     FakeQuantize,
     FakeQuantState,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT
 
 Part = Literal["weight", "bias"]
 
@@ -125,7 +124,7 @@ class LayerWalk:
         self._counts: list[Counter[str]] = []  # by batch, of layers that run alike in both models
         self._not_finite: dict[int, str] = {}  # by batch, the first layer that had such values
         layers = self._find_layers(exclude)
-        with _as_it_was_on_failure(model):
+        with undone_after_an_error(model):
             model.eval()
             self._float = copy.deepcopy(model)
             restore([m for m in self._float.modules() if isinstance(m, QATGemm)])
@@ -322,22 +321,3 @@ def _computes(module: nn.Module) -> bool:
 def _writable(x: Any) -> Any:
     """A tensor that learning can keep; those made in inference mode are none."""
     return x.clone() if isinstance(x, Tensor) and x.is_inference() else x
-
-
-@contextmanager
-def _as_it_was_on_failure(model: nn.Module) -> Iterator[None]:
-    """Restore modes and switches if a batch cannot run."""
-    modules = [(m, m.training) for m in model.modules()]
-    flags = [(m, m.is_quantizing, m.is_observing) for m in model.modules() if isinstance(m, FakeQuantize)]
-    dynamic = [(m, m.is_quantizing) for m in model.modules() if isinstance(m, DynamicFakeQuantize)]
-    try:
-        yield
-    except BaseException:
-        for module, training in modules:
-            module.training = training
-        for quantizer, quantizes, observes in flags:
-            quantizer.enable_fake_quant(quantizes)
-            quantizer.enable_observer(observes)
-        for other, quantizes in dynamic:
-            other.enable_fake_quant(quantizes)
-        raise

@@ -9,15 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.quantization.cache import Cache
-from horizon_plugin_pytorch.quantization.fake_quantize import (
-    NO_LIMIT,
-    FakeQuantize,
-    FakeQuantState,
-    grid_edges,
-    round_to_grid,
-)
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
 from horizon_plugin_pytorch.quantization.processes import is_distributed
+from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT, grid_edges, inside, on_grid, round_to_grid
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 _FAR_BELOW = 16
@@ -36,7 +31,7 @@ class _Learned(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, scale: Tensor, step: Any, ends: tuple, edges: tuple | None, factor: float, is_clip: bool
     ) -> Tensor:
-        y = _on_grid(x, step, ends)
+        y = on_grid(x, step, ends)
         ctx.save_for_backward(x, y, scale)
         ctx.step, ctx.ends, ctx.edges, ctx.factor, ctx.is_clip = step, ends, edges, factor, is_clip
         return y
@@ -46,29 +41,16 @@ class _Learned(torch.autograd.Function):
         x, y, scale = ctx.saved_tensors
         if y.dtype in (torch.float16, torch.bfloat16):  # too coarse for the difference
             x, grad = x.float(), grad.float()
-            y = _on_grid(x, ctx.step, ctx.ends)
+            y = on_grid(x, ctx.step, ctx.ends)
         if scale.numel() == 1 and not is_asynchronous(x) and not torch.is_grad_enabled():
             to_x, total = _in_pieces(grad, x, y, ctx.edges, ctx.is_clip)
             moved = y.new_full(scale.shape, total)
         else:
-            to_x = _inside(grad, x, ctx.edges)
+            to_x = inside(grad, x, ctx.edges)
             moved = torch.zeros_like(scale) if ctx.is_clip else _sum(y, x, to_x, scale)
             if ctx.edges is not None:
                 moved = moved + _sum(grad, to_x, y, scale)
         return to_x, (moved / scale * ctx.factor).to(scale.dtype), None, None, None, None, None
-
-
-def _on_grid(x: Tensor, step: Any, ends: tuple) -> Tensor:
-    return torch.div(x, step).round_().clamp_(*ends).mul_(step)
-
-
-def _inside(values: Tensor, x: Tensor, edges: tuple | None) -> Tensor:
-    """The values where `x` lies between the edges, else 0."""
-    if edges is None:
-        return values
-    if isinstance(edges[0], float) and isinstance(edges[1], float):
-        return torch.ops.aten.hardtanh_backward(values, x, *edges)
-    return torch.where((x > edges[0]) & (x < edges[1]), values, 0.0)
 
 
 def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip: bool) -> tuple[Tensor, float]:

@@ -59,11 +59,14 @@ class SketchObserver(ObserverBase):
 
     def choose(self, sketch: Sketch) -> float:
         """The end of the range."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must say what it chooses")
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
         """The end of the range of each row."""
-        raise NotImplementedError
+        raise QuantizationConfigError(
+            f"`{self._name}`: {type(self).__name__} has no scale for each channel: give it `choose_by_channel(rows)`, "
+            "or take another observer for weights."
+        )
 
     def _look_at(self, usable: Usable) -> Any:
         if self.is_per_channel:
@@ -145,6 +148,24 @@ def percentiles_by_channel(rows: Tensor, shares: Sequence[float]) -> Tensor:
     return magnitudes.sort(1).values[:, [index - 1 for index in wanted]]
 
 
+def _percentile_ends(rows: Tensor, share: float, low: int, high: int) -> Tensor:
+    """The percentile of each row, in percent, as the end of its range; where it is better not to clip it, it is not."""
+    ends = percentiles_by_channel(rows, [share])
+    whole = ends * ((high - low) / 2 / high)  # the value there lies at 127.5 steps, and 127 is the last
+    return least_error(rows, torch.cat([ends, whole], 1), low, high)
+
+
+def _mix_end(sketch: Sketch, low: int, high: int) -> float:
+    """The percentile, of a few, with the least squared error of quantizing."""
+    ends = torch.tensor(sketch.percentiles(MIX_PERCENTILES), dtype=torch.float64).to(sketch.counts.device)
+    return float(ends[sketch.errors(ends / ((high - low) / 2), low, high).argmin()])
+
+
+def _mix_ends(rows: Tensor, low: int, high: int) -> Tensor:
+    """`_mix_end` of each row."""
+    return least_error(rows, percentiles_by_channel(rows, MIX_PERCENTILES), low, high)
+
+
 class PercentileObserver(SketchObserver):
     """The given percentile of the magnitudes in each batch, as a moving average.
 
@@ -177,10 +198,7 @@ class PercentileObserver(SketchObserver):
         return sketch.largest * max(int(min(share, 1 - 0.5 / self.bins) * self.bins), 1) / self.bins
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
-        ends = percentiles_by_channel(rows, [self.percentile])
-        # The value there lies at 127.5 steps, and 127 is the last: where it is better not to clip it, it is not.
-        whole = ends * (self.half_range / self.quant_max)
-        return least_error(rows, torch.cat([ends, whole], 1), self.quant_min, self.quant_max)
+        return _percentile_ends(rows, self.percentile, self.quant_min, self.quant_max)
 
 
 class MSEObserver(SketchObserver):
@@ -218,13 +236,10 @@ class MixObserver(SketchObserver):
     """The percentile, of a few, with the least squared error of quantizing in each batch, as a moving average."""
 
     def choose(self, sketch: Sketch) -> float:
-        ends = torch.tensor(sketch.percentiles(MIX_PERCENTILES), dtype=torch.float64)
-        ends = ends.to(sketch.counts.device)
-        return float(ends[sketch.errors(ends / self.half_range, self.quant_min, self.quant_max).argmin()])
+        return _mix_end(sketch, self.quant_min, self.quant_max)
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
-        ends = percentiles_by_channel(rows, MIX_PERCENTILES)
-        return least_error(rows, ends, self.quant_min, self.quant_max)
+        return _mix_ends(rows, self.quant_min, self.quant_max)
 
 
 class CountingObserver(SketchObserver):
@@ -360,11 +375,13 @@ class HistogramObserver(CountingObserver):
         if self.method == "mse":
             return best_ranges(rows, self.quant_min, self.quant_max, **self.method_kwargs)
         if self.method == "mix":
-            return MixObserver.choose_by_channel(self, rows)  # type: ignore[arg-type]
+            return _mix_ends(rows, self.quant_min, self.quant_max)
         if self.method == "kl":
             return rows.new_tensor([self.choose(Sketch.of(row)) for row in rows])
-        share = self.method_kwargs.get("percentile", 0.9999) if self.method == "percentile" else 1.0
-        return percentiles_by_channel(rows, [share * 100]).squeeze(1)
+        if self.method == "percentile":
+            share = 100 * self.method_kwargs.get("percentile", 0.9999)
+            return _percentile_ends(rows, share, self.quant_min, self.quant_max)
+        return rows.abs().amax(1)
 
     @property
     def _covers_everything(self) -> bool:
@@ -434,7 +451,7 @@ def _chooser(observer: SketchObserver, method: str, kwargs: dict) -> Callable[[S
         return sketch.least_divergence(bins, high + 1)
 
     def mix(sketch: Sketch) -> float:
-        return MixObserver.choose(observer, sketch)  # type: ignore[arg-type]
+        return _mix_end(sketch, low, high)
 
     def min_max(sketch: Sketch) -> float:
         return sketch.largest

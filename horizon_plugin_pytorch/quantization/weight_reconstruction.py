@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.quantization.batches import Process, take_batches
-from horizon_plugin_pytorch.quantization.fake_quantize import grid_edges
 from horizon_plugin_pytorch.quantization.layers import (
     LayerCall,
     LayerGroup,
@@ -24,6 +23,7 @@ from horizon_plugin_pytorch.quantization.layers import (
     left_out_lines,
     relative_error,
 )
+from horizon_plugin_pytorch.quantization.rounding import grid_edges
 
 _LOW, _HIGH = -0.1, 1.1  # the sigmoid is stretched over these and clipped, so that it reaches 0 and 1
 _RATE = 0.1  # of Adam; the documented hundred steps must be enough to turn a choice around

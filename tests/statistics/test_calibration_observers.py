@@ -31,7 +31,9 @@ from horizon_plugin_pytorch.quantization.observer_v2 import (
     MixObserver,
     MSEObserver,
     PercentileObserver,
+    SketchObserver,
 )
+from horizon_plugin_pytorch.quantization.sketch import Sketch
 
 SEARCHING = [PercentileObserver, MSEObserver, MixObserver, KLObserver, HistogramObserver]
 
@@ -437,3 +439,25 @@ def test_first_generation_names() -> None:
     noop(torch.randn(10))
     assert not noop.has_statistics
     assert first.CalibObserver is HistogramObserver
+
+
+def test_a_percentile_of_weights_is_the_same_in_both_observers() -> None:
+    weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    settings = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0}
+    for share in (0.9, 1.0):
+        counted = HistogramObserver(method="percentile", method_kwargs={"percentile": share}, **settings)
+        plain = PercentileObserver(100 * share, **settings)
+        counted(weight), plain(weight)
+        assert torch.equal(counted.max_val, plain.max_val)
+
+
+def test_an_observer_without_scales_by_channel_says_so() -> None:
+    class Half(SketchObserver):
+        def choose(self, sketch: Sketch) -> float:
+            return sketch.largest / 2
+
+    observer = Half()
+    observer(torch.tensor([1.0, -4.0]))
+    assert observer.max_val.item() == 2
+    with pytest.raises(QuantizationConfigError, match="Half has no scale for each channel"):
+        Half(qscheme=torch.per_channel_symmetric, ch_axis=0)(torch.randn(3, 4))

@@ -17,8 +17,8 @@ from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, set_fake_quantize
-from horizon_plugin_pytorch.quantization.fake_quantize import integer_limits, round_to_grid
 from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAveragePerChannelMinMaxObserver
+from horizon_plugin_pytorch.quantization.rounding import integer_limits, round_to_grid
 
 RELU, RELU6 = (0.0, math.inf), (0.0, 6.0)
 X = torch.tensor([-1.0, -0.3, 0.004, 0.7, 2.55])

@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.quantization import (
     learnable_fake_quantize,
     observer_base,
     prepare,
+    rounding,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, default_fp16_fake_cast
@@ -283,7 +284,7 @@ def test_training_reads_no_values_from_a_device_and_computes_the_same(qconfig, m
     with Reads() as reads:
         train(wanted)
     assert reads.count > 0  # on a CPU that is cheap
-    for module in (observer_base, fake_quantize, learnable_fake_quantize):
+    for module in (observer_base, rounding, fake_quantize, learnable_fake_quantize):
         monkeypatch.setattr(module, "is_asynchronous", lambda x: True)
     for quantizer in (m for m in model.modules() if isinstance(m, FakeQuantize)):
         assert quantizer.is_observing and quantizer.is_quantizing and quantizer.has_statistics

@@ -29,8 +29,9 @@ from horizon_plugin_pytorch.nn.support import Marches
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
-from horizon_plugin_pytorch.quantization.fake_quantize import NO_LIMIT, DynamicFakeQuantize, FakeQuantize, is_dynamic
+from horizon_plugin_pytorch.quantization.fake_quantize import DynamicFakeQuantize, FakeQuantize, is_dynamic
 from horizon_plugin_pytorch.quantization.qconfig import asked_input, spell
+from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT
 
 
 class QATGemm(intrinsic.CalledByAdd, QATModule):

@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.nn.qat.module import GridModule, real
 from horizon_plugin_pytorch.nn.quantized import grid_sample as quantized
 from horizon_plugin_pytorch.nn.support import INT8, INTS, Limit, Support, Use, on
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.fake_quantize import round_to_grid
+from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
 _MODES, _PADDING_MODES = ("bilinear", "nearest"), ("zeros", "border", "reflection")
 

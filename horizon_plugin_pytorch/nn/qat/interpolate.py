@@ -14,7 +14,7 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
 from horizon_plugin_pytorch.nn.quantized import interpolate as quantized
 from horizon_plugin_pytorch.nn.support import INT8, Limit, Support, Use, between, on
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.fake_quantize import round_to_grid
+from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
 
 class _Resize(QATModule):

@@ -17,7 +17,8 @@ from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.cache import Cache
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, round_to_grid
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
 
 class _Exact(torch.autograd.Function):

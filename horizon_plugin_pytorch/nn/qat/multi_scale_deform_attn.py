@@ -20,8 +20,8 @@ from horizon_plugin_pytorch.nn.qat.softmax import Softmax
 from horizon_plugin_pytorch.nn.quantized import multi_scale_deform_attn as quantized
 from horizon_plugin_pytorch.nn.support import FROM_BAYES
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.fake_quantize import round_to_grid
 from horizon_plugin_pytorch.quantization.qconfig import QConfig
+from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
 
 class DeformableSampling(RoundedModule):

@@ -13,7 +13,7 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized import relu as quantized
 from horizon_plugin_pytorch.nn.support import INT8, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.fake_quantize import integer_limits
+from horizon_plugin_pytorch.quantization.rounding import integer_limits
 
 
 class ReLU(QATModule):

@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.nn.roi_align import RoIAlign as _Float
 from horizon_plugin_pytorch.nn.roi_align import roi_align
 from horizon_plugin_pytorch.nn.support import INT8, Limit, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.fake_quantize import round_to_grid
+from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
 _ADAPTIVE = "sampling_ratio must be above 0: a number of samples that depends on the boxes has no quantized form"
 

@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.march import March, get_march
 from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd, Form, check_rank
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.fake_quantize import integer_limits
+from horizon_plugin_pytorch.quantization.rounding import integer_limits
 
 
 class QuantizedGemm(CalledByAdd, QuantizedModule):

@@ -6,7 +6,7 @@ from typing import Any
 
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.fake_quantize import integer_limits
+from horizon_plugin_pytorch.quantization.rounding import integer_limits
 
 
 class ReLU(QuantizedModule):
