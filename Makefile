@@ -4,6 +4,7 @@
 #   make demo-imagenet   pretrained EfficientNet-Lite0 to integers
 #   make test            lint, types, layers, all tests and the examples in docstrings
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
+#   make accuracy        accuracy of five networks on real images, hours
 #   make docs            the documentation as a web site, in site/
 #   make lint            lint, types and layers only
 #   make format          lay out the code and fix what can be fixed

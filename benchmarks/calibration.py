@@ -26,7 +26,6 @@ from benchmarks.run import build, interleaved, training_step
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
-    QuantStub,
     calibrate,
     default_qat_8bit_lsq_quant_qconfig,
     get_default_qconfig,
@@ -72,26 +71,17 @@ def bench_calibration(name: str, batch: int, rounds: int) -> list[list[Any]]:
 
 
 def bench_learned(name: str, batch: int, rounds: int) -> list[list[Any]]:
-    """A training step with trained scales over one with observed scales.
-
-    The scale of the images, if it is trained too, needs the gradient of the first convolution's input, which nothing
-    else needs; so there is a row where it is given.
-    """
+    """A training step with trained scales over one with observed scales."""
     images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
-    rows = []
-    for what, input_scale in (("", None), (", the input's scale given", 1 / 32)):
-        jobs = {}
-        for kind, qconfig in (("STE", get_default_qconfig()), ("LSQ", default_qat_8bit_lsq_quant_qconfig)):
-            model = build(name)
-            model.quant = QuantStub(input_scale)
-            prepared = prepare_qat_fx(model, {"": qconfig})
-            calibrate(prepared, [images], progress=False)
-            prepared.train()
-            set_fake_quantize(prepared, FakeQuantState.QAT)
-            jobs[kind] = training_step(prepared, images, labels)
-        result = interleaved(jobs, rounds, f"{name} LSQ", time.process_time)
-        rows.append([name, f"LSQ step / STE step{what}", f"{result['LSQ']:.2f}", _wanted(STEP_LIMIT)])
-    return rows
+    jobs = {}
+    for kind, qconfig in (("STE", get_default_qconfig()), ("LSQ", default_qat_8bit_lsq_quant_qconfig)):
+        prepared = prepare_qat_fx(build(name), {"": qconfig})
+        calibrate(prepared, [images], progress=False)
+        prepared.train()
+        set_fake_quantize(prepared, FakeQuantState.QAT)
+        jobs[kind] = training_step(prepared, images, labels)
+    result = interleaved(jobs, rounds, f"{name} LSQ", time.process_time)
+    return [[name, "LSQ step / STE step", f"{result['LSQ']:.2f}", _wanted(STEP_LIMIT)]]
 
 
 def bench_observers(rounds: int) -> list[list[Any]]:
@@ -156,7 +146,8 @@ def main() -> None:
     if options.only in (None, "calibration"):
         rows += bench_calibration("ResNet18", options.batch, options.rounds)
     if options.only in (None, "learned"):
-        rows += bench_learned("ResNet18", options.batch, options.rounds)
+        for name in ("ResNet18", "MobileNetV2"):
+            rows += bench_learned(name, options.batch, options.rounds)
     if rows:
         print(tabulate(rows, headers=["model", "what", "measured", "wanted"], disable_numparse=True), "\n")
     if options.only in (None, "observers"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ class _Learned(torch.autograd.Function):
         y = on_grid(x, step, ends)
         ctx.save_for_backward(x, y, scale)
         ctx.step, ctx.ends, ctx.edges, ctx.factor, ctx.is_clip = step, ends, edges, factor, is_clip
+        is_data = scale.numel() == 1 and not ctx.needs_input_grad[0]
+        ctx.rounded_data = RoundedData(x, scale, edges, factor, is_clip) if is_data else None
         return y
 
     @staticmethod
@@ -51,6 +54,51 @@ class _Learned(torch.autograd.Function):
             if ctx.edges is not None:
                 moved = moved + _sum(grad, to_x, y, scale)
         return to_x, (moved / scale * ctx.factor).to(scale.dtype), None, None, None, None, None
+
+
+@dataclass(frozen=True)
+class RoundedData:
+    """What a trained scale rounds where nothing before it is trained, such as the images of a model's input."""
+
+    x: Tensor
+    scale: Tensor
+    edges: tuple | None
+    factor: float
+    is_clip: bool
+
+
+def rounded_data(y: Tensor) -> RoundedData | None:
+    """What `y` was rounded from, if only a trained scale is waiting for its gradient."""
+    node: Any = y.grad_fn
+    while type(node).__name__ == "AliasBackward0":
+        node = node.next_functions[0][0]
+    return getattr(node, "rounded_data", None)
+
+
+class LearnedThroughWeight(torch.autograd.Function):
+    """The result of a layer on rounded data, unchanged; its gradient gives the one of the data's scale.
+
+    A layer is linear in its weight ``W`` as in its input: with ``gy`` the gradient of its result and ``d`` that of the
+    input by the scale, ``sum(gx * d)`` is ``sum(W * gW)``, where ``gW`` is the gradient of a weight that had seen
+    ``d``. For the few channels of an image that takes a fourth of the time of ``gx``, which nothing else needs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, out: Tensor, scale: Tensor, x: Tensor, y: Tensor, weight: Tensor, data: RoundedData, weight_grad: Any
+    ) -> Tensor:
+        ctx.mark_dirty(out)
+        ctx.save_for_backward(scale, x, y, weight)
+        ctx.edges, ctx.factor, ctx.is_clip, ctx.weight_grad = data.edges, data.factor, data.is_clip, weight_grad
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        scale, *others = ctx.saved_tensors
+        x, y, weight = (t if t.dtype == torch.float64 else t.float() for t in others)
+        slope = y - inside(y if ctx.is_clip else x, x, ctx.edges)
+        moved = (ctx.weight_grad(grad.to(y.dtype), slope, weight.to(y.dtype)) * weight).sum()
+        return grad, (moved / scale * ctx.factor).to(scale.dtype).reshape(scale.shape), *[None] * 5
 
 
 def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip: bool) -> tuple[Tensor, float]:

@@ -107,6 +107,82 @@ def test_gradients_have_gradients() -> None:
     assert torch.equal(x.grad.ne(0), slope.ne(0))
 
 
+CONVOLUTIONS = {
+    "plain": lambda: nn.Conv2d(4, 6, 3),
+    "strided": lambda: nn.Conv2d(4, 6, 5, stride=(2, 3), padding=(2, 1), bias=False),
+    "grouped": lambda: nn.Conv2d(4, 6, 3, groups=2, dilation=2),
+    "same": lambda: nn.Conv2d(4, 6, 3, padding="same"),
+    "uneven": lambda: nn.Conv2d(4, 6, 2, padding="same"),
+    "reflecting": lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+    "transposed": lambda: nn.ConvTranspose2d(4, 6, 3),
+    "one axis": lambda: nn.Conv1d(4, 6, 3, padding=1),
+    "three axes": lambda: nn.Conv3d(4, 6, 3, padding=1),
+    "activation": lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()),
+    "bn": lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU6()),
+    "twice": lambda: Twice(),
+}
+
+
+class Twice(nn.Module):
+    """The input goes to two convolutions and past them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(x) + self.two(x) + x
+
+
+@pytest.mark.parametrize("kind", ["lsq", "pact"])
+@pytest.mark.parametrize("mode", list(QATMode))
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_scale_of_data_has_the_same_gradient_without_that_of_the_data(name, mode, kind) -> None:
+    set_qat_mode(mode)
+    torch.manual_seed(0)
+    shape = (2, 4, *[9] * {"one axis": 1, "three axes": 3}.get(name, 2))
+    x, layer = torch.randn(shape), CONVOLUTIONS[name]()
+    model = prepare_qat_fx(
+        QuantWrapper(layer), {"": get_default_qconfig(activation_fake_quant=kind, weight_fake_quant=kind)}
+    )
+    calibrate(model, [x / 2])  # some values are clipped
+    set_fake_quantize(model.train(), FakeQuantState.QAT)
+    found = {}
+    for has_gradient in (False, True):
+        trained = copy.deepcopy(model)
+        trained(x.clone().requires_grad_(has_gradient)).sin().sum().backward()
+        found[has_gradient] = {n: p.grad for n, p in trained.named_parameters() if p.grad is not None}
+    assert found[True]["quant.activation_post_process.scale"].abs().item() > 1e-5
+    assert found[False].keys() == found[True].keys()
+    for parameter, expected in found[True].items():
+        torch.testing.assert_close(found[False][parameter], expected, rtol=2e-4, atol=1e-6, msg=parameter)
+
+
+def test_data_may_have_no_batch_and_weights_no_gradient() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 8, 8)
+    model = prepare_qat_fx(QuantWrapper(nn.Conv2d(3, 4, 3)), {"": default_qat_8bit_lsq_quant_qconfig})
+    calibrate(model, [x])
+    set_fake_quantize(model.train(), FakeQuantState.QAT)
+    scale = model.quant.activation_post_process.scale
+    model(x).sum().backward()
+    alone, scale.grad = scale.grad, None
+    model.module.weight.requires_grad_(False)
+    model(x[None]).sum().backward()
+    torch.testing.assert_close(scale.grad, alone)
+
+
+def test_data_that_change_before_the_gradient_are_noticed() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = prepare_qat_fx(QuantWrapper(nn.Conv2d(3, 4, 3)), {"": default_qat_8bit_lsq_quant_qconfig})
+    calibrate(model, [x])
+    set_fake_quantize(model.train(), FakeQuantState.QAT)
+    out = model(x)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 def test_pact_moves_by_what_is_clipped_only() -> None:
     inside, outside = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([0.5, 9.0, -9.0, 8.0])
     for values, expected in ((inside, 0.0), (outside, 127 - 128 + 127)):

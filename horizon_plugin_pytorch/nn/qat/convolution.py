@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnedThroughWeight, rounded_data
 
 _TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -15,7 +17,10 @@ _TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: 
 class QATConvolution(QATGemm):
     """A convolution, mixed into torch's of the same kind."""
 
+    stride: Any
     padding_mode: Any
+    dilation: Any
+    groups: int
     _reversed_padding_repeated_twice: list[int]
 
     def split_padding(self) -> tuple[list[int], list[int]]:
@@ -27,7 +32,20 @@ class QATConvolution(QATGemm):
         return both_sides, [0] * len(befores)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)  # type: ignore[operator]
+        data = rounded_data(x) if torch.is_grad_enabled() else None
+        if data is None or self.split_padding()[0] or x.dim() != weight.dim():
+            return self._conv_forward(x, weight, bias)  # type: ignore[operator]
+        y = x.detach()
+        out = self._conv_forward(y, weight, bias)  # type: ignore[operator]
+        return LearnedThroughWeight.apply(out, data.scale, data.x, y, weight, data, self._weight_gradient)
+
+    def _weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """The weight's gradient, if `x` had been the input."""
+        padding, none = self.split_padding()[1], [0] * len(self.stride)
+        wanted = (False, True, False)
+        return torch.ops.aten.convolution_backward(
+            grad, x, weight, None, self.stride, padding, self.dilation, False, none, self.groups, wanted
+        )[1]
 
 
 class QATTransposedConvolution(QATGemm):
