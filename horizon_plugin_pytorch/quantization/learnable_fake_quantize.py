@@ -95,9 +95,9 @@ class LearnedThroughWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
         scale, *others = ctx.saved_tensors
-        x, y, weight = (t if t.dtype == torch.float64 else t.float() for t in others)
+        x, y, weight = (t.float() for t in others)
         slope = y - inside(y if ctx.is_clip else x, x, ctx.edges)
-        moved = (ctx.weight_grad(grad.to(y.dtype), slope, weight.to(y.dtype)) * weight).sum()
+        moved = (ctx.weight_grad(grad.float(), slope, weight) * weight).sum()
         return grad, (moved / scale * ctx.factor).to(scale.dtype).reshape(scale.shape), *[None] * 5
 
 
