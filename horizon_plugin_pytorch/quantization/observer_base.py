@@ -403,7 +403,7 @@ class ObserverBase(nn.Module):
             raise ValueError(f"ranges of {ranges[0].numel()} channels instead of {self.min_val.numel()}")
         if any(bool(r.isnan().any()) for r in ranges):
             raise ValueError("ranges that are NaN")
-        self.min_val, self.max_val = (r.to(self.min_val) for r in ranges)
+        self.min_val, self.max_val = (r.to(self.min_val, copy=True) for r in ranges)
         self._has_range = False
         batches = int(statistics["batches"])
         self.batches = None if batches < 0 else batches

@@ -174,7 +174,8 @@ class Sketch:
         low, high, total, *peaks = state["facts"].tolist()
         if counts.shape != self.counts.shape or counts.dtype != self.counts.dtype or int(counts.sum()) != total:
             raise ValueError(f"counts that are no sketch's, {tuple(counts.shape)} with a sum of {int(counts.sum())}")
-        self.replace(counts.to(self.counts.device), (low, high), int(total), (int(peaks[0]), int(peaks[1])))
+        counts = counts.to(self.counts.device, copy=True)
+        self.replace(counts, (low, high), int(total), (int(peaks[0]), int(peaks[1])))
 
     def _widen(self, ends: tuple[float, float]) -> None:
         """Make room for more data."""
