@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from horizon_plugin_pytorch.nn.intrinsic.folding import by_output
 
@@ -47,7 +47,8 @@ class ChannelPair:
 
     def channels(self, model: nn.Module) -> int:
         """How many channels there are between the layers."""
-        return _channels(model.get_submodule(self.second), False)
+        second: Any = model.get_submodule(self.second)
+        return second.in_features if isinstance(second, nn.Linear) else second.in_channels
 
     def factors(self, model: nn.Module, ranges: Tensor) -> Tensor:
         """What each channel is to be divided by, given its largest magnitude."""
@@ -86,12 +87,6 @@ def _input_ranges(layer: Any) -> Tensor:
     if isinstance(layer, nn.Linear):
         return weight.amax(0)
     return weight.flatten(2).amax(2).unflatten(0, (layer.groups, -1)).amax(1).flatten()
-
-
-def _channels(layer: Any, is_output: bool) -> int:
-    if isinstance(layer, _ConvNd):
-        return layer.out_channels if is_output else layer.in_channels
-    return layer.out_features if is_output else layer.in_features
 
 
 def find_pairs(model: nn.Module, graphs: Sequence[fx.Graph]) -> list[ChannelPair]:
@@ -146,9 +141,7 @@ class _Chains:
                 axis = self._passed(node, axis, last)
                 last, node = node, _only_user(node)
             second = None if node is None else self._own(node)
-            if node is None or second is None or axis is None or node.all_input_nodes != [last]:
-                continue
-            if axis == _channel_axis(second, _rank(last)) and _channels(first, True) == _channels(second, False):
+            if node is not None and second is not None and axis == _channel_axis(second, _rank(last)):
                 yield ChannelPair(str(start.target), bn, str(node.target))
 
     def _module(self, node: fx.Node) -> Any:
@@ -186,8 +179,6 @@ class _Chains:
 
 def _flattened(shape: tuple[int, ...], axis: int, start: Any, end: Any) -> int | None:
     """Where an axis is after a flatten, if it is still one by itself."""
-    if not isinstance(start, int) or not isinstance(end, int):
-        return None
     start, end = start % len(shape), end % len(shape)
     if axis < start:
         return axis

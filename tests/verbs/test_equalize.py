@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from tests.models import shake_norms
+from tests.operators.cases.base import Body
 
 QCONFIG = {"": get_default_qconfig()}
 
@@ -195,7 +196,10 @@ def test_a_pair_that_is_not_what_it_seems_is_named_and_left_while_others_are_equ
         ([nn.Linear(4, 8), nn.MaxPool1d(3, 1, 1), nn.Linear(8, 4)], (2, 5, 4)),
         ([nn.Linear(4, 8), nn.AvgPool1d(2), nn.Upsample(scale_factor=2), nn.Linear(8, 4)], (2, 5, 4)),
         ([nn.Linear(4, 8), nn.ZeroPad1d((1, -1)), nn.Linear(8, 4)], (2, 5, 4)),
+        ([nn.Linear(4, 8), nn.Upsample(scale_factor=2), nn.Linear(16, 4)], (2, 5, 4)),
+        ([nn.Linear(4, 8), nn.Conv1d(8, 4, 1)], (2, 8, 4)),
         ([nn.Conv2d(3, 8, 1), nn.Flatten(1, 2), nn.Linear(8, 4)], (2, 3, 5, 8)),
+        ([nn.Conv2d(3, 8, 1), nn.Flatten(), nn.Linear(32, 4)], (2, 3, 2, 2)),
         ([nn.Conv1d(4, 8, 1), nn.BatchNorm1d(8), nn.Conv1d(8, 4, 1)], (4, 8)),  # without a batch: along the positions
         ([nn.Conv1d(4, 8, 1), nn.MaxPool2d(3, 1, 1), nn.Conv1d(8, 4, 1)], (2, 4, 6)),  # takes the batch for channels
     ],
@@ -205,11 +209,25 @@ def test_calls_along_the_channels_end_a_chain(between, shape) -> None:
     assert equalize(spread_rows(nn.Sequential(*between)).eval(), [torch.randn(shape)]).pairs == []
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_a_batch_norm_without_weights_of_its_own_ends_a_chain(is_shared) -> None:
+    norm = nn.BatchNorm2d(4, affine=is_shared)
+    net = spread_rows(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.Conv2d(4, 4, 1))).eval()
+    if is_shared:
+        net.append(norm)
+    before = {name: p.clone() for name, p in net.named_parameters()}
+    assert equalize(net, [torch.randn(2, 4, 3, 3)]).pairs == []
+    assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
+
+
 @pytest.mark.parametrize(
     ("between", "shape"),
     [
         ([nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)], (6, 4)),
         ([nn.Linear(4, 8), nn.Flatten(0, 1), nn.Linear(8, 4)], (2, 5, 4)),
+        ([nn.Conv2d(3, 8, 1), Body(lambda x: x.flatten(start_dim=2)), nn.Conv1d(8, 4, 1)], (2, 3, 4, 4)),
+        ([nn.Conv2d(3, 8, 1), Body(lambda x: x.flatten(-2, end_dim=-1)), nn.Conv1d(8, 4, 1)], (2, 3, 4, 4)),
         ([nn.Conv2d(3, 8, 1), nn.Flatten(2), nn.MaxPool1d(2), nn.Conv1d(8, 4, 1)], (2, 3, 4, 4)),
     ],
 )
