@@ -75,7 +75,7 @@ def test_what_is_clamped_or_on_a_grid_is_within_half_a_percent_too(name: str) ->
 
 @given(st.lists(st.floats(-1, 0.25, width=16), min_size=2, max_size=20), st.integers(1, 50))
 @settings(max_examples=30)
-def test_few_values_that_are_mostly_negative_use_the_integer_that_is_only_there(values: list[float], times: int) -> None:
+def test_few_values_that_are_mostly_negative_use_the_lowest_integer(values: list[float], times: int) -> None:
     """Of four bits, 8 steps down and 7 up."""
     x = torch.tensor([-1.0] + values * times)
     found = squared_error(x, Sketch.of(x).best_scale(-8, 7), -8, 7)

@@ -147,6 +147,21 @@ def test_the_documented_settings() -> None:
     assert not torch.equal(model.module.up.weight, before["module.up.weight"])
 
 
+def test_every_setting_of_learning_has_an_effect() -> None:
+    model = calibrated()
+
+    def learned(**settings) -> Tensor:
+        changed = copy.deepcopy(model)
+        weight_reconstruction(changed, data(1), custom_config_dict={"num_steps": 20, **settings})
+        return torch.cat([p.detach().flatten() for p in changed.parameters()])
+
+    usual = learned()
+    for settings in ({"warm_up": 0.8}, {"weight": 0.1}, {"b_range": [2, 2]}, {"b_range": [20, 20]}):
+        assert not torch.equal(learned(**settings), usual), settings
+    # Unclear choices that count nothing, and ones that are never looked at, are the same.
+    assert torch.equal(learned(weight=0.0), learned(warm_up=1.0))
+
+
 def test_bad_arguments_of_reconstruction() -> None:
     model = calibrated()
     with pytest.raises(QuantizationConfigError, match="no 'steps'; it has num_batches, num_steps"):
@@ -182,3 +197,26 @@ def test_a_layer_without_bias_gets_one() -> None:
     assert model.module.bias is not None and float(model.module.bias.abs().max()) > 0
     assert len(list(model.parameters())) == 2
     assert distance(model, before) < 0.2
+
+
+def test_a_layer_keeps_its_bias_where_that_is_better() -> None:
+    """What the mean says most of lies behind the ReLU, where it does not matter."""
+    net = QuantWrapper(nn.Sequential(nn.Linear(2, 1), nn.ReLU())).eval()
+    with torch.no_grad():
+        net.module[0].weight.copy_(torch.tensor([[1.0, 0.55]]))
+        net.module[0].bias.zero_()
+    model = prepare_qat_fx(net, {"": get_default_qconfig(weight_qkwargs={"quant_min": -2, "quant_max": 1})})
+    batches = [torch.tensor([[0.0, 1.0], [0.0, -9.0], [0.0, -10.0]])]
+    calibrate(model, batches)
+    row = correct_bias(model, batches).layers[0]
+    assert row.after == row.before > 0.05
+    assert not model.module[0].bias.any()
+
+
+def test_a_layer_without_error_gets_no_bias() -> None:
+    net = QuantWrapper(nn.Linear(3, 4, bias=False)).eval()
+    nn.init.zeros_(net.module.weight)
+    model = prepare_qat_fx(net, {"": get_default_qconfig()})
+    calibrate(model, [torch.randn(8, 3)])
+    assert correct_bias(model, [torch.randn(8, 3)]).layers[0].after == 0
+    assert model.module.bias is None
