@@ -35,9 +35,10 @@ from horizon_plugin_pytorch.quantization import (
     reestimate_bn,
     weight_reconstruction,
 )
+from horizon_plugin_pytorch.quantization.observer_base import range_methods
 
 BATCH, BATCHES = 50, 10
-OBSERVERS = ("min_max", "percentile", "mse", "kl", "mix", "histogram")
+OBSERVERS = (*range_methods(), "histogram")
 
 
 class MobileNetV1(nn.Module):

@@ -33,20 +33,11 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.quantization.observer_v2 import (
-    HistogramObserver,
-    KLObserver,
-    MinMaxObserver,
-    MixObserver,
-    MSEObserver,
-    PercentileObserver,
-)
+from horizon_plugin_pytorch.quantization.observer_base import range_methods
+from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
 
-OBSERVERS = {
-    "min_max": MinMaxObserver, "percentile": PercentileObserver, "mse": MSEObserver, "kl": KLObserver,
-    "mix": MixObserver, "histogram": HistogramObserver,
-}  # fmt: skip
-LIMITS = {"min_max": 1.1, "percentile": 1.3, "mse": 1.3, "kl": 1.3, "mix": 1.3, "histogram": 1.3}
+OBSERVERS = range_methods() | {"histogram": HistogramObserver}
+LIMITS = dict.fromkeys(OBSERVERS, 1.3) | {"min_max": 1.1}
 STEP_LIMIT = 1.1
 SHAPE = (4, 64, 64, 64)  # about a million values, as an image network has them: a ReLU leaves half of them 0
 

@@ -30,6 +30,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
     weight_reconstruction,
 )
+from horizon_plugin_pytorch.quantization.observer_base import range_methods
 from horizon_plugin_pytorch.quantization.observer_v2 import MSEObserver
 from horizon_plugin_pytorch.quantization.qconfig_setter import (
     ConvDtypeTemplate,
@@ -40,7 +41,7 @@ from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 
 BATCH, CALIBRATION_BATCHES, TEST_BATCH = 100, 10, 500
 AUTO_IMAGES = 40  # of each batch
-OBSERVERS = ("min_max", "percentile", "mse", "kl", "mix", "histogram")
+OBSERVERS = (*range_methods(), "histogram")
 # How the scales of int8 weights are found, beside the documented max / 127.5.
 WEIGHTS = {"max / 127": {"quant_min": -127}, "mse": {"observer": MSEObserver}}
 FORMATS = ("int8", "mixed", "int16")

@@ -24,28 +24,14 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.batches import Process, require_quantizers, take_batches, undone_after_an_error
 from horizon_plugin_pytorch.quantization.calibration import place_of, run_batch
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
-from horizon_plugin_pytorch.quantization.observer_base import ObserverBase
-from horizon_plugin_pytorch.quantization.observer_v2 import (
-    HistogramObserver,
-    KLObserver,
-    MinMaxObserver,
-    MixObserver,
-    MSEObserver,
-    PercentileObserver,
-    SketchObserver,
-)
+from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, make_like, range_methods
+from horizon_plugin_pytorch.quantization.observer_v2 import CountingObserver, HistogramObserver
 from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT
 
 _JUDGED = 4  # batches on which candidates are compared; the result is checked on all
 _SAME = 1e-3  # candidates whose ranges differ by less than this share are one
 _WORSE = 1.1  # a candidate whose error on the first batches is so many times the best is not tried on the others
-_OBSERVERS: dict[str, type[ObserverBase]] = {
-    "percentile": PercentileObserver,
-    "mse": MSEObserver,
-    "kl": KLObserver,
-    "mix": MixObserver,
-    "min_max": MinMaxObserver,
-}
+_OF_WEIGHTS = ("mse", "min_max")  # few on purpose: every candidate of every weight is tried on the whole model
 _CONFIGURED, _CHOSEN, _TOGETHER = "as configured", "as chosen", "{} of all data"
 
 
@@ -173,29 +159,29 @@ class _Candidate:
 
     name: str
     kind: str
-    settings: dict[str, Any]
+    observer: type[ObserverBase]
+    settings: dict[str, Any] = field(default_factory=dict)
 
-    def observer(self, like: ObserverBase) -> ObserverBase:
-        """An observer for the same format."""
-        made = _OBSERVERS[self.kind](**_format(like), **self.settings)
-        made.owner, made.may_be_constant = like.owner, like.may_be_constant
-        return made
+    @property
+    def sees_all_data(self) -> bool:
+        """Is its range that of all batches together, rather than the mean of theirs?"""
+        return issubclass(self.observer, CountingObserver)
 
 
 def _candidates(observers: Sequence[str], percentiles: Sequence[float] | None) -> list[_Candidate]:
-    observers = _listed(observers)
-    unknown = [str(name) for name in observers if name not in _OBSERVERS]
+    observers, known = _listed(observers), range_methods()
+    unknown = [str(name) for name in observers if name not in known]
     if unknown or not observers:
         raise QuantizationConfigError(
-            f"auto_calibrate: observer_list holds some of {', '.join(_OBSERVERS)}, got {', '.join(unknown) or 'none'}."
+            f"auto_calibrate: observer_list holds some of {', '.join(known)}, got {', '.join(unknown) or 'none'}."
         )
     shares = _percentiles(percentiles, observers)
     found = []
     for name in dict.fromkeys(observers):
         if name == "percentile" and shares:
-            found += [_Candidate(f"percentile {p:g}", name, {"percentile": p}) for p in shares]
+            found += [_Candidate(f"percentile {p:g}", name, known[name], {"percentile": p}) for p in shares]
         else:
-            found.append(_Candidate(name, name, {}))
+            found.append(_Candidate(name, name, known[name]))
     return found
 
 
@@ -250,10 +236,10 @@ class _Tensor:
             own.min_val.fill_(math.inf)
             own.max_val.fill_(-math.inf)
             own._has_range = False
-            candidates = [c for c in candidates if c.kind in ("mse", "min_max")]
+            candidates = [c for c in candidates if c.kind in _OF_WEIGHTS]
         else:
-            self._counts = HistogramObserver(**_format(self.observer), method="min_max")
-        self._plain |= {c.name: c.observer(self.observer) for c in candidates}
+            self._counts = make_like(HistogramObserver, self.observer, method="min_max")
+        self._plain |= {c.name: make_like(c.observer, self.observer, **c.settings) for c in candidates}
         for observer in self._plain.values():
             observer.batches = 0  # all batches count the same
 
@@ -289,9 +275,8 @@ class _Tensor:
         if self._counts is None:
             return
         for candidate in candidates:
-            sketch, observer = self._counts.sketch, self._plain[candidate.name]
-            end = observer.choose(sketch) if isinstance(observer, SketchObserver) else sketch.largest
-            value = torch.full_like(observer.max_val, end)
+            observer: Any = self._plain[candidate.name]
+            value = torch.full_like(observer.max_val, observer.choose(self._counts.sketch))
             self.ranges[_TOGETHER.format(candidate.name)] = (-value, value)
 
     def distinct(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -312,14 +297,6 @@ class _Tensor:
 
 def _ends(observer: ObserverBase) -> tuple[Tensor, Tensor]:
     return observer.min_val, observer.max_val
-
-
-def _format(like: ObserverBase) -> dict[str, Any]:
-    return {
-        "ch_axis": like.ch_axis, "dtype": like.dtype, "qscheme": like.qscheme, "quant_min": like.quant_min,
-        "quant_max": like.quant_max, "channel_len": like.min_val.numel(), "pow_quantization": like.pow_quantization,
-        "factory_kwargs": {"device": like.min_val.device}, "averaging_constant": like.averaging_constant,
-    }  # fmt: skip
 
 
 def _is_same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
@@ -518,7 +495,7 @@ def _keep_best(
         return change
 
     names = [candidate.name for candidate in candidates]
-    names += [_TOGETHER.format(c.name) for c in candidates if c.kind != "kl" and len(judge.batches) > 1]
+    names += [_TOGETHER.format(c.name) for c in candidates if not c.sees_all_data and len(judge.batches) > 1]
     ways = {_CHOSEN: [t.chosen for t in free]}
     ways |= {name: [t.first if t.is_weight else name for t in free] for name in names}
     errors = judge.errors([setting(chosen) for chosen in ways.values()], range(len(judge.batches)))

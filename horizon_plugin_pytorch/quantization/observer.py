@@ -10,7 +10,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import QuantDType, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, Usable
+from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, Usable, named
 from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, HistogramObserver
 
 __all__ = [
@@ -103,6 +103,7 @@ class PerChannelMinMaxObserver(MinMaxObserver):
         super().__init__(ch_axis=ch_axis, qscheme=qscheme, **kwargs)
 
 
+@named("clip")
 class ClipObserver(ObserverBase):
     """The moving average of smallest and largest value, but not beyond given limits.
 
@@ -115,6 +116,7 @@ class ClipObserver(ObserverBase):
     2.0
     """
 
+    _is_for_weights = True
     _settings = (*ObserverBase._settings, "xmin", "xmax")
 
     def __init__(self, xmin: float = -1.0, xmax: float = 1.0, *args: Any, **kwargs: Any) -> None:
@@ -127,6 +129,7 @@ class ClipObserver(ObserverBase):
         super()._update(smallest.clamp(self.xmin, self.xmax), largest.clamp(self.xmin, self.xmax))
 
 
+@named("clip_std")
 class ClipStdObserver(ObserverBase):
     """The moving average of the range ``mean - std_scale * std`` to ``mean + std_scale * std``, within what was seen.
 
@@ -135,6 +138,7 @@ class ClipStdObserver(ObserverBase):
     """
 
     _needs_values = True
+    _is_for_weights = True
     _settings = (*ObserverBase._settings, "std_scale")
 
     def __init__(self, std_scale: float = 3.0, *args: Any, **kwargs: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -64,6 +65,10 @@ class ObserverBase(nn.Module):
     _schemes: tuple[torch.qscheme, ...] = _PER_TENSOR + _PER_CHANNEL
     _needs_values = False  # does the range depend on more than the smallest and largest value?
     _settings: tuple[str, ...] = ("quant_min", "quant_max", "ch_axis")  # attributes that statistics depend on
+    _is_for_weights = False  # can `get_default_qconfig(weight_observer=...)` name it?
+    # It is also a method of `HistogramObserver` and a candidate of `auto_calibrate`, with these constructor arguments
+    # as `method_kwargs`; None if not.
+    _method_settings: tuple[str, ...] | None = None
     learns = True  # from the tensors that it sees
 
     def __init__(
@@ -438,6 +443,47 @@ class ObserverBase(nn.Module):
     def with_args(cls, **kwargs: Any) -> Partial:
         """A constructor with some arguments already given."""
         return Partial(cls, kwargs)
+
+
+OBSERVERS: dict[str, type[ObserverBase]] = {}  # by the names that qconfigs and methods know them by
+_Observer = TypeVar("_Observer", bound=type[ObserverBase])
+
+
+def named(name: str) -> Callable[[_Observer], _Observer]:
+    """Give an observer class a name, by which everything that takes names of observers finds it.
+
+    >>> @named("twice")
+    ... class Twice(ObserverBase):
+    ...     def _update(self, smallest, largest):
+    ...         super()._update(2 * smallest, 2 * largest)
+    >>> OBSERVERS.pop("twice").__name__
+    'Twice'
+    """
+
+    def register(cls: _Observer) -> _Observer:
+        taken = OBSERVERS.setdefault(name, cls)
+        if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise QuantizationConfigError(f"`{cls.__name__}`: {taken.__name__} has the name {name!r}; give another.")
+        OBSERVERS[name] = cls  # a notebook's cell may run again
+        return cls
+
+    return register
+
+
+def range_methods() -> dict[str, Any]:
+    """By name, the observers that find the end of a range in a sketch, whoever has counted it."""
+    return {name: cls for name, cls in OBSERVERS.items() if cls._method_settings is not None}
+
+
+def make_like(cls: type[ObserverBase], like: ObserverBase, **settings: Any) -> Any:
+    """An observer for the same tensor as another one: with its format, channels and device."""
+    made = cls(
+        ch_axis=like.ch_axis, dtype=like.dtype, qscheme=like.qscheme, quant_min=like.quant_min,
+        quant_max=like.quant_max, channel_len=like.min_val.numel(), pow_quantization=like.pow_quantization,
+        factory_kwargs={"device": like.min_val.device}, averaging_constant=like.averaging_constant, **settings,
+    )  # fmt: skip
+    made.owner, made.may_be_constant = like.owner, like.may_be_constant
+    return made
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ costs more than counting; of weights with a scale for each channel they look at 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, Usable
+from horizon_plugin_pytorch.quantization.observer_base import (
+    ObserverBase,
+    Usable,
+    make_like,
+    named,
+    range_methods,
+)
 from horizon_plugin_pytorch.quantization.processes import all_reduce
 from horizon_plugin_pytorch.quantization.sketch import Sketch, best_ranges, least_error
 
@@ -38,6 +44,7 @@ def _require_percentile(who: str, value: Any, most: int) -> None:
         raise QuantizationConfigError(f"{who}: percentile is {meaning}, got {value!r}.")
 
 
+@named("min_max")
 class MinMaxObserver(ObserverBase):
     """Moving average of the smallest and largest value; the first batch initialises it.
 
@@ -47,11 +54,23 @@ class MinMaxObserver(ObserverBase):
     0.02
     """
 
+    _is_for_weights = True
+    _method_settings = ()
+
+    def choose(self, sketch: Sketch) -> float:
+        """The end of the range of what is in a sketch."""
+        return sketch.largest
+
+    def choose_by_channel(self, rows: Tensor) -> Tensor:
+        """The end of the range of each row."""
+        return rows.abs().amax(1)
+
 
 class SketchObserver(ObserverBase):
     """The range of each batch from a sketch of its magnitudes, as a moving average; the range is symmetric."""
 
     _needs_values = True
+    _method_settings: tuple[str, ...] | None = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -148,24 +167,7 @@ def percentiles_by_channel(rows: Tensor, shares: Sequence[float]) -> Tensor:
     return magnitudes.sort(1).values[:, [index - 1 for index in wanted]]
 
 
-def _percentile_ends(rows: Tensor, share: float, low: int, high: int) -> Tensor:
-    """The percentile of each row, in percent, as the end of its range; where it is better not to clip it, it is not."""
-    ends = percentiles_by_channel(rows, [share])
-    whole = ends * ((high - low) / 2 / high)  # the value there lies at 127.5 steps, and 127 is the last
-    return least_error(rows, torch.cat([ends, whole], 1), low, high)
-
-
-def _mix_end(sketch: Sketch, low: int, high: int) -> float:
-    """The percentile, of a few, with the least squared error of quantizing."""
-    ends = torch.tensor(sketch.percentiles(MIX_PERCENTILES), dtype=torch.float64).to(sketch.counts.device)
-    return float(ends[sketch.errors(ends / ((high - low) / 2), low, high).argmin()])
-
-
-def _mix_ends(rows: Tensor, low: int, high: int) -> Tensor:
-    """`_mix_end` of each row."""
-    return least_error(rows, percentiles_by_channel(rows, MIX_PERCENTILES), low, high)
-
-
+@named("percentile")
 class PercentileObserver(SketchObserver):
     """The given percentile of the magnitudes in each batch, as a moving average.
 
@@ -183,7 +185,9 @@ class PercentileObserver(SketchObserver):
     (0.49, -0.49)
     """
 
+    _is_for_weights = True
     _settings = (*ObserverBase._settings, "percentile", "bins")
+    _method_settings = ("percentile",)
 
     def __init__(self, percentile: float = 99.99, bins: int = 2048, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -198,9 +202,12 @@ class PercentileObserver(SketchObserver):
         return sketch.largest * max(int(min(share, 1 - 0.5 / self.bins) * self.bins), 1) / self.bins
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
-        return _percentile_ends(rows, self.percentile, self.quant_min, self.quant_max)
+        ends = percentiles_by_channel(rows, [self.percentile])
+        whole = ends * (self.half_range / self.quant_max)  # the value there lies at 127.5 steps, and 127 is the last
+        return least_error(rows, torch.cat([ends, whole], 1), self.quant_min, self.quant_max)
 
 
+@named("mse")
 class MSEObserver(SketchObserver):
     """The range with the least squared error of quantizing in each batch, as a moving average.
 
@@ -218,7 +225,9 @@ class MSEObserver(SketchObserver):
     True
     """
 
+    _is_for_weights = True
     _settings = (*ObserverBase._settings, "stride")
+    _method_settings = ("stride",)
 
     def __init__(self, stride: int = 1, *args: Any, memory_estimate_ratio: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -230,16 +239,6 @@ class MSEObserver(SketchObserver):
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
         return best_ranges(rows, self.quant_min, self.quant_max, self.stride)
-
-
-class MixObserver(SketchObserver):
-    """The percentile, of a few, with the least squared error of quantizing in each batch, as a moving average."""
-
-    def choose(self, sketch: Sketch) -> float:
-        return _mix_end(sketch, self.quant_min, self.quant_max)
-
-    def choose_by_channel(self, rows: Tensor) -> Tensor:
-        return _mix_ends(rows, self.quant_min, self.quant_max)
 
 
 class CountingObserver(SketchObserver):
@@ -285,6 +284,7 @@ class CountingObserver(SketchObserver):
         self.sketch.load(statistics)
 
 
+@named("kl")
 class KLObserver(CountingObserver):
     """The range whose quantized histogram diverges least from the histogram of all that was seen.
 
@@ -297,6 +297,7 @@ class KLObserver(CountingObserver):
     """
 
     _settings = (*ObserverBase._settings, "bins", "update_interval")
+    _method_settings = ("bins",)
 
     def __init__(self, bins: int = 512, update_interval: int = 1, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -346,6 +347,19 @@ class KLObserver(CountingObserver):
         return True
 
 
+@named("mix")
+class MixObserver(SketchObserver):
+    """The percentile, of a few, with the least squared error of quantizing in each batch, as a moving average."""
+
+    def choose(self, sketch: Sketch) -> float:
+        ends = torch.tensor(sketch.percentiles(MIX_PERCENTILES), dtype=torch.float64).to(sketch.counts.device)
+        return float(ends[sketch.errors(ends / self.half_range, self.quant_min, self.quant_max).argmin()])
+
+    def choose_by_channel(self, rows: Tensor) -> Tensor:
+        return least_error(rows, percentiles_by_channel(rows, MIX_PERCENTILES), self.quant_min, self.quant_max)
+
+
+@named("histogram")
 class HistogramObserver(CountingObserver):
     """Counts everything that it sees, and takes the range from all of it; `reset_scale` takes it anew in another way.
 
@@ -362,26 +376,22 @@ class HistogramObserver(CountingObserver):
     """
 
     _settings = (*ObserverBase._settings, "method", "method_kwargs")
+    _method_settings = None
 
     def __init__(self, *args: Any, method: str = "mse", method_kwargs: dict | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._use(method, method_kwargs)
+
+    def _use(self, method: str, method_kwargs: dict | None) -> None:
+        """Find ranges by a method; what does not fit is refused before anything changes."""
+        self._finder = (_by_method(self, method, method_kwargs or {}),)  # in a tuple: it is no part of the model
         self.method, self.method_kwargs = method, dict(method_kwargs or {})
-        _chooser(self, method, self.method_kwargs)
 
     def choose(self, sketch: Sketch) -> float:
-        return _chooser(self, self.method, self.method_kwargs)(sketch)
+        return self._finder[0].choose(sketch)
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
-        if self.method == "mse":
-            return best_ranges(rows, self.quant_min, self.quant_max, **self.method_kwargs)
-        if self.method == "mix":
-            return _mix_ends(rows, self.quant_min, self.quant_max)
-        if self.method == "kl":
-            return rows.new_tensor([self.choose(Sketch.of(row)) for row in rows])
-        if self.method == "percentile":
-            share = 100 * self.method_kwargs.get("percentile", 0.9999)
-            return _percentile_ends(rows, share, self.quant_min, self.quant_max)
-        return rows.abs().amax(1)
+        return self._finder[0].choose_by_channel(rows)
 
     @property
     def _covers_everything(self) -> bool:
@@ -420,8 +430,7 @@ class HistogramObserver(CountingObserver):
                 continue
             if not path.startswith(prefixes) or wanted not in (None, observer.dtype):
                 continue
-            _chooser(observer, method, method_kwargs or {})  # refuses what does not fit before anything changes
-            observer.method, observer.method_kwargs = method, dict(method_kwargs or {})
+            observer._use(method, method_kwargs)
             end = observer._filled(observer.choose(observer.sketch))
             observer.min_val.copy_(-end)
             observer.max_val.copy_(end)
@@ -437,41 +446,29 @@ class HistogramObserver(CountingObserver):
         return done
 
 
-def _chooser(observer: SketchObserver, method: str, kwargs: dict) -> Callable[[Sketch], float]:
-    """What finds the end of a range in a sketch."""
-    low, high, half = observer.quant_min, observer.quant_max, observer.half_range
+class _ShareObserver(PercentileObserver):
+    """The percentile as a HistogramObserver takes it: a share of one, and not the edge of a bin."""
 
-    def mse(sketch: Sketch, stride: int = 1) -> float:
-        return sketch.best_scale(low, high, stride) * half
+    def __init__(self, percentile: float = 0.9999, **kwargs: Any) -> None:
+        _require_percentile("HistogramObserver", percentile, 1)
+        super().__init__(percentile * 100, **kwargs)
 
-    def percentile(sketch: Sketch, percentile: float = 0.9999) -> float:
-        return sketch.percentile(percentile * 100)
+    def choose(self, sketch: Sketch) -> float:
+        return sketch.percentile(self.percentile)
 
-    def kl(sketch: Sketch, bins: int = 512) -> float:
-        return sketch.least_divergence(bins, high + 1)
 
-    def mix(sketch: Sketch) -> float:
-        return _mix_end(sketch, low, high)
-
-    def min_max(sketch: Sketch) -> float:
-        return sketch.largest
-
-    methods: dict[str, tuple[Callable, str]] = {
-        "mse": (mse, "stride"), "percentile": (percentile, "percentile"), "kl": (kl, "bins"), "mix": (mix, ""),
-        "min_max": (min_max, ""),
-    }  # fmt: skip
+def _by_method(like: ObserverBase, method: str, kwargs: dict) -> Any:
+    """An observer for the same tensor that finds the end of a range by a method."""
+    methods = range_methods() | {"percentile": _ShareObserver}
     if method not in methods:
         raise QuantizationConfigError(f"HistogramObserver: method must be one of {', '.join(methods)}, got {method!r}.")
-    function, parameter = methods[method]
     for name in kwargs:
-        if name != parameter:
+        if name not in methods[method]._method_settings:
             raise QuantizationConfigError(f"HistogramObserver: method {method!r} has no parameter {name!r}.")
-    _require_percentile("HistogramObserver", kwargs.get("percentile", 1.0), 1)
-    _require_whole("HistogramObserver", "stride", kwargs.get("stride", 1), 1, 50)
-    _require_whole("HistogramObserver", "bins", kwargs.get("bins", 512), 4)
-    return lambda sketch: function(sketch, **kwargs)
+    return make_like(methods[method], like, **kwargs)
 
 
+@named("fixed_scale")
 class FixedScaleObserver(ObserverBase):
     """A scale that is given, not observed.
 
@@ -484,6 +481,7 @@ class FixedScaleObserver(ObserverBase):
     """
 
     fixed_scale: Tensor
+    _is_for_weights = True
 
     def __init__(
         self,

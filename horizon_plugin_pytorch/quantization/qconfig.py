@@ -19,20 +19,11 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
 )
 from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize, PACTFakeQuantize
 from horizon_plugin_pytorch.quantization.observer import (
-    ClipObserver,
-    ClipStdObserver,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from horizon_plugin_pytorch.quantization.observer_v2 import (
-    FixedScaleObserver,
-    HistogramObserver,
-    KLObserver,
-    MinMaxObserver,
-    MixObserver,
-    MSEObserver,
-    PercentileObserver,
-)
+from horizon_plugin_pytorch.quantization.observer_base import OBSERVERS
+from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver, MinMaxObserver, MSEObserver
 from horizon_plugin_pytorch.quantization.partial import Partial
 
 
@@ -66,27 +57,17 @@ class QConfig(_Fields):
         return tuple(self)
 
 
-_ACTIVATION_OBSERVERS = {
-    "min_max": MovingAverageMinMaxObserver,
-    "fixed_scale": FixedScaleObserver,
-    "clip": ClipObserver,
-    "percentile": PercentileObserver,
-    "clip_std": ClipStdObserver,
-    "mse": MSEObserver,
-    "kl": KLObserver,
-    "mix": MixObserver,
-    "histogram": HistogramObserver,
-}
-_WEIGHT_OBSERVERS = {
-    name: _ACTIVATION_OBSERVERS[name] for name in ("min_max", "fixed_scale", "clip", "percentile", "clip_std", "mse")
-}
 _QUANTIZERS = {"fake_quant": FakeQuantize, "lsq": LearnableFakeQuantize, "pact": PACTFakeQuantize}
 _PER_CHANNEL = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0}
 
 
-def _partial(
-    what: str, fake_quant: str | None, observer: str | None, table: dict, qkwargs: dict | None
-) -> Partial | None:
+def _observers(what: str) -> dict[str, type]:
+    """The observers of activations or of weights, by name."""
+    found = {name: cls for name, cls in OBSERVERS.items() if what == "activation" or cls._is_for_weights}
+    return found | {"min_max": MovingAverageMinMaxObserver}  # the documents name the first generation's class
+
+
+def _partial(what: str, fake_quant: str | None, observer: str | None, qkwargs: dict | None) -> Partial | None:
     if fake_quant is None or (observer is None and not (qkwargs or {}).get("observer")):
         return None
     if fake_quant not in _QUANTIZERS:
@@ -96,11 +77,12 @@ def _partial(
         )
     kwargs = dict(qkwargs or {})
     if "observer" not in kwargs:
-        if observer not in table:
+        found = _observers(what)
+        if observer not in found:
             raise QuantizationConfigError(
-                f"get_default_qconfig: {what}_observer={observer!r} is not available; choose one of {', '.join(table)}."
+                f"get_default_qconfig: {what}_observer={observer!r} is not available; choose one of {', '.join(found)}."
             )
-        kwargs["observer"] = table[observer]
+        kwargs["observer"] = found[observer]
     if kwargs["observer"] is MovingAverageMinMaxObserver and kwargs.get("qscheme") == torch.per_channel_symmetric:
         kwargs["observer"] = MovingAveragePerChannelMinMaxObserver
     if kwargs["observer"] is FixedScaleObserver and "scale" not in kwargs:
@@ -139,12 +121,8 @@ def get_default_qconfig(
     'qint16'
     """
     return QConfig(
-        activation=_partial(
-            "activation", activation_fake_quant, activation_observer, _ACTIVATION_OBSERVERS, activation_qkwargs
-        ),
-        weight=_partial(
-            "weight", weight_fake_quant, weight_observer, _WEIGHT_OBSERVERS, _PER_CHANNEL | (weight_qkwargs or {})
-        ),
+        activation=_partial("activation", activation_fake_quant, activation_observer, activation_qkwargs),
+        weight=_partial("weight", weight_fake_quant, weight_observer, _PER_CHANNEL | (weight_qkwargs or {})),
     )
 
 

@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization import observer as first
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.observer_base import OBSERVERS, range_methods
 from horizon_plugin_pytorch.quantization.observer_v2 import (
     HistogramObserver,
     KLObserver,
@@ -35,7 +36,7 @@ from horizon_plugin_pytorch.quantization.observer_v2 import (
 )
 from horizon_plugin_pytorch.quantization.sketch import Sketch
 
-SEARCHING = [PercentileObserver, MSEObserver, MixObserver, KLObserver, HistogramObserver]
+SEARCHING = [cls for cls in OBSERVERS.values() if issubclass(cls, SketchObserver)]
 
 
 def error(x: torch.Tensor, fake_quant: FakeQuantize) -> float:
@@ -357,7 +358,7 @@ def test_values_that_share_an_address_are_not_mistaken_for_one_another() -> None
         assert observer.max_val.tolist() == pytest.approx([50 * factor] * 2, rel=0.05)
 
 
-HISTOGRAMS = [partial(HistogramObserver, method=method) for method in ("mse", "percentile", "kl", "mix", "min_max")]
+HISTOGRAMS = [partial(HistogramObserver, method=method) for method in range_methods()]
 FIRST_GENERATION = [first.MinMaxObserver, first.ClipObserver, first.ClipStdObserver]
 
 

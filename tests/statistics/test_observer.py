@@ -270,7 +270,7 @@ def test_a_different_number_of_channels_is_an_error_that_says_so() -> None:
         (lambda: PercentileObserver(bins=1), "bins"),
         (lambda: MSEObserver(stride=0), "stride"),
         (lambda: KLObserver(bins=2), "bins"),
-        (lambda: HistogramObserver(method="best"), "one of mse, percentile"),
+        (lambda: HistogramObserver(method="best"), "one of min_max, percentile"),
         (lambda: HistogramObserver(method="mse", method_kwargs={"bins": 3}), "no parameter 'bins'"),
         (lambda: HistogramObserver(method="percentile", method_kwargs={"percentile": 99.9}), "share between 0 and 1"),
         (lambda: FixedScaleObserver(scale=0.0), "positive and finite, got 0.0"),

@@ -15,7 +15,8 @@ WORKER = textwrap.dedent(
     import torch, torch.distributed as dist
     from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
     from horizon_plugin_pytorch.quantization import observer_v2
-    from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver
+    from horizon_plugin_pytorch.quantization.observer_base import OBSERVERS
+    from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver, SketchObserver
 
     rank, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
@@ -40,12 +41,12 @@ WORKER = textwrap.dedent(
     # Halves of the same batches: as one process that sees them whole.
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randn(2000, generator=generator) * (i + 1) for i in range(3)]
-    for name in ("PercentileObserver", "MSEObserver", "KLObserver", "MixObserver", "HistogramObserver"):
-        make = getattr(observer_v2, name)
+    sketching = {cls.__name__: cls for cls in OBSERVERS.values() if issubclass(cls, SketchObserver)}
+    for name, make in sketching.items():
         run(name, FakeQuantize(make, is_sync_quantize=True), *(b.chunk(2)[rank] for b in batches))
         run(name + " whole", FakeQuantize(make), *batches)
-    for name in ("PercentileObserver", "MSEObserver", "KLObserver", "MixObserver", "HistogramObserver"):
-        quantizer = FakeQuantize(getattr(observer_v2, name), is_sync_quantize=True, channel_len=2, **by_channel)
+    for name, make in sketching.items():
+        quantizer = FakeQuantize(make, is_sync_quantize=True, channel_len=2, **by_channel)
         run(f"channels {name}", quantizer, batches[rank].view(2, -1), batches[rank][: 0 if rank else None].view(2, -1))
     run("MSE empty", FakeQuantize(observer_v2.MSEObserver, is_sync_quantize=True), batches[0][: 0 if rank else None])
     with open(out, "w") as file:
