@@ -226,6 +226,7 @@ def test_a_batch_norm_without_weights_of_its_own_ends_a_chain(is_shared) -> None
     [
         ([nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)], (6, 4)),
         ([nn.Linear(4, 8), nn.Flatten(0, 1), nn.Linear(8, 4)], (2, 5, 4)),
+        ([nn.Linear(4, 8), Body(lambda x: x.flatten(end_dim=1)), nn.Linear(8, 4)], (2, 5, 4)),
         ([nn.Conv2d(3, 8, 1), Body(lambda x: x.flatten(start_dim=2)), nn.Conv1d(8, 4, 1)], (2, 3, 4, 4)),
         ([nn.Conv2d(3, 8, 1), Body(lambda x: x.flatten(-2, end_dim=-1)), nn.Conv1d(8, 4, 1)], (2, 3, 4, 4)),
         ([nn.Conv2d(3, 8, 1), nn.Flatten(2), nn.MaxPool1d(2), nn.Conv1d(8, 4, 1)], (2, 3, 4, 4)),

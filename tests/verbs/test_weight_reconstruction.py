@@ -160,6 +160,9 @@ def test_every_setting_of_learning_has_an_effect() -> None:
         assert not torch.equal(learned(**settings), usual), settings
     # Unclear choices that count nothing, and ones that are never looked at, are the same.
     assert torch.equal(learned(weight=0.0), learned(warm_up=1.0))
+    # The exponent begins with the first number: one step does not come to the second.
+    first_step = {"num_steps": 1, "warm_up": 0.0, "weight": 1.0}
+    assert torch.equal(learned(**first_step, b_range=[20, 2]), learned(**first_step, b_range=[20, 20]))
 
 
 def test_bad_arguments_of_reconstruction() -> None:
