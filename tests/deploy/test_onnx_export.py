@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import files
+from horizon_plugin_pytorch import nn as hnn
 from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.errors import ExportError
@@ -25,6 +26,8 @@ from horizon_plugin_pytorch.quantization import (
     QuantWrapper,
     convert,
     convert_fx,
+    default_qat_8bit_fake_quant_qconfig,
+    default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
     prepare,
     prepare_qat,
 )
@@ -335,3 +338,66 @@ def test_dataclasses_in_and_out() -> None:
     quantized.forward = lambda batch: []
     with pytest.raises(ExportError, match="gives no tensor"):
         export_quantized_onnx(quantized, (batch,), io.BytesIO())
+
+
+X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_a_bias_that_does_not_fit_beside_its_products_is_exact_in_onnx(is_wide: bool, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(1, 16, 3)
+    with torch.no_grad():
+        conv.weight *= 1e-3
+        conv.bias.normal_()
+    x = torch.randn(4, 1, 20, 20)
+    model = QuantWrapper(conv)
+    narrow, wide = default_qat_8bit_fake_quant_qconfig, default_qat_8bit_weight_16bit_act_fake_quant_qconfig
+    model.module.qconfig = wide if is_wide else narrow
+    quantized = convert_fx(prepared(model, (x,)))
+    assert torch.equal(run_onnx(export_quantized_onnx(quantized, x, tmp_path / "m.onnx"), (x,), "on")[0], quantized(x))
+
+
+def test_indices_that_onnx_cannot_give_are_refused(tmp_path: Any) -> None:
+    class Pool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+        def forward(self, x: Tensor) -> Any:
+            return F.max_pool2d(self.dequant(self.quant(x)), 2, return_indices=True)
+
+    quantized = convert_fx(prepared(Pool(), (X,)))
+    with pytest.raises(ExportError, match="indices of max pooling"):
+        export_quantized_onnx(quantized, X, tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x, i: x.select(1, i),
+        lambda x, i: x.narrow(1, i, 1),
+        lambda x, i: x.roll(i, 1),
+        lambda x, i: x[:, i.item()],
+    ],
+)
+def test_a_computed_position_is_not_exported_as_a_constant(take: Any, tmp_path: Any) -> None:
+    model = QuantWrapper(Body(lambda x: take(x, x.flatten().argmax() % 4)))
+    quantized = convert_fx(prepared(model, (X,)))
+    with pytest.raises(ExportError, match="reads a number out of a computed tensor .*index_select"):
+        export_quantized_onnx(quantized, X, tmp_path / "model.onnx")
+
+
+def test_a_scatter_of_no_pillars_is_not_exported(tmp_path: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.scatter = QuantStub(), hnn.PointPillarsScatter((1, 3, 4, 4))
+
+        def forward(self, x: Tensor, coords: Tensor) -> Tensor:
+            return self.scatter(self.quant(x), coords)
+
+    set_march(March.BAYES)
+    quantized = convert_fx(prepared(Net(), (torch.randn(2, 3), torch.tensor([[0, 0, 1, 1], [0, 0, 2, 3]]))))
+    with pytest.raises(ExportError, match="no pillars"):
+        export_quantized_onnx(quantized, (torch.zeros(0, 3), torch.zeros(0, 4, dtype=torch.int64)), tmp_path / "m.onnx")

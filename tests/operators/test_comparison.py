@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch import nn as horizon_nn
 from horizon_plugin_pytorch.dtype import as_dtype, qbool
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError
 from horizon_plugin_pytorch.fixed_point.comparison import RELATIONS
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.operator_table import row_named
@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.nn.support import TensorFact, Use
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, integer_qtensor, real_qtensor
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
+    QuantWrapper,
     convert_fx,
     default_qat_8bit_fake_quant_qconfig,
     prepare_qat_fx,
@@ -332,3 +333,22 @@ def test_limits_of_sums(group: str, shapes: list[tuple[int, ...]], broken: list[
         row = row_named(name)
         assert row is not None
         assert [limit.text for limit in row.marches[group].limits if not limit.holds(use)] == broken
+
+
+@pytest.mark.parametrize("choose", [lambda x: torch.where(x > 0, x, 2000.0), lambda x: x.masked_fill(x <= 0, 2000.0)])
+def test_a_large_number_beside_large_values_is_itself(choose: Any) -> None:
+    x = torch.linspace(-1500, 1500, 201)
+    qat = prepared(QuantWrapper(Body(choose)), (x,))
+    with torch.no_grad():
+        exact, converted = qat(x), convert_fx(qat)(x)
+        set_fake_quantize(qat, FakeQuantState.QAT)
+        trained = qat(x)
+    for out in (exact, converted, trained):
+        assert (out - choose(x)).abs().max() < 16  # one step of the result
+
+
+def test_a_number_far_beyond_the_values_is_infinity_and_said_to_be() -> None:
+    x = torch.randn(2, 4, 6, 6)
+    with pytest.warns(QuantizationWarning, match=r"Where.*: 2000 is 100 times or more beyond .* \(up to 1\)"):
+        out = prepared(QuantWrapper(Body(lambda x: torch.where(x > 0, x, 2000.0))), (x.clamp(-1, 1),))(x)
+    assert 16 < out.max() < 18  # the end of the range

@@ -17,14 +17,17 @@ from horizon_plugin_pytorch.nn.qat import conv2d, linear
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
+    FakeQuantState,
     QuantStub,
     QuantWrapper,
     convert_fx,
     get_default_qconfig,
     prepare_qat,
     prepare_qat_fx,
+    set_fake_quantize,
 )
-from tests.routes import as_numbers, assert_one_arithmetic, calibrate, mismatches, prepared, qconfig
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from tests.routes import as_numbers, assert_one_arithmetic, calibrate, mismatches, prepared, qconfig, run_onnx
 
 INT16_WEIGHT = get_default_qconfig(weight_qkwargs={"dtype": "qint16"})
 BOTH = get_default_qconfig(activation_qkwargs={"dtype": "qint16"}, weight_qkwargs={"dtype": "qint16"})
@@ -220,3 +223,50 @@ def test_fused_classes_are_named_where_they_are() -> None:
         for cls in module.FUSED:
             assert getattr(module, cls.__name__) is cls and cls.__module__ == module.__name__
             assert cls.quantized_class.__module__ == module.__name__.replace(".qat.", ".quantized.")
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+def test_one_image_without_a_batch_axis(dtype: str, tmp_path: Any) -> None:
+    body = nn.Sequential(nn.Conv2d(4, 4, 3), nn.MaxPool2d(2), nn.ConvTranspose2d(4, 4, 2), nn.AvgPool2d(2))
+    x = torch.randn(4, 12, 12)
+    qat = prepared(QuantWrapper(body), (x,), dtype)
+    quantized = convert_fx(qat)
+    assert torch.equal(qat(x), quantized(x))
+    assert torch.equal(run_onnx(export_quantized_onnx(quantized, x, tmp_path / "m.onnx"), (x,), "on")[0], quantized(x))
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+def test_an_empty_batch_gives_an_empty_result(dtype: str) -> None:
+    qat = prepared(QuantWrapper(nn.Conv2d(4, 8, 3)), (X,), dtype)
+    assert convert_fx(qat)(X[:0]).shape == qat(X[:0]).shape == (0, 8, 4, 4)
+
+
+@pytest.mark.filterwarnings("ignore::horizon_plugin_pytorch.errors.AccumulatorWarning")
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(64, 64), (64, 64)),
+        (nn.Conv2d(32, 8, 3, padding=1), (2, 32, 8, 8)),
+        (nn.Conv2d(8, 8, 7, groups=8), (1, 8, 9, 9)),
+        (nn.ConvTranspose2d(32, 4, 3, stride=2), (1, 32, 5, 5)),
+    ],
+)
+@pytest.mark.parametrize("last", ["qint16", None])
+def test_int16_weights_with_int16_inputs_lose_nothing(layer: nn.Module, shape: Any, last: Any, tmp_path: Any) -> None:
+    """Their sums pass int32 on ordinary data."""
+    torch.manual_seed(0)
+    set_march(March.NASH_E)  # BAYES has int8 weights only
+    both = get_default_qconfig(activation_qkwargs={"dtype": "qint16"}, weight_qkwargs={"dtype": "qint16"})
+    nn.init.normal_(layer.weight, 0.5, 0.1)
+    layer.bias = None
+    config = {"": both} if last else {"": both, "module_name": [("module", both._replace(activation=None))]}
+    model = prepare_qat_fx(QuantWrapper(layer), config)
+    x = torch.rand(shape)
+    set_fake_quantize(model.eval(), FakeQuantState.CALIBRATION)
+    model(x)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    wanted = layer(x)
+    assert float((model(x) - wanted).abs().max()) < 1e-4 * float(wanted.abs().max())
+    quantized = convert_fx(model)
+    assert torch.equal(quantized(x), model(x))
+    assert torch.equal(run_onnx(export_quantized_onnx(quantized, x, tmp_path / "m.onnx"), (x,), "on")[0], quantized(x))

@@ -18,7 +18,14 @@ from horizon_plugin_pytorch.errors import OperatorInputError, QuantizationConfig
 from horizon_plugin_pytorch.fixed_point import normalization
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized.softmax import exp_table
-from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, check_model, convert_fx, set_fake_quantize
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantize,
+    FakeQuantState,
+    QuantWrapper,
+    check_model,
+    convert_fx,
+    set_fake_quantize,
+)
 from tests.operators.cases.base import Body, bench
 from tests.routes import assert_one_arithmetic, prepared
 
@@ -220,3 +227,11 @@ def test_check_model_knows_the_limits_of_layer_norm_and_pools(capsys: pytest.Cap
     model = bench(nn.Sequential(nn.AvgPool2d(8, 1), nn.MaxPool2d(2)))
     assert check_model(convert_fx(prepared(model, (x,))), (x,)) == 1
     assert "1 <= kernel_size <= 7" in capsys.readouterr().out
+
+
+def test_statistics_do_not_move_in_validation() -> None:
+    x = torch.randn(2, 4, 6, 6)
+    qat = prepared(QuantWrapper(nn.BatchNorm2d(4)), (x,))
+    qat.train()
+    x.requires_grad_()
+    assert torch.equal(qat(x), qat(x))

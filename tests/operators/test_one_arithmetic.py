@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.march import set_march
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, QuantWrapper, set_fake_quantize
 from tests.operators.cases import CASES, Case
+from tests.operators.cases.base import Body
 from tests.routes import assert_one_arithmetic, prepared
 
 BY_NAME = {case.name: case for case in CASES}
@@ -138,3 +139,33 @@ def _gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor
     found = {f"input {i}": x.grad for i, x in enumerate(leaves)}
     found |= {name: p.grad for name, p in model.named_parameters()}
     return {key: value for key, value in found.items() if value is not None}
+
+
+X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x / True,
+        lambda x: x + True,
+        lambda x: (x > 0).type_as(x),
+        lambda x: (x > 0).to(x),
+        lambda x: x.max(),
+        lambda x: x.max().max(0).values,
+        lambda x: x.max().max(0).indices,
+        lambda x: x.max().argmin(0),
+        lambda x: x.max().amax(-1),
+        lambda x: x.max().mean(-1),
+        lambda x: x.max().sum(0),
+        lambda x: x.argmax(1) / 3,
+        lambda x: x.argmax(1) / (x.argmin(1) + 1),
+        lambda x: torch.div(-x.argmax(1), 2, rounding_mode="trunc"),
+        lambda x: torch.div(-x.argmax(1), 2, rounding_mode="floor"),
+    ],
+)
+def test_numbers_and_tensors_without_axes_on_every_route(function: Any, tmp_path: Any) -> None:
+    qat = prepared(QuantWrapper(Body(function)), (X,))
+    quantized = assert_one_arithmetic(qat, (X,), tmp_path, [(-2 * X,)])
+    on_grid = quantized.get_submodule("quant")(X).dequantize()
+    assert (quantized(X) - function(on_grid)).abs().max() < 0.03

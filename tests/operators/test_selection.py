@@ -22,8 +22,10 @@ from horizon_plugin_pytorch.errors import OperatorInputError, TraceError, Unsupp
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
     FakeQuantState,
     QuantStub,
+    QuantWrapper,
     convert_fx,
     default_qat_8bit_fake_quant_qconfig,
     prepare_qat_fx,
@@ -336,3 +338,50 @@ def test_dropout_acts_while_training_as_torch_does_by_default(function: Callable
     torch.manual_seed(3)
     wanted = function(qat.quant_0(x).dequantize())
     assert torch.equal(found, wanted)
+
+
+X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(9))
+
+
+def test_dequantizing_several_tensors_at_once() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.dequant(self.quant(x).chunk(2, 1))
+
+    qat = prepared(Two(), (X,))
+    for stage in (qat, convert_fx(qat)):
+        assert [type(t) for t in stage(X)] == [Tensor, Tensor]
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda x, i: x[i % 2],
+        lambda x, i: x[:, i],
+        lambda x, i: x[..., i],
+        lambda x, i: x[:, None, i, 1:],
+        lambda x, i: x[..., i, None, :],
+        lambda x, i: x[:, i, i],
+    ],
+)
+def test_a_computed_position_without_axes_selects_on_every_route(take: Any, tmp_path: Any) -> None:
+    model = QuantWrapper(Body(lambda x: take(x, x.flatten().argmax() % 4))).eval()
+    others = [(torch.randn(X.shape, generator=torch.Generator().manual_seed(seed)),) for seed in range(5)]
+    assert_one_arithmetic(prepared(model, (X,)), (X,), tmp_path, others)
+
+
+@pytest.mark.parametrize("padding", [(-1, 2), (2, -1), (-2, -1), (1, 2)])
+def test_circular_padding_crops_where_it_is_negative(padding: tuple[int, int]) -> None:
+    quantized = convert_fx(prepared(QuantWrapper(Body(lambda x: F.pad(x, padding, "circular"))), (X[0],)))
+    assert (quantized(X[0]) - F.pad(X[0], padding, "circular")).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("move", [lambda m, i: m.gather(-1, i), lambda m, i: m[..., i[0, 0, 0]]])
+def test_booleans_moved_by_computed_positions_stay_booleans(move: Any) -> None:
+    model = QuantWrapper(Body(lambda x: move(x > 0, x.argsort(-1)).float()))
+    out = convert_fx(prepared(model, (X,)))(X)
+    assert type(out) is Tensor and set(out.unique().tolist()) == {0.0, 1.0}

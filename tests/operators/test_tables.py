@@ -26,8 +26,13 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn import finite
 from horizon_plugin_pytorch.nn.qat.segment_lut import DECLARATIONS, Function, SegmentLUT
 from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
-from horizon_plugin_pytorch.quantization import QuantWrapper, convert_fx, prepare_qat_fx
-from tests.operators.cases.base import bench
+from horizon_plugin_pytorch.quantization import (
+    QuantWrapper,
+    convert_fx,
+    default_qat_8bit_fake_quant_qconfig,
+    prepare_qat_fx,
+)
+from tests.operators.cases.base import Body, bench
 from tests.routes import calibrate, prepared, qconfig
 from tests.strategies import ratios
 
@@ -285,3 +290,12 @@ def test_an_odd_axis_has_no_halves() -> None:
     quantized = converted(nn.GLU(1), torch.randn(2, 4))
     with pytest.raises(OperatorInputError, match="even size"):
         quantized(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("function", [torch.reciprocal, torch.sqrt, torch.rsqrt])
+def test_gradients_are_finite_where_the_function_is_steep(function: Any) -> None:
+    model = prepare_qat_fx(QuantWrapper(Body(function)), {"": default_qat_8bit_fake_quant_qconfig})
+    x = torch.tensor([[0.0, 1e-4, 0.5, 1.0, 2.0]], requires_grad=True)
+    out = model(x)
+    out.sum().backward()
+    assert out.isfinite().all() and x.grad is not None and x.grad.isfinite().all() and bool((x.grad != 0).any())

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, QuantStub, convert_fx, set_fake_quantize
 from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAveragePerChannelMinMaxObserver
 from horizon_plugin_pytorch.quantization.rounding import integer_limits, round_to_grid
+from tests.routes import prepared
 
 RELU, RELU6 = (0.0, math.inf), (0.0, 6.0)
 X = torch.tensor([-1.0, -0.3, 0.004, 0.7, 2.55])
@@ -375,3 +376,32 @@ def test_an_input_that_is_quantized_already_is_rounded_anew() -> None:
 
 def test_documented_constructor_arguments_are_accepted() -> None:
     FakeQuantize(observer=FixedScaleObserver, saturate=None, in_place=False, compat_mask=True, channel_len=1, scale=0.1)
+
+
+def test_a_kept_result_does_not_change_when_training_goes_on() -> None:
+    x = torch.randn(2, 4, 6, 6)
+    qat = prepared(nn.Sequential(QuantStub(), nn.Conv2d(4, 4, 1)), (x,))
+    with torch.no_grad():
+        kept = qat(x)
+        values = convert_fx(qat)(x).dequantize()
+        set_fake_quantize(qat, FakeQuantState.QAT)
+        qat(100 * x)
+    assert torch.equal(kept.dequantize(), values)
+
+
+def test_the_switch_buffers_switch() -> None:
+    quantizer = FakeQuantize()
+    quantizer(torch.tensor([1.0]))
+    quantizer.observer_enabled[0] = 0
+    scale = quantizer.scale.clone()
+    quantizer(torch.tensor([100.0]))
+    assert torch.equal(quantizer.scale, scale)
+    quantizer.fake_quant_enabled[0] = 0
+    assert float(quantizer(torch.tensor([0.333])).dequantize()) == pytest.approx(0.333)
+
+
+def test_a_frozen_range_keeps_a_scale_that_was_given() -> None:
+    quantizer = FakeQuantize(averaging_constant=0)
+    quantizer.set_qparams(0.5)
+    quantizer(torch.tensor([1.0]))
+    assert float(quantizer.scale) == 0.5

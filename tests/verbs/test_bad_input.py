@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 import warnings
 from typing import Any
@@ -35,6 +36,7 @@ from horizon_plugin_pytorch.quantization import (
     default_qat_8bit_fake_quant_qconfig,
     default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
     fuse_fx,
+    get_default_qconfig,
     prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
@@ -43,7 +45,7 @@ from horizon_plugin_pytorch.utils.fx_helper import wrap
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.models import make
 from tests.operators.cases.base import Body, bench
-from tests.routes import calibrate, prepared
+from tests.routes import calibrate, prepared, run_onnx
 
 QCONFIG = {"": default_qat_8bit_fake_quant_qconfig}
 X = torch.randn(2, 4, 6, 6)
@@ -268,3 +270,75 @@ def test_a_model_that_cannot_be_copied_says_why() -> None:
     model.lock = threading.Lock()
     with pytest.raises(HorizonError, match="cannot pickle '_thread.lock'"):
         prepare_qat_fx(model, QCONFIG)
+
+
+@pytest.mark.parametrize(
+    "function", [torch.sigmoid, lambda x: x.softmax(-1), lambda x: x.topk(2).values, lambda x: x.max(-1).values + 1.0]
+)
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+def test_nan_enters_the_quantized_part_as_zero_on_every_route(function: Any, dtype: str, tmp_path: Any) -> None:
+    qat = prepared(QuantWrapper(Body(function)), (X,), dtype)
+    broken, zero = X.clone(), X.clone()
+    broken[0, 1, 2, 3], zero[0, 1, 2, 3] = torch.nan, 0.0
+    with torch.no_grad():
+        quantized = convert_fx(qat)
+        expected = quantized(zero)
+        assert torch.equal(quantized(broken), expected) and torch.equal(qat(broken), expected)
+    graph = export_quantized_onnx(quantized, broken, tmp_path / "model.onnx")
+    assert torch.equal(run_onnx(graph, (broken,), "on")[0], expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: F.pad(x, (1, 1), value=100.0), lambda x: x.clamp(min=50.0), lambda x: F.hardtanh(x, -60.0, -50.0)],
+)
+def test_a_constant_beyond_an_inherited_range_is_said_once(function: Any) -> None:
+    quantized = convert_fx(prepared(QuantWrapper(Body(function)), (X,)))
+    with pytest.warns(QuantizationWarning, match="lies beyond the range of its input, whose scale is") as found:
+        for _ in range(3):
+            quantized(X)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.clamp(-50.0, 60.0), lambda x: F.pad(x, (1, 1), value=-math.inf), lambda x: F.relu6(x)]
+)
+@pytest.mark.filterwarnings("error::horizon_plugin_pytorch.errors.QuantizationWarning")
+def test_limits_that_change_nothing_are_not_warned_of(function: Any) -> None:
+    convert_fx(prepared(QuantWrapper(Body(function)), (X,)))(X)
+
+
+@pytest.mark.parametrize("divisor", [0, 0.0, False])
+def test_division_by_zero_is_refused_with_its_place(divisor: Any) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"truediv.*test_bad_input.py.*divided by 0"):
+        prepare_qat_fx(QuantWrapper(Body(lambda x: x / divisor)), QCONFIG)
+
+
+def test_padding_with_nan_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="NaN: no integer stands for it"):
+        prepared(QuantWrapper(Body(lambda x: F.pad(x, (1, 1), value=math.nan))), (X,))(X)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.amax(1) * x.argmax(1), lambda x: x + torch.arange(6)])
+def test_integers_without_a_scale_are_called_integers(function: Any) -> None:
+    with pytest.raises(ConversionError, match=r"got an integer tensor of shape .*quant\(x\.float\(\)\)"):
+        prepared(QuantWrapper(Body(function)), (X,))(X)
+
+
+def test_a_window_of_the_whole_image_has_a_remedy() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant = QuantStub()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.quant(x)
+            return F.avg_pool2d(y, y.shape[2:])
+
+    with pytest.raises(Exception, match=r"adaptive_avg_pool2d\(x, 1\)"):
+        prepare_qat_fx(Net(), {"": get_default_qconfig()})
+
+
+def test_batch_norm_without_statistics_has_a_remedy() -> None:
+    with pytest.raises(Exception, match="track_running_stats=True, or use InstanceNorm"):
+        prepare_qat_fx(QuantWrapper(nn.BatchNorm2d(4, track_running_stats=False)), {"": get_default_qconfig()})

@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
     QuantStub,
+    QuantWrapper,
     compare_graphs,
     convert,
     convert_fx,
@@ -498,3 +499,14 @@ def test_scales_of_another_format_are_told_once() -> None:
     with pytest.warns(CalibrationWarning) as caught:
         load_calib_state_dict(wide, state)
     assert len(caught) == 1 and "in 3 places" in str(caught[0].message) and caught[0].filename == __file__
+
+
+def test_a_checkpoint_of_another_format_gives_scales_that_fit() -> None:
+    x = torch.randn(2, 4, 6, 6)
+    model = QuantWrapper(nn.Conv2d(4, 4, 1))
+    calibrated = prepared(model, (x,))
+    wide = prepare_qat_fx(model, {"": default_qat_8bit_weight_16bit_act_fake_quant_qconfig})
+    with pytest.warns(CalibrationWarning, match="another format"):
+        wide.load_state_dict(calibrated.state_dict())
+    narrow_scale = calibrated.module.activation_post_process.scale
+    torch.testing.assert_close(wide.module.activation_post_process.scale, narrow_scale * 127.5 / 32767.5)

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.nn.qat import conv2d as qat_conv2d
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
+    FakeQuantState,
     QuantStub,
     QuantWrapper,
     convert_fx,
@@ -22,9 +23,11 @@ from horizon_plugin_pytorch.quantization import (
     default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
     default_qat_out_8bit_fake_quant_qconfig,
     fake_quantize,
+    get_default_qat_qconfig,
     get_default_qconfig,
     prepare_qat,
     prepare_qat_fx,
+    set_fake_quantize,
 )
 from tests.models import ZOO, make
 from tests.routes import assert_one_arithmetic, calibrate
@@ -225,3 +228,51 @@ def test_everything_that_is_added_is_on_the_device_of_the_model(kwargs) -> None:
     model = QuantWrapper(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sigmoid(), nn.Softmax(1))).to("meta")
     prepared = prepare_qat_fx(model, {"": get_default_qconfig(**kwargs)})
     assert {t.device.type for t in prepared.state_dict().values()} == {"meta"}
+
+
+def test_without_stubs_modules_are_prepared_by_their_qconfig() -> None:
+    x = torch.randn(2, 4, 6, 6)
+    set_march(March.BAYES)
+    with pytest.warns(QuantizationWarning, match="has no QuantStub"):
+        qat = prepare_qat_fx(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()), {"": INT8})
+    assert type(qat.get_submodule("0")).__name__ == "ConvReLU2d"
+    qat(x).dequantize().sum().backward()
+    set_fake_quantize(qat.eval(), FakeQuantState.VALIDATION)
+    with pytest.raises(RuntimeError, match="QuantStub"):
+        qat(x)
+
+
+def test_no_qconfig_at_all_is_worth_a_warning() -> None:
+    set_march(March.BAYES)
+    with pytest.warns(QuantizationWarning, match="no module has a qconfig"):
+        prepare_qat_fx(QuantWrapper(nn.Conv2d(4, 4, 1)))
+    with pytest.warns(QuantizationWarning, match="no module has a qconfig"):
+        prepare_qat(QuantWrapper(nn.Conv2d(4, 4, 1)))
+
+
+def test_int16_on_bernoulli2_is_worth_a_warning() -> None:
+    set_march(March.BERNOULLI2)
+    with pytest.warns(QuantizationWarning, match="int16 on bernoulli2"):
+        prepare_qat_fx(QuantWrapper(nn.Conv2d(4, 4, 1)), {"": INT16})
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: torch.ao.quantization.get_default_qat_qconfig(), "fake quantizers of this package"),
+        (lambda: get_default_qconfig(activation_qkwargs={"avg_const": 0.1}), "avg_const"),
+        (
+            lambda: get_default_qconfig(weight_qkwargs={"qscheme": torch.per_channel_symmetric, "ch_axis": 1}),
+            "output channel, ch_axis=0",
+        ),
+        (
+            lambda: get_default_qconfig(activation_qkwargs={"qscheme": torch.per_channel_symmetric, "ch_axis": 1}),
+            "activations have one scale",
+        ),
+        (lambda: get_default_qat_qconfig(dtype="qint32"), "choose qint8 or qint16"),
+    ],
+)
+def test_a_qconfig_that_makes_no_sense_says_why(make: Any, words: str) -> None:
+    set_march(March.BAYES)
+    with pytest.raises(QuantizationConfigError, match=words):
+        prepare_qat_fx(QuantWrapper(nn.Conv2d(4, 4, 1)), {"": make()})

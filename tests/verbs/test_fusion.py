@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import FusionError
+from horizon_plugin_pytorch.errors import FusionError, OperatorInputError
+from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn import intrinsic
 from horizon_plugin_pytorch.nn import qat as qat_nn
 from horizon_plugin_pytorch.nn.qat import conv2d as qat_conv2d
@@ -20,14 +21,19 @@ from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
+    FakeQuantState,
     QuantStub,
+    QuantWrapper,
     convert,
+    convert_fx,
+    default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
     fuse_conv_shared_modules,
     fuse_fx,
     fuse_known_modules,
     fuse_modules,
     prepare_qat,
     prepare_qat_fx,
+    set_fake_quantize,
 )
 from tests.models import shake_norms
 from tests.routes import as_numbers, calibrate, mismatches, prepared, qconfig
@@ -434,3 +440,63 @@ def test_pickled_fused_modules_come_back() -> None:
     assert type(again) is type(fused) is intrinsic.ConvReLU63d
     x = torch.randn(1, 1, 2, 2, 2)
     assert torch.equal(again(x), fused(x))
+
+
+class _EagerAdd(nn.Module):
+    def __init__(self, is_first: bool) -> None:
+        super().__init__()
+        self.quant, self.conv, self.add, self.dequant = (
+            QuantStub(),
+            nn.Conv2d(4, 4, 1),
+            FloatFunctional(),
+            DeQuantStub(),
+        )
+        self.scale, self.is_first = FloatFunctional(), is_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        y = self.conv(self.scale.mul_scalar(x, 2.0))
+        return self.dequant(self.add.add(y, x) if self.is_first else self.add.add(x, y))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_eager_fusion_finds_the_layers_operand(is_first: bool) -> None:
+    x = torch.randn(2, 4, 6, 6)
+    set_march(March.BAYES)
+    model = _EagerAdd(is_first)
+    fused = fuse_modules(model, ["conv", "add"])
+    torch.testing.assert_close(fused(x), model(x))
+    fused.qconfig = default_qat_8bit_weight_16bit_act_fake_quant_qconfig
+    qat = prepare_qat(copy.deepcopy(fused))
+    qat(x)
+    set_fake_quantize(qat.eval(), FakeQuantState.VALIDATION)
+    quantized = convert(qat)
+    assert torch.equal(quantized(x), qat(x))
+    assert (qat(x) - model(x)).abs().max() < 0.05
+
+
+def test_folding_a_batch_norm_of_features_insists_on_two_axes() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(fuse_fx(model)(x), model(x))
+    with pytest.raises(RuntimeError, match=r"BatchNorm1d is folded.*not for 3-d ones"):
+        fuse_fx(model)(torch.randn(2, 4, 4))
+    qat = prepared(QuantWrapper(model), (x,))
+    for stage in (qat, convert_fx(qat)):
+        with pytest.raises(OperatorInputError, match=r"`Linear` at `module.0`.*not for 3-d ones"):
+            stage(torch.randn(2, 4, 4))
+
+
+def test_a_residual_with_more_axes_than_the_layer() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.other, self.linear = QuantStub(), QuantStub(), nn.Linear(6, 7)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.linear(self.quant(x)) + self.other(y)
+
+    inputs = (torch.randn(5, 6), torch.randn(3, 5, 7))
+    for dtype in ("qint8", "qint16"):
+        qat = prepared(Net(), inputs, dtype)
+        assert torch.equal(qat(*inputs).int_repr(), convert_fx(qat)(*inputs).int_repr())

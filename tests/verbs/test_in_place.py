@@ -15,11 +15,14 @@ from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
     QuantStub,
+    QuantWrapper,
     default_qat_8bit_fake_quant_qconfig,
     fuse_fx,
     prepare_qat_fx,
     set_fake_quantize,
 )
+from tests.operators.cases.base import Body
+from tests.routes import prepared
 
 X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
 
@@ -112,3 +115,55 @@ def test_fuse_fx_keeps_writes() -> None:
     model = Written()
     z = torch.randn(6)
     assert torch.equal(fuse_fx(model)(X, z), model(X, z))
+
+
+def _relu_in_place(x: Tensor) -> Tensor:
+    F.relu(x, inplace=True)
+    return x * 2
+
+
+def _add_in_place(x: Tensor) -> Tensor:
+    x.add_(1.0)
+    return x * 2
+
+
+def _both_read(x: Tensor) -> Tensor:
+    y = x + 0.5
+    z = F.relu(y, inplace=True)
+    return y + z
+
+
+@pytest.mark.parametrize("body", [_relu_in_place, _add_in_place, _both_read])
+def test_readers_after_an_in_place_operator_see_what_it_wrote(body: Any) -> None:
+    model = QuantWrapper(Body(body))
+    qat = prepared(model, (X.clone(),), "qint16")
+    assert (qat(X.clone()) - model(X.clone())).abs().max() < 1e-3
+
+
+def test_writing_to_memory_that_a_view_shows_is_refused() -> None:
+    def body(x: Tensor) -> Tensor:
+        v = x.view(2, -1)
+        x.mul_(2)
+        return v * 1.0 + x.view(2, -1)
+
+    with pytest.raises(UnsupportedOperatorError, match=r"in place .*without in-place operators"):
+        prepare_qat_fx(QuantWrapper(Body(body)), {"": default_qat_8bit_fake_quant_qconfig})
+
+
+@pytest.mark.parametrize(
+    "alias", [nn.Identity(), nn.Flatten(), lambda y: y.contiguous(), lambda y: y.view(2, -1).view(2, 4, 6)]
+)
+def test_writing_through_another_name_is_refused(alias: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.alias = QuantStub(), alias
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.quant(x) * 2.0
+            v = self.alias(y)
+            v.relu_()
+            return y * 1.0
+
+    with pytest.raises(UnsupportedOperatorError, match="in place"):
+        prepare_qat_fx(Net(), {"": default_qat_8bit_fake_quant_qconfig})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch.deploy.recorder import record
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer
@@ -16,6 +18,8 @@ from horizon_plugin_pytorch.quantization import (
     convert,
     get_default_qconfig,
     prepare,
+    prepare_qat,
+    prepare_qat_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
@@ -133,3 +137,49 @@ def test_constants_are_exported_as_the_model_computes_them(tmp_path) -> None:
     assert any("scaled_dot_product" in name for name in names)  # not in simpler operators, whose last bit differs
     graph = export_quantized_onnx(quantized, x, tmp_path / "model.onnx")
     assert mismatches(as_numbers(quantized(*x)), run_onnx(graph, x)) == 0
+
+
+class _Loop(nn.Module):
+    """A cell in a loop over time, from zeros or from a state that the model gets."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.quant, self.state, self.cell, self.dequant = QuantStub(), QuantStub(), cell, DeQuantStub()
+        self.is_given = False
+
+    def forward(self, x: Tensor, start: Tensor) -> Tensor:
+        x, given = self.quant(x), self.state(start)
+        state = (given, given) if isinstance(self.cell, nn.LSTMCell) else given
+        state = state if self.is_given else None
+        for time in range(8):
+            state = self.cell(x[:, time], state)
+        return self.dequant(state[0] if isinstance(state, tuple) else state)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("prepare", [prepare_qat_fx, prepare_qat])
+def test_the_calls_of_a_cell_in_one_forward_are_one_batch(is_given: bool, prepare: Any) -> None:
+    torch.manual_seed(1)
+    cell = nn.RNNCell(4, 5, nonlinearity="relu")  # its state grows from call to call
+    with torch.no_grad():
+        cell.weight_hh.copy_(1.2 * torch.eye(5))
+        cell.bias_ih.fill_(1.0)
+    model = _Loop(cell).eval()
+    model.is_given = is_given
+    batches = [(torch.randn(4, 8, 4), torch.rand(4, 5)) for _ in range(20)]
+    model.qconfig = get_default_qconfig()
+    qat = prepare(model).eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        largest = []
+        for batch in batches:
+            qat(*batch)
+            largest.append(model(*batch).abs().max())
+        set_fake_quantize(qat, FakeQuantState.VALIDATION)
+        out, expected = qat(*batches[0]), model(*batches[0])
+    average = largest[0]
+    for value in largest[1:]:  # of whole batches, not of calls, and not the largest of all
+        average = average + 0.01 * (value - average)
+    scale = qat.get_submodule("cell.step.activation").activation_post_process.scale  # type: ignore[union-attr]
+    assert scale.item() == pytest.approx(average.item() / 127.5, rel=0.01)
+    assert (out - expected).abs().max() < 0.1 * expected.abs().max()

@@ -24,12 +24,13 @@ from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
     QuantStub,
+    QuantWrapper,
     convert,
     convert_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.prepare import prepare
-from tests.routes import as_numbers, calibrate, mismatches, qconfig
+from tests.routes import as_numbers, calibrate, mismatches, prepared, qconfig
 from tests.verbs.test_prepare_by_running import MODELS, Stubs, X, _make
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -319,3 +320,21 @@ def test_an_autograd_function_gives_its_own_gradient(state: FakeQuantState) -> N
     grads, _ = _step(lambda block, x: _Swish.apply(x), state)
     wanted, _ = _step(lambda block, x: x * torch.sigmoid(x), state)
     assert all((grads[k] - wanted[k]).norm() < 0.02 * wanted[k].norm() for k in grads)
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+def test_autocast_does_not_change_integers(dtype: str) -> None:
+    x = torch.randn(2, 4, 6, 6)
+    qat = prepared(QuantWrapper(nn.Sequential(nn.Conv2d(4, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3))), (x,), dtype)
+    quantized = convert_fx(qat)
+    with torch.no_grad():
+        expected = quantized(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(quantized(x), expected) and torch.equal(qat(x), expected)
+
+
+def test_preparing_in_inference_mode() -> None:
+    x = torch.randn(2, 4, 6, 6)
+    with torch.inference_mode():
+        qat = prepared(QuantWrapper(nn.Conv2d(4, 4, 1)), (x,))
+        assert torch.equal(qat(x), convert_fx(qat)(x))

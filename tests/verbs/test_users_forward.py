@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +20,15 @@ from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantStub,
     convert,
+    convert_fx,
+    default_qat_8bit_fake_quant_qconfig,
+    fuse_fx,
     prepare,
+    prepare_qat_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
-from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx
+from tests.routes import as_numbers, calibrate, mismatches, prepared, qconfig, run_onnx
 
 
 class Net(nn.Module):
@@ -432,3 +437,93 @@ def test_a_forward_that_takes_another_path_is_found_by_prepare(cls, what):
     torch.manual_seed(0)
     with pytest.warns(QuantizationWarning, match=what):
         prepare(cls(), (X,), qconfig_dict={"": qconfig()}, out_dir=None)
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.name = nn.Conv2d(4, 4, 1), "block"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+class _Container(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.seq, self.blocks = nn.Sequential(_Block(), nn.ReLU()), nn.ModuleList([_Block()])
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.blocks[0](self.seq(self.quant(x))))
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self(x).square().mean()
+
+
+def test_containers_unused_modules_attributes_and_methods_survive() -> None:
+    qat = prepared(_Container(), (X,))
+    for stage in (qat, copy.deepcopy(qat), convert_fx(qat)):
+        assert isinstance(stage.seq, nn.Sequential) and isinstance(stage.blocks, nn.ModuleList)
+        assert stage.seq[0].name == "block" and type(stage.unused) is nn.Linear
+        assert "unused.weight" in stage.state_dict()
+        torch.testing.assert_close(stage.loss(X), stage(X).square().mean())
+
+
+def test_constants_and_private_attributes_of_the_model_are_kept() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.conv, self.dequant = QuantStub(), nn.Conv2d(4, 4, 1), DeQuantStub()
+            self._k, self._n = torch.full((1,), 3.0), 7
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dequant(self.conv(self.quant(x))) * torch.tensor(2.0) + self._k
+
+        @staticmethod
+        def halved(x: Tensor) -> Tensor:
+            return x / 2
+
+        @property
+        def number(self) -> int:
+            return self._n
+
+    model = Net()
+    qat = prepared(model, (X,), "qint16")
+    for stage in (qat, copy.deepcopy(qat), convert_fx(qat)):
+        assert (stage(X) - model(X)).abs().max() < 0.05
+        assert stage.number == 7 and float(stage.halved(torch.tensor(4.0))) == 2
+
+
+class _Drops(nn.Module):
+    def __init__(self, drop: Any) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.drop = QuantStub(), DeQuantStub(), drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.quant(self.drop(x, self.training)), self.training)
+        return self.drop(self.dequant(x), self.training)
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        lambda x, training: F.dropout(x, 0.5, training),
+        lambda x, training: F.dropout2d(x, training=training),
+        lambda x, training: F.alpha_dropout(x, 0.5, training),
+        lambda x, training: torch.dropout(x, 0.5, train=training),
+    ],
+)
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_dropout_follows_train_and_eval_of_a_model_prepared_in_train_mode(drop: Any, is_fused: bool) -> None:
+    model = _Drops(drop).train()
+    qat = prepare_qat_fx(fuse_fx(model) if is_fused else model, {"": default_qat_8bit_fake_quant_qconfig})
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    assert not torch.equal(qat(X), qat(X))
+    qat.eval()
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    with torch.no_grad():
+        out = qat(X)
+        assert torch.equal(out, qat(X)) and torch.equal(out, convert_fx(qat)(X))
+    assert (out - X).abs().mean() < 0.2
