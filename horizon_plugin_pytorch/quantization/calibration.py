@@ -309,7 +309,7 @@ class _Settling:
     """Have the scales stopped moving? Not as long as there are modules that no batch has reached."""
 
     def __init__(self, quantizers: Mapping[str, FakeQuantize], tolerance: float, patience: int) -> None:
-        self._quantizers = [q for q in quantizers.values() if not q.is_fixed and q.activation_post_process.learns]
+        self._quantizers = [q for q in quantizers.values() if q.activation_post_process.learns]
         self._tolerance, self._patience = tolerance, patience
         intervals = [getattr(q.activation_post_process, "update_interval", 1) for q in self._quantizers]
         if patience and max(intervals, default=1) > 1:  # between its updates a scale only seems to have settled

@@ -482,6 +482,7 @@ class FixedScaleObserver(ObserverBase):
 
     fixed_scale: Tensor
     _is_for_weights = True
+    learns = False
 
     def __init__(
         self,

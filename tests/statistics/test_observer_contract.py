@@ -73,10 +73,6 @@ def scale_after(ob: Any, *batches: Tensor) -> Tensor:
     return scale.clone()
 
 
-def learns(ob: Any) -> bool:
-    return ob.learns and not ob.is_fixed
-
-
 def test_the_observers_are_found() -> None:
     assert len(CLASSES) > len(ABSTRACT) + 10
     assert all(SCHEMES.keys() >= set(cls._schemes) for cls in CLASSES)
@@ -87,7 +83,7 @@ def test_data_give_a_scale_of_their_size(make: Make) -> None:
     ob, x = make(), data(0)
     scale = scale_after(ob, x, x)
     largest = x.abs().amax(1) if ob.is_per_channel else x.abs().max()
-    if learns(ob):
+    if ob.learns:
         assert scale.shape == (3 if ob.is_per_channel else 1,)
         assert ((scale * ob.half_range <= largest * 1.03) & (scale * ob.half_range > 0.5 * largest)).all()
     else:
@@ -105,7 +101,7 @@ def test_zeros_one_value_and_nothing_are_data_too(make: Make) -> None:
     for value in (torch.tensor([0.3]), torch.tensor([-0.3]), *([] if fresh.is_per_channel else [torch.tensor(0.3)])):
         scale = scale_after(make(), value)
         rounded = (value / scale).round().clamp(fresh.quant_min, fresh.quant_max) * scale
-        if learns(fresh):  # to a step and a bin of a histogram
+        if fresh.learns:  # to a step and a bin of a histogram
             assert rounded.item() == pytest.approx(value.item(), abs=scale.item() + 0.3 / 2048)
 
 
@@ -153,7 +149,7 @@ def test_the_scale_follows_the_size_of_the_data_and_not_their_sign(make: Make, s
     x = data(seed, columns=columns)
     plain = make()
     scale = scale_after(plain, x)
-    if learns(plain):
+    if plain.learns:
         torch.testing.assert_close(scale_after(make(), 2 * x), 2 * scale, rtol=1e-6, atol=0)
     ends = {"quant_min": -plain.quant_max}  # as many integers below 0 as above
     torch.testing.assert_close(scale_after(make(**ends), -x), scale_after(make(**ends), x), rtol=1e-6, atol=0)

@@ -93,6 +93,18 @@ def test_a_clamped_tensor_keeps_its_scale_when_counts_are_halved() -> None:
     assert sketch.best_scale(-128, 127) == pytest.approx(scale, rel=1e-3)
 
 
+@pytest.mark.parametrize("add", [Sketch.update, lambda sketch, x: sketch.merge(Sketch.of(x))])
+def test_there_is_room_for_more_and_what_is_rare_stays(add) -> None:
+    x = torch.tensor([0.5, 1.0, 2.0])
+    sketch = Sketch.of(x)
+    sketch.replace(sketch.counts * (2**30 - 1), sketch.ends, 3 * (2**30 - 1), (0, 2**30 - 1))
+    add(sketch, x[:0])
+    assert sketch.total == 3 * (2**30 - 1)  # each bin has room yet
+    add(sketch, torch.tensor([2.0, 7.0, 7.5]))
+    assert sketch.counts[sketch.counts > 0].tolist() == [2**29, 2**29, 2**29, 1, 1]
+    assert sketch.total == 3 * 2**29 + 2 and sketch.largest == 7.5
+
+
 @pytest.mark.parametrize("name", [*DISTRIBUTIONS, "hardtanh", "clamped, one side more", "mostly clamped"])
 def test_errors_are_those_of_quantizing(name: str) -> None:
     x = noise(name)

@@ -10,6 +10,8 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 from torch import nn
 
 from horizon_plugin_pytorch.errors import (
@@ -31,8 +33,10 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.observer import NoopObserver, PerChannelMinMaxObserver
 from horizon_plugin_pytorch.quantization.observer_base import range_methods
-from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
+from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver, MinMaxObserver
 from tests.processes import run_workers
 
 
@@ -84,6 +88,45 @@ def test_it_stops_when_the_scales_have_settled() -> None:
     assert result.has_settled and 6 < result.steps < 1500
     assert calibrate(net(), batches(12), tolerance=0.0, patience=6).has_settled is False
     assert calibrate(net(), batches(12), steps=5).steps == 5
+
+
+class Observed(nn.Module):
+    """Quantizers that see numbers of their own."""
+
+    def __init__(self, *observers: type) -> None:
+        super().__init__()
+        self.quantizers = nn.ModuleList(FakeQuantize(observer) for observer in observers)
+
+    def forward(self, *values) -> None:
+        for quantizer, value in zip(self.quantizers, values, strict=True):
+            if value is not None:
+                quantizer(torch.as_tensor(value).float().reshape(-1, 1))
+
+
+@given(st.lists(st.tuples(*[st.integers(1, 9)] * 2), min_size=1, max_size=25), st.integers(1, 5), st.floats(0.02, 0.4))
+@example([(2, 5), (3, 5), (1, 5), (2, 5)], 2, 0.02)  # it comes back to where it was
+@example([(5, 2), (5, 3), (5, 4), (5, 5)], 2, 0.2)  # one has settled, the other has not
+def test_it_stops_where_no_scale_has_moved_over_the_last_batches(data, patience, tolerance) -> None:
+    means = [[sum(seen) / len(seen) for seen in zip(*data[: n + 1], strict=True)] for n in range(len(data))]
+    moved = []
+    for n in range(patience, len(data)):
+        windows = zip(*means[n - patience : n + 1], strict=True)
+        moved.append(max((max(window) - min(window)) / window[-1] for window in windows))
+    assume(all(abs(m - tolerance) > 1e-5 for m in moved))  # float32 may fall on the other side
+    settled = next((patience + 1 + n for n, m in enumerate(moved) if m <= tolerance), None)
+    result = calibrate(Observed(MinMaxObserver, MinMaxObserver), data, patience=patience, tolerance=tolerance)
+    assert (result.has_settled, result.steps) == (settled is not None, settled or len(data))
+
+
+def test_scales_that_stay_need_no_tolerance_and_what_learns_nothing_does_not_count() -> None:
+    result = calibrate(Observed(MinMaxObserver, NoopObserver), [(3, 5)] * 9, patience=3, tolerance=0.0)
+    assert result.has_settled and result.steps == 4
+
+
+def test_channels_that_are_known_late_have_to_settle_from_there() -> None:
+    late = [(None,)] * 3 + [([1.0, 2.0],)] * 9
+    result = calibrate(Observed(PerChannelMinMaxObserver), late, patience=3)
+    assert result.has_settled and result.steps == 3 + 4
 
 
 class Stop(Exception):
