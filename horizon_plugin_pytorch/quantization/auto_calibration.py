@@ -21,8 +21,14 @@ from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.batches import Process, require_quantizers, take_batches, undone_after_an_error
-from horizon_plugin_pytorch.quantization.calibration import place_of, run_batch
+from horizon_plugin_pytorch.quantization.batches import (
+    Process,
+    place_of,
+    require_quantizers,
+    run_batch,
+    take_batches,
+    undone_after_an_error,
+)
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
 from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, make_like, range_methods
 from horizon_plugin_pytorch.quantization.observer_v2 import CountingObserver, HistogramObserver
@@ -113,8 +119,8 @@ def auto_calibrate(
 
     Args:
         calib_model: from `prepare`, `prepare_qat_fx` or `prepare_qat`; changed in place.
-        batches: a list or tuple of inputs, or a DataLoader.
-        num_batches: how many to use.
+        batches: a list, tuple or generator of inputs, or a DataLoader.
+        num_batches: how many to use; they are kept meanwhile.
         batch_process_func: makes the model's inputs of what a DataLoader gives.
         observer_list: candidates: "percentile", "mse", "kl", "mix", "min_max".
         percentile_list: candidates of "percentile", in percent; 99.99 if not given.

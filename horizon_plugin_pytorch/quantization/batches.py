@@ -1,10 +1,11 @@
-"""The batches that algorithms run a calibrated model on, again and again."""
+"""The batches that a model runs on, as calibration and its methods take them."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +15,35 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.quantization.fake_quantize import DynamicFakeQuantize, FakeQuantize
+from horizon_plugin_pytorch.quantization.observer_base import require_whole
 
 Process = Callable[[Any], Any]
+
+
+def run_batch(model: nn.Module, batch: Any) -> Any:
+    """Call a model on what a data loader gives: a tensor, a dict of keyword arguments, or a tuple.
+
+    Of a tuple, such as ``(images, labels)``, as many items are used as the model's forward has parameters.
+
+    >>> run_batch(nn.ReLU(), (torch.tensor([-1.0]), "label"))
+    tensor([0.])
+    """
+    args, kwargs = arguments_of(model, batch)
+    return model(*args, **kwargs)
+
+
+def arguments_of(model: nn.Module, batch: Any) -> tuple[tuple, dict[str, Any]]:
+    """The arguments that `run_batch` calls a model with."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if not isinstance(batch, (tuple, list)):
+        return (batch,), {}
+    wrapped = model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else model
+    parameters = inspect.signature(wrapped.forward).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return tuple(batch), {}
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return tuple(batch[: len(positional)]), {}
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -24,32 +52,69 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def take_batches(
+def require_batches(batches: Any, caller: str, name: str = "batches") -> None:
+    """Refuse what is one batch, or nothing that can be gone through."""
+    if isinstance(batches, (Tensor, str, Mapping)) or not isinstance(batches, Iterable):
+        raise QuantizationConfigError(
+            f"{caller}: {name} must be a list, tuple, generator or DataLoader of batches, got a "
+            f"{type(batches).__name__}; give [batch]."
+        )
+
+
+def no_batches(caller: str) -> QuantizationConfigError:
+    """What to say of data without any batch."""
+    return QuantizationConfigError(f"{caller}: the data have no batches; a generator can be used only once.")
+
+
+def length_of(batches: Iterable[Any]) -> int | None:
+    """How many batches there are, if that can be known; a DataLoader has `__len__` even where its data have none."""
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def stream_batches(
     model: nn.Module, batches: Iterable[Any], count: int | None, process: Process | None, caller: str
-) -> list[Any]:
-    """The first batches, on the model's device: read once, so that a shuffling loader gives the same ones in each pass.
+) -> Iterator[Any]:
+    """The first batches, on the model's device, each when it is asked for: for a method of one pass.
 
     Args:
+        batches: a list, a tuple, a generator, a DataLoader.
         count: how many; None takes all.
         process: makes what the model takes of what the loader gives.
         caller: whom messages name.
     """
-    if isinstance(batches, (Tensor, str)) or not isinstance(batches, Iterable):
-        raise QuantizationConfigError(
-            f"{caller}: batches must be a list, tuple or DataLoader, got a {type(batches).__name__}; give [batch]."
-        )
-    if count is not None and (not isinstance(count, int) or count < 1):
-        raise QuantizationConfigError(f"{caller}: the number of batches must be a whole number from 1 on, got {count}.")
+    require_batches(batches, caller)
+    if count is not None:
+        require_whole(caller, "the number of batches", count, 1)
     device = device_of(model)
 
     def moved(x: Any) -> Any:
         return x.to(device) if isinstance(x, Tensor) else x
 
-    taken = itertools.islice(batches, count)
-    found = [pytree.tree_map(moved, batch if process is None else process(batch)) for batch in taken]
-    if not found:
-        raise QuantizationConfigError(f"{caller}: the data have no batches; a generator can be used only once.")
-    return found
+    def stream() -> Iterator[Any]:
+        is_empty = True
+        for batch in itertools.islice(batches, count):
+            is_empty = False
+            yield pytree.tree_map(moved, batch if process is None else process(batch))
+        if is_empty:
+            raise no_batches(caller)
+
+    return stream()
+
+
+def take_batches(
+    model: nn.Module, batches: Iterable[Any], count: int | None, process: Process | None, caller: str
+) -> list[Any]:
+    """`stream_batches` as a list, for a method of several passes: a shuffling loader gives the same ones in each."""
+    return list(stream_batches(model, batches, count, process, caller))
+
+
+def place_of(name: str) -> str:
+    """The module's path rather than that of its fake quantizer; its weight is called so."""
+    owner, _, last = name.rpartition(".")
+    return owner if last == "activation_post_process" else name
 
 
 def require_quantizers(model: nn.Module, caller: str) -> dict[str, FakeQuantize]:

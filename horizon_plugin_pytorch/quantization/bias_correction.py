@@ -66,7 +66,7 @@ def correct_bias(
 
     Args:
         calib_model: calibrated; changed in place, and left in eval mode and in the VALIDATION state.
-        batches: a list or tuple of inputs, or a DataLoader; all are used.
+        batches: a list, tuple or generator of inputs, or a DataLoader; all are used, and kept meanwhile.
         batch_process_func: makes the model's inputs of what a DataLoader gives.
 
     >>> from horizon_plugin_pytorch.march import March, set_march

@@ -12,8 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
-from horizon_plugin_pytorch.quantization.batches import Process, take_batches
-from horizon_plugin_pytorch.quantization.calibration import run_batch
+from horizon_plugin_pytorch.quantization.batches import Process, length_of, run_batch, stream_batches
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
 
 
@@ -28,7 +27,8 @@ def reestimate_bn(model: nn.Module, batches: Iterable[Any], batch_process_func: 
 
     Args:
         model: changed in place.
-        batches: a list or tuple of inputs, or a DataLoader; all are used. Statistics need batches of some size.
+        batches: a list, tuple or generator of inputs, or a DataLoader; all are used, one by one: none is kept.
+            Statistics need batches of some size.
         batch_process_func: makes the model's inputs of what a DataLoader gives.
 
     Returns:
@@ -56,9 +56,9 @@ def reestimate_bn(model: nn.Module, batches: Iterable[Any], batch_process_func: 
         )
     if any(q.is_quantizing and not q.has_statistics for q in quantizers):
         raise CalibrationError("reestimate_bn: some modules have no scale; calibrate the model before.")
-    data = take_batches(model, batches, None, batch_process_func, "reestimate_bn")
+    data = stream_batches(model, batches, None, batch_process_func, "reestimate_bn")
     with _measuring(model, list(norms.values()), quantizers):
-        for index, batch in enumerate(tqdm(data, desc="reestimate_bn", disable=None)):
+        for index, batch in enumerate(tqdm(data, total=length_of(batches), desc="reestimate_bn", disable=None)):
             try:
                 run_batch(model, batch)
             except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import os
@@ -10,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
@@ -20,11 +19,18 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
-from horizon_plugin_pytorch.quantization.calibration_state import CalibrationState, place_of
+from horizon_plugin_pytorch.quantization.batches import (
+    length_of,
+    no_batches,
+    place_of,
+    require_batches,
+    require_quantizers,
+    run_batch,
+)
+from horizon_plugin_pytorch.quantization.calibration_state import CalibrationState
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.quantization.observer_base import require_whole
 from horizon_plugin_pytorch.quantization.processes import all_reduce, is_distributed, rank
-
-__all__ = ["CalibrationResult", "arguments_of", "calibrate", "place_of", "run_batch"]
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -53,32 +59,6 @@ class CalibrationResult:
         if self.unseen:
             lines.append(f"No batch reached: {', '.join(self.unseen)}. Their scale stays 1, and convert warns of it.")
         return "\n".join(lines)
-
-
-def run_batch(model: nn.Module, batch: Any) -> Any:
-    """Call a model on what a data loader gives: a tensor, a dict of keyword arguments, or a tuple.
-
-    Of a tuple, such as ``(images, labels)``, as many items are used as the model's forward has parameters.
-
-    >>> run_batch(nn.ReLU(), (torch.tensor([-1.0]), "label"))
-    tensor([0.])
-    """
-    args, kwargs = arguments_of(model, batch)
-    return model(*args, **kwargs)
-
-
-def arguments_of(model: nn.Module, batch: Any) -> tuple[tuple, dict[str, Any]]:
-    """The arguments that `run_batch` calls a model with."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if not isinstance(batch, (tuple, list)):
-        return (batch,), {}
-    wrapped = model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else model
-    parameters = inspect.signature(wrapped.forward).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return tuple(batch), {}
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return tuple(batch[: len(positional)]), {}
 
 
 @torch.no_grad()
@@ -119,9 +99,7 @@ def calibrate(
     >>> calibrate(net, [torch.ones(1, 1, 4, 4) * i for i in (1, 2, 3)]).steps
     3
     """
-    quantizers = {name: m for name, m in model.named_modules() if isinstance(m, FakeQuantize)}
-    if not quantizers:
-        raise QuantizationConfigError("calibrate: the model has no fake quantizers; call `prepare` first.")
+    quantizers = require_quantizers(model, "calibrate")
     _check(data, steps, tolerance, patience, save_interval)
     result = CalibrationResult()
     device = next(iter(quantizers.values())).scale.device
@@ -154,7 +132,7 @@ def calibrate(
                 state.save(state_file)
             raise
         if result.steps == 0:
-            raise QuantizationConfigError("calibrate: the data have no batches; a generator can be used only once.")
+            raise no_batches("calibrate")
         set_fake_quantize(model, FakeQuantState.VALIDATION)  # observers take in what they still wait with
     if state_file is not None and os.path.exists(state_file) and rank() == 0:
         os.unlink(state_file)
@@ -165,19 +143,10 @@ def calibrate(
 
 def _check(data: Any, steps: Any, tolerance: Any, patience: Any, save_interval: Any) -> None:
     """Refuse arguments that make no sense."""
-    if isinstance(data, (Tensor, str, Mapping)) or not isinstance(data, Iterable):
-        raise QuantizationConfigError(
-            f"calibrate: data must be a list, tuple, generator or DataLoader of batches, got a {type(data).__name__}; "
-            "give [batch]."
-        )
-    numbers = {
-        "steps": (1 if steps is None else steps, 1),
-        "patience": (patience, 0),
-        "save_interval": (save_interval, 1),
-    }
-    for name, (value, least) in numbers.items():
-        if not (isinstance(value, Integral) and int(value) >= least):
-            raise QuantizationConfigError(f"calibrate: {name} must be a whole number from {least} on, got {value!r}.")
+    require_batches(data, "calibrate", "data")
+    require_whole("calibrate", "steps", 1 if steps is None else steps, 1)
+    require_whole("calibrate", "patience", patience, 0)
+    require_whole("calibrate", "save_interval", save_interval, 1)
     if not (isinstance(tolerance, Real) and 0 <= float(tolerance) < math.inf):
         raise QuantizationConfigError(f"calibrate: tolerance must be a share from 0 on, got {tolerance!r}.")
 
@@ -250,7 +219,7 @@ def _in_step(
     data: Iterable[Any], result: CalibrationResult, steps: int | None, progress: bool, device: torch.device
 ) -> Iterator[Any]:
     """Batches that are not yet run; of several processes, as long as all of them have one."""
-    total = len(data) if hasattr(data, "__len__") else None  # type: ignore[arg-type]
+    total = length_of(data)
     if steps is not None:
         total = steps if total is None else min(steps, total)
     is_shown = None if progress and rank() == 0 else True  # None: not when the output is no terminal

@@ -14,16 +14,11 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import CalibrationError
 from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.quantization.batches import place_of
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.processes import is_distributed, rank
 
 _VERSION = 2
-
-
-def place_of(name: str) -> str:
-    """The module's path rather than that of its fake quantizer; its weight is called so."""
-    owner, _, last = name.rpartition(".")
-    return owner if last == "activation_post_process" else name
 
 
 @dataclass

@@ -22,8 +22,7 @@ from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.fx.results import own_tensors, tensors_in
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.quantization.batches import Process, take_batches
-from horizon_plugin_pytorch.quantization.calibration import arguments_of, run_batch
+from horizon_plugin_pytorch.quantization.batches import Process, arguments_of, run_batch, take_batches
 from horizon_plugin_pytorch.quantization.channel_pairs import ChannelPair, find_pairs
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.quantize_fx import copy_model
@@ -85,7 +84,7 @@ def equalize(model: nn.Module, batches: Iterable[Any], batch_process_func: Proce
 
     Args:
         model: a float model, before `prepare`; changed in place.
-        batches: a list or tuple of inputs, or a DataLoader; all are used.
+        batches: a list, tuple or generator of inputs, or a DataLoader; all are used, and kept meanwhile.
         batch_process_func: makes the model's inputs of what a DataLoader gives.
 
     Raises:

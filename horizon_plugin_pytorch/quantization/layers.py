@@ -19,8 +19,7 @@ from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, 
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.qat.original import restore, rewrite
-from horizon_plugin_pytorch.quantization.batches import require_quantizers, undone_after_an_error
-from horizon_plugin_pytorch.quantization.calibration import run_batch
+from horizon_plugin_pytorch.quantization.batches import require_quantizers, run_batch, undone_after_an_error
 from horizon_plugin_pytorch.quantization.fake_quantize import (
     FakeQuantize,
     FakeQuantState,

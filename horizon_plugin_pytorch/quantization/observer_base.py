@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -484,6 +485,13 @@ def make_like(cls: type[ObserverBase], like: ObserverBase, **settings: Any) -> A
     )  # fmt: skip
     made.owner, made.may_be_constant = like.owner, like.may_be_constant
     return made
+
+
+def require_whole(who: str, name: str, value: Any, least: int, most: float = math.inf) -> None:
+    """Refuse what is no whole number within the limits."""
+    if not (isinstance(value, Integral) and least <= int(value) <= most):
+        limits = f"in [{least}, {most}]" if most < math.inf else f"from {least} on"
+        raise QuantizationConfigError(f"{who}: {name} must be a whole number {limits}, got {value!r}.")
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
@@ -23,18 +23,12 @@ from horizon_plugin_pytorch.quantization.observer_base import (
     make_like,
     named,
     range_methods,
+    require_whole,
 )
 from horizon_plugin_pytorch.quantization.processes import all_reduce
 from horizon_plugin_pytorch.quantization.sketch import Sketch, best_ranges, least_error
 
 MIX_PERCENTILES = (99.0, 99.9, 99.95, 99.99, 99.995, 99.999, 100.0)
-
-
-def _require_whole(who: str, name: str, value: Any, least: int, most: float = math.inf) -> None:
-    """Refuse what is no whole number within the limits."""
-    if not (isinstance(value, Integral) and least <= int(value) <= most):
-        limits = f"in [{least}, {most}]" if most < math.inf else f"from {least} on"
-        raise QuantizationConfigError(f"{who}: {name} must be a whole number {limits}, got {value!r}.")
 
 
 def _require_percentile(who: str, value: Any, most: int) -> None:
@@ -192,7 +186,7 @@ class PercentileObserver(SketchObserver):
     def __init__(self, percentile: float = 99.99, bins: int = 2048, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _require_percentile("PercentileObserver", percentile, 100)
-        _require_whole("PercentileObserver", "bins", bins, 2)
+        require_whole("PercentileObserver", "bins", bins, 2)
         self.percentile, self.bins = percentile, bins
 
     def choose(self, sketch: Sketch) -> float:
@@ -231,7 +225,7 @@ class MSEObserver(SketchObserver):
 
     def __init__(self, stride: int = 1, *args: Any, memory_estimate_ratio: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _require_whole("MSEObserver", "stride", stride, 1, 50)
+        require_whole("MSEObserver", "stride", stride, 1, 50)
         self.stride = stride
 
     def choose(self, sketch: Sketch) -> float:
@@ -301,8 +295,8 @@ class KLObserver(CountingObserver):
 
     def __init__(self, bins: int = 512, update_interval: int = 1, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _require_whole("KLObserver", "bins", bins, 4)
-        _require_whole("KLObserver", "update_interval", update_interval, 1)
+        require_whole("KLObserver", "bins", bins, 4)
+        require_whole("KLObserver", "update_interval", update_interval, 1)
         self.bins, self.update_interval = bins, update_interval
         self._waiting: int = 0
 

@@ -144,7 +144,7 @@ def weight_reconstruction(
 
     Args:
         calib_model: calibrated; changed in place, and left in eval mode and in the VALIDATION state.
-        batches: a list or tuple of inputs, all of which are used, or a DataLoader.
+        batches: a list, tuple or generator of inputs, all of which are used, or a DataLoader; they are kept meanwhile.
         batch_process_func: makes the model's inputs of what a DataLoader gives.
         custom_config_dict: ``num_batches`` (10, of a DataLoader), ``num_steps`` (100), ``exclude_prefix`` ([]),
             ``warm_up`` (0.2), ``weight`` (0.01), ``b_range`` ([20, 2]).
