@@ -285,7 +285,8 @@ class FakeQuantize(nn.Module):
         if self.is_fixed or not known:
             return
         widest = max(
-            known, key=lambda source: float(source.sound_scale().max()) * source.activation_post_process.half_range
+            known,
+            key=lambda source: float(source.sound_scale().detach().max()) * source.activation_post_process.half_range,
         )
         self.copy_statistics(widest)
         observers = [source.activation_post_process for source in known if not source.is_fixed]
@@ -293,9 +294,8 @@ class FakeQuantize(nn.Module):
         for source in known:
             source._pull_range()
         for other in observers:
-            if other.has_statistics and other.min_val.shape == mine.min_val.shape:
-                mine.min_val = torch.minimum(mine.min_val, other.min_val.to(mine.min_val.device))
-                mine.max_val = torch.maximum(mine.max_val, other.max_val.to(mine.max_val.device))
+            mine.min_val = torch.minimum(mine.min_val, other.min_val.to(mine.min_val.device))
+            mine.max_val = torch.maximum(mine.max_val, other.max_val.to(mine.max_val.device))
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero point from the observer."""

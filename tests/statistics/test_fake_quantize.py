@@ -17,9 +17,11 @@ from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, QuantStub, convert_fx, set_fake_quantize
+from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize
 from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAveragePerChannelMinMaxObserver
 from horizon_plugin_pytorch.quantization.rounding import integer_limits, round_to_grid
 from tests.routes import prepared
+from tests.strategies import formats
 
 RELU, RELU6 = (0.0, math.inf), (0.0, 6.0)
 X = torch.tensor([-1.0, -0.3, 0.004, 0.7, 2.55])
@@ -359,6 +361,42 @@ def test_statistics_can_be_copied_to_another_format(source, target, ratio: float
     assert b.activation_post_process.max_val.item() == a.activation_post_process.max_val.item()
     a(X * 100)
     assert b.activation_post_process.max_val.item() == pytest.approx(2.55)
+
+
+CALLS = st.tuples(st.integers(-9, -1), st.integers(1, 9), st.sampled_from([0.5, 1.0, 2.0]), formats)
+
+
+@given(st.lists(CALLS, min_size=1, max_size=4), formats)
+def test_joined_statistics_cover_those_of_all(calls, dtype) -> None:
+    sources = [FakeQuantize(), FakeQuantize(dtype=qint16)]  # which have seen nothing
+    for low, high, trained, source_dtype in calls:
+        source = LearnableFakeQuantize(dtype=source_dtype)
+        source(torch.tensor([low, high]).float())
+        with torch.no_grad():
+            source.scale.mul_(trained)  # away from its range
+        sources.append(source)
+    joined = FakeQuantize(dtype=dtype)
+    joined.join_statistics(sources)
+    lowest, highest = min(low * trained for low, _, trained, _ in calls), max(c[1] * c[2] for c in calls)
+    observer = joined.activation_post_process
+    assert (observer.min_val.item(), observer.max_val.item()) == pytest.approx((lowest, highest))
+    assert joined.scale.item() * observer.half_range == pytest.approx(max(-lowest, highest))
+
+
+def test_joining_leaves_what_is_fixed_and_takes_what_was_given() -> None:
+    given_scale, seen, fixed_one = FakeQuantize(), FakeQuantize(), fixed(0.25)
+    given_scale.set_qparams(0.5)
+    seen(X)
+    before = copy.deepcopy(fixed_one.state_dict())
+    fixed_one.join_statistics([seen])
+    assert all(torch.equal(value, before[name]) for name, value in fixed_one.state_dict().items())
+    joined = FakeQuantize()
+    joined.join_statistics([seen, given_scale, fixed_one])
+    assert joined.scale.item() == 0.5
+    assert joined.activation_post_process.max_val.item() == pytest.approx(2.55)
+    nothing = FakeQuantize()
+    nothing.join_statistics([FakeQuantize()])
+    assert not nothing.has_statistics
 
 
 def test_messages_name_the_module() -> None:

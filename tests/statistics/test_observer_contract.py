@@ -163,6 +163,8 @@ def _with_parameter(name: str) -> list[Any]:
 @pytest.mark.parametrize("interval", [1, 2, 3])
 def test_the_range_is_computed_at_the_interval(cls: Any, interval: int) -> None:
     ob = cls(update_interval=interval)
+    scale_after(ob, data(0))
+    ob.begin_calibration()  # what was before does not count, nor does its waiting
     for step in range(1, 7):
         before = ob.max_val.clone()
         scale_after(ob, step * data(step))
