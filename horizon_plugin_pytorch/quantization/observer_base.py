@@ -121,9 +121,9 @@ class ObserverBase(nn.Module):
         self.may_be_constant = False  # parameters may, and nothing is wrong with them
         self.batches: int | None = None  # how many batches were averaged with equal weight; None for a moving average
         self._warned: set[str] = set()
-        self.counts_together = False  # are all tensors until the next `begin_batch` one batch?
+        self.counts_together = False  # are all tensors until the next `begin_batch` one batch? (`calibrate` holds them)
         # What was before that batch, and the batch's range so far.
-        self._batch: tuple[Tensor, Tensor, int | None, Tensor, Tensor] | None = None
+        self._batch: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         self._has_range = False
         self._unchanged = Cache()  # what was usable of weights, which are the same in every batch of a calibration
         self._resting = Cache()  # says that weights were seen, and that the range is theirs
@@ -371,15 +371,15 @@ class ObserverBase(nn.Module):
     def _join_batch(self, smallest: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
         """The range of the batch so far; statistics go back to what they were before it."""
         if self._batch is None:
-            self._batch = (self.min_val.clone(), self.max_val.clone(), self.batches, smallest, largest)
+            self._batch = (self.min_val.clone(), self.max_val.clone(), smallest, largest)
         else:
-            before_min, before_max, self.batches, low, high = self._batch
+            before_min, before_max, low, high = self._batch
             self.min_val.copy_(before_min)
             self.max_val.copy_(before_max)
             self._has_range = False  # to be looked at again
             joined = torch.minimum(low, smallest), torch.maximum(high, largest)
-            self._batch = (before_min, before_max, self.batches, *joined)
-        return self._batch[3].clone(), self._batch[4].clone()
+            self._batch = (before_min, before_max, *joined)
+        return self._batch[2].clone(), self._batch[3].clone()
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero point (always 0). Without usable statistics, and for an all-zero range, the scale is 1."""

@@ -316,6 +316,19 @@ def test_weights_that_come_again_leave_everything_as_it_is_until_something_chang
         assert quantizer.scale.tolist() == pytest.approx([(1 + 0.06) / 2, (1 + 0.12) / 2])
 
 
+@torch.no_grad()
+def test_weights_that_come_again_in_held_batches_count_in_each() -> None:
+    quantizer = get_default_qconfig().weight()
+    weight = nn.Parameter(torch.tensor([[1.0, -1.0], [2.0, 0.0]]))
+    quantizer.activation_post_process.begin_calibration()
+    for factor in (1, 1, 1, 5):  # the last is a fourth
+        weight.mul_(factor)
+        quantizer.activation_post_process.hold()
+        quantizer.weight(weight)
+        quantizer.release()
+    assert quantizer.activation_post_process.max_val.tolist() == [2.0, 4.0]
+
+
 def reachable_bytes(root: object) -> int:
     """The memory of all tensors that an object holds on to, in whatever way."""
     seen, storages, todo = set(), {}, [root]

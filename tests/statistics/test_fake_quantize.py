@@ -384,9 +384,10 @@ def test_joined_statistics_cover_those_of_all(calls, dtype) -> None:
 
 
 def test_joining_leaves_what_is_fixed_and_takes_what_was_given() -> None:
-    given_scale, seen, fixed_one = FakeQuantize(), FakeQuantize(), fixed(0.25)
+    given_scale, seen, wide, fixed_one = FakeQuantize(), FakeQuantize(), FakeQuantize(), fixed(0.25)
     given_scale.set_qparams(0.5)
-    seen(X)
+    seen(X), wide(100 * X)
+    fixed_one.load_state_dict(wide.state_dict())  # it has a range now, which means nothing
     before = copy.deepcopy(fixed_one.state_dict())
     fixed_one.join_statistics([seen])
     assert all(torch.equal(value, before[name]) for name, value in fixed_one.state_dict().items())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
@@ -115,6 +115,17 @@ def test_each_channel_has_its_own_range(cls, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(ob.min_val[c], (a.min() + b.min()) / 2)
         torch.testing.assert_close(ob.max_val[c], (a.max() + b.max()) / 2)
     assert scale_of(ob).shape == (3,)
+
+
+@torch.no_grad()
+def test_a_constant_counts_in_every_batch_whose_calls_count_together() -> None:
+    ob, constant = MinMaxObserver(averaging_constant=0.5), nn.Parameter(torch.tensor([-1.0, 1.0]))
+    ob.counts_together = True
+    ob(constant)
+    for _ in range(3):
+        ob.begin_batch()
+        ob(constant), ob(constant / 2)
+        assert ob.max_val.item() == 1.0
 
 
 def test_observing_gives_back_the_tensor_and_leaves_its_graph_alone() -> None:

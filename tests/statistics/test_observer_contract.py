@@ -129,6 +129,21 @@ def test_a_new_calibration_forgets_the_one_before(make: Make) -> None:
 
 
 @every_observer
+def test_calls_that_are_held_are_one_batch(make: Make) -> None:
+    scales = []
+    for counts_together in (False, True):  # told when a batch begins, or not
+        ob = make()
+        ob.counts_together = counts_together
+        ob.begin_calibration()
+        for factor in (1, 3, 2):
+            ob.hold()
+            scale_after(ob, factor * data(1), 0.5 * factor * data(1))
+            ob.release()
+        scales.append(scale_after(ob))
+    assert torch.equal(*scales)
+
+
+@every_observer
 def test_a_checkpoint_and_a_state_keep_the_scale(make: Make) -> None:
     source = make()
     source.begin_calibration()
