@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from demo.common import OUT, save_state
 from demo.digits.__main__ import TEST_IMAGES, train
 from demo.digits.data import Digits, load_digits
+from horizon_plugin_pytorch.fx.results import relative_error
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.quantization import (
@@ -144,7 +145,7 @@ class Bench:
         seconds = time.perf_counter() - start
         found, labels = self.logits(model), self.data.test_labels
         accuracy = 100 * float((found.argmax(1) == labels).double().mean())
-        error = 100 * float((found - self.wanted).norm() / self.wanted.norm())
+        error = 100 * relative_error(found, self.wanted)
         other = int((found.argmax(1) != self.wanted.argmax(1)).sum())
         self.rows.append([title, f"{accuracy:.2f}", other, f"{error:.2f}", f"{seconds:.1f}"])
         print("  ", *self.rows[-1], flush=True)
@@ -237,7 +238,7 @@ def imagenet() -> list[str]:
     def add(title: str, found: Tensor) -> None:
         right = int((found.argmax(1) == labels).sum())
         other = int((found.argmax(1) != wanted.argmax(1)).sum())
-        rows.append([title, right, other, f"{100 * float((found - wanted).norm() / wanted.norm()):.2f}"])
+        rows.append([title, right, other, f"{100 * relative_error(found, wanted):.2f}"])
         print("  ", *rows[-1], flush=True)
 
     add("float", wanted)

@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.quantization.batches import (
     run_batch,
     take_batches,
     undone_after_an_error,
+    unseen_lines,
 )
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
 from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, make_like, range_methods
@@ -87,10 +88,8 @@ class AutoCalibrationResult:
         headers = ["tensor", "observer", "scale", "error with the first", "error", "gain"]
         table = tabulate(rows, headers=headers, disable_numparse=True)
         whole = [[name, f"{error:.4%}", "kept" if name == self.kept else ""] for name, error in self.errors.items()]
-        lines = [table, "", tabulate(whole, headers=["whole model", "error", ""], disable_numparse=True)]
-        if self.unseen:
-            lines.append(f"No batch reached: {', '.join(self.unseen)}. Their scale stays 1, and convert warns of it.")
-        return "\n".join(lines)
+        second = tabulate(whole, headers=["whole model", "error", ""], disable_numparse=True)
+        return "\n".join([table, "", second, *unseen_lines(self.unseen)])
 
 
 def _gain(before: float, after: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,6 +115,11 @@ def place_of(name: str) -> str:
     """The module's path rather than that of its fake quantizer; its weight is called so."""
     owner, _, last = name.rpartition(".")
     return owner if last == "activation_post_process" else name
+
+
+def unseen_lines(unseen: Sequence[str]) -> list[str]:
+    """What a table says of modules that no batch reached."""
+    return [f"No batch reached: {', '.join(unseen)}. Their scale stays 1, and convert warns of it."] if unseen else []
 
 
 def require_quantizers(model: nn.Module, caller: str) -> dict[str, FakeQuantize]:

@@ -16,8 +16,8 @@ from horizon_plugin_pytorch.quantization.layers import (
     LayerCall,
     LayerGroup,
     LayerWalk,
+    error_of_calls,
     left_out_lines,
-    relative_error,
 )
 
 
@@ -89,8 +89,8 @@ def _correct(group: LayerGroup, calls: Sequence[LayerCall]) -> CorrectedLayer:
     rounded = {layer: layer.weight_fake_quant.round_weight(*layer.deployed()[::2]) for layer in group.layers}
     missing = [_channel_means(call.wanted - call.output(rounded[call.layer]), call.layer) for call in calls]
     shift = torch.stack(missing).mean(0)
-    before = relative_error(calls, lambda call: call.output(rounded[call.layer]))
-    after = relative_error(calls, lambda call: call.output(rounded[call.layer], shift))
+    before = error_of_calls(calls, lambda call: call.output(rounded[call.layer]))
+    after = error_of_calls(calls, lambda call: call.output(rounded[call.layer], shift))
     if not after < before:
         return CorrectedLayer(group.path, before, before)
     group.rewrite(lambda layer: layer.move_bias(shift))

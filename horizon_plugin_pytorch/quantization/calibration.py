@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.quantization.batches import (
     require_batches,
     require_quantizers,
     run_batch,
+    unseen_lines,
 )
 from horizon_plugin_pytorch.quantization.calibration_state import CalibrationState
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
@@ -55,10 +56,7 @@ class CalibrationResult:
         rows = [[name, f"{float(s.min()):.6g}", f"{float(s.max()):.6g}", s.numel()] for name, s in self.scales.items()]
         table = tabulate(rows, headers=["tensor", "smallest scale", "largest scale", "scales"], disable_numparse=True)
         ending = "the scales have settled" if self.has_settled else "all data were run"
-        lines = [table, f"{self.steps} batches; {ending}."]
-        if self.unseen:
-            lines.append(f"No batch reached: {', '.join(self.unseen)}. Their scale stays 1, and convert warns of it.")
-        return "\n".join(lines)
+        return "\n".join([table, f"{self.steps} batches; {ending}.", *unseen_lines(self.unseen)])
 
 
 @torch.no_grad()

@@ -62,7 +62,7 @@ class LayerCall:
         return (out - wanted).square().mean() / wanted.square().mean().clamp(min=1e-30)
 
 
-def relative_error(calls: Sequence[LayerCall], output: Callable[[LayerCall], Tensor]) -> float:
+def error_of_calls(calls: Sequence[LayerCall], output: Callable[[LayerCall], Tensor]) -> float:
     """The relative error (L2) over all calls."""
     return math.sqrt(sum(float(call.squared_error(output(call))) for call in calls) / len(calls))
 

@@ -20,8 +20,8 @@ from horizon_plugin_pytorch.quantization.layers import (
     LayerCall,
     LayerGroup,
     LayerWalk,
+    error_of_calls,
     left_out_lines,
-    relative_error,
 )
 from horizon_plugin_pytorch.quantization.rounding import grid_edges
 
@@ -186,7 +186,7 @@ def _reconstruct(group: LayerGroup, calls: Sequence[LayerCall], weight: Tensor, 
     step = grid_edges(now, scale.detach().clone(), quantizer.ch_axis, *ends)[0]
 
     def error(integers: Tensor) -> float:
-        return relative_error(calls, lambda call: call.output(integers * step))
+        return error_of_calls(calls, lambda call: call.output(integers * step))
 
     nearest = (weight / step).round().clamp(*ends)
     before = error(nearest)

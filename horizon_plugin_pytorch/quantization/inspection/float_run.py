@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import QuantizationWarning, at
 from horizon_plugin_pytorch.fx.call_site import CallSite
 from horizon_plugin_pytorch.fx.dispatch import meeting
+from horizon_plugin_pytorch.fx.results import relative_error
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantState, set_fake_quantize
@@ -63,16 +64,15 @@ def _warn(model: nn.Module, what: str) -> None:
 
 
 def _distance(wanted: list[Tensor], out: list[Tensor]) -> float:
-    """The largest relative distance of float outputs; infinite where they are others."""
+    """The largest relative error of what is finite in float outputs; infinite where they are others."""
     if [x.shape for x in wanted] != [x.shape for x in out]:
         return float("inf")
     found = [0.0]
     for one, other in zip(wanted, out, strict=True):
         if not one.is_floating_point():
             continue
-        one, other = one.double(), (other.dequantize() if isinstance(other, QTensor) else other).double()
+        other = other.dequantize() if isinstance(other, QTensor) else other
         is_finite = one.isfinite() & other.isfinite()
-        norm = one[is_finite].norm()
-        if norm > 0:
-            found.append(float((one - other)[is_finite].norm() / norm))
+        if bool(one[is_finite].any()):
+            found.append(relative_error(other[is_finite], one[is_finite]))
     return max(found)
