@@ -321,8 +321,9 @@ def test_weights_that_come_again_in_held_batches_count_in_each() -> None:
     quantizer = get_default_qconfig().weight()
     weight = nn.Parameter(torch.tensor([[1.0, -1.0], [2.0, 0.0]]))
     quantizer.activation_post_process.begin_calibration()
-    for factor in (1, 1, 1, 5):  # the last is a fourth
-        weight.mul_(factor)
+    for step in range(4):
+        if step == 3:  # one of four batches
+            weight.mul_(5)
         quantizer.activation_post_process.hold()
         quantizer.weight(weight)
         quantizer.release()
