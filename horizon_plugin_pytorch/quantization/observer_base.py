@@ -181,15 +181,16 @@ class ObserverBase(nn.Module):
                 self._unchanged.clear()
                 usable = self._usable(_plain(x), low, high)
             local = None if usable is None else self._look_at(usable)
-            if self._holds:
-                self._hold(local)
-                found = self._measure(local) if is_constant and self._rests else None
-            else:
+            if not self._holds:
                 found = self._take_in(local)
-            if found is None or not is_constant:
-                return
-            if torch.equal(self.min_val, found[0]) and torch.equal(self.max_val, found[1]):
-                self._resting.get((x, self.min_val, self.max_val), lambda: True)
+            else:
+                found = self._measure(local) if is_constant and self._rests else None
+            ranges = self.min_val, self.max_val
+            if is_constant and found is not None and all(map(torch.equal, ranges, found)):
+                self._resting.get((x, *ranges), lambda: True)
+                self._has_rested = True
+            elif self._holds:
+                self._hold(local)
 
     def hold(self, holds: bool = True) -> None:
         """Keep what is seen until `release`: one batch, whatever calls it came in.
@@ -240,7 +241,9 @@ class ObserverBase(nn.Module):
     @property
     def _rests(self) -> bool:
         """Does a range that is that of the tensor stay so, whenever the tensor comes again?"""
-        return not (self.counts_together or self._is_in_step or (self._needs_values and not self.is_per_channel))
+        if self.counts_together or self._is_in_step:
+            return False
+        return self.is_per_channel or not (self._needs_values or self._holds)  # other tensors may be held beside it
 
     def finish(self) -> bool:
         """Observing ends: take in what is still waiting; says whether anything was."""

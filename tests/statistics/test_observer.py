@@ -128,6 +128,18 @@ def test_a_constant_counts_in_every_batch_whose_calls_count_together() -> None:
         assert ob.max_val.item() == 1.0
 
 
+@torch.no_grad()
+def test_a_constant_counts_in_every_batch_that_is_held() -> None:
+    ob, constant = MinMaxObserver(), nn.Parameter(torch.tensor([-1.0, 1.0]))
+    ob.begin_calibration()
+    for batch in ([constant], [constant], [constant, constant / 2], [constant / 2, constant]):
+        ob.hold()
+        for x in batch:
+            ob(x)
+        ob.release()
+    assert ob.max_val.item() == 1.0 and ob.batches == 4
+
+
 def test_observing_gives_back_the_tensor_and_leaves_its_graph_alone() -> None:
     x = torch.randn(4, requires_grad=True)
     ob = MinMaxObserver()
