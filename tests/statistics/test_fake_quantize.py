@@ -346,6 +346,28 @@ def test_a_fresh_checkpoint_does_not_count_as_calibrated() -> None:
     target = FakeQuantize()
     target.load_state_dict(FakeQuantize().state_dict())
     assert not target.has_statistics
+    observer = target.activation_post_process
+    observer(X)
+    assert observer.has_statistics
+    observer.load_state_dict(FakeQuantize().activation_post_process.state_dict())
+    assert not observer.has_statistics
+
+
+def test_a_given_scale_in_a_checkpoint_counts_as_calibrated() -> None:
+    source, target = FakeQuantize(), FakeQuantize()
+    source.set_qparams(0.5)
+    target.load_state_dict(source.state_dict())
+    assert target.has_statistics and target.scale.item() == 0.5
+
+
+def test_only_the_last_checkpoint_says_whether_its_format_was_another() -> None:
+    narrow, wide = FakeQuantize(), FakeQuantize(dtype=qint16)
+    narrow(X), wide(X)
+    own = copy.deepcopy(wide.state_dict())
+    for state, is_converted in ((narrow.state_dict(), True), (own, False)):
+        wide.load_state_dict(state)
+        assert wide.is_converted == is_converted
+        assert wide.scale.item() == pytest.approx(2.55 / 32767.5)
 
 
 @pytest.mark.parametrize(
