@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 examples/several_processes.py --scales lsq
 
 Every process has its share of the data. `calibrate` merges what the processes see, so that all end with the scales that
-one process would find on all data. Training goes on under DistributedDataParallel; `is_sync_quantize` lets the
+one process would find on all data; a batch of N processes is one batch N times as large, so here each has an Nth of 32
+images. Training goes on under DistributedDataParallel; `is_sync_quantize` lets the
 processes agree on the range of each batch. Runs on CPUs with gloo; on GPUs, use nccl and move model and data to
 ``cuda:LOCAL_RANK``.
 """
@@ -27,6 +28,7 @@ from horizon_plugin_pytorch.quantization import (
     QuantWrapper,
     calibrate,
     get_default_qconfig,
+    parameter_groups,
     prepare_qat_fx,
     set_fake_quantize,
 )
@@ -53,22 +55,15 @@ def make_model() -> nn.Module:
 
 
 def train(model: nn.Module, data: DataLoader, steps: int, rate: float) -> float:
-    """A few steps of AdamW; the loss of the last.
-
-    AdamW moves every parameter by about its rate, whatever the gradient: trained scales, which are small, need a small
-    rate of their own and no decay.
-    """
-    scales = [p for name, p in model.named_parameters() if name.endswith(".scale")]
-    others = [p for name, p in model.named_parameters() if not name.endswith(".scale")]
-    groups = [{"params": others}, {"params": scales, "lr": rate / 100, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=rate)
+    """A few steps of AdamW, with rates of their own for trained scales; the loss of the last."""
+    optimizer = torch.optim.AdamW(parameter_groups(model, rate))
     loss = torch.tensor(float("nan"))
     for _, (images, labels) in zip(range(steps), data, strict=False):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 @torch.no_grad()
@@ -84,6 +79,7 @@ def main() -> None:
     parser.add_argument("--scales", choices=["fake_quant", "lsq"], default="fake_quant", help="observed or trained")
     parser.add_argument("--alone", action="store_true", help="do not share the ranges while training")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--state", help="file in which an interrupted calibration is kept")
     parser.add_argument("--out", help="write each process's state dict to OUT.<rank>")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -104,7 +100,8 @@ def main() -> None:
         activation_qkwargs={"is_sync_quantize": not options.alone},
     )
     model = prepare_qat_fx(QuantWrapper(float_model), {"": qconfig})
-    calibrate(model, loader, progress=False)
+    # If a process dies, start again with the same --state: calibration goes on after the last whole batch.
+    calibrate(model, loader, state_file=options.state, progress=False)
     scales: dict[str, Tensor] = {n: v.detach().clone() for n, v in model.state_dict().items() if n.endswith("scale")}
     calibrated = accuracy(model, data)
 

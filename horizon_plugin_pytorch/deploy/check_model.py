@@ -32,6 +32,7 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.support import GENERAL, TensorFact, Use, group_of
+from horizon_plugin_pytorch.nn.unfinished import Unfinished
 from horizon_plugin_pytorch.qtensor import QTensor
 
 _VANISHING = {"dequant", "identity", "dropout", "alpha_dropout", "to"}  # no reader of what an operator gives
@@ -122,11 +123,13 @@ class _Watch(TorchFunctionMode):
         out = func(*args, **kwargs)
         if len(self._uses) > before:  # the model sent it to a module, which has been met with what it really takes
             return out
-        has_scale = any(isinstance(x, QTensor) for x in tensors_of((args, kwargs)))
-        if found is not None and has_scale:
+        taken = tensors_of((args, kwargs))
+        if any(isinstance(x, Unfinished) for x in taken):  # a part of a fused operator, which has been met
+            return out
+        if found is not None and any(isinstance(x, QTensor) for x in taken):
             self._add(found[0], None, (args, kwargs), out, found[0].named(args, kwargs))
         elif self._depth == 0:
-            self._follow(tensors_of((args, kwargs)), tensors_of(out))
+            self._follow(taken, tensors_of(out))
         return out
 
     def _place(self, module: nn.Module | None) -> str:

@@ -357,7 +357,9 @@ class Recorder(TorchFunctionMode):
 
     def finish(self) -> fx.Graph:
         """The graph; whatever nobody reads is an output too, as code that is not seen may have taken it."""
-        unread = (node for node in self.graph.nodes if not node.users and node.op != "placeholder")
+        unread = [node for node in self.graph.nodes if not node.users and node.op != "placeholder"]
+        for node in unread:
+            node.meta["is_unread"] = node not in self._handed
         self.graph.output(tuple(dict.fromkeys((*unread, *self._handed))))
         return self.graph
 

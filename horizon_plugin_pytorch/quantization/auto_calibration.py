@@ -87,9 +87,12 @@ class AutoCalibrationResult:
         ]
         headers = ["tensor", "observer", "scale", "error with the first", "error", "gain"]
         table = tabulate(rows, headers=headers, disable_numparse=True)
+        notes = ["Errors are those of the outputs while this tensor and all before it are quantized, the rest float."]
+        if self.kept != _CHOSEN:
+            notes.append(f"Kept is {self.kept} everywhere, better for the whole model than the best for each tensor.")
         whole = [[name, f"{error:.4%}", "kept" if name == self.kept else ""] for name, error in self.errors.items()]
         second = tabulate(whole, headers=["whole model", "error", ""], disable_numparse=True)
-        return "\n".join([table, "", second, *unseen_lines(self.unseen)])
+        return "\n".join([table, *notes, "", second, *unseen_lines(self.unseen)])
 
 
 def _gain(before: float, after: float) -> str:
@@ -373,6 +376,19 @@ class _Judge:
                 tensor.release()
         if not all(self._wanted):
             raise CalibrationError("auto_calibrate: the model gives no float tensor; put a DeQuantStub at its outputs.")
+        finite = [[bool(x.isfinite().all()) for x in wanted] for wanted in self._wanted]
+        if not any(bool(x.isfinite().any()) for wanted in self._wanted for x in wanted):
+            raise CalibrationError(
+                "auto_calibrate: no output of the float model is finite, so nothing can be compared. Look for NaN or "
+                "infinity in the data and in the weights."
+            )
+        if not all(map(all, finite)):
+            batches = ", ".join(str(index) for index, of_batch in enumerate(finite) if not all(of_batch))
+            warn(
+                f"auto_calibrate: outputs of the float model have values that are NaN or infinite, in batch {batches}; "
+                "only the others are compared.",
+                CalibrationWarning,
+            )
 
     def errors(
         self, tries: Sequence[Callable[[], None]], among: Sequence[int], positions: dict[int, int] | None = None
@@ -416,10 +432,12 @@ def _copied(tree: Any) -> Any:
 
 
 def _compare(outputs: list[Tensor], place: int, wanted: Tensor) -> Tensor:
-    """Squared difference and squared norm; outputs whose number or shape is another are infinitely far."""
+    """Squared difference and squared norm, where the float model is finite; other shapes are infinitely far."""
+    counts = wanted.isfinite()
     fits = place < len(outputs) and outputs[place].shape == wanted.shape
-    difference = (outputs[place] - wanted).double().square().sum() if fits else torch.tensor(math.inf)
-    return torch.stack([difference.cpu().double(), wanted.double().square().sum().cpu()])
+    difference = torch.where(counts, outputs[place] - wanted, 0.0) if fits else torch.tensor(math.inf)
+    parts = (difference, torch.where(counts, wanted, 0.0))
+    return torch.stack([part.double().square().sum().cpu() for part in parts])
 
 
 def _operators(model: nn.Module) -> Iterator[nn.Module]:

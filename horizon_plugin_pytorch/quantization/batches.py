@@ -119,7 +119,12 @@ def place_of(name: str) -> str:
 
 def unseen_lines(unseen: Sequence[str]) -> list[str]:
     """What a table says of modules that no batch reached."""
-    return [f"No batch reached: {', '.join(unseen)}. Their scale stays 1, and convert warns of it."] if unseen else []
+    if not unseen:
+        return []
+    return [
+        f"No finite value reached: {', '.join(unseen)}. Their scales stay as they were; where there was none it is 1, "
+        "and convert warns of it."
+    ]
 
 
 def require_quantizers(model: nn.Module, caller: str) -> dict[str, FakeQuantize]:

@@ -33,6 +33,8 @@ from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, Fake
 from horizon_plugin_pytorch.quantization.observer_base import require_whole
 from horizon_plugin_pytorch.quantization.processes import all_reduce, is_distributed, rank
 
+_UNEVEN = 1.25  # a range over the one that was taken
+
 Forward = Callable[[nn.Module, Any], Any]
 
 
@@ -43,20 +45,33 @@ class CalibrationResult:
     Args:
         steps: batches that were run, those of an interrupted run included.
         has_settled: did it stop because the scales no longer moved?
+        ending: why it stopped, in words.
         scales: scale of each quantized tensor, by its module's path.
-        unseen: modules without a scale: no batch reached them.
+        unseen: modules that no batch of this run reached with finite values.
+        uneven: tensors whose range in some batch was more than 1.25 times the one that was taken, the mean of the
+            batches; with how many times.
     """
 
     steps: int = 0
     has_settled: bool = False
+    ending: str = "all data were run"
     scales: dict[str, Tensor] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
+    uneven: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [[name, f"{float(s.min()):.6g}", f"{float(s.max()):.6g}", s.numel()] for name, s in self.scales.items()]
         table = tabulate(rows, headers=["tensor", "smallest scale", "largest scale", "scales"], disable_numparse=True)
-        ending = "the scales have settled" if self.has_settled else "all data were run"
-        return "\n".join([table, f"{self.steps} batches; {ending}.", *unseen_lines(self.unseen)])
+        lines = [table, f"{self.steps} batches; {self.ending}.", *unseen_lines(self.unseen)]
+        if self.uneven:
+            worst = sorted(self.uneven, key=self.uneven.__getitem__, reverse=True)
+            shown = [f"{name} {self.uneven[name]:.1f} times" for name in worst[:5]]
+            more = f", {len(worst) - 5} more" if len(worst) > 5 else ""
+            lines.append(
+                f"A batch needed a wider range than the mean of all, which was taken: {', '.join(shown)}{more}. If "
+                "clipping it hurts: larger batches, the observer histogram, or `auto_calibrate`."
+            )
+        return "\n".join(lines)
 
 
 @torch.no_grad()
@@ -75,7 +90,8 @@ def calibrate(
     """Calibrate a prepared model: run data through it until the scales have settled.
 
     Every batch counts the same, whatever `averaging_constant` the observers have (0 still freezes a scale), and all
-    calls of a module in a batch count together. What an earlier calibration has seen does not count. Under
+    calls of a module in a batch count together. What an earlier calibration has seen does not count, but a module that
+    no batch reaches now keeps its scale. Under
     ``torch.distributed``, call it in every process with that process's share of the data: the processes stay in step
     and end with the same scales. The model is left in eval mode and in the VALIDATION state.
 
@@ -109,7 +125,7 @@ def calibrate(
         if state_file is not None:
             state = CalibrationState.load(state_file, device)
             if state is not None:
-                state.restore(quantizers, state_file)
+                state.restore(quantizers, state_file, steps)
                 result.steps, watch.past = state.steps, [scales.to(device) for scales in state.past]
             else:
                 state = CalibrationState.of(quantizers, 0, [])
@@ -120,6 +136,7 @@ def calibrate(
                 result.steps += 1
                 result.has_settled = watch.have_settled()
                 if result.has_settled:
+                    result.ending = "the scales have settled"
                     break
                 if state_file is not None:
                     state = CalibrationState.of(quantizers, result.steps, watch.past)
@@ -132,11 +149,38 @@ def calibrate(
         if result.steps == 0:
             raise no_batches("calibrate")
         set_fake_quantize(model, FakeQuantState.VALIDATION)  # observers take in what they still wait with
+        is_seen = {name: _has_seen(quantizer) for name, quantizer in quantizers.items()}
+        result.uneven = _uneven(quantizers)
+    activations = [seen for name, seen in is_seen.items() if not name.endswith("weight_fake_quant")]
+    if activations and not any(activations):
+        raise CalibrationError(
+            f"calibrate: in {result.steps} batches no finite value reached any activation. Look for NaN or infinity in "
+            "the data and in the float model's weights, and whether `forward` runs the model."
+        )
     if state_file is not None and os.path.exists(state_file) and rank() == 0:
         os.unlink(state_file)
-    result.scales = {place_of(n): q.scale.detach().clone() for n, q in quantizers.items() if q.has_statistics}
-    result.unseen = [place_of(n) for n, q in quantizers.items() if not q.has_statistics]
+    result.scales = {place_of(n): q.scale.detach().clone() for n, q in quantizers.items() if is_seen[n]}
+    result.unseen = [place_of(n) for n, seen in is_seen.items() if not seen]
     return result
+
+
+def _has_seen(quantizer: FakeQuantize) -> bool:
+    """Has it a scale by this run, or one that no run changes?"""
+    observer = quantizer.activation_post_process
+    return observer.has_statistics or (quantizer.has_statistics and (quantizer.is_fixed or not observer.learns))
+
+
+def _uneven(quantizers: Mapping[str, FakeQuantize]) -> dict[str, float]:
+    """The tensors, with one scale, whose widest batch is far from the mean of all; and how far."""
+    found = {}
+    for name, quantizer in quantizers.items():
+        observer = quantizer.activation_post_process
+        if observer.widest is not None and observer.widest.numel() == 1 and observer.has_statistics:
+            taken = float(torch.maximum(observer.min_val.neg(), observer.max_val))
+            ratio = float(observer.widest) / taken if taken > 0 else 1.0
+            if ratio > _UNEVEN:
+                found[place_of(name)] = ratio
+    return found
 
 
 def _check(data: Any, steps: Any, tolerance: Any, patience: Any, save_interval: Any) -> None:
@@ -222,19 +266,32 @@ def _in_step(
         total = steps if total is None else min(steps, total)
     is_shown = None if progress and rank() == 0 else True  # None: not when the output is no terminal
     bar = tqdm(total=total, desc="calibrate", disable=is_shown, initial=result.steps)
-    iterator = itertools.islice(data, result.steps, None)  # an interrupted run has seen the first ones
+    iterator = _after(data, result.steps)  # an interrupted run has seen the first ones
     with bar:
         while steps is None or result.steps < steps:
-            batch = _next(iterator, result.steps, device) if is_distributed() else next(iterator, _END)
+            batch = _next(iterator, result, device) if is_distributed() else next(iterator, _END)
             if batch is _END:
                 return
             yield batch
             bar.update()
+    result.ending = f"steps={steps} were wanted"
 
 
-def _next(iterator: Iterator[Any], step: int, device: torch.device) -> Any:
+def _after(data: Iterable[Any], count: int) -> Iterator[Any]:
+    """The batches after the first ones."""
+    iterator = iter(data)
+    skipped = sum(1 for _ in itertools.islice(iterator, count))
+    if skipped < count:
+        raise CalibrationError(
+            f"calibrate: state_file is of a run that has seen {count} batches, and the data have {skipped}. Give the "
+            "data of that run, or remove the file to begin anew."
+        )
+    yield from iterator
+
+
+def _next(iterator: Iterator[Any], result: CalibrationResult, device: torch.device) -> Any:
     """The next batch if all processes have one."""
-    batch: Any = _END
+    step, batch = result.steps, _END
     failure: Exception | None = None
     try:
         batch = next(iterator, _END)
@@ -243,6 +300,8 @@ def _next(iterator: Iterator[Any], step: int, device: torch.device) -> Any:
     have = _meet(int(batch is not _END), failure, f"the data of process {{}} failed at batch {step}", step, device)
     if all(have):
         return batch
+    if any(have):
+        result.ending = "a process had no more data"
     if batch is not _END:
         warnings.warn(
             f"calibrate: process {rank()} has data left after {step} batches, another has none; give every process the "
@@ -258,18 +317,20 @@ _END = object()
 
 @contextmanager
 def _equal_weights(quantizers: Iterable[FakeQuantize]) -> Iterator[None]:
-    """Every batch counts the same; processes share what they see."""
+    """Every batch counts the same, and nothing that was seen before; processes share what they see."""
     observers = [q.activation_post_process for q in quantizers]
-    before = [o.is_sync_quantize for o in observers]
+    before = [(o.is_sync_quantize, o.min_val.clone(), o.max_val.clone()) for o in observers]
     for observer in observers:
         observer.begin_calibration()
         observer.is_sync_quantize = observer.is_sync_quantize or is_distributed()
     try:
         yield
     finally:
-        for observer, was_synced in zip(observers, before, strict=True):
+        for observer, (was_synced, *ends) in zip(observers, before, strict=True):
             observer.batches, observer.is_sync_quantize = None, was_synced
             observer.hold(False)
+            if not observer.has_statistics:
+                observer.set_range(*ends)
 
 
 class _Settling:
@@ -289,7 +350,7 @@ class _Settling:
         now = torch.cat([q.scale.detach().reshape(-1) for q in self._quantizers])
         self.past = [*self.past, now][-self._patience - 1 :]
         past = torch.stack([s for s in self.past if s.shape == now.shape])
-        if len(past) <= self._patience or not all(q.has_statistics for q in self._quantizers):
+        if len(past) <= self._patience or not all(map(_has_seen, self._quantizers)):
             return False
         moved = (past.amax(0) - past.amin(0)) / now
         return bool((moved <= self._tolerance).all())

@@ -95,8 +95,14 @@ class CalibrationState:
             )
         )
 
-    def restore(self, quantizers: Mapping[str, FakeQuantize], path: str | os.PathLike) -> None:
-        """Let the observers go on from it."""
+    def restore(self, quantizers: Mapping[str, FakeQuantize], path: str | os.PathLike, most: int | None) -> None:
+        """Let the observers go on from it.
+
+        Args:
+            most: how many batches there may be.
+        """
+        if most is not None and self.steps > most:
+            raise _refusal(path, f"has seen {self.steps} batches, more than steps={most}")
         mine = {name: q for name, q in quantizers.items() if not q.is_fixed}
         different = sorted(map(str, mine.keys() ^ self.observers.keys()))
         if different:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, warn
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
@@ -298,12 +300,26 @@ def parameter_groups(model: nn.Module, lr: float, scale_lr: float = 1e-3, **opti
     >>> [(len(group["params"]), group["lr"]) for group in parameter_groups(model, lr=0.1)]
     [(2, 0.1), (1, 7.8125e-06)]
     """
-    trained = [m for m in model.modules() if isinstance(m, LearnableFakeQuantize) and m.scale.requires_grad]
+    named = {n: m for n, m in model.named_modules() if isinstance(m, LearnableFakeQuantize) and m.scale.requires_grad}
+    trained = list(named.values())
+    sizes = [_smallest_scale(quantizer) for quantizer in trained if quantizer.has_statistics]
+    unknown = [name for name, quantizer in named.items() if not quantizer.has_statistics]
+    if trained and not sizes:
+        raise CalibrationError(
+            "parameter_groups: rates are relative to scales, and none is known yet; calibrate first."
+        )
+    if unknown:
+        warn(
+            f"parameter_groups: no data have reached {', '.join(f'`{name}`' for name in unknown[:5])}"
+            f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}: their scales are not known, and have the "
+            "rate of the median of the others.",
+            CalibrationWarning,
+        )
     known = {id(quantizer.scale) for quantizer in trained}
     groups = [{"params": [p for p in model.parameters() if id(p) not in known], "lr": lr, **options}]
     by_size: dict[float, list[Tensor]] = {}
     for quantizer in trained:
-        size = _smallest_scale(quantizer)
+        size = _smallest_scale(quantizer) if quantizer.has_statistics else median(sizes)
         by_size.setdefault(2.0 ** math.floor(math.log2(size)), []).append(quantizer.scale)
     return groups + [
         {"params": alike, "lr": scale_lr * size, "weight_decay": 0.0} for size, alike in sorted(by_size.items())

@@ -85,7 +85,7 @@ class MinMaxObserver(ObserverBase):
     """
 
     def _update(self, smallest: Tensor, largest: Tensor) -> None:
-        goes_on = self.has_statistics and self.batches != 0 and self.min_val.shape == smallest.shape
+        goes_on = self.has_statistics and self.min_val.shape == smallest.shape
         if goes_on and self.averaging_constant:
             torch.minimum(self.min_val, smallest, out=self.min_val)
             torch.maximum(self.max_val, largest, out=self.max_val)

@@ -120,6 +120,7 @@ class ObserverBase(nn.Module):
         self.owner = ""
         self.may_be_constant = False  # parameters may, and nothing is wrong with them
         self.batches: int | None = None  # how many batches were averaged with equal weight; None for a moving average
+        self.widest: Tensor | None = None  # the largest magnitude of their ranges
         self._warned: set[str] = set()
         self.counts_together = False  # are all tensors until the next `begin_batch` one batch? (`calibrate` holds them)
         # What was before that batch, and the batch's range so far.
@@ -212,8 +213,10 @@ class ObserverBase(nn.Module):
             return self._take_in(local) is not None
 
     def begin_calibration(self) -> None:
-        """Every batch from here on counts the same, and nothing that was seen before counts."""
-        self.batches = 0
+        """Every batch from here on counts the same, and nothing that was seen before, but for a frozen range."""
+        self.batches, self.widest = 0, None
+        if self.averaging_constant:
+            self.set_range(torch.full_like(self.min_val, math.inf), torch.full_like(self.max_val, -math.inf))
 
     def _count_batch(self) -> None:
         if self.batches is not None:
@@ -358,7 +361,10 @@ class ObserverBase(nn.Module):
             self._has_range = False
         if self.counts_together:
             smallest, largest = self._join_batch(smallest, largest)
-        if not self.has_statistics or (self.averaging_constant and self.batches == 0):
+        if self.batches is not None:
+            magnitude = torch.maximum(smallest.neg(), largest)
+            self.widest = magnitude if self.widest is None else torch.maximum(self.widest, magnitude)
+        if not self.has_statistics:
             self.min_val.copy_(smallest)
             self.max_val.copy_(largest)
         elif self.averaging_constant:
@@ -423,8 +429,11 @@ class ObserverBase(nn.Module):
 
     def copy_from(self, source: ObserverBase) -> None:
         """Take another observer's range."""
-        self.min_val = source.min_val.detach().clone().to(self.min_val.device)
-        self.max_val = source.max_val.detach().clone().to(self.max_val.device)
+        self.set_range(source.min_val.detach().clone(), source.max_val.detach().clone())
+
+    def set_range(self, smallest: Tensor, largest: Tensor) -> None:
+        """Take a range as it is."""
+        self.min_val, self.max_val = smallest.to(self.min_val.device), largest.to(self.max_val.device)
         self._has_range = False
 
     def extra_repr(self) -> str:

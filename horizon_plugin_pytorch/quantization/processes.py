@@ -33,8 +33,8 @@ def all_reduce(x: Tensor, operation: Any, who: str, when: str = "") -> None:
         dist.all_reduce(x, operation)
     except RuntimeError as error:
         raise CalibrationError(
-            f"{who}: process {dist.get_rank()} lost another process{when}: {error}. Look at the output of the others "
-            "for the first error. Scales are not complete: calibrate anew, or with `calibrate(..., state_file=...)` "
-            "from the last state. How long to wait for a process is the `timeout` of "
-            "`torch.distributed.init_process_group`."
+            f"{who}: process {dist.get_rank()} of {dist.get_world_size()} lost another process{when}: it has ended, or "
+            "did not answer in time. The output of the others, or of `torchrun`, says which and why. Scales are not "
+            "complete: calibrate anew, or with `calibrate(..., state_file=...)` from the last state. How long to wait "
+            "for a process is the `timeout` of `torch.distributed.init_process_group`."
         ) from error

@@ -43,10 +43,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from operator import getitem
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
@@ -235,9 +236,14 @@ def _exits(view: GraphView) -> list[OperatorView]:
     for node in view.graph.nodes:
         if view.is_exit(node):
             for source in node.all_input_nodes:
-                if Kind.QUANTIZED in view.region.kinds(source):
+                if Kind.QUANTIZED in view.region.kinds(source) and not _is_left_aside(source):
                     found.update(dict.fromkeys(view.sources(source)))
     return [operator for operator in view if operator in found and operator.row.name != "quant"]
+
+
+def _is_left_aside(node: fx.Node) -> bool:
+    """Is it one of several results, which nobody reads, such as the last state of a GRU?"""
+    return node.target is getitem and node.meta.get("is_unread", False)
 
 
 def _obstacle(view: GraphView, operator: OperatorView) -> str:

@@ -356,3 +356,22 @@ def test_magnitudes_under_the_name_of_the_guides() -> None:
 
 def test_inputs_by_name() -> None:
     assert check_model(_quantized(), {"x": X}) == 0
+
+
+@pytest.mark.parametrize("activation", [F.relu, torch.relu, Tensor.relu, F.relu6, nn.functional.relu_])
+def test_functions_that_are_fused_into_a_layer_are_a_part_of_it(activation) -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.conv, self.norm, self.last = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.quant(x)
+            y = activation(self.norm(self.conv(x)))
+            return self.dequant(activation(self.last(y) + x))
+
+    set_march(March.BAYES)
+    model = convert(calibrate(prepare(Fused().eval(), (X,), qconfig_dict={"": qconfig("qint8")}, out_dir=None), (X,)))
+    assert [row.name for row, _ in operator_uses(model, (X,))].count("relu") == 0
+    assert check_model(model, (X,)) == 0

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from horizon_plugin_pytorch.errors import CalibrationError
+from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning
 from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
@@ -572,3 +572,14 @@ def test_no_channel_moves_by_more_than_its_share(smallest: float) -> None:
     size = float(before[2] if counts else before[:5][weight[:5, 0] > 0.01].min())
     assert 0.005 * size <= groups[1]["lr"] <= 0.01 * size
     assert (float(moved[2]) > 0) == counts
+
+
+def test_rates_need_scales() -> None:
+    model = prepare_qat_fx(QuantWrapper(nn.Conv2d(3, 4, 3)), {"": default_qat_8bit_lsq_quant_qconfig})
+    with pytest.raises(CalibrationError, match="none is known yet; calibrate first"):
+        parameter_groups(model, lr=0.1)
+    model.quant.activation_post_process.set_qparams(0.01)
+    with pytest.warns(CalibrationWarning, match=r"no data have reached `module.*median of the others"):
+        groups = parameter_groups(model, lr=0.1)
+    assert [group["lr"] for group in groups] == [0.1, 1e-3 * 2**-7]
+    assert not parameter_groups(nn.Conv2d(3, 4, 3), lr=0.1)[1:]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from horizon_plugin_pytorch.errors import CalibrationWarning, HorizonError, QuantizationConfigError
+from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, HorizonError, QuantizationConfigError
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -336,3 +336,33 @@ def test_operators_of_several_parts_and_layers_that_run_twice(name) -> None:
         model = prepare(net, inputs, qconfig_dict=QCONFIG, out_dir=None)
     result = auto_calibrate(model, [inputs], observer_list=("percentile", "min_max"))
     assert result.errors[result.kept] <= result.errors["percentile"] < 0.1
+
+
+def test_values_that_are_not_finite_do_not_count() -> None:
+    data = batches()
+    clean = auto_calibrate(prepare_qat_fx(float_net(), QCONFIG), data)
+    spoilt = [batch.clone() for batch in data]
+    spoilt[1][0, 0, 0, 0] = torch.nan
+    with pytest.warns(CalibrationWarning, match=r"auto_calibrate: .*NaN or infinite, in batch 1; only the others"):
+        found = auto_calibrate(prepare_qat_fx(float_net(), QCONFIG), spoilt)
+    assert found.errors[found.kept] == pytest.approx(clean.errors[clean.kept], rel=0.5)
+    assert len(set(found.errors.values())) > 3
+
+
+def test_nothing_finite_to_compare_is_an_error() -> None:
+    model = prepare_qat_fx(float_net(), QCONFIG)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with (
+        pytest.warns(CalibrationWarning, match="NaN or infinite"),
+        pytest.raises(CalibrationError, match="no output of the float model is finite"),
+    ):
+        auto_calibrate(model, [torch.full((1, 3, 10, 10), torch.nan)])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_table_says_what_its_errors_are_and_what_was_kept() -> None:
+    result = auto_calibrate(prepare_qat_fx(float_net(), QCONFIG), batches())
+    result.kept = "as chosen"
+    assert "the rest float" in str(result) and "everywhere" not in str(result)
+    result.kept = "mse of all data"
+    assert "Kept is mse of all data everywhere, better for the whole model" in str(result)

@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.errors import (
 )
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
+    FakeQuantize,
     FakeQuantState,
     QuantStub,
     QuantWrapper,
@@ -418,9 +419,79 @@ def test_modules_that_no_batch_reached_are_named() -> None:
     model = branch("min_max")
     result = calibrate(model, [(batches(1)[0], False)])
     assert "second" in result.unseen and "first" not in result.unseen
-    assert "No batch reached: " in str(result) and "Their scale stays 1, and convert warns of it." in str(result)
+    assert "No finite value reached: second" in str(result) and "it is 1, and convert warns of it." in str(result)
     with pytest.warns(CalibrationWarning, match="second .*not collected any statistics.*the scale is 1"):
         convert(model)
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_modules_that_only_an_earlier_run_reached_are_named_and_keep_their_scales(observer) -> None:
+    model, (data,) = branch(observer), batches(1)
+    before = calibrate(model, [(data * 100, True)])
+    result = calibrate(model, [(data, False)])
+    assert result.unseen == calibrate(branch(observer), [(data, False)]).unseen
+    assert result.scales.keys() == before.scales.keys() - set(result.unseen)
+    assert float(result.scales["first"]) < float(before.scales["first"]) / 10
+    assert float(model.second.activation_post_process.scale) == float(before.scales["second"])
+    assert not calibrate(model, [(data, True)]).unseen
+
+
+def test_an_error_leaves_what_no_batch_has_changed() -> None:
+    model, (data,) = branch("mse"), batches(1)
+    before = calibrate(model, [data])
+
+    def fail(model: nn.Module, batch: torch.Tensor) -> None:
+        raise ValueError("no such file")
+
+    with pytest.raises(ValueError, match="no such file"):
+        calibrate(model, [data * 9], forward=fail)
+    assert all(q.has_statistics for q in model.modules() if isinstance(q, FakeQuantize))
+    after = calibrate(model, [data]).scales
+    assert all(torch.equal(scale, after[name]) for name, scale in before.scales.items())
+
+
+def test_data_without_a_finite_value_are_an_error() -> None:
+    with (
+        pytest.warns(CalibrationWarning, match="NaN or infinite"),
+        pytest.raises(CalibrationError, match="in 2 batches no finite value reached any activation"),
+    ):
+        calibrate(net(), [torch.full((1, 3, 10, 10), torch.nan)] * 2)
+
+
+def test_the_result_says_why_it_ended() -> None:
+    data = batches(1) * 20
+    assert calibrate(net(), data[:3]).ending == "all data were run"
+    assert calibrate(net(), data, steps=3).ending == "steps=3 were wanted"
+    assert calibrate(net(), data).ending == "the scales have settled"
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_a_state_of_more_batches_than_there_are_is_refused(tmp_path, is_list: bool) -> None:
+    file = tmp_path / "state"
+
+    def interrupted():
+        yield from batches(6)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(net(), interrupted(), state_file=file)
+    with pytest.raises(CalibrationError, match="has seen 6 batches, more than steps=5"):
+        calibrate(net(), batches(9), steps=5, state_file=file)
+    short = batches(4)
+    with pytest.raises(CalibrationError, match="has seen 6 batches, and the data have 4"):
+        calibrate(net(), short if is_list else iter(short), state_file=file)
+    assert calibrate(net(), batches(9), steps=6, state_file=file).steps == 6
+
+
+@pytest.mark.parametrize("observer", ["min_max", "percentile", "mse", "mix"])
+def test_ranges_that_differ_between_batches_are_named(observer) -> None:
+    data = batches(1)[0]
+    even = calibrate(net(observer), [data, data * 1.2])
+    uneven = calibrate(net(observer), [data, data * 3])
+    assert not even.uneven and "wider range" not in str(even)
+    assert uneven.uneven["quant"] == pytest.approx(1.5, rel=0.02)
+    assert "quant 1.5 times" in str(uneven) and "`auto_calibrate`" in str(uneven)
+    assert not calibrate(net("histogram"), [data, data * 3]).uneven
 
 
 class Branch(Net):

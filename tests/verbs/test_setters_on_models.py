@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.quantization import (
     default_qat_8bit_fake_quant_qconfig,
     explain,
     get_qconfig,
+    prepare,
     prepare_qat_fx,
     set_fake_quantize,
 )
@@ -39,6 +40,7 @@ from horizon_plugin_pytorch.quantization.qconfig_template import (
     apply_setters,
     default_calibration_qconfig_setter,
     default_qat_fixed_act_qconfig_setter,
+    default_qat_qconfig_setter,
     qat_8bit_weight_16bit_fixed_act_qconfig_setter,
     sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter,
     sensitive_op_qat_8bit_weight_16bit_fixed_act_qconfig_setter,
@@ -139,3 +141,23 @@ def test_a_setter_under_an_attribute_of_the_whole_model_is_warned_of() -> None:
     with pytest.warns(QuantizationWarning, match="the setter changes nothing"):
         qat = prepare_qat_fx(model, qconfig_setter=SETTERS["int16"])
     assert qat.get_submodule("quant").activation_post_process.dtype == qint8
+
+
+def test_a_result_that_nobody_reads_is_no_output() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.gru, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, with_state: bool = False) -> Any:
+            y, state = self.gru(self.quant(x))
+            y = self.dequant(self.head(y))
+            return (y, self.dequant(state)) if with_state else y
+
+    x = torch.randn(2, 5, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", QuantizationWarning)
+        prepare(Recurrent().eval(), (x,), default_qat_qconfig_setter, out_dir=None)
+    with pytest.warns(QuantizationWarning, match="outputs that are not in high precision: `gru`"):
+        prepare(Recurrent().eval(), (x, True), default_qat_qconfig_setter, out_dir=None)
