@@ -119,12 +119,10 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         found = row_of_function(func, args, kwargs) or row_of_method(getattr(func, "__name__", ""), args, kwargs)
-        before = len(self._uses)
+        before, taken = len(self._uses), tensors_of((args, kwargs))
+        is_part = any(isinstance(x, Unfinished) for x in taken)  # of a fused operator
         out = func(*args, **kwargs)
-        if len(self._uses) > before:  # the model sent it to a module, which has been met with what it really takes
-            return out
-        taken = tensors_of((args, kwargs))
-        if any(isinstance(x, Unfinished) for x in taken):  # a part of a fused operator, which has been met
+        if is_part or len(self._uses) > before:  # the model has a module for it, met with what that really takes
             return out
         if found is not None and any(isinstance(x, QTensor) for x in taken):
             self._add(found[0], None, (args, kwargs), out, found[0].named(args, kwargs))

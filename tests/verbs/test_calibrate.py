@@ -22,7 +22,6 @@ from horizon_plugin_pytorch.errors import (
 )
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
-    FakeQuantize,
     FakeQuantState,
     QuantStub,
     QuantWrapper,

@@ -86,11 +86,11 @@ def left(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("how", "observer", "message"),
     [
-        ("dies", "min_max", "CalibrationError: calibrate: process 0 lost another process at batch 3: "),
-        ("forward", "histogram", "CalibrationError: calibrate: process 0 lost another process at batch 3: "),
+        ("dies", "min_max", "CalibrationError: calibrate: process 0 of 2 lost another process at batch 3: "),
+        ("forward", "histogram", "CalibrationError: calibrate: process 0 of 2 lost another process at batch 3: "),
         ("data", "mse", "CalibrationError: calibrate: the data of process 1 failed at batch 3; its output has"),
         ("model", "kl", "CalibrationError: calibrate: the model of process 1 failed at batch 3; its output has"),
-        ("stuck", "min_max", "CalibrationError: calibrate: process 0 lost another process at batch 3: "),
+        ("stuck", "min_max", "CalibrationError: calibrate: process 0 of 2 lost another process at batch 3: "),
     ],
 )
 def test_the_others_say_so_and_a_new_run_goes_on(how, observer, message, tmp_path) -> None:
@@ -113,5 +113,7 @@ def test_the_others_say_so_and_a_new_run_goes_on(how, observer, message, tmp_pat
 def test_calibration_by_hand_names_the_module_and_the_process(tmp_path) -> None:
     survivor, lost = run_workers(tmp_path, WORKER, "manual", "percentile")
     assert lost.returncode == 3 and survivor.returncode == 1
-    assert "CalibrationError: `quant`: process 0 lost another process: " in survivor.stderr, survivor.stderr[-3000:]
+    assert "CalibrationError: `quant`: process 0 of 2 lost another process: " in survivor.stderr, survivor.stderr[
+        -3000:
+    ]
     assert not left(tmp_path)
