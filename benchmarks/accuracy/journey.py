@@ -48,6 +48,7 @@ FORMATS = ("int8", "mixed", "int16")
 FORMS = ("QAT", "quantized", "ONNX Runtime")
 TRAININGS = {"STE": "fake_quant", "LSQ": "lsq"}
 FLOAT_RATE, QAT_RATE = 4e-3, 5e-4
+QAT_LENGTHS = {"MobileNetV2": 3}  # depthwise convolutions, with few weights a channel, need longer
 
 
 def titles(fmt: str) -> list[str]:
@@ -215,7 +216,8 @@ class Journey:
         model = prepare(net, (self.batches[0],), qconfig_setter=chosen, out_dir=None)
         model.load_state_dict(self._calibrated(net, fmt, "mse").state_dict())
         set_fake_quantize(model, FakeQuantState.QAT)
-        self._train(model, self.data.qat_epochs, QAT_RATE, f"{fmt}, {title}", teacher=net)
+        epochs = self.data.qat_epochs * QAT_LENGTHS.get(self.task.net, 1)
+        self._train(model, epochs, QAT_RATE, f"{fmt}, {title}", teacher=net)
         set_fake_quantize(model, FakeQuantState.VALIDATION)
         return model
 

@@ -120,9 +120,10 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         found = row_of_function(func, args, kwargs) or row_of_method(getattr(func, "__name__", ""), args, kwargs)
         before, taken = len(self._uses), tensors_of((args, kwargs))
-        is_part = any(isinstance(x, Unfinished) for x in taken)  # of a fused operator
+        is_part = _has_unfinished(taken)  # of a fused operator; a write makes it another tensor
         out = func(*args, **kwargs)
-        if is_part or len(self._uses) > before:  # the model has a module for it, met with what that really takes
+        is_met = len(self._uses) > before  # the model has a module for it, met with what that really takes
+        if is_met or is_part or _has_unfinished(tensors_of(out)):
             return out
         if found is not None and any(isinstance(x, QTensor) for x in taken):
             self._add(found[0], None, (args, kwargs), out, found[0].named(args, kwargs))
@@ -180,6 +181,10 @@ class _Nodes(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         self._watch.node = n
         return super().run_node(n)
+
+
+def _has_unfinished(tensors: list[Tensor]) -> bool:
+    return any(isinstance(x, Unfinished) for x in tensors)
 
 
 def _row_of(module: nn.Module) -> Operator | None:

@@ -146,7 +146,7 @@ def auto_calibrate(
             set_fake_quantize(calib_model, FakeQuantState.CALIBRATION)
             judge.run_float(tensors)
         seen = sorted((t for t in tensors if t.positions), key=lambda t: t.order)
-        result = AutoCalibrationResult(unseen=[place_of(t.path) for t in tensors if not t.positions])
+        result = AutoCalibrationResult(unseen=[place_of(t.path) for t in tensors if not t.is_seen])
         for tensor in seen:
             tensor.find_ranges(candidates)
         set_fake_quantize(calib_model, FakeQuantState._FLOAT)
@@ -154,6 +154,8 @@ def auto_calibrate(
             _choose(calib_model, seen, judge)
             set_fake_quantize(calib_model, FakeQuantState.VALIDATION)
             _keep_best(seen, judge, candidates, result)
+        for tensor in seen:
+            tensor.hand_over_counts()
         result.choices = [tensor.choice() for tensor in seen if tensor.errors]
     return result
 
@@ -241,15 +243,24 @@ class _Tensor:
     def _add_observers(self, candidates: Sequence[_Candidate]) -> None:
         if self.is_weight:  # `calibrate` with another observer for activations leaves it as configured
             own = self._plain[_CONFIGURED] = copy.deepcopy(self.observer)
-            own.min_val.fill_(math.inf)
-            own.max_val.fill_(-math.inf)
-            own._has_range = False
+            own.begin_calibration()
             candidates = [c for c in candidates if c.kind in _OF_WEIGHTS]
         else:
             self._counts = make_like(HistogramObserver, self.observer, method="min_max")
         self._plain |= {c.name: make_like(c.observer, self.observer, **c.settings) for c in candidates}
         for observer in self._plain.values():
             observer.batches = 0  # all batches count the same
+
+    @property
+    def is_seen(self) -> bool:
+        """Has any finite value reached it?"""
+        return bool(self.positions) and (not self.is_free or self._plain[self.first].has_statistics)
+
+    def hand_over_counts(self) -> None:
+        """Let an observer that counts have what was seen here, and not what it saw before."""
+        if self.is_free and isinstance(self.observer, CountingObserver):
+            source: Any = self._plain[_CONFIGURED] if self._counts is None else self._counts
+            self.observer.sketch = source.sketch
 
     def hold(self) -> None:
         """A batch begins: as in `calibrate`, the calls in it count together."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -139,17 +138,15 @@ def require_quantizers(model: nn.Module, caller: str) -> dict[str, FakeQuantize]
 def undone_after_an_error(model: nn.Module) -> Iterator[None]:
     """Modes, states, ranges and scales are as before if anything fails; weights are the caller's matter."""
     modes = [(m, m.training) for m in model.modules()]
-    quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
-    before = [(q, copy.deepcopy(q.state_dict()), q._was_set) for q in quantizers]
+    undo = [m.snapshot() for m in model.modules() if isinstance(m, FakeQuantize)]
     dynamic = [(m, m.is_quantizing) for m in model.modules() if isinstance(m, DynamicFakeQuantize)]
     try:
         yield
     except BaseException:
         for module, mode in modes:
             module.training = mode
-        for quantizer, state, was_set in before:
-            quantizer.load_state_dict(state)
-            quantizer._was_set = was_set
+        for restore in undo:
+            restore()
         for other, quantizes in dynamic:
             other.enable_fake_quant(quantizes)
         raise

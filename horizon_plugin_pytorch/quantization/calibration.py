@@ -117,15 +117,18 @@ def calibrate(
     _check(data, steps, tolerance, patience, save_interval)
     result = CalibrationResult()
     device = next(iter(quantizers.values())).scale.device
+    state: CalibrationState | None = None  # after the last whole batch
+    if state_file is not None:
+        state = CalibrationState.load(state_file, device)
+        if state is not None:
+            state.check(quantizers, state_file, steps)
     model.eval()
     set_fake_quantize(model, FakeQuantState.CALIBRATION)
     watch = _Settling(quantizers, tolerance, patience)
     with _equal_weights(quantizers.values()):
-        state: CalibrationState | None = None  # after the last whole batch
         if state_file is not None:
-            state = CalibrationState.load(state_file, device)
             if state is not None:
-                state.restore(quantizers, state_file, steps)
+                state.restore(quantizers, state_file)
                 result.steps, watch.past = state.steps, [scales.to(device) for scales in state.past]
             else:
                 state = CalibrationState.of(quantizers, 0, [])
@@ -167,7 +170,8 @@ def calibrate(
 def _has_seen(quantizer: FakeQuantize) -> bool:
     """Has it a scale by this run, or one that no run changes?"""
     observer = quantizer.activation_post_process
-    return observer.has_statistics or (quantizer.has_statistics and (quantizer.is_fixed or not observer.learns))
+    learns = observer.learns and observer.averaging_constant and not quantizer.is_fixed
+    return observer.has_statistics or (quantizer.has_statistics and not learns)
 
 
 def _uneven(quantizers: Mapping[str, FakeQuantize]) -> dict[str, float]:
@@ -319,18 +323,18 @@ _END = object()
 def _equal_weights(quantizers: Iterable[FakeQuantize]) -> Iterator[None]:
     """Every batch counts the same, and nothing that was seen before; processes share what they see."""
     observers = [q.activation_post_process for q in quantizers]
-    before = [(o.is_sync_quantize, o.min_val.clone(), o.max_val.clone()) for o in observers]
+    before = [(o.is_sync_quantize, o.snapshot()) for o in observers]
     for observer in observers:
         observer.begin_calibration()
         observer.is_sync_quantize = observer.is_sync_quantize or is_distributed()
     try:
         yield
     finally:
-        for observer, (was_synced, *ends) in zip(observers, before, strict=True):
+        for observer, (was_synced, undo) in zip(observers, before, strict=True):
+            if not observer.has_statistics:
+                undo()
             observer.batches, observer.is_sync_quantize = None, was_synced
             observer.hold(False)
-            if not observer.has_statistics:
-                observer.set_range(*ends)
 
 
 class _Settling:

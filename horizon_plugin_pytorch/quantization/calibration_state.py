@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.quantization.batches import place_of
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.processes import is_distributed, rank
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass
@@ -95,29 +95,42 @@ class CalibrationState:
             )
         )
 
-    def restore(self, quantizers: Mapping[str, FakeQuantize], path: str | os.PathLike, most: int | None) -> None:
-        """Let the observers go on from it.
+    def check(self, quantizers: Mapping[str, FakeQuantize], path: str | os.PathLike, most: int | None) -> None:
+        """Insist that it is of this model and these observers.
 
         Args:
             most: how many batches there may be.
+
+        Raises:
+            CalibrationError: it is not.
         """
         if most is not None and self.steps > most:
             raise _refusal(path, f"has seen {self.steps} batches, more than steps={most}")
-        mine = {name: q for name, q in quantizers.items() if not q.is_fixed}
+        mine = {name: q.activation_post_process for name, q in quantizers.items() if not q.is_fixed}
         different = sorted(map(str, mine.keys() ^ self.observers.keys()))
         if different:
             raise _refusal(path, f"is of another model (different: {', '.join(map(place_of, different[:5]))})")
-        for name, quantizer in mine.items():
-            observer = quantizer.activation_post_process
+        for name, observer in mine.items():
             if self.settings[name] != observer.settings():
                 both = f"{self.settings[name]} at `{place_of(name)}`, where the model has {observer.settings()}"
                 raise _refusal(path, f"was written with {both}")
-            try:
+
+    def restore(self, quantizers: Mapping[str, FakeQuantize], path: str | os.PathLike) -> None:
+        """Let the observers go on from it; if it does not fit, all stay as they are."""
+        undo = []
+        try:
+            for name, quantizer in quantizers.items():
+                if quantizer.is_fixed:
+                    continue
+                undo.append(quantizer.snapshot())
+                observer = quantizer.activation_post_process
                 observer.restore(self.observers[name])
                 if observer.has_statistics:
                     quantizer.refresh_scale()
-            except Exception as error:
-                raise _refusal(path, f"does not fit the observer of `{place_of(name)}` ({error})") from error
+        except Exception as error:
+            for back in undo:
+                back()
+            raise _refusal(path, f"does not fit the observer of `{place_of(name)}` ({error})") from error
 
 
 def _refusal(path: str | os.PathLike, why: str) -> CalibrationError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, ClassVar
@@ -251,6 +251,27 @@ class FakeQuantize(nn.Module):
             raise QuantizationConfigError(f"set_qparams: scale must be positive and finite, got {scale}.")
         self._store_scale(value)
         self._was_set = True
+
+    def snapshot(self) -> Callable[[], None]:
+        """What puts state, scale and range back as they are now."""
+        tensors = {name: tensor.detach().clone() for name, tensor in self._own_tensors().items()}
+        was_set, undo_observer = self._was_set, self.activation_post_process.snapshot()
+
+        @torch.no_grad()
+        def undo() -> None:
+            for name, tensor in self._own_tensors().items():
+                if tensor.shape == tensors[name].shape:
+                    tensor.copy_(tensors[name])  # which is counted as a write
+                else:
+                    tensor.data = tensors[name].clone()
+            self._was_set = was_set
+            undo_observer()
+            self.forget_scale()
+
+        return undo
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        return {**dict(self.named_parameters(recurse=False)), **dict(self.named_buffers(recurse=False))}
 
     @property
     def _follows_range(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -37,8 +38,8 @@ class _Learned(torch.autograd.Function):
         y = on_grid(x, step, ends)
         ctx.save_for_backward(x, y, scale)
         ctx.step, ctx.ends, ctx.edges, ctx.factor, ctx.is_clip = step, ends, edges, factor, is_clip
-        is_data = scale.numel() == 1 and not ctx.needs_input_grad[0]
-        ctx.rounded_data = RoundedData(x, scale, edges, factor, is_clip) if is_data else None
+        is_data = scale.numel() == 1 and not ctx.needs_input_grad[0] and not x.is_inference()
+        ctx.rounded_data = RoundedData(x, scale, edges, factor, is_clip, x._version) if is_data else None
         return y
 
     @staticmethod
@@ -67,6 +68,7 @@ class RoundedData:
     edges: tuple | None
     factor: float
     is_clip: bool
+    version: int
 
 
 def rounded_data(y: Tensor) -> RoundedData | None:
@@ -74,33 +76,41 @@ def rounded_data(y: Tensor) -> RoundedData | None:
     node: Any = y.grad_fn
     while type(node).__name__ == "AliasBackward0":
         node = node.next_functions[0][0]
-    return getattr(node, "rounded_data", None)
+    data = getattr(node, "rounded_data", None)
+    # Data that were written to since are autograd's to complain of.
+    return None if data is None or data.x._version != data.version else data
 
 
-class LearnedThroughWeight(torch.autograd.Function):
-    """The result of a layer on rounded data, unchanged; its gradient gives the one of the data's scale.
+class LayerOfData(torch.autograd.Function):
+    """A layer on data that a trained scale has rounded: the scale's gradient comes by way of the weight.
 
-    A layer is linear in its weight ``W`` as in its input: with ``gy`` the gradient of its result and ``d`` that of the
-    input by the scale, ``sum(gx * d)`` is ``sum(W * gW)``, where ``gW`` is the gradient of a weight that had seen
-    ``d``. For the few channels of an image that takes a fourth of the time of ``gx``, which nothing else needs.
+    A layer is linear in its weight ``W`` as in its input: with ``d`` the derivative of the input by the scale and
+    ``gx`` the input's gradient, ``sum(gx * d)`` is ``sum(W * gW)``, where ``gW`` is the gradient of a weight that had
+    seen ``d``. For the few channels of an image that takes a fourth of the time of ``gx``, which nothing else needs.
+    Hooks on the rounded data get None from this layer. Gradients that shall have gradients go by way of the input.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, out: Tensor, scale: Tensor, x: Tensor, y: Tensor, weight: Tensor, data: RoundedData, weight_grad: Any
-    ) -> Tensor:
-        ctx.mark_dirty(out)
-        ctx.save_for_backward(scale, x, y, weight)
-        ctx.edges, ctx.factor, ctx.is_clip, ctx.weight_grad = data.edges, data.factor, data.is_clip, weight_grad
-        return out
+        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, x: Tensor, data: RoundedData,
+        layer: Callable[..., Tensor], gradients: Callable[..., tuple],
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(y, weight, scale, x)
+        ctx.edges, ctx.factor, ctx.is_clip, ctx.gradients = data.edges, data.factor, data.is_clip, gradients
+        return layer(y, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
-        scale, *others = ctx.saved_tensors
-        x, y, weight = (t.float() for t in others)
+        saved_y, saved_weight, scale, saved_x = ctx.saved_tensors
+        grad, y, weight, x = (t.float() for t in (grad, saved_y, saved_weight, saved_x))
+        wanted = ctx.needs_input_grad[1:3]
+        if torch.is_grad_enabled():
+            return *ctx.gradients(grad, y, weight, (True, *wanted)), *[None] * 5
+        _, to_weight, to_bias = ctx.gradients(grad, y, weight, (False, *wanted))
         slope = y - inside(y if ctx.is_clip else x, x, ctx.edges)
-        moved = (ctx.weight_grad(grad.float(), slope, weight) * weight).sum()
-        return grad, (moved / scale * ctx.factor).to(scale.dtype).reshape(scale.shape), *[None] * 5
+        moved = (ctx.gradients(grad, slope, weight, (False, True, False))[1] * weight).sum()
+        to_scale = (moved / scale * ctx.factor).to(scale.dtype).reshape(scale.shape)
+        return None, to_weight, to_bias, to_scale, *[None] * 4
 
 
 def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip: bool) -> tuple[Tensor, float]:

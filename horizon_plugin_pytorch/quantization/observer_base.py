@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -71,6 +71,7 @@ class ObserverBase(nn.Module):
     # as `method_kwargs`; None if not.
     _method_settings: tuple[str, ...] | None = None
     learns = True  # from the tensors that it sees
+    _counted: ClassVar[tuple[str, ...]] = ("batches", "widest")  # what it has learned beside the range
 
     def __init__(
         self,
@@ -404,7 +405,8 @@ class ObserverBase(nn.Module):
     def statistics(self) -> dict[str, Tensor]:
         """All that was learned so far, as tensors, to go on later."""
         batches = -1 if self.batches is None else self.batches
-        return {"min_val": self.min_val, "max_val": self.max_val, "batches": torch.tensor(batches)}
+        widest = self.min_val.new_empty(0) if self.widest is None else self.widest
+        return {"min_val": self.min_val, "max_val": self.max_val, "batches": torch.tensor(batches), "widest": widest}
 
     def restore(self, statistics: dict[str, Tensor]) -> None:
         """Go on from what `statistics` gave.
@@ -422,6 +424,20 @@ class ObserverBase(nn.Module):
         self._has_range = False
         batches = int(statistics["batches"])
         self.batches = None if batches < 0 else batches
+        widest = statistics["widest"].to(self.min_val)
+        self.widest = widest if widest.numel() else None
+
+    def snapshot(self) -> Callable[[], None]:
+        """What puts range and counts back as they are now."""
+        ends = self.min_val.clone(), self.max_val.clone()
+        counted = {name: getattr(self, name) for name in self._counted}
+
+        def undo() -> None:
+            self.set_range(*ends)
+            for name, value in counted.items():
+                setattr(self, name, value)
+
+        return undo
 
     def settings(self) -> str:
         """What the statistics depend on, as text."""
@@ -485,7 +501,8 @@ def named(name: str) -> Callable[[_Observer], _Observer]:
 
 def range_methods() -> dict[str, Any]:
     """By name, the observers that find the end of a range in a sketch, whoever has counted it."""
-    return {name: cls for name, cls in OBSERVERS.items() if cls._method_settings is not None}
+    # A class without a `choose` of its own is none, whatever it derives from: it may find its range otherwise.
+    return {n: cls for n, cls in OBSERVERS.items() if cls._method_settings is not None and "choose" in vars(cls)}
 
 
 def make_like(cls: type[ObserverBase], like: ObserverBase, **settings: Any) -> Any:

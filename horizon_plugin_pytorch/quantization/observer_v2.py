@@ -238,6 +238,8 @@ class MSEObserver(SketchObserver):
 class CountingObserver(SketchObserver):
     """An observer that keeps the sketch of everything that it has seen."""
 
+    _counted = (*SketchObserver._counted, "sketch")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sketch = Sketch(self.min_val.device)
@@ -291,6 +293,7 @@ class KLObserver(CountingObserver):
     """
 
     _settings = (*ObserverBase._settings, "bins", "update_interval")
+    _counted = (*CountingObserver._counted, "_waiting")
     _method_settings = ("bins",)
 
     def __init__(self, bins: int = 512, update_interval: int = 1, *args: Any, **kwargs: Any) -> None:

@@ -375,3 +375,19 @@ def test_functions_that_are_fused_into_a_layer_are_a_part_of_it(activation) -> N
     model = convert(calibrate(prepare(Fused().eval(), (X,), qconfig_dict={"": qconfig("qint8")}, out_dir=None), (X,)))
     assert [row.name for row, _ in operator_uses(model, (X,))].count("relu") == 0
     assert check_model(model, (X,)) == 0
+
+
+def test_a_function_that_is_fused_with_a_sum_is_a_part_of_it() -> None:
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.weight = nn.Parameter(torch.randn(4, 4, 1, 1, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.quant(x)
+            return self.dequant(torch.relu(F.conv2d(x, self.weight) + x))
+
+    set_march(March.BAYES)
+    model = convert(calibrate(prepare(Summed().eval(), (X,), qconfig_dict={"": qconfig("qint8")}, out_dir=None), (X,)))
+    assert check_model(model, (X,)) == 0

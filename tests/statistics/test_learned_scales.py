@@ -172,15 +172,38 @@ def test_data_may_have_no_batch_and_weights_no_gradient() -> None:
     torch.testing.assert_close(scale.grad, alone)
 
 
-def test_data_that_change_before_the_gradient_are_noticed() -> None:
+@pytest.mark.parametrize("is_early", [True, False])
+def test_data_that_change_before_the_gradient_are_noticed(is_early: bool) -> None:
     x = torch.randn(2, 3, 8, 8)
     model = prepare_qat_fx(QuantWrapper(nn.Conv2d(3, 4, 3)), {"": default_qat_8bit_lsq_quant_qconfig})
     calibrate(model, [x])
     set_fake_quantize(model.train(), FakeQuantState.QAT)
-    out = model(x)
-    x.add_(1)
+    rounded = model.quant(x)
+    if is_early:
+        x.add_(1)
+    out = model.module(rounded).dequantize()
+    if not is_early:
+        x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_gradients_of_a_layer_on_data_have_gradients() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    model = prepare_qat_fx(QuantWrapper(nn.Conv2d(3, 4, 3)), {"": default_qat_8bit_lsq_quant_qconfig})
+    calibrate(model, [x])
+    set_fake_quantize(model.train(), FakeQuantState.QAT)
+    found = []
+    for has_gradient in (False, True):
+        model.zero_grad()
+        out = model(x.clone().requires_grad_(has_gradient)).sin().sum()
+        (gradient,) = torch.autograd.grad(out, model.module.weight, create_graph=True)
+        gradient.square().sum().backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() and "quant.activation_post_process.scale" in found[0]
+    for name, expected in found[1].items():
+        torch.testing.assert_close(found[0][name], expected, msg=name)
 
 
 def test_pact_moves_by_what_is_clipped_only() -> None:

@@ -138,3 +138,16 @@ def test_the_guide_has_all_names() -> None:
     section = (DOCS / "calibration-and-qat.md").read_text().partition("\n## Observers\n")[2].partition("\n## ")[0]
     missing = [name for name, cls in OBSERVERS.items() if f"`{name}`" not in section or cls.__name__ not in section]
     assert missing == []
+
+
+def test_an_observer_that_only_averages_otherwise_is_no_method() -> None:
+    @named("twice")
+    class Twice(OBSERVERS["mse"]):  # type: ignore[misc]
+        def _update(self, smallest: Tensor, largest: Tensor) -> None:
+            super()._update(2 * smallest, 2 * largest)
+
+    try:
+        assert "twice" not in range_methods() and "mse" in range_methods()
+        calibrate(net(activation_observer="twice"), [torch.randn(1, 3, 4, 4)])
+    finally:
+        del OBSERVERS["twice"]

@@ -29,6 +29,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization.auto_calibration import _Judge
 from horizon_plugin_pytorch.quantization.observer_base import range_methods
+from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
 from tests.models import make, shake_norms
 
 
@@ -366,3 +367,42 @@ def test_the_table_says_what_its_errors_are_and_what_was_kept() -> None:
     assert "the rest float" in str(result) and "everywhere" not in str(result)
     result.kept = "mse of all data"
     assert "Kept is mse of all data everywhere, better for the whole model" in str(result)
+
+
+def test_an_error_leaves_given_scales_and_counts() -> None:
+    model = prepare_qat_fx(float_net(), {"": get_default_qconfig(activation_observer="histogram")})
+    calibrate(model, [100 * batch for batch in batches()])
+    model.quant.activation_post_process.set_qparams(0.02)
+    with (
+        pytest.warns(CalibrationWarning, match="NaN or infinite"),
+        pytest.raises(CalibrationError, match="no output of the float model is finite"),
+    ):
+        auto_calibrate(model, [torch.full((1, 3, 10, 10), torch.nan)])
+    assert float(model.quant.activation_post_process.scale) == pytest.approx(0.02)
+    assert "quant.activation_post_process" in HistogramObserver.reset_scale(model, method="min_max")
+
+
+def test_an_observer_that_counts_has_what_was_seen_here() -> None:
+    model = prepare_qat_fx(float_net(), {"": get_default_qconfig(activation_observer="histogram")})
+    calibrate(model, [100 * batch for batch in batches()])
+    auto_calibrate(model, batches())
+    HistogramObserver.reset_scale(model, method="min_max")
+    largest = max(float(batch.abs().max()) for batch in batches())
+    assert float(model.quant.activation_post_process.scale) == pytest.approx(largest / 127.5, rel=0.01)
+
+
+def test_a_part_that_sees_only_nan_is_named() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.dequant = QuantStub(), QuantStub(), DeQuantStub()
+            self.first, self.second = nn.Conv2d(3, 2, 1), nn.Conv2d(3, 2, 1)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return self.dequant(self.first(self.one(x))), self.dequant(self.second(self.two(y)))
+
+    data = [(batch, torch.full_like(batch, torch.nan)) for batch in batches()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = auto_calibrate(prepare_qat_fx(Two(), QCONFIG), data)
+    assert found.unseen == ["two", "second"]

@@ -467,19 +467,57 @@ def test_the_result_says_why_it_ended() -> None:
 @pytest.mark.parametrize("is_list", [True, False])
 def test_a_state_of_more_batches_than_there_are_is_refused(tmp_path, is_list: bool) -> None:
     file = tmp_path / "state"
-
-    def interrupted():
-        yield from batches(6)
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        calibrate(net(), interrupted(), state_file=file)
+        calibrate(net(), interrupted(batches(6)), state_file=file)
     with pytest.raises(CalibrationError, match="has seen 6 batches, more than steps=5"):
         calibrate(net(), batches(9), steps=5, state_file=file)
     short = batches(4)
     with pytest.raises(CalibrationError, match="has seen 6 batches, and the data have 4"):
         calibrate(net(), short if is_list else iter(short), state_file=file)
     assert calibrate(net(), batches(9), steps=6, state_file=file).steps == 6
+
+
+def interrupted(data: list[torch.Tensor]):
+    yield from data
+    raise KeyboardInterrupt
+
+
+def test_a_refused_state_changes_nothing(tmp_path) -> None:
+    file, data = tmp_path / "state", batches(4)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(net(), interrupted([x * 100 for x in data]), state_file=file)
+    model = net()
+    model.module.second.activation_post_process = net("mse").module.second.activation_post_process
+    calibrate(model, data)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CalibrationError, match=r"was written with .* at `module.second`"):
+        calibrate(model, data, state_file=file)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_interrupted_run_remembers_ranges_that_differ(tmp_path) -> None:
+    file, (data,) = tmp_path / "state", batches(1)
+    every = [data * 3, data, data, data]
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(net(), interrupted(every[:2]), state_file=file)
+    assert calibrate(net(), every, state_file=file).uneven == calibrate(net(), every).uneven != {}
+
+
+def test_scales_that_are_given_and_frozen_count_as_known() -> None:
+    model, data = net(), batches(1) * 20
+    quantizer = model.quant.activation_post_process
+    quantizer.activation_post_process.averaging_constant = 0.0
+    quantizer.set_qparams(0.05)
+    result = calibrate(model, data)
+    assert not result.unseen and result.has_settled and float(result.scales["quant"]) == pytest.approx(0.05)
+
+
+def test_a_run_without_batches_keeps_what_was_counted() -> None:
+    model = net("histogram")
+    calibrate(model, batches(2))
+    with pytest.raises(QuantizationConfigError, match="no batches"):
+        calibrate(model, [])
+    assert len(HistogramObserver.reset_scale(model, method="min_max")) == 3
 
 
 @pytest.mark.parametrize("observer", ["min_max", "percentile", "mse", "mix"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
-from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnedThroughWeight, rounded_data
+from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LayerOfData, rounded_data
 
 _TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -35,17 +36,15 @@ class QATConvolution(QATGemm):
         data = rounded_data(x) if torch.is_grad_enabled() else None
         if data is None or self.split_padding()[0] or x.dim() != weight.dim():
             return self._conv_forward(x, weight, bias)  # type: ignore[operator]
-        y = x.detach()
-        out = self._conv_forward(y, weight, bias)  # type: ignore[operator]
-        return LearnedThroughWeight.apply(out, data.scale, data.x, y, weight, data, self._weight_gradient)
+        return LayerOfData.apply(x, weight, bias, data.scale, data.x, data, self._conv_forward, self._gradients)
 
-    def _weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """The weight's gradient, if `x` had been the input."""
+    def _gradients(self, grad: Tensor, x: Tensor, weight: Tensor, wanted: Sequence[bool]) -> tuple:
+        """Those of input, weight and bias that are wanted."""
         padding, none = self.split_padding()[1], [0] * len(self.stride)
-        wanted = (False, True, False)
+        sizes = [weight.shape[0]]
         return torch.ops.aten.convolution_backward(
-            grad, x, weight, None, self.stride, padding, self.dilation, False, none, self.groups, wanted
-        )[1]
+            grad, x, weight, sizes, self.stride, padding, self.dilation, False, none, self.groups, wanted
+        )
 
 
 class QATTransposedConvolution(QATGemm):
