@@ -283,7 +283,7 @@ class _Tensor:
 
     def set_range(self, ends: tuple[Tensor, Tensor]) -> None:
         """Take a range and its scale."""
-        self.observer.min_val, self.observer.max_val = (end.detach().clone() for end in ends)
+        self.observer.set_range(*(end.detach().clone() for end in ends))
         self.quantizer.refresh_scale()
 
     def find_ranges(self, candidates: Sequence[_Candidate]) -> None:
