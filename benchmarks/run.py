@@ -74,9 +74,18 @@ def prepare(name: str, model: nn.Module, fmt: str = "int8") -> nn.Module:
 
 
 def interleaved(
-    jobs: dict[str, Callable[[], Any]], rounds: int, label: str, clock: Callable[[], float] = time.perf_counter
+    jobs: dict[str, Callable[[], Any]],
+    rounds: int,
+    label: str,
+    clock: Callable[[], float] = time.perf_counter,
+    follows_itself: bool = False,
 ) -> dict[str, float]:
-    """Median over rounds of each job's time divided by the first job's time in the same round."""
+    """Median over rounds of each job's time divided by the first job's time in the same round.
+
+    Args:
+        follows_itself: run each job twice and count the second: what the job before has left of caches and of free
+            memory is then not counted.
+    """
     first = next(iter(jobs))
     ratios: dict[str, list[float]] = {name: [] for name in jobs}
     seconds: list[float] = []
@@ -85,6 +94,8 @@ def interleaved(
     for _ in tqdm(range(rounds), desc=label, leave=False, disable=None):
         took = {}
         for name, job in jobs.items():
+            if follows_itself:
+                job()
             start = clock()
             job()
             took[name] = clock() - start

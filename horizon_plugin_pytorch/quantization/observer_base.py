@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.quantization.processes import all_reduce
 _PER_TENSOR = (torch.per_tensor_symmetric,)
 _PER_CHANNEL = (torch.per_channel_symmetric,)
 _SMALLEST_SCALE = 2.0**-60
+_LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # float64 has numbers beyond
 _SOURCE = "look for a division by zero or an overflow in the float model"
 
 NO_LIMITS = (-math.inf, math.inf)
@@ -269,7 +270,8 @@ class ObserverBase(nn.Module):
         if local is None:
             local = torch.full_like(self.min_val, math.inf), torch.full_like(self.max_val, -math.inf)
         smallest, largest = self._measured(*local)
-        return (smallest, largest) if bool((smallest <= largest).all()) else None
+        # Only where no process had usable data is there no range.
+        return (smallest, largest) if not self._is_in_step or bool((smallest <= largest).all()) else None
 
     def _measured(self, smallest: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
         """The range over all processes that are in step."""
@@ -291,7 +293,7 @@ class ObserverBase(nn.Module):
             return None
         smallest, largest = self._range(x)
         lowest, highest = self._extremes(smallest, largest)
-        most = torch.finfo(self.min_val.dtype).max  # float64 has numbers beyond
+        most = _LARGEST_FLOAT32 if self.min_val.dtype is torch.float32 else torch.finfo(self.min_val.dtype).max
         if not -most <= lowest <= highest <= most and not bool((finite := x.abs() <= most).all()):
             self._warn(
                 "finite",
@@ -307,17 +309,19 @@ class ObserverBase(nn.Module):
         limits = NO_LIMITS
         if lowest < low or highest > high:
             smallest, largest, limits = smallest.clamp(low, high), largest.clamp(low, high), (low, high)
-            lowest, highest = self._extremes(smallest, largest)
+            lowest, highest = min(max(lowest, low), high), min(max(highest, low), high)
         if lowest == highest and x.numel() > 1 and not (self.is_per_channel or self.may_be_constant):
             self._warn(
                 "constant", f"saw a tensor whose values are all {lowest:g}; its scale says little about other data"
             )
-        return Usable(x, smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype), limits)
+        if smallest.dtype is not self.min_val.dtype:
+            smallest, largest = smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype)
+        return Usable(x, smallest, largest, limits)
 
     def _extremes(self, smallest: Tensor, largest: Tensor) -> tuple[float, float]:
         """The two numbers; NaN stays NaN."""
         if not self.is_per_channel:
-            return float(smallest), float(largest)
+            return smallest.item(), largest.item()
         return float(smallest.amin()), float(largest.amax())
 
     def _can_wait(self, x: Tensor) -> bool:
@@ -370,8 +374,8 @@ class ObserverBase(nn.Module):
             self.max_val.copy_(largest)
         elif self.averaging_constant:
             constant = self.averaging_constant if self.batches is None else 1 / (self.batches + 1)
-            self.min_val.add_(smallest - self.min_val, alpha=constant)
-            self.max_val.add_(largest - self.max_val, alpha=constant)
+            self.min_val.lerp_(smallest, constant)
+            self.max_val.lerp_(largest, constant)
         self._count_batch()
 
     def begin_batch(self) -> None:
@@ -398,6 +402,10 @@ class ObserverBase(nn.Module):
 
     def calculate_scale(self) -> Tensor:
         """The scale that follows from the range."""
+        if self.min_val.numel() == 1 and not (self.pow_quantization or is_asynchronous(self.min_val)):
+            # The same numbers by Python, which is faster than six operators on one value.
+            most = max(-self.min_val.item(), self.max_val.item())
+            return self.min_val.new_full((1,), max(most / self.half_range, _SMALLEST_SCALE) if most > 0 else 1.0)
         largest = torch.maximum(self.min_val.neg(), self.max_val)  # min_val <= max_val, so this is the magnitude
         scale = torch.where(largest > 0, largest / self.half_range, 1.0).clamp_(min=_SMALLEST_SCALE)
         return torch.exp2(torch.log2(scale).ceil()) if self.pow_quantization else scale
@@ -524,7 +532,9 @@ def require_whole(who: str, name: str, value: Any, least: int, most: float = mat
 
 
 def _plain(x: Tensor) -> Tensor:
-    return x.detach() if type(x) is Tensor else x.detach().as_subclass(Tensor)
+    if type(x) is Tensor:
+        return x.detach() if x.requires_grad else x
+    return x.detach().as_subclass(Tensor)
 
 
 def is_asynchronous(x: Tensor) -> bool:
