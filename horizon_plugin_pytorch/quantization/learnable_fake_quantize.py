@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT, grid_edges, i
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 _FAR_BELOW = 16
-_AT_ONCE = 1 << 17  # values that stay in the cache of a core
+_AT_ONCE = 1 << 18  # values that stay in the cache of a core
 
 
 class _Learned(torch.autograd.Function):
@@ -50,13 +50,14 @@ class _Learned(torch.autograd.Function):
             y = on_grid(x, ctx.step, ctx.ends)
         if scale.numel() == 1 and not is_asynchronous(x) and not torch.is_grad_enabled():
             to_x, total = _in_pieces(grad, x, y, ctx.edges, ctx.is_clip)
-            moved = y.new_full(scale.shape, total)
+            to_scale = scale.new_full(scale.shape, total / scale.item() * ctx.factor)
         else:
             to_x = inside(grad, x, ctx.edges)
             moved = torch.zeros_like(scale) if ctx.is_clip else _sum(y, x, to_x, scale)
             if ctx.edges is not None:
                 moved = moved + _sum(grad, to_x, y, scale)
-        return to_x, (moved / scale * ctx.factor).to(scale.dtype), None, None, None, None, None
+            to_scale = (moved / scale * ctx.factor).to(scale.dtype)
+        return to_x, to_scale, None, None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -117,18 +118,19 @@ def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip:
     """The gradient of `x`, and the sum for one scale, piece by piece: what is made for a piece stays in the cache."""
     order = sorted(range(x.dim()), key=x.stride, reverse=True)  # as the values lie in memory
     to_x = grad if edges is None else torch.empty([x.shape[d] for d in order], dtype=x.dtype)
-    flat = [t.permute(order).reshape(-1) for t in (grad, x, y)]
+    pieces = [t.permute(order).reshape(-1).split(_AT_ONCE) for t in (grad, x, y)]
+    pieces.append(pieces[0] if edges is None else to_x.view(-1).split(_AT_ONCE))
     room = torch.empty(min(_AT_ONCE, x.numel()), dtype=x.dtype)
     lower, upper = edges or NO_LIMIT
     select = torch.ops.aten.hardtanh_backward.grad_input
     total = 0.0
-    for start in range(0, x.numel(), _AT_ONCE):
-        g, v, r = (t[start : start + _AT_ONCE] for t in flat)
-        moved = room[: g.numel()]
+    for g, v, r, to_v in zip(*pieces, strict=True):
+        moved = room if len(g) == len(room) else room[: len(g)]
         if edges is not None:
-            select(g, v, lower, upper, grad_input=to_x.view(-1)[start : start + _AT_ONCE])
-        select(r if is_clip else v, v, lower, upper, grad_input=moved)
-        total += torch.dot(g, torch.sub(r, moved, out=moved)).item()
+            select(g, v, lower, upper, grad_input=to_v)
+        if edges is not None or is_clip:
+            v = select(r if is_clip else v, v, lower, upper, grad_input=moved)
+        total += torch.dot(g, torch.sub(r, v, out=moved)).item()
     if edges is not None:
         to_x = to_x.permute([order.index(d) for d in range(x.dim())])
     return to_x, total
