@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +29,18 @@ class Data:
     Args:
         images: of shape [n, 1, 28, 28], centred to [-1, 1).
         vary: makes a batch that is a little different each time.
-        epochs, qat_epochs: of float training, and of training on the integer grid.
+        epochs: of float training.
     """
 
     images: Digits
     vary: Callable[[Tensor, torch.Generator], Tensor]
-    epochs: float
-    qat_epochs: float
+    epochs: int
+
+    def held_back(self) -> Data:
+        """The training images alone: every tenth to test on, the others to train on."""
+        images, labels = self.images.train_images, self.images.train_labels
+        held = torch.arange(len(images)) % 10 == 0
+        return replace(self, images=Digits(images[~held], labels[~held], images[held], labels[held]))
 
 
 def fashion_mnist() -> Data:
@@ -49,12 +54,12 @@ def fashion_mnist() -> Data:
     def labels(part: str) -> Tensor:
         return _numbers(folder / f"{part}-labels-idx1-ubyte.gz", 8).long()
 
-    return Data(Digits(images("train"), labels("train"), images("t10k"), labels("t10k")), _moved, 4, 1 / 3)
+    return Data(Digits(images("train"), labels("train"), images("t10k"), labels("t10k")), _moved, 4)
 
 
 def digits() -> Data:
     """3,500 digits to train on and 1,500 to test on."""
-    return Data(load_digits(TEST_IMAGES, torch.Generator().manual_seed(0)), augmented, 20, 6)
+    return Data(load_digits(TEST_IMAGES, torch.Generator().manual_seed(0)), augmented, 20)
 
 
 DATA: dict[str, Callable[[], Data]] = {"fashion": fashion_mnist, "digits": digits}

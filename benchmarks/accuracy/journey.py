@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.accuracy.data import DATA
+from benchmarks.accuracy.data import DATA, Data
 from benchmarks.accuracy.nets import NETS, RepVGG
 from demo.common import count_mismatches, in_onnx_runtime, in_torch, progress, save_state
 from horizon_plugin_pytorch.dtype import qint8, qint16
@@ -46,9 +46,43 @@ OBSERVERS = (*range_methods(), "histogram")
 WEIGHTS = {"max / 127": {"quant_min": -127}, "mse": {"observer": MSEObserver}}
 FORMATS = ("int8", "mixed", "int16")
 FORMS = ("QAT", "quantized", "ONNX Runtime")
-TRAININGS = {"STE": "fake_quant", "LSQ": "lsq"}
-FLOAT_RATE, QAT_RATE = 4e-3, 5e-4
-QAT_LENGTHS = {"MobileNetV2": 3}  # depthwise convolutions, with few weights a channel, need longer
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    Args:
+        steps: batches.
+        rate: the highest learning rate, of AdamW.
+    """
+
+    steps: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """How scales are found while training.
+
+    Args:
+        fake_quant: ``"fake_quant"`` or ``"lsq"``.
+        activations, weights: arguments of their fake quantizers.
+    """
+
+    fake_quant: str
+    activations: dict[str, Any]
+    weights: dict[str, Any]
+
+
+FLOAT_RATE = 4e-3
+# Chosen by `benchmarks.accuracy.choose`; transformers gain little by the 400 steps more, which take minutes.
+QAT = dict.fromkeys(NETS, Recipe(600, 1e-4)) | dict.fromkeys(("Swin", "ViT"), Recipe(200, 1e-4))
+_LEARNED = {"use_grad_scaling": True, "averaging_constant": 1.0}
+TRAININGS = {
+    "STE": Training("fake_quant", {"averaging_constant": 0}, {"averaging_constant": 1}),  # activations as calibrated
+    "LSQ": Training("lsq", _LEARNED, _LEARNED),
+}
 
 
 def titles(fmt: str) -> list[str]:
@@ -79,7 +113,11 @@ class Task:
 
 
 def setter(
-    fmt: str, observer: str, fake_quant: str = "fake_quant", weights: dict[str, Any] | None = None, **kwargs: Any
+    fmt: str,
+    observer: str,
+    fake_quant: str = "fake_quant",
+    activations: dict[str, Any] | None = None,
+    weights: dict[str, Any] | None = None,
 ) -> QconfigSetter:
     """The rules for a format: int8; int16 with int16 weights; or int8 for what multiplies and int16 for the rest."""
     bits = qint16 if fmt == "int16" else qint8
@@ -87,8 +125,8 @@ def setter(
         activation_fake_quant=fake_quant,
         weight_fake_quant=fake_quant,
         activation_observer=observer,
-        activation_qkwargs={"dtype": bits} | kwargs,
-        weight_qkwargs={"dtype": bits} | kwargs | (weights or {}),
+        activation_qkwargs={"dtype": bits} | (activations or {}),
+        weight_qkwargs={"dtype": bits} | (weights or {}),
     )
     templates: list[Any] = []
     if fmt == "mixed":
@@ -96,11 +134,9 @@ def setter(
     return QconfigSetter(qconfig, templates, save_dir=None)
 
 
-def _distance(out: Tensor, teacher: nn.Module, batch: Tensor) -> Tensor:
-    """How far an output is from the teacher's, as distributions over the classes."""
-    with torch.no_grad():
-        wanted = teacher(batch).log_softmax(1)
-    return F.kl_div(out.log_softmax(1), wanted, log_target=True, reduction="batchmean")
+def distance(logits: Tensor, wanted: Tensor) -> Tensor:
+    """How far logits are from the wanted ones, as distributions over the classes."""
+    return F.kl_div(logits.log_softmax(1), wanted.log_softmax(1), log_target=True, reduction="batchmean")
 
 
 class Results:
@@ -130,43 +166,44 @@ class Journey:
     Args:
         task: which network, data and seed.
         folder: where trained networks and results are kept.
+        data: other than the task's own.
     """
 
-    def __init__(self, task: Task, folder: Path) -> None:
+    def __init__(self, task: Task, folder: Path, data: Data | None = None) -> None:
         self.task, self.folder = task, folder
-        self.data = DATA[task.data]()
+        self.data = data or DATA[task.data]()
         self.images = self.data.images
         self.batches = list(self.images.train_images.split(BATCH)[:CALIBRATION_BATCHES])
         self.results = Results(folder / f"{task.name}.json")
 
     def run(self) -> None:
         """Make the journey, and write what is found."""
-        net = self._float_net()
+        net = self.float_net()
+        recipe = QAT[self.task.net]
         self._add("float", "float", lambda: net)
         for fmt in FORMATS:
             for observer in OBSERVERS:
-                self._add(fmt, observer, lambda fmt=fmt, observer=observer: self._calibrated(net, fmt, observer))
+                self._add(fmt, observer, lambda fmt=fmt, observer=observer: self.calibrated(net, fmt, observer))
             for name, weights in WEIGHTS.items() if fmt == "int8" else ():
                 title = f"mse, weights {name}"
-                self._add(fmt, title, lambda weights=weights: self._calibrated(net, "int8", "mse", weights))
-            self._add(fmt, "auto_calibrate", lambda fmt=fmt: self._auto(net, fmt))
+                self._add(fmt, title, lambda weights=weights: self.calibrated(net, "int8", "mse", weights))
+            self._add(fmt, "auto_calibrate", lambda fmt=fmt: self.auto_calibrated(net, fmt))
             self._add(fmt, "mse + AdaRound", lambda fmt=fmt: self._reconstructed(net, fmt))
-            for title in TRAININGS:
-                self._add_deployed(fmt, title, lambda fmt=fmt, title=title: self._qat(net, fmt, title))
+            for title, training in TRAININGS.items():
+                self._add_deployed(fmt, title, lambda fmt=fmt, training=training: self.qat(net, fmt, training, recipe))
 
-    def _float_net(self) -> nn.Module:
+    def float_net(self) -> nn.Module:
         torch.manual_seed(self.task.seed)
         net, file = NETS[self.task.net](), self.folder / f"{self.task.name}.pt"
         if file.exists():
             net.load_state_dict(torch.load(file, weights_only=True))
         else:
-            self._train(net, self.data.epochs, FLOAT_RATE, "train float")
+            steps = self.data.epochs * len(self.images.train_images) // BATCH
+            self._train(net, Recipe(steps, FLOAT_RATE), "train float")
             save_state(net, file)
         return (net.merged() if isinstance(net, RepVGG) else net).eval()
 
-    def _train(
-        self, model: nn.Module, epochs: float, rate: float, title: str, teacher: nn.Module | None = None
-    ) -> None:
+    def _train(self, model: nn.Module, recipe: Recipe, title: str, teacher: nn.Module | None = None) -> None:
         """AdamW; the learning rate rises in the first steps and falls to zero.
 
         Args:
@@ -174,50 +211,54 @@ class Journey:
         """
         images, labels = self.images.train_images, self.images.train_labels
         generator = torch.Generator().manual_seed(self.task.seed)
-        steps = int(epochs * len(images)) // BATCH
-        groups = parameter_groups(model, rate, weight_decay=1e-3)
+        groups = parameter_groups(model, recipe.rate, weight_decay=1e-3)
         optimizer = torch.optim.AdamW(groups)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [g["lr"] for g in groups], steps, pct_start=0.1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, [g["lr"] for g in groups], recipe.steps, pct_start=0.1
+        )
         model.train()
         order = torch.empty(0, dtype=torch.long)
-        for _ in progress(range(steps), f"{self.task.name}: {title}", steps):
+        for _ in progress(range(recipe.steps), f"{self.task.name}: {title}", recipe.steps):
             if len(order) < BATCH:
                 order = torch.randperm(len(images), generator=generator)
             chosen, order = order[:BATCH], order[BATCH:]
             batch = self.data.vary(images[chosen], generator)
             out = model(batch)
-            loss = F.cross_entropy(out, labels[chosen]) if teacher is None else _distance(out, teacher, batch)
+            if teacher is None:
+                loss = F.cross_entropy(out, labels[chosen])
+            else:
+                with torch.no_grad():
+                    wanted = teacher(batch)
+                loss = distance(out, wanted)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
             schedule.step()
         model.eval()
 
-    def _calibrated(self, net: nn.Module, fmt: str, observer: str, weights: dict | None = None) -> nn.Module:
+    def calibrated(self, net: nn.Module, fmt: str, observer: str, weights: dict | None = None) -> nn.Module:
         chosen = setter(fmt, observer, weights=weights)
         model = prepare(net, (self.batches[0],), qconfig_setter=chosen, out_dir=None)
         calibrate(model, self.batches, patience=0, progress=False)
         return model
 
-    def _auto(self, net: nn.Module, fmt: str) -> nn.Module:
+    def auto_calibrated(self, net: nn.Module, fmt: str) -> nn.Module:
         model = prepare(net, (self.batches[0],), qconfig_setter=setter(fmt, "mse"), out_dir=None)
         auto_calibrate(model, [batch[:AUTO_IMAGES] for batch in self.batches])
         return model
 
     def _reconstructed(self, net: nn.Module, fmt: str) -> nn.Module:
-        model = self._calibrated(net, fmt, "mse")
+        model = self.calibrated(net, fmt, "mse")
         weight_reconstruction(model, self.batches)
         return model
 
-    def _qat(self, net: nn.Module, fmt: str, title: str) -> nn.Module:
-        fake_quant = TRAININGS[title]
-        kwargs = {"use_grad_scaling": True, "averaging_constant": 1.0} if fake_quant == "lsq" else {}
-        chosen = setter(fmt, "min_max", fake_quant, **kwargs)
+    def qat(self, net: nn.Module, fmt: str, training: Training, recipe: Recipe) -> nn.Module:
+        """Trained on the integer grid, towards the float network's outputs."""
+        chosen = setter(fmt, "min_max", training.fake_quant, training.activations, training.weights)
         model = prepare(net, (self.batches[0],), qconfig_setter=chosen, out_dir=None)
-        model.load_state_dict(self._calibrated(net, fmt, "mse").state_dict())
+        model.load_state_dict(self.calibrated(net, fmt, "mse").state_dict())
         set_fake_quantize(model, FakeQuantState.QAT)
-        epochs = self.data.qat_epochs * QAT_LENGTHS.get(self.task.net, 1)
-        self._train(model, epochs, QAT_RATE, f"{fmt}, {title}", teacher=net)
+        self._train(model, recipe, f"{fmt}, {training.fake_quant}", teacher=net)
         set_fake_quantize(model, FakeQuantState.VALIDATION)
         return model
 
@@ -226,7 +267,7 @@ class Journey:
             start = time.perf_counter()
             model = make()
             seconds = time.perf_counter() - start
-            self.results.add(fmt, title, accuracy=self._accuracy(self._logits(in_torch(model))), seconds=seconds)
+            self.results.add(fmt, title, accuracy=self._accuracy(self.logits(in_torch(model))), seconds=seconds)
 
     def _add_deployed(self, fmt: str, title: str, make: Callable[[], nn.Module]) -> None:
         """A trained model, converted and exported, and how many logits differ, bit for bit, from its own."""
@@ -236,17 +277,17 @@ class Journey:
         start = time.perf_counter()
         model = make()
         seconds = time.perf_counter() - start
-        wanted = self._logits(in_torch(model))
+        wanted = self.logits(in_torch(model))
         self.results.add(fmt, trained, accuracy=self._accuracy(wanted), seconds=seconds)
         quantized = convert(model)
         file = self.folder / f"{self.task.name}-{fmt}-{title}.onnx"
         export_quantized_onnx(quantized, self.images.test_images[:TEST_BATCH], file)
         for form, run in zip(deployed, (in_torch(quantized), in_onnx_runtime(file)), strict=True):
-            logits = self._logits(run)
+            logits = self.logits(run)
             self.results.add(fmt, form, accuracy=self._accuracy(logits), differing=count_mismatches(wanted, logits))
         file.unlink()
 
-    def _logits(self, run: Callable[[Tensor], list[Tensor]]) -> Tensor:
+    def logits(self, run: Callable[[Tensor], list[Tensor]]) -> Tensor:
         return torch.cat([run(batch)[0] for batch in self.images.test_images.split(TEST_BATCH)])
 
     def _accuracy(self, logits: Tensor) -> float:
