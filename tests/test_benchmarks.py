@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import journey
+from benchmarks.accuracy import choose, journey
 from benchmarks.accuracy.__main__ import report
 from benchmarks.accuracy.data import DATA, Data
+from benchmarks.accuracy.page import put_into
 from horizon_plugin_pytorch.march import March, set_march
 
 
@@ -23,7 +24,7 @@ def test_every_row_is_there_and_integers_agree(tmp_path: Path, monkeypatch: pyte
     few = Data(dataclasses.replace(whole.images, **tests), whole.vary, 1)
     monkeypatch.setitem(journey.DATA, "digits", lambda: few)
     monkeypatch.setattr(journey, "CALIBRATION_BATCHES", 2)
-    monkeypatch.setitem(journey.QAT, "RepVGG", journey.Recipe(10, 1e-4))
+    monkeypatch.setitem(journey.QAT, "RepVGG", journey.Recipe(20, 1e-4))
     journey.Journey(journey.Task("digits", "RepVGG", 0), tmp_path).run()
     rows = json.loads((tmp_path / "digits-RepVGG-0.json").read_text())
     for fmt in journey.FORMATS:
@@ -34,3 +35,31 @@ def test_every_row_is_there_and_integers_agree(tmp_path: Path, monkeypatch: pyte
             assert len({form["accuracy"] for form in forms}) == 1
     text = report(tmp_path, ["digits"], ["RepVGG", "ResNet"])
     assert "RepVGG (1)" in text and "ResNet" not in text and "ONNX Runtime, STE" in text
+    task, recipe = journey.Task("digits", "RepVGG", 0), journey.Recipe(15, 1e-4)
+    choose.try_out(task, tmp_path, ["STE"], [recipe])
+    [kept] = json.loads((tmp_path / "choose-digits-RepVGG-0.json").read_text())["STE"].values()
+    assert kept["distance"] > 0 and 0 <= kept["differing"] <= 100
+    assert "15 steps, rate 0.0001" in choose.table(tmp_path, "digits", ["RepVGG"])
+
+
+def test_choosing_needs_the_float_network(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="python -m benchmarks.accuracy --data digits --net RepVGG --seeds 3"):
+        choose.try_out(journey.Task("digits", "RepVGG", 2), tmp_path, [], [])
+
+
+def test_held_back_images_are_not_trained_on() -> None:
+    whole = DATA["digits"]()
+    part = whole.held_back().images
+    assert len(part.train_images) + len(part.test_images) == len(whole.images.train_images)
+    seen = {image.numpy().tobytes() for image in part.train_images}
+    assert not any(image.numpy().tobytes() in seen for image in part.test_images)
+
+
+def test_a_table_goes_between_its_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before <!-- tables -->old<!-- end of tables --> after")
+    put_into(page, "tables", "new")
+    put_into(page, "tables", "newer")
+    assert page.read_text() == "before <!-- tables -->\nnewer\n\n<!-- end of tables --> after"
+    with pytest.raises(ValueError, match="<!-- choices -->"):
+        put_into(page, "choices", "new")

@@ -23,11 +23,11 @@ from tabulate import tabulate
 from benchmarks.accuracy.data import DATA
 from benchmarks.accuracy.journey import FORMATS, Journey, Results, Task, titles
 from benchmarks.accuracy.nets import NETS
+from benchmarks.accuracy.page import put_into
 from demo.common import OUT
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import March, set_march
 
-MARKS = ("<!-- tables -->", "<!-- end of tables -->")
 QAT_MAY_LOSE, INT16_MAY_LOSE = 0.1, 0.05  # points of accuracy, means over the seeds
 
 
@@ -132,9 +132,7 @@ def main() -> None:
     text = report(arguments.out, arguments.data, arguments.net)
     write_atomically(f"{text}\n".encode(), str(arguments.out / "table.md"))
     if arguments.docs:
-        before, _, rest = arguments.docs.read_text().partition(MARKS[0])
-        after = rest.partition(MARKS[1])[2]
-        write_atomically(f"{before}{MARKS[0]}\n{text}\n\n{MARKS[1]}{after}".encode(), str(arguments.docs))
+        put_into(arguments.docs, "tables", text)
     print(text)
 
 

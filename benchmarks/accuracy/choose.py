@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.accuracy.data import DATA
 from benchmarks.accuracy.journey import TRAININGS, Journey, Recipe, Results, Task, Training, distance
 from benchmarks.accuracy.nets import NETS
+from benchmarks.accuracy.page import put_into
 from demo.common import OUT, in_torch
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import March, set_march
@@ -32,6 +33,12 @@ CHOICES = {"STE, activations observed": Training("fake_quant", {}, {})} | TRAINI
 def title(recipe: Recipe) -> str:
     """A recipe's name in files and tables."""
     return f"{recipe.steps} steps, rate {recipe.rate:g}"
+
+
+def _numbers(recipe: str) -> tuple[float, ...]:
+    """By what recipes' names are sorted."""
+    steps, _, rate = recipe.partition(" steps, rate ")
+    return (float(steps), float(rate)) if rate else ()
 
 
 def try_out(task: Task, folder: Path, trainings: list[str], recipes: list[Recipe]) -> None:
@@ -62,7 +69,8 @@ def table(folder: Path, data: str, nets: list[str]) -> str:
     runs = {net: [Results(file).rows for file in of_net] for net, of_net in files.items() if of_net}
     rows = []
     for name in (CALIBRATED, *CHOICES):
-        for recipe in sorted({r for of_net in runs.values() for run in of_net for r in run.get(name, {})}):
+        recipes = {recipe for of_net in runs.values() for run in of_net for recipe in run.get(name, {})}
+        for recipe in sorted(recipes, key=_numbers):
             cells = []
             for of_net in runs.values():
                 there = [run[name][recipe] for run in of_net if recipe in run.get(name, {})]
@@ -84,6 +92,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-4, 2e-4, 5e-4])
     parser.add_argument("--out", type=Path, default=OUT / "accuracy", help="folder of the trained networks")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--docs", type=Path, help="a page into which the table goes, between its marks")
     arguments = parser.parse_args()
     if not arguments.table:
         torch.set_num_threads(1)
@@ -94,6 +103,8 @@ def main() -> None:
             try_out(Task(arguments.data, net, seed), arguments.out, arguments.trainings, recipes)
     text = table(arguments.out, arguments.data, arguments.net)
     write_atomically(f"{text}\n".encode(), str(arguments.out / "choose.md"))
+    if arguments.docs:
+        put_into(arguments.docs, "choices", text)
     print(text)
 
 
