@@ -3,6 +3,8 @@
 python -m benchmarks.accuracy                       everything; what an earlier run has done is not done again
 python -m benchmarks.accuracy --data digits --net ViT --seeds 1
 python -m benchmarks.accuracy --table               only the table of what there is
+
+Rows are kept by their titles: after a change of what they measure, delete them, or give another folder (`--out`).
 """
 
 from __future__ import annotations

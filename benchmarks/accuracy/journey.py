@@ -213,9 +213,8 @@ class Journey:
         generator = torch.Generator().manual_seed(self.task.seed)
         groups = parameter_groups(model, recipe.rate, weight_decay=1e-3)
         optimizer = torch.optim.AdamW(groups)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, [g["lr"] for g in groups], recipe.steps, pct_start=0.1
-        )
+        rates, rising = [group["lr"] for group in groups], max(0.1, 2 / recipe.steps)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, recipe.steps, pct_start=rising)
         model.train()
         order = torch.empty(0, dtype=torch.long)
         for _ in progress(range(recipe.steps), f"{self.task.name}: {title}", recipe.steps):

@@ -20,7 +20,7 @@ from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT, grid_edges, i
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 _FAR_BELOW = 16
-_AT_ONCE = 1 << 18  # values that stay in the cache of a core
+_AT_ONCE = 1 << 17  # values that stay in the cache of a core
 
 
 class _Learned(torch.autograd.Function):
@@ -50,14 +50,13 @@ class _Learned(torch.autograd.Function):
             y = on_grid(x, ctx.step, ctx.ends)
         if scale.numel() == 1 and not is_asynchronous(x) and not torch.is_grad_enabled():
             to_x, total = _in_pieces(grad, x, y, ctx.edges, ctx.is_clip)
-            to_scale = scale.new_full(scale.shape, total / scale.item() * ctx.factor)
+            moved = torch.full(scale.shape, total, dtype=torch.float64)  # which may be too large for float32
         else:
             to_x = inside(grad, x, ctx.edges)
             moved = torch.zeros_like(scale) if ctx.is_clip else _sum(y, x, to_x, scale)
             if ctx.edges is not None:
                 moved = moved + _sum(grad, to_x, y, scale)
-            to_scale = (moved / scale * ctx.factor).to(scale.dtype)
-        return to_x, to_scale, None, None, None, None, None
+        return to_x, (moved / scale * ctx.factor).to(scale.dtype), None, None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,8 @@ def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip:
         moved = room if len(g) == len(room) else room[: len(g)]
         if edges is not None:
             select(g, v, lower, upper, grad_input=to_v)
-        if edges is not None or is_clip:
-            v = select(r if is_clip else v, v, lower, upper, grad_input=moved)
-        total += torch.dot(g, torch.sub(r, v, out=moved)).item()
+        select(r if is_clip else v, v, lower, upper, grad_input=moved)
+        total += torch.dot(g, torch.sub(r, moved, out=moved)).item()
     if edges is not None:
         to_x = to_x.permute([order.index(d) for d in range(x.dim())])
     return to_x, total

@@ -270,8 +270,11 @@ class ObserverBase(nn.Module):
         if local is None:
             local = torch.full_like(self.min_val, math.inf), torch.full_like(self.max_val, -math.inf)
         smallest, largest = self._measured(*local)
-        # Only where no process had usable data is there no range.
-        return (smallest, largest) if not self._is_in_step or bool((smallest <= largest).all()) else None
+        if smallest.numel() == 1:
+            is_range = smallest.item() <= largest.item()
+        else:
+            is_range = bool((smallest <= largest).all())
+        return (smallest, largest) if is_range else None
 
     def _measured(self, smallest: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
         """The range over all processes that are in step."""
@@ -294,7 +297,9 @@ class ObserverBase(nn.Module):
         smallest, largest = self._range(x)
         lowest, highest = self._extremes(smallest, largest)
         most = _LARGEST_FLOAT32 if self.min_val.dtype is torch.float32 else torch.finfo(self.min_val.dtype).max
-        if not -most <= lowest <= highest <= most and not bool((finite := x.abs() <= most).all()):
+        if not -most <= lowest <= highest <= most and not bool(
+            (finite := x.isfinite() & (x.abs() <= most)).all()  # float16 takes `most` for infinite
+        ):
             self._warn(
                 "finite",
                 f"saw {int((~finite).sum())} values of {x.numel()} that are NaN or infinite and ignored them; "
@@ -355,6 +360,8 @@ class ObserverBase(nn.Module):
         return x.transpose(0, self.ch_axis).flatten(1) if x.dim() > 1 else x.unsqueeze(1)
 
     def _update(self, smallest: Tensor, largest: Tensor) -> None:
+        if smallest.dtype is not self.min_val.dtype:
+            smallest, largest = smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype)
         if self.min_val.shape != smallest.shape:
             if self.has_statistics and self.min_val.numel() > 1:
                 raise QuantizationConfigError(
@@ -402,10 +409,13 @@ class ObserverBase(nn.Module):
 
     def calculate_scale(self) -> Tensor:
         """The scale that follows from the range."""
-        if self.min_val.numel() == 1 and not (self.pow_quantization or is_asynchronous(self.min_val)):
+        is_plain = self.half_range >= 1 and not self.pow_quantization
+        if is_plain and self.min_val.numel() == 1 and not is_asynchronous(self.min_val):
             # The same numbers by Python, which is faster than six operators on one value.
-            most = max(-self.min_val.item(), self.max_val.item())
-            return self.min_val.new_full((1,), max(most / self.half_range, _SMALLEST_SCALE) if most > 0 else 1.0)
+            low, high = self.min_val.item(), self.max_val.item()
+            most = 0.0 if math.isnan(low) or math.isnan(high) else max(-low, high)
+            value = max(most / self.half_range, _SMALLEST_SCALE) if most > 0 else 1.0
+            return self.min_val.new_full(self.min_val.shape, value)
         largest = torch.maximum(self.min_val.neg(), self.max_val)  # min_val <= max_val, so this is the magnitude
         scale = torch.where(largest > 0, largest / self.half_range, 1.0).clamp_(min=_SMALLEST_SCALE)
         return torch.exp2(torch.log2(scale).ceil()) if self.pow_quantization else scale

@@ -606,3 +606,21 @@ def test_rates_need_scales() -> None:
         groups = parameter_groups(model, lr=0.1)
     assert [group["lr"] for group in groups] == [0.1, 1e-3 * 2**-7]
     assert not parameter_groups(nn.Conv2d(3, 4, 3), lr=0.1)[1:]
+
+
+def test_gradients_beyond_float32_are_infinite_and_the_scale_outlives_them() -> None:
+    quantizer = LearnableFakeQuantize(use_grad_scaling=False)
+    quantizer.set_qparams(1e-4)
+    x = torch.full((8,), 0.5, requires_grad=True)
+    y = quantizer.round(x)
+    y.backward(torch.full_like(y, 1e36))
+    assert quantizer.scale.grad.item() == torch.inf
+    torch.optim.SGD([quantizer.scale], 0.1).step()
+    assert quantizer.current_scale().item() == pytest.approx(1e-4)
+
+
+def test_an_infinite_value_leaves_the_scale_a_finite_gradient() -> None:
+    quantizer = LearnableFakeQuantize(saturate=False, use_grad_scaling=False)
+    quantizer.set_qparams(0.01)
+    quantizer.round(torch.tensor([0.1, torch.inf, -0.25], requires_grad=True)).sum().backward()
+    assert quantizer.scale.grad.item() == pytest.approx(127, abs=0.01)

@@ -416,3 +416,39 @@ def test_the_percentile_of_a_fused_relu_is_that_of_its_output() -> None:
     fused.observe(x, 0.0)
     plain.observe(x.relu())
     assert fused.max_val == plain.max_val and float(fused.max_val) < 1
+
+
+def test_an_observer_of_ones_own_may_compute_in_another_format() -> None:
+    class Quantiles(MinMaxObserver):
+        def _look_at(self, usable):
+            values = usable.values.double()
+            return values.quantile(0.01).reshape(1), values.quantile(0.99).reshape(1)
+
+    ob = Quantiles(averaging_constant=0.5)
+    for largest in (1.0, 3.0):
+        ob(torch.linspace(-largest, largest, 101))
+    assert ob.max_val.dtype is torch.float32
+    assert ob.max_val.item() == pytest.approx(1.96)
+
+
+def test_a_range_that_is_no_range_is_no_batch() -> None:
+    class Wrong(MinMaxObserver):
+        def _look_at(self, usable):
+            return usable.smallest * torch.nan, usable.largest
+
+    ob = Wrong()
+    ob(torch.tensor([-1.0, 1.0]))
+    assert not ob.has_statistics
+
+
+@pytest.mark.parametrize("ends", [(-1.0, float("nan")), (float("nan"), 1.0)])
+def test_the_scale_of_a_range_with_nan_is_1(ends: tuple[float, float]) -> None:
+    ob = MinMaxObserver()
+    ob.set_range(*(torch.tensor([end]) for end in ends))
+    assert ob.calculate_scale().item() == 1
+
+
+def test_a_scale_beyond_float32_is_infinite() -> None:
+    ob = MinMaxObserver(quant_min=0, quant_max=1)
+    ob(torch.tensor([-1.0, 3e38]))
+    assert ob.calculate_scale().item() == torch.inf

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import as_dtype
 from horizon_plugin_pytorch.errors import CalibrationWarning
-from horizon_plugin_pytorch.quantization import observer, observer_v2  # noqa: F401 - to have their classes
+from horizon_plugin_pytorch.quantization import observer_v2
 from horizon_plugin_pytorch.quantization.observer_base import ObserverBase
 from tests.strategies import seeds
 
@@ -103,6 +103,15 @@ def test_zeros_one_value_and_nothing_are_data_too(make: Make) -> None:
         rounded = (value / scale).round().clamp(fresh.quant_min, fresh.quant_max) * scale
         if fresh.learns:  # to a step and a bin of a histogram
             assert rounded.item() == pytest.approx(value.item(), abs=scale.item() + 0.3 / 2048)
+
+
+@every_observer
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_infinity_and_nan_in_any_format_count_as_nothing(make: Make, dtype: torch.dtype) -> None:
+    x = data(3).to(dtype)
+    spoilt = x.clone()
+    spoilt[:, :2] = torch.tensor([torch.inf, torch.nan])
+    torch.testing.assert_close(scale_after(make(), x, spoilt), scale_after(make(), x, x[:, 2:]), rtol=0.02, atol=0)
 
 
 @every_observer
