@@ -24,7 +24,7 @@ def test_every_row_is_there_and_integers_agree(tmp_path: Path, monkeypatch: pyte
     few = Data(dataclasses.replace(whole.images, **tests), whole.vary, 1)
     monkeypatch.setitem(journey.DATA, "digits", lambda: few)
     monkeypatch.setattr(journey, "CALIBRATION_BATCHES", 2)
-    monkeypatch.setitem(journey.QAT, "RepVGG", journey.Recipe(20, 1e-4))
+    monkeypatch.setattr(journey, "QAT", journey.Recipe(20, 1e-4))
     journey.Journey(journey.Task("digits", "RepVGG", 0), tmp_path).run()
     rows = json.loads((tmp_path / "digits-RepVGG-0.json").read_text())
     for fmt in journey.FORMATS:
