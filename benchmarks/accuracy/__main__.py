@@ -25,9 +25,8 @@ from tabulate import tabulate
 from benchmarks.accuracy.data import DATA
 from benchmarks.accuracy.journey import FORMATS, Journey, Results, Task, titles
 from benchmarks.accuracy.nets import NETS
-from benchmarks.accuracy.page import put_into
+from benchmarks.accuracy.page import publish
 from demo.common import OUT
-from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import March, set_march
 
 QAT_MAY_LOSE, INT16_MAY_LOSE = 0.1, 0.05  # points of accuracy, means over the seeds
@@ -132,10 +131,7 @@ def main() -> None:
         order = itertools.product(range(arguments.seeds), arguments.data, arguments.net)
         run_all([Task(data, net, seed) for seed, data, net in order], arguments.out, arguments.jobs)
     text = report(arguments.out, arguments.data, arguments.net)
-    write_atomically(f"{text}\n".encode(), str(arguments.out / "table.md"))
-    if arguments.docs:
-        put_into(arguments.docs, "tables", text)
-    print(text)
+    publish(text, arguments.out / "table.md", arguments.docs, "tables")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from torch import Tensor
 from benchmarks.accuracy.data import DATA
 from benchmarks.accuracy.journey import TRAININGS, Journey, Recipe, Results, Task, Training, distance
 from benchmarks.accuracy.nets import NETS
-from benchmarks.accuracy.page import put_into
+from benchmarks.accuracy.page import publish
 from demo.common import OUT, in_torch
-from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import March, set_march
 
 CALIBRATED = "calibrated by mse"
@@ -102,10 +101,7 @@ def main() -> None:
         for seed, net in itertools.product(range(arguments.seeds), arguments.net):
             try_out(Task(arguments.data, net, seed), arguments.out, arguments.trainings, recipes)
     text = table(arguments.out, arguments.data, arguments.net)
-    write_atomically(f"{text}\n".encode(), str(arguments.out / "choose.md"))
-    if arguments.docs:
-        put_into(arguments.docs, "choices", text)
-    print(text)
+    publish(text, arguments.out / "choose.md", arguments.docs, "choices")
 
 
 if __name__ == "__main__":

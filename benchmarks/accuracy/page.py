@@ -7,6 +7,14 @@ from pathlib import Path
 from horizon_plugin_pytorch.files import write_atomically
 
 
+def publish(text: str, kept: Path, page: Path | None, mark: str) -> None:
+    """Keep a table in a file, put it into a page if one is given, and print it."""
+    write_atomically(f"{text}\n".encode(), str(kept))
+    if page:
+        put_into(page, mark, text)
+    print(text)
+
+
 def put_into(page: Path, mark: str, text: str) -> None:
     """Put a text between ``<!-- mark -->`` and ``<!-- end of mark -->``, in place of what is there.
 
