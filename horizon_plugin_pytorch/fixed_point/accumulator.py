@@ -12,6 +12,7 @@ Which of these routes a layer takes never changes its integers: the definition i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -318,6 +319,11 @@ class _Layout:
     groups: int
     spread: tuple[int, ...]
 
+    @property
+    def has_images(self) -> bool:
+        """Are channels the second axis, with the axes of an image after them?"""
+        return self.input_axis == 1
+
 
 @dataclass(frozen=True)
 class _Piece:
@@ -395,7 +401,7 @@ def _run(product: Product, x: Tensor, residual: Tensor | None, plan: Accumulator
     is_double = plan.is_double or x.device.type != "cpu"
     is_scaled = is_double and x.device.type == "cpu" and finish.is_plain and residual is None
     pieces = [] if is_double else list(_pieces(product, x, plan, layout))
-    if pieces and finish.is_plain and residual is None and _is_large(pieces):
+    if pieces and finish.is_plain and residual is None and layout.has_images and _is_large(pieces):
         return finish.in_blocks(pieces)
     kernel = (plan.weights[1] if is_scaled else _whole(plan.weights, plan.parts, layout)) if is_double else None
     out = None if is_double else pieces[0].value
@@ -421,7 +427,7 @@ def _run(product: Product, x: Tensor, residual: Tensor | None, plan: Accumulator
 def _is_large(pieces: list[_Piece]) -> bool:
     """Does one image pass the chunk's size, with every piece there for all of its channels?"""
     shape = pieces[0].value.shape
-    return len(shape) > 2 and shape[1:].numel() > _CHUNK and all(p.channels is None for p in pieces)
+    return shape.numel() > 0 and shape[1:].numel() > _CHUNK and all(p.channels is None for p in pieces)
 
 
 def _rows_of(residual: Tensor | None, rows: slice, rank: int, count: int) -> Tensor | None:
@@ -486,7 +492,10 @@ class _WideFinish:
         return self.rounded(acc.mul_(self.factor).add_(0.5))
 
     def in_blocks(self, pieces: list[_Piece]) -> Tensor:
-        """The rounded sum of large images, a block of output channels at a time, in the memory of the first piece."""
+        """The rounded sum of large images, a block of output channels at a time, in the memory of the first piece.
+
+        Channels are the second axis, as in the sums of convolutions.
+        """
         out = pieces[0].value
         step = max(_CHUNK // out[0, 0].numel(), 1)
         for row in range(out.shape[0]):
@@ -542,6 +551,15 @@ def conv(x: Tensor, residual: Tensor | None, *constants: Any) -> Tensor:
 def linear(x: Tensor, residual: Tensor | None, *constants: Any) -> Tensor:
     """As `conv`, over the last axis."""
     (plan,) = unflatten(constants, AccumulatorPlan)
+    shape = (*x.shape[:-1], plan.factor.numel())
+    if x.dim() > 2 and (residual is None or residual.shape == shape):  # every row is on its own: any of them is a chunk
+        rows = x.reshape(math.prod(shape[:-1]), x.shape[-1])
+        added = None if residual is None else residual.reshape(len(rows), shape[-1])
+        return _linear(rows, added, plan).reshape(shape)
+    return _linear(x, residual, plan)
+
+
+def _linear(x: Tensor, residual: Tensor | None, plan: AccumulatorPlan) -> Tensor:
     return _run(lambda a, w, b, groups: F.linear(a, w, b), x, residual, plan, _Layout(1, -1, 1, (-1,)))
 
 

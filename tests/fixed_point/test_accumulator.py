@@ -467,3 +467,47 @@ def test_one_sided_input_of_a_depthwise_layer_stays_exact_in_every_part() -> Non
     for piece in plan.weights:
         exact = F.conv2d(x.double(), piece.double(), groups=8)
         assert torch.equal(F.conv2d(x, piece, groups=8).double(), exact)
+
+
+def _linear_plan(weight: Tensor, bias: Tensor | None, output: str, residual_bits: int = 0) -> fp.AccumulatorPlan:
+    low, high = OUTPUTS[output]
+    return fp.plan_accumulator(
+        weight,
+        bias,
+        torch.linspace(1, 2, len(weight), dtype=torch.float64) * 1e-4,
+        None if output == "real" else torch.tensor([3e-3]),
+        output_axis=0,
+        groups=1,
+        input_range=(-128, 127),
+        weight_bits=8,
+        low=low,
+        high=high,
+        residual_scale=torch.tensor([3e-4]) if residual_bits else None,
+        residual_bits=residual_bits or 8,
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 40, 1 << 18])
+@pytest.mark.parametrize("inputs", [4, 1200, 2500], ids=["one piece", "two pieces", "three pieces"])
+@pytest.mark.parametrize("batch", [(), (3,), (1, 3), (2, 3), (1, 1, 4), (2, 1, 3), (0, 3), (1, 0)])
+def test_rows_of_a_linear_layer_are_finished_on_their_own(
+    batch: tuple[int, ...], inputs: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are rows, whatever the axes before them are; the scales belong to the last axis."""
+    from horizon_plugin_pytorch.fixed_point import accumulator
+
+    monkeypatch.setattr(accumulator, "_CHUNK", chunk)
+    weight, x = integers((7, inputs), 8, 0, "random"), integers((*batch, inputs), 8, 1, "random")
+    scale = torch.linspace(1, 2, 7, dtype=torch.float64) * 1e-4
+    acc = np.asarray(x.long().numpy() @ weight.long().numpy().T)
+    shapes = [None, (*batch, 7), (7,), (1,), (1,) * len(batch) + (7,), (2, *batch, 7)]
+    for output in ("int8", "int16", "real"):
+        for bias in (None, torch.linspace(-3, 5, 7, dtype=torch.float64)):
+            for bits, shape in ((b, s) for b in (8, 16) for s in shapes):
+                residual = None if shape is None else integers(shape, bits, 2, "random")
+                plan = _linear_plan(weight, bias, output, 0 if residual is None else bits)
+                got = Linear().compute(x, residual, plan)
+                whole = acc if residual is None else acc + np.zeros(shape, dtype=np.int64)
+                assert got.shape == whole.shape
+                if got.numel():
+                    assert_defined(got, whole, whole.ndim - 1, scale, bias, residual, plan, *OUTPUTS[output])
