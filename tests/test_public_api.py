@@ -31,6 +31,7 @@ MODULES = [
     ".quantization.stubs",
     ".quantization.qconfig_setter",
     ".quantization.qconfig_template",
+    ".quantization.quantization_mappings",
     ".quantization.quantize",
     ".quantization.quantize_fx",
     ".quantization.fuse_modules",

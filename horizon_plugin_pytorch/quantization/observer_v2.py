@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.quantization.observer_base import (
     ObserverBase,
     Usable,
@@ -209,7 +209,7 @@ class MSEObserver(SketchObserver):
 
     Args:
         stride: compare every `stride`-th share only.
-        memory_estimate_ratio: accepted for scripts that give it; a sketch needs no estimate.
+        memory_estimate_ratio: has no effect, and warns: a sketch needs no estimate of memory.
 
     Other arguments are those of `MinMaxObserver`.
 
@@ -226,6 +226,8 @@ class MSEObserver(SketchObserver):
     def __init__(self, stride: int = 1, *args: Any, memory_estimate_ratio: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         require_whole("MSEObserver", "stride", stride, 1, 50)
+        if memory_estimate_ratio is not None:
+            warn("MSEObserver: memory_estimate_ratio has no effect; what it counts fits 64 KiB.", QuantizationWarning)
         self.stride = stride
 
     def choose(self, sketch: Sketch) -> float:

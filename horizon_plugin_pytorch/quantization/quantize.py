@@ -24,9 +24,19 @@ from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, G
 from horizon_plugin_pytorch.quantization.passes.inputs import warn_unfit
 from horizon_plugin_pytorch.quantization.passes.left_out import tell_left_out
 from horizon_plugin_pytorch.quantization.passes.region import quantized_nodes
-from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
+from horizon_plugin_pytorch.quantization.passes.swap import to_qat, warn_int16
 from horizon_plugin_pytorch.quantization.qconfig_template import apply_setters
-from horizon_plugin_pytorch.quantization.quantize_fx import called_lines, check_verbosely, copy_model, require_float
+from horizon_plugin_pytorch.quantization.quantization_mappings import (
+    get_qat_module_mappings,
+    get_quantized_module_mappings,
+)
+from horizon_plugin_pytorch.quantization.quantize_fx import (
+    called_lines,
+    check_verbosely,
+    converted,
+    copy_model,
+    require_float,
+)
 
 
 def prepare_qat(
@@ -52,7 +62,8 @@ def prepare_qat(
             what lies outside of the quantized part float.
         hybrid: let modules without a qconfig take quantized tensors, as real values; put a QuantStub after them.
         verbose: 1 writes ``model_check_result.txt`` and prints it; it needs `example_inputs`.
-        mapping, optimize_graph, optimize_kwargs: accepted for compatibility.
+        mapping: has no effect, and warns where it asks for something.
+        optimize_graph, optimize_kwargs: accepted for compatibility.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization.qconfig import get_default_qat_qconfig
@@ -64,6 +75,7 @@ def prepare_qat(
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
     march = require_march("prepare_qat")
+    _warn_mapping(mapping, "prepare_qat", get_qat_module_mappings())
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
@@ -136,11 +148,12 @@ def convert(
     remove_qconfig: bool = True,
     fast_mode: bool = False,
 ) -> nn.Module:
-    """Convert a model prepared with `prepare_qat` to integers.
+    """Convert a prepared and calibrated or trained model to integers, whatever it was prepared by.
 
     Args:
         inplace: change `module` itself rather than a copy.
-        mapping, fast_mode: accepted for compatibility.
+        remove_qconfig: False leaves the qconfigs on the modules.
+        mapping, fast_mode: have no effect, and warn where they ask for something.
 
     >>> import torch
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -154,14 +167,24 @@ def convert(
     >>> type(convert(qat).module)
     <class 'horizon_plugin_pytorch.nn.quantized.conv2d.Conv2d'>
     """
-    if not any(isinstance(m, QATModule) for m in module.modules()):
-        raise TypeError(
-            f"convert takes the result of prepare_qat, and `{type(module).__name__}` has no QAT modules: it is a float "
-            "model, or is already converted."
+    _warn_mapping(mapping, "convert", get_quantized_module_mappings())
+    return converted(module, "convert", inplace, remove_qconfig, fast_mode)
+
+
+def _warn_mapping(mapping: dict | None, who: str, known: dict) -> None:
+    """Say what of a mapping of classes is not used: the operator table has the classes."""
+    if mapping is None:
+        return
+    if not isinstance(mapping, dict):
+        raise TypeError(f"{who}: mapping is a dictionary from class to class, got {type(mapping).__name__}.")
+    other = [cls for cls, target in mapping.items() if known.get(cls) is not target]
+    if other:
+        warn(
+            f"{who}: mapping is not used, the operator table says what a class becomes. Its entries for "
+            f"{', '.join(getattr(cls, '__name__', str(cls)) for cls in other[:6])} differ from the table or are not in "
+            "it; give such a module `qconfig = None` to keep it as it is.",
+            QuantizationWarning,
         )
-    if not inplace:
-        module = copy_model(module, "convert")
-    return to_quantized(module, remove_qconfig)
 
 
 def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str]:

@@ -80,9 +80,31 @@ def require_float(model: nn.Module, what: str) -> None:
             )
 
 
-def _preserve(target: nn.Module, source: nn.Module, config: dict | None) -> None:
-    for name in (config or {}).get("preserved_attributes", []):
-        if not hasattr(target, name):
+def _preserve(target: nn.Module, source: nn.Module, config: dict | None, who: str) -> None:
+    """Do what a custom configuration asks, and say what of it cannot be done."""
+    if config is None:
+        return
+    if not isinstance(config, dict):
+        raise TypeError(
+            f'{who}: a custom configuration is a dictionary, {{"preserved_attributes": [...]}}, got {config!r}.'
+        )
+    unknown = [key for key in config if key != "preserved_attributes"]
+    if unknown:
+        warn(
+            f"{who}: of a custom configuration only `preserved_attributes` is known; ignored: "
+            f"{', '.join(map(repr, unknown))}.",
+            QuantizationWarning,
+        )
+    names = config.get("preserved_attributes", ())
+    names = (names,) if isinstance(names, str) else names
+    missing = [name for name in names if not hasattr(source, name)]
+    if missing:
+        warn(
+            f"{who}: `{type(source).__name__}` has no attribute {', '.join(map(repr, missing))} to preserve.",
+            QuantizationWarning,
+        )
+    for name in names:
+        if name not in missing and not hasattr(target, name):
             setattr(target, name, getattr(source, name))
 
 
@@ -104,7 +126,7 @@ def fuse_fx(
     replace_fusable(graph_module, choices)  # `x + y` must become a module before it can be fused
     if FuseMode.of(fuse_mode, "fuse_fx") is not FuseMode.NoFuse:
         fuse_graph(graph_module, choices)
-    _preserve(graph_module, model, fuse_custom_config_dict)
+    _preserve(graph_module, model, fuse_custom_config_dict, "fuse_fx")
     return graph_module
 
 
@@ -212,7 +234,7 @@ def prepare_by_tracing(
     observed.__dict__["march"], observed.__dict__["choices"] = march, choices
     observed.recompile()
     report_mismatches(observed)
-    _preserve(observed, model, prepare_custom_config_dict)
+    _preserve(observed, model, prepare_custom_config_dict, "prepare_qat_fx")
     return observed
 
 
@@ -285,19 +307,26 @@ def called_lines(model: fx.GraphModule, region: Region) -> dict[str, str]:
 
 
 def convert_fx(
-    graph_module: fx.GraphModule,
-    inplace: bool = False,
-    convert_custom_config_dict: dict[str, Any] | None = None,
+    graph_module: nn.Module,
+    inplace: bool | dict[str, Any] | None = False,
+    convert_custom_config_dict: dict[str, Any] | bool | None = None,
     _remove_qconfig: bool = True,
     fast_mode: bool = False,
-) -> QuantizedGraphModule:
+) -> Any:
     """Convert a prepared and calibrated or trained model to integers.
 
+    The documents have two orders of arguments, ``(model, inplace, convert_custom_config_dict, _remove_qconfig)`` and,
+    older, ``(model, convert_custom_config_dict, _remove_qconfig)``. Both are understood.
+
     Args:
-        graph_module: the result of `prepare_qat_fx`.
+        graph_module: the result of `prepare_qat_fx`, or of `prepare` by any method.
         inplace: let the result reuse the modules of `graph_module`, which must not be used afterwards.
         convert_custom_config_dict: ``{"preserved_attributes": [...]}``.
-        fast_mode: accepted for compatibility; the integer model is fast as it is.
+        _remove_qconfig: False leaves the qconfigs on the modules.
+        fast_mode: has no effect, and warns: the integer model is fast as it is.
+
+    Returns:
+        A `QuantizedGraphModule` for a model that was traced; a model that kept its own forward still has it.
 
     >>> import torch
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -309,16 +338,37 @@ def convert_fx(
     >>> type(convert_fx(qat).module)
     <class 'horizon_plugin_pytorch.nn.quantized.conv2d.Conv2d'>
     """
-    if isinstance(graph_module, QuantizedGraphModule):
-        raise TypeError("convert_fx: the model is already converted.")
-    if not isinstance(graph_module, ObservedGraphModule):
+    if inplace is None or isinstance(inplace, dict):  # the older order
+        inplace, given = False, inplace
+        if isinstance(convert_custom_config_dict, bool):
+            _remove_qconfig, convert_custom_config_dict = convert_custom_config_dict, None
+        if given is not None and convert_custom_config_dict is not None:
+            raise TypeError("convert_fx: convert_custom_config_dict is given twice, second and by name.")
+        convert_custom_config_dict = convert_custom_config_dict if given is None else given
+    quantized = converted(graph_module, "convert_fx", inplace, _remove_qconfig, fast_mode)
+    _preserve(quantized, graph_module, convert_custom_config_dict, "convert_fx")  # type: ignore[arg-type]
+    return quantized
+
+
+def converted(model: nn.Module, who: str, inplace: bool, remove_qconfig: bool, fast_mode: bool) -> Any:
+    """The integer form of a prepared model, however it was prepared."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{who} takes a prepared model, got {type(model).__name__}.")
+    for name, value in (("inplace", inplace), ("remove_qconfig", remove_qconfig), ("fast_mode", fast_mode)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{who}: {name} is True or False, got {value!r}.")
+    if not any(isinstance(m, QATModule) for m in model.modules()):
+        is_converted = any(isinstance(m, QuantizedModule) for m in model.modules())
         raise TypeError(
-            f"convert_fx takes the result of prepare_qat_fx, got {type(graph_module).__name__}; a model prepared in "
-            "eager mode is converted with `convert`."
+            f"{who} takes the result of `prepare`, `prepare_qat_fx` or `prepare_qat`, and `{type(model).__name__}` "
+            f"{'is already converted' if is_converted else 'has no QAT modules: it is a float model'}."
         )
-    model: Any = graph_module if inplace else copy_model(graph_module, "convert_fx")
-    to_quantized(model, _remove_qconfig)
-    quantized = QuantizedGraphModule(model, model.graph, graph_module._get_name())
+    if fast_mode:
+        warn(f"{who}: fast_mode=True has no effect, the integer model is fast as it is.", QuantizationWarning)
+    own: Any = model if inplace else copy_model(model, who)
+    to_quantized(own, remove_qconfig)
+    if not isinstance(own, ObservedGraphModule) or (inplace and who == "convert"):
+        return own
+    quantized = QuantizedGraphModule(own, own.graph, model._get_name())
     keep_one_entry(quantized)
-    _preserve(quantized, graph_module, convert_custom_config_dict)
     return quantized

@@ -268,6 +268,8 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
         quantized = type(module).quantized_class.from_qat(module).train(module.training)
         # Not taken by `from_qat`: a twin has no calls of its own.
         quantized.own_calls, quantized.member = module.own_calls, module.member
+        if not remove_qconfig and "qconfig" in module.__dict__:
+            quantized.__dict__["qconfig"] = module.qconfig
         if module.is_weight_read:
             quantized.register_buffer("float_weight", module.weight.detach().clone(), persistent=False)  # type: ignore[operator]
         return quantized
