@@ -1,0 +1,117 @@
+"""A whole model of a seed: classes, inputs, outputs, and the module that Python makes of it."""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.clients.idioms import IDIOMS
+from tests.clients.writer import HEADER, Source, Value, Writer
+
+# How the images reach the forward: its arguments, lines that begin it, and the inputs of a run.
+INPUTS = {
+    "tensor": (", image", ["x = self.quant(image)"]),
+    "two": (", image, other=None", ["x = self.quant(image)", "y = self.quant2(other)"]),
+    "dict": (", data", ['x = self.quant(data["image"])']),
+    "written dict": (", data", ['data["image"] = self.quant(data["image"])', 'x = data["image"]']),
+    "popped dict": (", data", ['x = self.quant(data.pop("image"))']),
+    "list": (", images", ["x = self.quant(images[0])", "y = self.quant2(images[1])"]),
+    "keywords": (", image, **kwargs", ["x = self.quant(image)"]),
+}
+_UNTRACEABLE = ("written dict", "popped dict", "keywords")
+
+
+@dataclass
+class Generated:
+    """A model and what is known of it.
+
+    Args:
+        text: its source.
+        style: how its inputs are given.
+        is_traceable: symbolic trace is to succeed.
+        has_repeats: a line with functions runs several times in a forward.
+        used: names of the idioms in it.
+    """
+
+    seed: int
+    text: str
+    style: str
+    is_traceable: bool
+    has_repeats: bool
+    used: set[str]
+
+    def load(self, folder: Path) -> nn.Module:
+        """The model, from a file of its own."""
+        name = f"client_{self.seed}"
+        path = folder / f"{name}.py"
+        path.write_text(self.text)
+        module = types.ModuleType(name)
+        module.__file__ = str(path)
+        sys.modules[name] = module
+        exec(compile(self.text, str(path), "exec"), module.__dict__)
+        torch.manual_seed(self.seed)
+        model = module.Net()
+        for part in model.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.running_mean.uniform_(-0.3, 0.3)  # type: ignore[union-attr]
+                part.running_var.uniform_(0.5, 1.5)  # type: ignore[union-attr]
+        return model.eval()
+
+    def inputs(self, seed: int) -> tuple:
+        """Fresh inputs: a forward may write into them."""
+        generator = torch.Generator().manual_seed(seed)
+        a, b = (torch.randn(2, 4, 8, 8, generator=generator).clamp(-3, 3) for _ in range(2))
+        if self.style in ("tensor", "keywords"):
+            return (a,)
+        if self.style == "two":
+            return (a, b)
+        return ([a, b],) if self.style == "list" else ({"image": a, "name": "frame"},)
+
+
+def write(seed: int) -> Generated:
+    """The source of a seed."""
+    chance = random.Random(seed)
+    source = Source(chance, is_traceable=chance.random() < 0.6)
+    style = chance.choice([s for s in INPUTS if not source.is_traceable or s not in _UNTRACEABLE])
+    arguments, beginning = INPUTS[style]
+    values = [Value("x", 4, 8, 8)] + ([Value("y", 4, 8, 8)] if style in ("two", "list") else [])
+    writer = Writer(source, values)
+    scale = chance.choice(["", "", "", "scale=1 / 32", "scale=3 / 127"])
+    writer.made += [f"self.quant = QuantStub({scale})", "self.quant2 = QuantStub()", "self.dequant = DeQuantStub()"]
+    writer.body += beginning
+    if chance.random() < 0.2:
+        hook = chance.choice(["lambda m, a: None", "lambda m, a, o: None", "normalise"])
+        if hook == "normalise" and style == "tensor":
+            writer.prepared.append("self.register_forward_pre_hook(lambda m, a: ((a[0] - 0.1) / 1.1, *a[1:]))")
+        elif hook == "lambda m, a: None":
+            writer.prepared.append(f"self.register_forward_pre_hook({hook})")
+        else:
+            writer.prepared.append("self.register_forward_hook(lambda m, a, o: None)")
+    writer.grow(IDIOMS, chance.randint(2, 6))
+    text = "\n\n\n".join([HEADER, *source.classes, writer.text("Net", arguments, _ending(writer))])
+    return Generated(seed, text + "\n", style, source.is_traceable, source.has_repeats, source.used)
+
+
+def _ending(w: Writer) -> list[str]:
+    w.made.append("self.dequant2 = DeQuantStub()")
+    rest = "".join(f", self.dequant({v.name})" for v in w.unread())
+    a, b = w.values[-1].name, w.pick().name
+    ways = [
+        "[self.dequant({a}), self.dequant({b}){rest}]",
+        '{{"a": self.dequant({a}), "b": [self.dequant2({b}){rest}]}}',
+        "tuple(self.dequant(v) for v in ({a}, {b})) + (self.dequant({a}){rest},)",
+    ]
+    if not rest:
+        ways += ["self.dequant({a})", "Heads(self.dequant({a}), self.dequant2({b}))", "self.dequant({a})[0]"]
+    return ["return " + w.choose(*ways).format(a=a, b=b, rest=rest)]
+
+
+def outputs_of(value: Any) -> list[torch.Tensor]:
+    return [x for x in torch.utils._pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
