@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import CalibrationWarning, CheckpointError, QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.placed import FusedAway
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, LoadedScale
 from horizon_plugin_pytorch.quantization.passes.own_scales import completed
 
 _QUANTIZER = re.compile(r"(?:(?P<owner>.*?)\.)?(?P<part>activation_post_process|weight_fake_quant)\.(?P<buffer>.+)")
@@ -197,6 +197,23 @@ def report_mismatches(model: nn.Module) -> None:
     model.register_load_state_dict_post_hook(_report)
 
 
+_OUTCOMES = {
+    LoadedScale.CONVERTED: (
+        "the checkpoint's scales are those of another format in {count} places; they were converted, so that the "
+        "ranges stay: {places}. `load_observer_params` does the same."
+    ),
+    LoadedScale.DOUBTFUL: (
+        "the checkpoint is of an earlier version and does not say the formats of its scales; in {count} places they "
+        "are neither those of their ranges nor near those of this model's format, and were taken as they are: "
+        "{places}. If the checkpoint is of another format, load it into a model of that format, and move the scales "
+        "with `load_observer_params`."
+    ),
+    LoadedScale.IGNORED: (
+        "the checkpoint has other scales than the ones that are given in this model (`QuantStub(scale=...)`, a fixed "
+        "scale or a threshold), and in {count} places the given ones stay: {places}. Give the checkpoint's scale, or "
+        "none."
+    ),
+}
 _REPORTED = "load_state_dict: the checkpoint does not fit the prepared model"
 
 
@@ -204,15 +221,16 @@ def _report(model: nn.Module, keys: Any) -> None:
     mismatch = _mismatch(model, keys.missing_keys, keys.unexpected_keys)
     if mismatch and any(isinstance(m, FakeQuantize) for m in model.modules()):  # not one that was converted since
         warn(f"{_REPORTED}:\n{mismatch}", QuantizationWarning)
-    converted = {m: name for name, m in model.named_modules() if isinstance(m, FakeQuantize) and m.is_converted}
-    if converted:
-        names = [m.activation_post_process.owner or name for m, name in converted.items()]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        warn(
-            f"the checkpoint's scales are those of another format in {len(names)} places; they were converted, "
-            f"so that the ranges stay: {', '.join(names[:_SHOWN])}{more}. `load_observer_params` does the same.",
-            CalibrationWarning,
-        )
+    for outcome, message in _OUTCOMES.items():
+        found = [m for m in model.modules() if isinstance(m, FakeQuantize) and m.loaded is outcome]
+        if found:
+            warn(message.format(count=len(found), places=_named(model, found)), CalibrationWarning)
+
+
+def _named(model: nn.Module, quantizers: Collection[FakeQuantize]) -> str:
+    paths = {m: name for name, m in model.named_modules()}
+    names = [m.activation_post_process.owner or paths[m] for m in quantizers]
+    return f"{', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"
 
 
 def _before_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -271,6 +289,12 @@ def _check(state_dict: Mapping[str, Any]) -> None:
             f"{f' and {len(wrong) - 6} more' if len(wrong) > 6 else ''}. Calibration or training broke before it was "
             "saved; look for NaN in the data or the loss."
         )
+    shifted = [k for k, v in tensors.items() if k.endswith(".zero_point") and _QUANTIZER.fullmatch(k) and v.any()]
+    if shifted:
+        raise CheckpointError(
+            f"the checkpoint is of asymmetric quantization, which the BPU does not have: the zero points {shifted[0]}"
+            f"{f' and {len(shifted) - 1} more' if len(shifted) > 1 else ''} are not 0. Calibrate the float model anew."
+        )
 
 
 def _has_tensors(state_dict: Mapping[str, Any]) -> bool:
@@ -310,16 +334,26 @@ def _join(state_dict: Mapping[str, Any], path: str, calls: Iterable[str]) -> dic
     parts = [part for part in parts if isinstance(part.get("scale"), Tensor)]
     low, high = f"{_ACTIVATION}min_val", f"{_ACTIVATION}max_val"
     observed = [p for p in parts if low in p and high in p and bool((p[low].isfinite() & p[high].isfinite()).all())]
-    if observed:
-        joined = dict(max(observed, key=lambda p: float(torch.maximum(p[low].abs(), p[high].abs()).max())))
-        joined[low] = torch.stack([p[low] for p in observed]).amin(0)
-        joined[high] = torch.stack([p[high] for p in observed]).amax(0)
-        # A scale that is many times larger is that of a narrower format.
-        near = [p["scale"] for p in observed if float(p["scale"].max()) < 16 * float(joined["scale"].max())]
-        joined["scale"] = torch.stack(near).amax(0)
-    else:
-        joined = dict(max(parts, key=lambda p: float(p["scale"].max())))
+    if not observed:
+        widest = max(parts, key=lambda p: float(p["scale"].max()) * _steps(p))
+        return {f"{path}.{_ACTIVATION}{name}": value for name, value in widest.items()}
+    joined: dict[str, Any] = dict(max(observed, key=lambda p: float(torch.maximum(p[low].abs(), p[high].abs()).max())))
+    joined[low] = torch.stack([p[low] for p in observed]).amin(0)
+    joined[high] = torch.stack([p[high] for p in observed]).amax(0)
+    joined["scale"] = torch.stack([p["scale"] * (_steps(p) / _steps(joined)) for p in observed]).amax(0)
     return {f"{path}.{_ACTIVATION}{name}": value for name, value in joined.items()}
+
+
+def _steps(entries: Mapping[str, Any]) -> float:
+    """How many steps of its scale a tensor's largest magnitude has: as written, or as its range says."""
+    if isinstance(entries.get("quant_range"), Tensor):
+        smallest, largest = entries["quant_range"].tolist()
+        return (largest - smallest) / 2
+    low, high = (entries.get(f"{_ACTIVATION}{name}") for name in ("min_val", "max_val"))
+    if low is None or high is None:
+        return 1.0
+    steps = float((torch.maximum(low.abs(), high.abs()) / entries["scale"]).max())
+    return steps if 0 < steps < float("inf") else 1.0
 
 
 def _rewrapped(model_keys: Collection[str], state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -345,7 +379,7 @@ def load_calib_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) ->
     Returns:
         The difference; it is false if there is none.
 
-    >>> from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+    >>> from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, LoadedScale
     >>> calibrated, model = nn.Sequential(FakeQuantize()), nn.Sequential(FakeQuantize())
     >>> calibrated[0].set_qparams(0.5)
     >>> bool(load_calib_state_dict(model, calibrated.state_dict())), float(model[0].scale)

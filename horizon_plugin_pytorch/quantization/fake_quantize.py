@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.quantization.partial import Partial
 from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT, Rounded, clamped, integer_limits, round_to_grid
 
 _HALF_RANGES = tuple((dtype.max - dtype.min) / 2 for dtype in (qint8, qint16))
+_OBSERVED = 1e-4  # how far the steps of an observed scale are from those of its format, as a share: rounding
 
 
 class FakeQuantState(Enum):
@@ -53,6 +54,19 @@ _SWITCHES = {
     FakeQuantState.VALIDATION: (False, True),
     FakeQuantState._FLOAT: (False, False),
 }
+
+
+class LoadedScale(Enum):
+    """What became of a checkpoint's scale.
+
+    AS_IT_IS: it was taken. CONVERTED: it was for another number format, and its range was taken. DOUBTFUL: it was
+    taken, and may be for another format, which the checkpoint does not say. IGNORED: the model has a given one.
+    """
+
+    AS_IT_IS = "as it is"
+    CONVERTED = "converted"
+    DOUBTFUL = "doubtful"
+    IGNORED = "ignored"
 
 
 class FakeQuantize(nn.Module):
@@ -106,7 +120,7 @@ class FakeQuantize(nn.Module):
         self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
         self._known = {name: Cache() for name in ("fake_quant_enabled", "observer_enabled", "scale", "range")}
         self._was_set = False
-        self.is_converted = False  # did the scale of the last checkpoint belong to another format?
+        self.loaded = LoadedScale.AS_IT_IS  # what became of the last checkpoint's
         if self.is_fixed:
             self.refresh_scale()
 
@@ -436,29 +450,51 @@ class FakeQuantize(nn.Module):
             f"ch_axis={self.ch_axis}, scale={self.scale}, zero_point={self.zero_point}"
         )
 
-    def _save_to_state_dict(self, *args: Any) -> None:
+    @property
+    def quant_range(self) -> Tensor:
+        """The smallest and largest integer, as state dicts have them: what the scale is for."""
+        return torch.tensor([self.quant_min, self.quant_max], dtype=torch.int32, device=self.scale.device)
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         if not self.scale.is_meta and not self.has_statistics:
             self.finish()
-        super()._save_to_state_dict(*args)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "quant_range"] = self.quant_range
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
-        scale = state_dict.get(prefix + "scale")
-        self.is_converted = False
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, local_metadata: dict, strict: bool, missing: list, unexpected: list,
+        errors: list,
+    ) -> None:  # fmt: skip
+        scale, written = state_dict.get(prefix + "scale"), state_dict.pop(prefix + "quant_range", None)
+        self.loaded = LoadedScale.AS_IT_IS
         if isinstance(scale, Tensor):
-            if scale.shape != self.scale.shape:
-                self._resize(scale)
+            if scale.shape != self.scale.shape and (self.ch_axis >= 0 or scale.numel() == 1):
+                self._resize(scale)  # else torch says that the sizes differ
             self._was_set = self._was_set or bool((scale != 1).any())
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         if self.is_fixed:
             self.refresh_scale()
-        elif isinstance(scale, Tensor):
-            self._check_format(scale, state_dict, prefix)
+            if isinstance(scale, Tensor) and not torch.equal(scale.to(self.scale), self.scale):
+                self.loaded = LoadedScale.IGNORED
+        elif isinstance(scale, Tensor) and scale.shape == self.scale.shape:
+            if isinstance(written, Tensor) and written.shape == (2,):
+                smallest, largest = written.tolist()
+                self._fit_scale(scale, (largest - smallest) / 2)
+            else:
+                self._guess_format(scale, state_dict, prefix)
 
-    def _check_format(self, scale: Tensor, state_dict: dict, prefix: str) -> None:
-        """A checkpoint of another number format brings scales that do not fit.
+    def _fit_scale(self, scale: Tensor, half_range: float) -> None:
+        """Take a scale for a format that has so many steps to its largest magnitude; the range stays."""
+        ratio = half_range / self.activation_post_process.half_range
+        if not 0.5 < ratio < 2:
+            with torch.no_grad():
+                self._store_scale((scale * ratio).clamp(min=self.finest_scale).to(self.scale.device))
+            self.loaded = LoadedScale.CONVERTED
 
-        How many of its steps its range has says which format that was. A scale that was given or trained, and saved
-        without its range, may be far from it: the nearest format counts.
+    def _guess_format(self, scale: Tensor, state_dict: dict, prefix: str) -> None:
+        """State dicts did not always have `quant_range`: an observed scale has exactly as many steps as its range says.
+
+        A scale that was given is not that of its range, and stays as it is.
         """
         ranges = [state_dict.get(f"{prefix}activation_post_process.{name}") for name in ("min_val", "max_val")]
         if any(not isinstance(r, Tensor) or r.shape != scale.shape or not bool(r.isfinite().all()) for r in ranges):
@@ -467,13 +503,13 @@ class FakeQuantize(nn.Module):
         known = (largest > 0) & (scale > self.finest_scale)
         if not bool(known.any()):
             return
+        steps = largest[known] / scale[known]
         mine = self.activation_post_process.half_range
-        steps = float((largest[known] / scale[known]).log().median())
-        theirs = min((mine, *_HALF_RANGES), key=lambda half: abs(steps - math.log(half)))
-        if not 0.5 < theirs / mine < 2:
-            with torch.no_grad():
-                self._store_scale((scale * (theirs / mine)).clamp(min=self.finest_scale).to(self.scale.device))
-            self.is_converted = True
+        nearest = min((mine, *_HALF_RANGES), key=lambda half: abs(float(steps.log().median()) - math.log(half)))
+        if bool(((steps / nearest - 1).abs() < _OBSERVED).all()):
+            self._fit_scale(scale, nearest)
+        elif not 0.5 < nearest / mine < 2:
+            self.loaded = LoadedScale.DOUBTFUL
 
 
 class DynamicFakeQuantize(nn.Module):

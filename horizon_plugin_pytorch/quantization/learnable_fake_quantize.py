@@ -267,11 +267,11 @@ class LearnableFakeQuantize(FakeQuantize):
         super().forget_scale()
         self._checked.clear()
 
-    def _save_to_state_dict(self, *args: Any) -> None:
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         self.forget_scale()
         self.sound_scale()
-        self._pull_range()  # it tells a model of another number format what the scale means
-        super()._save_to_state_dict(*args)
+        self._pull_range()  # it is the range of the trained scale that others are to go on from
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _resize(self, like: Tensor) -> None:
         self.scale.data = torch.ones_like(like, device=self.scale.device)  # an optimizer may hold the parameter

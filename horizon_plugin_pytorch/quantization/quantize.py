@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, warn
@@ -191,7 +192,8 @@ def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str
     """Copy statistics and scales from a calibrated model to another prepared from the same float model.
 
     Calls that have own scales in `src_model` and one scale in `dst_model` are joined: that one covers the ranges of
-    all, and a warning names them.
+    all, and a warning names them. A warning also names what was not copied: scales of one of the two models only, of
+    modules that saw no data in `src_model`, and of those whose scale is given in `dst_model`.
 
     Returns:
         Paths of fake quantizers of `dst_model` that `src_model` does not have; these keep what they had.
@@ -207,13 +209,27 @@ def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str
     targets = {path: m for path, m in dst_model.named_modules() if isinstance(m, FakeQuantize)}
     calls = _calls_joined_in(src_model, source, targets)
     own = dst_model.__dict__.get("own_scales")  # calls that the source does not tell apart start from one scale
-    missing = []
+    missing, taken = [], {id(call) for several in calls.values() for call in several}
+    unseen, given = [], []
     for path, target in targets.items():
         path = path if path in source or own is None else own.owner(path)
-        if path in source:
-            target.join_statistics([source[path], *calls.get(path, ())])
-        else:
+        if path not in source:
             missing.append(path)
+            continue
+        sources = [source[path], *calls.get(path, ())]
+        taken.update(map(id, sources))
+        target.join_statistics(sources)
+        if target.is_fixed and not (sources[0].is_fixed and torch.equal(sources[0].scale, target.scale)):
+            given.append(path)
+        elif not target.is_fixed and not any(s.has_statistics for s in sources):
+            unseen.append(path)
+    left = [path for path, quantizer in source.items() if id(quantizer) not in taken]
+    _tell_what_stays({
+        "not in the source": missing,
+        "only in the source": left,
+        "without data in the source": unseen,
+        "given in the target": given,
+    })  # fmt: skip
     if calls:
         names = [path.removesuffix(".activation_post_process") for path in calls]
         warn(
@@ -222,6 +238,21 @@ def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str
             QuantizationWarning,
         )
     return missing
+
+
+def _tell_what_stays(paths: dict[str, list[str]]) -> None:
+    """Warn of scales that `load_observer_params` does not copy, by the reason."""
+    parts = []
+    for why, found in paths.items():
+        names = ", ".join(path.removesuffix(".activation_post_process") for path in found[:6])
+        if found:
+            parts.append(f"{why}: {names}{f' and {len(found) - 6} more' if len(found) > 6 else ''}")
+    if parts:
+        warn(
+            f"load_observer_params did not copy the scales that are {'; '.join(parts)}. Prepare both models alike, and "
+            "calibrate the source, or what the target has besides.",
+            QuantizationWarning,
+        )
 
 
 def _calls_joined_in(

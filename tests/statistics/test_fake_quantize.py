@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, QuantStub, convert_fx, set_fake_quantize
+from horizon_plugin_pytorch.quantization.fake_quantize import LoadedScale
 from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize
 from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAveragePerChannelMinMaxObserver
 from horizon_plugin_pytorch.quantization.rounding import integer_limits, round_to_grid
@@ -105,7 +106,9 @@ def test_buffers_are_the_documented_ones() -> None:
         "zero_point": ((3,), torch.int64),
         "activation_post_process.min_val": ((3,), torch.float32),
         "activation_post_process.max_val": ((3,), torch.float32),
+        "quant_range": ((2,), torch.int32),  # not a documented one: it says what the scale is for
     }
+    assert {name for name, _ in per_channel(channel_len=3).named_buffers()} == found.keys() - {"quant_range"}
 
 
 def test_repr_is_the_one_that_the_guide_prints() -> None:
@@ -366,7 +369,7 @@ def test_only_the_last_checkpoint_says_whether_its_format_was_another() -> None:
     own = copy.deepcopy(wide.state_dict())
     for state, is_converted in ((narrow.state_dict(), True), (own, False)):
         wide.load_state_dict(state)
-        assert wide.is_converted == is_converted
+        assert (wide.loaded is LoadedScale.CONVERTED) == is_converted
         assert wide.scale.item() == pytest.approx(2.55 / 32767.5)
 
 

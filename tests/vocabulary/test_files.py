@@ -202,7 +202,7 @@ def is_careless(name: str, call: ast.Call) -> bool:
             a.value for a in (*call.args, *(k.value for k in call.keywords)) if isinstance(a, ast.Constant)
         )
     if name in ("torch.load", "np.load", "numpy.load"):
-        return name == "torch.load" and "weights_only" not in keywords or keywords.get("allow_pickle") == "True"
+        return (name == "torch.load" and "weights_only" not in keywords) or keywords.get("allow_pickle") == "True"
     return name in ("pickle.load", "pickle.loads", "pickle.Unpickler") or name.endswith((".write_text", ".write_bytes"))
 
 

@@ -422,6 +422,8 @@ def _share_equal(owner: nn.Module, module: nn.Module) -> None:
 
 # -- state dicts
 
+_SCALE = ".scale"
+
 
 def keep_one_entry(model: nn.Module) -> None:
     """Let the state dict of a model have shared weights once, under the name of the first call."""
@@ -432,10 +434,17 @@ def keep_one_entry(model: nn.Module) -> None:
 
 def _drop_shared(model: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     own: OwnScales = model.__dict__["own_scales"]
-    for key in [key for key in state_dict if key.startswith(prefix)]:
+    for key in [key for key in state_dict if key.startswith(prefix) and not key.endswith(".quant_range")]:
         value, owner = state_dict[key], prefix + own.owner(key[len(prefix) :])
         if owner != key and owner in state_dict and _is_same(value, state_dict[owner]):
             del state_dict[key]
+            if key.endswith(_SCALE):
+                state_dict.pop(_format_key(key), None)
+
+
+def _format_key(scale: str) -> str:
+    """The entry that says what a scale is for."""
+    return f"{scale.removesuffix(_SCALE)}.quant_range"
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -461,13 +470,15 @@ def completed(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]
         return out
     tensors = dict(_tensors(model))
     roots = {**own.copies, **own.relocated}
-    scales = [key for key in state_dict if key.endswith(".scale")]
+    scales = [key for key in state_dict if key.endswith(_SCALE)]
     unknown = [path for path in roots if not any(_is_inside(key, path) for key in scales)]
     for key, value in tensors.items():
         owner = own.owner(key)
         is_unknown = any(_is_inside(key, path) for path in unknown)
         if key not in out and owner in state_dict and (is_unknown or tensors.get(owner) is value):
             out[key] = state_dict[owner]
+            if key.endswith(_SCALE) and _format_key(owner) in state_dict:
+                out.setdefault(_format_key(key), state_dict[_format_key(owner)])
     return out
 
 
