@@ -18,8 +18,12 @@ from horizon_plugin_pytorch.functional import (
     bgr2gray,
     bgr2rgb,
     bgr2yuv,
+    box3d_iou,
+    box3d_iou_bev,
+    box3d_overlap_bev,
     centered_yuv2bgr,
     centered_yuv2rgb,
+    nms3d,
     rgb2bgr,
     rgb2centered_gray,
     rgb2centered_yuv,
@@ -29,7 +33,8 @@ from horizon_plugin_pytorch.functional import (
 
 __all__ = [
     "March", "__version__", "abs", "argmax", "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb", "bgr2yuv",
-    "centered_yuv2bgr", "centered_yuv2rgb", "dtype", "fixed_point", "functional", "fx", "get_march", "march", "nn",
+    "box3d_iou", "box3d_iou_bev", "box3d_overlap_bev", "centered_yuv2bgr", "centered_yuv2rgb", "dtype", "fixed_point",
+    "functional", "fx", "get_march", "march", "nms3d", "nn",
     "qat_mode", "qtensor", "quantization", "rgb2bgr", "rgb2centered_gray", "rgb2centered_yuv", "rgb2gray", "rgb2yuv",
     "set_march", "utils",
 ]  # fmt: skip

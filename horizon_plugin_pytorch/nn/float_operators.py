@@ -10,15 +10,18 @@ from typing import Any
 
 from horizon_plugin_pytorch.nn.anchor_generator import AnchorGenerator
 from horizon_plugin_pytorch.nn.bgr_to_yuv444 import BgrToYuv444, bgr_to_yuv444
+from horizon_plugin_pytorch.nn.boxes3d import box3d_iou, box3d_iou_bev, box3d_overlap_bev, nms3d
 from horizon_plugin_pytorch.nn.detection_post_process import DetectionPostProcess
 from horizon_plugin_pytorch.nn.detection_post_process_v1 import DetectionPostProcessV1
 from horizon_plugin_pytorch.nn.filtering import filter, rle
+from horizon_plugin_pytorch.nn.matching import ig_region_match, max_iou_match
 from horizon_plugin_pytorch.nn.nms import batched_nms, nms
 from horizon_plugin_pytorch.nn.operator_table import Call, Kind, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.proposals import decode, get_top_n
 from horizon_plugin_pytorch.nn.rcnn_post_process import RcnnPostProcess
 from horizon_plugin_pytorch.nn.rotated_boxes import nms_rotated
 from horizon_plugin_pytorch.nn.support import INT8, INTS, WIDE, Marches, Support, on
-from horizon_plugin_pytorch.nn.voxelization import point_pillars_preprocess
+from horizon_plugin_pytorch.nn.voxelization import _voxelization, point_pillars_preprocess
 
 FLOAT = ("float32",)
 INDEX = ("int64",)
@@ -62,6 +65,9 @@ _register("detection_post_process", (DetectionPostProcess,))
 _register("detection_post_process_v1", (DetectionPostProcessV1,), marches=on(bernoulli2=Support(INT8, FLOAT)))
 _register("rcnn_post_process", (RcnnPostProcess,))
 _register("filter", functions=(filter,), marches=_on_all(INTS, FLOAT))
-_register("nms", functions=(nms, batched_nms, nms_rotated))
-_register("point_pillars_preprocess", functions=(point_pillars_preprocess,))
+_register("nms", functions=(nms, batched_nms, nms_rotated, nms3d))
+_register("box_iou", functions=(box3d_iou, box3d_iou_bev, box3d_overlap_bev))
+_register("box_match", functions=(max_iou_match, ig_region_match), marches=_on_all(FLOAT, INDEX))
+_register("box_decode", functions=(decode, get_top_n))
+_register("point_pillars_preprocess", functions=(point_pillars_preprocess, _voxelization))
 _register("rle", functions=(rle,), marches=_on_all((*INTS, *INDEX), INDEX), result=Kind.INDEX)

@@ -9,6 +9,7 @@ from horizon_plugin_pytorch.nn.boxes import require_real, top
 from horizon_plugin_pytorch.nn.leaf import leaf
 from horizon_plugin_pytorch.nn.nms import suppress
 
+_PAIRS_AT_ONCE = 1 << 15  # a pair takes about four kilobytes
 _TOLERANCE = 1e-9  # a corner this close to an edge lies on it, edges this close in direction are parallel
 
 
@@ -64,6 +65,20 @@ def _shared_area(a: Tensor, b: Tensor) -> Tensor:
     return _cross(ring, ring.roll(-1, 1)).sum(1).clamp(min=0) / 2
 
 
+def shared_areas(a: Tensor, b: Tensor) -> Tensor:
+    """Area of the intersection of every box of `a` with every box of `b`: ``(x, y, width, height, angle)``, float64."""
+    first, second = a.double(), b.double()
+    corners_a, corners_b = _corners(first), _corners(second)
+    # Only pairs whose bounding rectangles meet are looked at.
+    low = torch.maximum(corners_a.amin(1)[:, None], corners_b.amin(1)[None])
+    high = torch.minimum(corners_a.amax(1)[:, None], corners_b.amax(1)[None])
+    i, j = (high > low).all(-1).nonzero().unbind(1)
+    shared = first.new_zeros(len(a), len(b))
+    for rows, columns in zip(i.split(_PAIRS_AT_ONCE), j.split(_PAIRS_AT_ONCE), strict=True):
+        shared[rows, columns] = _shared_area(corners_a[rows], corners_b[columns])
+    return shared
+
+
 def rotated_overlap(a: Tensor, b: Tensor) -> Tensor:
     """Intersection over union of every box of `a` with every box of `b`: ``(x, y, width, height, angle)``, radians.
 
@@ -73,16 +88,10 @@ def rotated_overlap(a: Tensor, b: Tensor) -> Tensor:
     >>> rotated_overlap(square, turned).mul(3).round()
     tensor([[3., 1., 0.]])
     """
-    first, second = a.double(), b.double()
-    corners_a, corners_b = _corners(first), _corners(second)
-    # Only pairs whose bounding rectangles meet are looked at.
-    low = torch.maximum(corners_a.amin(1)[:, None], corners_b.amin(1)[None])
-    high = torch.minimum(corners_a.amax(1)[:, None], corners_b.amax(1)[None])
-    i, j = (high > low).all(-1).nonzero().unbind(1)
-    shared = first.new_zeros(len(a), len(b))
-    shared[i, j] = _shared_area(corners_a[i], corners_b[j])
-    areas = [box[:, 2] * box[:, 3] for box in (first, second)]
-    return (shared / (areas[0][:, None] + areas[1][None] - shared)).to(a.dtype)
+    shared = shared_areas(a, b)
+    areas = [box[:, 2].double() * box[:, 3].double() for box in (a, b)]
+    union = areas[0][:, None] + areas[1][None] - shared
+    return torch.where(union > 0, shared / union, 0.0).to(a.dtype)
 
 
 @leaf

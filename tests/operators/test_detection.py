@@ -16,7 +16,8 @@ from horizon_plugin_pytorch import nn as hnn
 from horizon_plugin_pytorch.errors import OperatorInputError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.boxes import clip, decode, overlap
-from horizon_plugin_pytorch.nn.functional import batched_nms, filter, nms, point_pillars_preprocess, rle
+from horizon_plugin_pytorch.nn.functional import batched_nms, filter, max_iou_match, nms, point_pillars_preprocess, rle
+from horizon_plugin_pytorch.nn.functional import decode as decode_boxes
 from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_module, rows
 from horizon_plugin_pytorch.nn.rotated_boxes import rotated_overlap
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -456,53 +457,6 @@ def test_runs_of_a_qtensor_and_of_fractions() -> None:
         rle(torch.tensor(3))
 
 
-def _voxels(points: Tensor, pc_range: Any, size: Any, most: int, per_voxel: int) -> dict[tuple[int, ...], list[Any]]:
-    found: dict[tuple[int, ...], list[Any]] = {}
-    for p in points.tolist():
-        cell = tuple(math.floor((p[a] - pc_range[a]) / size[a]) for a in range(3))
-        limit = [round((pc_range[3 + a] - pc_range[a]) / size[a]) for a in range(3)]
-        if any(not 0 <= c < m for c, m in zip(cell, limit, strict=True)):
-            continue
-        if cell not in found and len(found) == most:
-            continue
-        if len(found.setdefault(cell, [])) < per_voxel:
-            found[cell].append(p)
-    return found
-
-
-@settings(deadline=None)
-@given(st.integers(0, 60), st.integers(1, 12), st.integers(1, 5), st.integers(0, 1000))
-def test_voxels_are_those_of_a_plain_loop(count: int, most: int, per_voxel: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    clouds = [torch.rand(n, 4, generator=generator) * 5 - 0.5 for n in (count, 7)]
-    pc_range, size = (0.0, 0.0, 0.0, 4.0, 3.0, 2.0), (1.0, 1.0, 2.0)
-    features, coords = point_pillars_preprocess(clouds, pc_range, size, most, per_voxel)
-    row = 0
-    for sample, cloud in enumerate(clouds):
-        for (x, y, z), points in _voxels(cloud, pc_range, size, most, per_voxel).items():
-            assert coords[row].tolist() == [sample, z, y, x]
-            assert torch.equal(features[row, : len(points)], torch.tensor(points))
-            assert not features[row, len(points) :].any()
-            row += 1
-    assert row == len(coords) == len(features)
-    padded, places = point_pillars_preprocess(clouds, pc_range, size, most, per_voxel, use_max=True)
-    assert padded.shape == (2 * most, per_voxel, 4)
-    real = places[:, 0] >= 0
-    assert torch.equal(padded[real], features) and torch.equal(places[real], coords)
-    assert not padded[~real].any() and bool((places[~real] == -1).all())
-
-
-def test_points_are_normalised() -> None:
-    cloud = torch.tensor([[1.0, 2.0, 0.5, 100.0]])
-    arguments = ([cloud], (0, 0, 0, 4, 4, 1), (1, 1, 1), 4, 2, False)
-    features, _ = point_pillars_preprocess(*arguments, (0, 0, 0, 0, 4, 4, 1, 200), (0, 1, 2, 3))
-    assert features.tolist() == [[[0.25, 0.5, 0.5, 0.5], [0.0] * 4]]
-    partly, _ = point_pillars_preprocess(*arguments, norm_range=(0, 200), norm_dims=(3,))
-    assert partly[0, 0].tolist() == [1.0, 2.0, 0.5, 0.5]
-    with pytest.raises(ValueError, match="1 minima and 1 maxima"):
-        point_pillars_preprocess(*arguments, norm_range=(0, 1, 2, 3), norm_dims=(3,))
-
-
 class Detector(nn.Module):
     """One level, two anchors a position, two classes."""
 
@@ -652,7 +606,7 @@ def test_every_float_operator_of_the_table_is_here() -> None:
     tested = [
         hnn.BgrToYuv444, hnn.AnchorGenerator, hnn.DetectionPostProcess, hnn.DetectionPostProcessV1, hnn.RcnnPostProcess
     ]  # fmt: skip
-    functions = [filter, nms, point_pillars_preprocess]
+    functions = [filter, nms, point_pillars_preprocess, decode_boxes, max_iou_match, functional.box3d_iou]
     found = [row_of_module(cls) for cls in tested] + [row_of_function(f)[0] for f in functions]  # type: ignore[index]
     assert {row.name for row in rows() if row.is_real} == {row.name for row in found if row is not None}
 
