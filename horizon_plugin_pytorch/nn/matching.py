@@ -83,7 +83,8 @@ def max_iou_match(
         gt_boxes: ground truth ``[B, m, 4 or more]``, padded with anything.
         gt_boxes_num: ``[B]``, how many of an image's are real; the first ones.
         pos_iou: from this intersection over union on, a box is positive.
-        neg_iou: below this it is negative; between the two it is ignored.
+        neg_iou: below this it is negative, as are all boxes of an image without ground truth; between the two it is
+            ignored.
         allow_low_quality_match: a ground truth that no box is matched to takes its best box, or several if equal.
         low_quality_match_iou: with at least this intersection over union.
         legacy_bbox: right and bottom are the last pixels inside: sides are one longer.

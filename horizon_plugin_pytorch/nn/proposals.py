@@ -115,7 +115,7 @@ def decode(
         is_background = torch.arange(count, device=scores.device) == background_class_idx % count
         by_class = by_class.masked_fill(is_background, -torch.inf)
     best, classes = by_class.max(1)
-    moves = regressions.reshape(len(boxes), -1, 4)
+    moves = regressions.unflatten(1, (-1, 4))
     moves = moves[:, 0] if moves.shape[1] == 1 else moves[torch.arange(len(boxes), device=moves.device), classes]
     if regression_scale is not None:
         moves = moves * torch.as_tensor(regression_scale, dtype=moves.dtype, device=moves.device)

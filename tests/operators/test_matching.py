@@ -41,7 +41,7 @@ def _matched(boxes: Any, truth: Any, pos: float, neg: float, low: float | None, 
         if row and best >= pos:
             found.append((1, row.index(best)))
         else:
-            found.append((0 if best < neg else -1, -1))
+            found.append((0 if best < neg or not truth else -1, -1))  # without ground truth all are negative
     taken = {which for flag, which in found if flag == 1}
     claims: dict[int, tuple[float, int]] = {}
     for j in range(len(truth)) if low is not None else ():
