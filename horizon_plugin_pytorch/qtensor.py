@@ -23,6 +23,7 @@ from torch.utils import checkpoint
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
 from horizon_plugin_pytorch.errors import QuantizationWarning, is_package_code, is_user_code
 from horizon_plugin_pytorch.running import interceptor
+from horizon_plugin_pytorch.writing import written
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
@@ -267,9 +268,11 @@ class QTensor(Tensor):
             args, kwargs = pytree.tree_map(lambda x: x.dequantize() if isinstance(x, QTensor) else x, (args, kwargs))
             return func(*args, **kwargs)
         handler = _HANDLERS.get(func)
-        if handler is not None:
-            return handler(func, args, kwargs)
-        raise unsupported(func)
+        if handler is None:
+            raise unsupported(func)
+        if kwargs.get("out") is not None:
+            raise NotImplementedError(f"{described(func)} has no quantized form with `out`: use its result instead.")
+        return settled(func, args, kwargs, handler(func, args, kwargs))
 
 
 def reads_no_numbers(func: Callable, args: tuple, kind: type) -> bool:
@@ -319,6 +322,15 @@ def become(x: Tensor, other: Tensor) -> None:
     x.__class__, other.__class__ = other.__class__, x.__class__
     x.__dict__, other.__dict__ = other.__dict__, x.__dict__
     torch._C._swap_tensor_impl(x, other)  # type: ignore[attr-defined]
+
+
+def settled(func: Callable, args: tuple, kwargs: dict, out: Any) -> Any:
+    """The result of a call; of one that writes in place, the tensor that it writes to, which has that value now."""
+    target = written(func, args, kwargs)
+    if not isinstance(target, Tensor) or not isinstance(out, Tensor) or out is target:
+        return out
+    become(target, out)
+    return target
 
 
 def real_qtensor(

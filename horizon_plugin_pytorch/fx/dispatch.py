@@ -28,7 +28,7 @@ from horizon_plugin_pytorch.fx.call_site import (
     unmet_module,
 )
 from horizon_plugin_pytorch.fx.chance import BY_CHANCE, by_chance
-from horizon_plugin_pytorch.fx.recording import CASTS, as_call, is_write, operator_name, row_of_call
+from horizon_plugin_pytorch.fx.recording import CASTS, as_call, operator_name, row_of_call
 from horizon_plugin_pytorch.fx.results import tensors_in
 from horizon_plugin_pytorch.fx.tracer import user_frames
 from horizon_plugin_pytorch.hooks import keep
@@ -37,8 +37,9 @@ from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.nn.unfinished import Unfinished
-from horizon_plugin_pytorch.qtensor import QTensor, become, keeps_scale
+from horizon_plugin_pytorch.qtensor import QTensor, become, keeps_scale, settled
 from horizon_plugin_pytorch.running import Run, current, innermost, interceptor
+from horizon_plugin_pytorch.writing import writes
 
 
 class _Met(threading.local):
@@ -196,28 +197,28 @@ class Dispatcher:
                 raise _called_too_often(f"`{name}` {at(site.scope, here(name).line)}", site.occurrence)
             raise self._unknown(here(name))
         if BY_CHANCE in variants:
-            return self._written(func, args, by_chance(func, args, kwargs))
+            return self._settled(func, args, kwargs, by_chance(func, args, kwargs))
         call = _bound(found[1], call_args, call_kwargs, name) if variants else None
         if call is None:
             return NotImplemented
         variant = self._variant(variants, call, name)
         module = self.resolve(variant.path)
         if isinstance(module, FusedAway):
-            return self._written(func, args, module(call.args[0]), bool(kwargs.get("inplace")))
+            return self._settled(func, args, kwargs, module(call.args[0]))
         run = module if call.method is None else getattr(module, call.method)
         given = variant.computed(call) if getattr(module, "takes_weight", False) else {}
         out = run(*call.args, **call.kwargs, **variant.followed(call), **given)
-        return self._written(func, args, out)
+        return self._settled(func, args, kwargs, out)
 
-    def _written(self, func: Callable, args: tuple, out: Any, writes: bool = False) -> Any:
+    def _settled(self, func: Callable, args: tuple, kwargs: dict[str, Any], out: Any) -> Any:
         """The result of a call; of one that writes, the tensor that is written."""
-        if not (writes or is_write(func)):
+        if not writes(func, args, kwargs):
             return out
         fused = innermost().fused
         last = {group: step for group, (step, given) in fused.items() if given is out}
-        become(args[0], out)  # `x.add_(y)`: every name of x sees the result
-        fused.update({group: (step, args[0]) for group, step in last.items()})
-        return args[0]
+        target = settled(func, args, kwargs, out)
+        fused.update({group: (step, target) for group, step in last.items()})
+        return target
 
     def require_met(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         """Insist that a function which has no module ran when the model was prepared, or keeps the numbers it gets.

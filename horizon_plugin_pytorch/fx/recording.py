@@ -30,6 +30,7 @@ from horizon_plugin_pytorch.fx.call_site import (
     is_called,
 )
 from horizon_plugin_pytorch.fx.chance import mark_chance
+from horizon_plugin_pytorch.fx.memory import Memory, changed, distinct, versions
 from horizon_plugin_pytorch.fx.packing import PackedGraph
 from horizon_plugin_pytorch.fx.results import own_tensors, tensors_in
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
@@ -38,6 +39,7 @@ from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_fu
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.nn.unfinished import is_shape
 from horizon_plugin_pytorch.running import Run, running
+from horizon_plugin_pytorch.writing import writes
 
 # Python's operators with the tensor on the right.
 _REVERSED: dict[str, Callable] = {
@@ -79,15 +81,6 @@ def row_of_call(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> tu
     """The row and binder of a call in a graph."""
     find = row_of_function if op == "call_function" else row_of_method
     return find(target, args, kwargs)
-
-
-_WRITING = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "and", "or", "xor")} | {"__setitem__"}
-
-
-def is_write(function: Callable) -> bool:
-    """Does a function of torch write to its first argument: ``x.add_(y)``, ``x += y``, ``x[0] = y``?"""
-    name = getattr(function, "__name__", "")
-    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
 
 
 CASTS = frozenset({"to", "to_numbers"})  # rows of casts: `x.to(y.dtype)`, `x.float()`
@@ -140,9 +133,7 @@ class Recorder(TorchFunctionMode):
         self._called: Counter[str] = Counter()
         self.runs: list[list[LoggedCall]] = []
         self._handed: dict[fx.Node, None] = {}
-        self._time = 0
-        self._bound: dict[int, int] = {}  # when a tensor became known
-        self._writes: dict[int, tuple[int, int]] = {}  # when memory was last written to, and through which tensor
+        self._memory = Memory()
 
     # -- values
 
@@ -151,8 +142,7 @@ class Recorder(TorchFunctionMode):
         if isinstance(value, Tensor):
             self._nodes[id(value)] = node
             self._alive[id(value)] = weakref.ref(value, functools.partial(self._forget, id(value)))
-            self._time += 1
-            self._bound[id(value)] = self._time
+            self._memory.know(value)
             node.meta.setdefault("dtype", value.dtype)
             node.meta.setdefault("shape", tuple(value.shape))
         elif isinstance(value, (tuple, list)):
@@ -169,8 +159,9 @@ class Recorder(TorchFunctionMode):
 
     def _forget(self, key: int, gone: Any) -> None:
         """A tensor is gone."""
-        for known in (self._alive, self._nodes, self._bound):
-            known.pop(key, None)  # type: ignore[attr-defined]
+        self._alive.pop(key, None)
+        self._nodes.pop(key, None)
+        self._memory.forget(key)
 
     def node_of(self, value: Tensor) -> fx.Node:
         """The node whose result a tensor is."""
@@ -217,7 +208,7 @@ class Recorder(TorchFunctionMode):
 
     # -- calls
 
-    def _add(self, key: Any, make: Callable[[], fx.Node], out: Any, scope: str, is_stale: bool) -> None:
+    def _add(self, key: Any, make: Callable[[], fx.Node], out: Any, scope: str, stale: fx.Node | None) -> fx.Node:
         occurrence = self._met[key]
         self._met[key] += 1
         full = (key, occurrence)
@@ -227,47 +218,57 @@ class Recorder(TorchFunctionMode):
             node.meta["nn_module_stack"] = {scope: (scope, "")} if scope else {}
             node.meta["block"] = self._block
             node.meta["calls"] = self._stack
-            node.meta["is_stale"] = is_stale
             node.meta["is_training_only"] = self._model.training  # the eval run comes first
             if isinstance(key, CallSite):
                 node.meta["site"] = key
-        self._bind(out, self._known[full])
+        node = self._known[full]
+        if stale is not None:
+            node.meta["stale_by"] = stale
+        self._bind(out, node)
+        return node
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if self._depth:
+            return func(*args, **kwargs)
         self._depth += 1
         try:
-            out = func(*args, **kwargs)
+            return self._function(func, args, kwargs)
         finally:
             self._depth -= 1
-        if getattr(func, "__name__", "") == "__setitem__":
-            out = args[0]
-        if self._depth == 0 and is_shape(func) and id(args[0]) in self._nodes:
+
+    def _function(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a function that the model calls."""
+        leaves = _leaves((args, kwargs))
+        before = versions(leaves)
+        out = result = func(*args, **kwargs)
+        is_assignment = getattr(func, "__name__", "") == "__setitem__"
+        if is_assignment:
+            result = args[0]
+        elif not writes(func, args, kwargs):
+            out = result = distinct(out, leaves)
+        if is_shape(func) and id(args[0]) in self._nodes:
             self._nodes[id(args[0])].meta["is_measured"] = True
-        is_stale = self._depth == 0 and self._reads_stale(args, kwargs)
-        if self._depth == 0 and any(isinstance(x, Tensor) for x in pytree.tree_leaves(out)):
+        stale = self._memory.stale(leaves, is_assignment)
+        if any(isinstance(x, Tensor) for x in pytree.tree_leaves(result)):
             op, target, call_args, call_kwargs = as_call(func, args, kwargs)
             site = here(operator_name(op, target, call_args, call_kwargs))
-            self._add(
+            node = self._add(
                 site,
                 lambda: self.graph.create_node(op, target, self._arguments(call_args), self._arguments(call_kwargs)),
-                out,
+                result,
                 site.scope,
-                is_stale,
+                stale,
             )
-            if is_write(func):
-                self._writes[_memory(args[0])] = self._time, id(args[0])
+            self._note_writes(node, changed(leaves, before), result)
         return out
 
-    def _reads_stale(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """Is an argument's memory written to through another tensor, since it became known?"""
-        leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        for leaf in leaves:
-            when, writer = self._writes.get(_memory(leaf), (0, 0))
-            is_written_back = leaf is leaves[0] and writer == id(leaves[-1])  # the last step of `x[0] += y`
-            if when > self._bound.get(id(leaf), when) and not is_written_back:
-                return True
-        return False
+    def _note_writes(self, node: fx.Node, changed: list[Tensor], out: Any) -> None:
+        """A call changed some of the tensors that it was given."""
+        if changed:
+            node.meta["writes"] = True
+            writer = next((x for x in changed if x is out), None)
+            self._memory.write(changed, writer, node)
 
     def unseen(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         """An operator ran, and torch did not report the function that called it."""
@@ -284,7 +285,7 @@ class Recorder(TorchFunctionMode):
             node.meta["is_unseen"] = True
             return node
 
-        self._add((site, "unseen"), make, out, site.scope, False)
+        self._add((site, "unseen"), make, out, site.scope, None)
 
     def leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str = "") -> Any:
         """Run a leaf module, or a method of a FloatFunctional, as one node."""
@@ -314,8 +315,8 @@ class Recorder(TorchFunctionMode):
             self._stack = before
 
     def _leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str) -> Any:
-        scope = current_scope()
-        is_stale = self._reads_stale(args, kwargs)
+        scope, leaves = current_scope(), _leaves((args, kwargs))
+        stale = self._memory.stale(leaves)
 
         def make() -> fx.Node:
             call_args, call_kwargs = self._arguments(args), self._arguments(kwargs)
@@ -326,8 +327,11 @@ class Recorder(TorchFunctionMode):
 
         self._depth += 1
         try:
+            before = versions(leaves)
             out = run()
-            self._add((path, method), make, out, scope, is_stale)
+            written = changed(leaves, before)
+            out = out if written else distinct(out, leaves)
+            self._note_writes(self._add((path, method), make, out, scope, stale), written, out)
         finally:
             self._depth -= 1
         return out
@@ -354,6 +358,9 @@ class Recorder(TorchFunctionMode):
             node = self._nodes.get(id(tensor))
             if node is not None and node.op not in ("placeholder", "get_attr"):
                 self._handed.setdefault(node)
+                stale = self._memory.stale([tensor])
+                if stale is not None:
+                    node.meta["handed_out_stale"] = stale
 
     def finish(self) -> fx.Graph:
         """The graph; whatever nobody reads is an output too, as code that is not seen may have taken it."""
@@ -372,8 +379,7 @@ class Recorder(TorchFunctionMode):
         self._called.clear()
         self._stack = ()
         self.runs.append([])
-        self._writes.clear()
-        self._bound.clear()
+        self._memory.clear()
         self._inputs = 0
 
 
@@ -408,8 +414,8 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr() if x.layout is torch.strided else 0
+def _leaves(tree: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def _meta(node: fx.Node) -> dict[str, Any]:

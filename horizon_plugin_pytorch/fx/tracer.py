@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.fx.call_site import ModuleCall
 from horizon_plugin_pytorch.nn.leaf import first_proxy
 from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
 
 _LEAF_CLASSES: set[type] = set()
 # Torch's own code does not see a size that is being traced among these arguments: `torch.zeros(x.shape[0], 1)`,
@@ -38,6 +39,11 @@ class _Written(torch.fx.Proxy):
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data":
+            raise TypeError("assignment to `x.data`")
+        super().__setattr__(name, value)
+
 
 def _in_place(target: Any) -> Any:
     def record(self: torch.fx.Proxy, other: Any) -> torch.fx.Proxy:
@@ -46,7 +52,7 @@ def _in_place(target: Any) -> Any:
     return record
 
 
-for _target in (operator.iadd, operator.isub, operator.imul, operator.itruediv):
+for _target in IN_PLACE_OPERATORS:
     setattr(_Written, f"__{_target.__name__}__", _in_place(_target))
 
 
@@ -250,6 +256,8 @@ def _remedy(error: Exception) -> str:
             "a size is not known as a number while tracing, so `range(x.shape[0])` cannot be run. Write the number, or "
             "take it from the model's configuration: `range(self.levels)`."
         )
+    if "assignment to `x.data`" in text:
+        return "a graph has no form for `x.data = y`. Go on with the new tensor, as in `x = y`."
     if "item assignment" in text:
         return (
             "writing into a part of a tensor has no form in a graph. Build the tensor from its parts with `torch.cat` "

@@ -147,16 +147,20 @@ def _reduce(func: Callable, args: tuple, kwargs: dict) -> QTensor:
 
 _BOOLEAN = Support(("qbool", *INTS), ("qbool",))
 _ROWS: tuple[tuple[str, list[str], tuple[Callable, ...], Callable], ...] = (
-    ("logical_and", ["bitwise_and", "__and__", "__rand__"], (operator.and_,), _bitwise(torch.logical_and)),
-    ("logical_or", ["bitwise_or", "__or__", "__ror__"], (operator.or_,), _bitwise(torch.logical_or)),
-    ("logical_xor", ["bitwise_xor", "__xor__", "__rxor__"], (operator.xor,), _bitwise(torch.logical_xor)),
-    ("logical_not", ["bitwise_not", "__invert__"], (operator.invert, operator.inv), _bitwise(torch.logical_not)),
-)
+    ("logical_and", ["bitwise_and", "bitwise_and_", "__and__", "__rand__", "__iand__"], (operator.and_,),
+     _bitwise(torch.logical_and)),
+    ("logical_or", ["bitwise_or", "bitwise_or_", "__or__", "__ror__", "__ior__"], (operator.or_,),
+     _bitwise(torch.logical_or)),
+    ("logical_xor", ["bitwise_xor", "bitwise_xor_", "__xor__", "__rxor__", "__ixor__"], (operator.xor,),
+     _bitwise(torch.logical_xor)),
+    ("logical_not", ["bitwise_not", "bitwise_not_", "__invert__"], (operator.invert, operator.inv),
+     _bitwise(torch.logical_not)),
+)  # fmt: skip
 for _name, _names, _python, _handler in _ROWS:
     _register(_name, [*_names, _name, f"{_name}_"], _python, on(bayes=_BOOLEAN), _handler)
     handle(getattr(torch, _name), getattr(Tensor, _name), getattr(Tensor, f"{_name}_"))(_logical)
 for _name, _combined in (("mul", torch.logical_and), ("add", torch.logical_or)):
-    _names = [_name, f"{_name}_", f"__{_name}__", f"__r{_name}__"]
+    _names = [_name, f"{_name}_", f"__{_name}__", f"__r{_name}__", f"__i{_name}__"]
     handle(*_spellings(_names))(_as_numbers_or_masks(_combined))
 handle(torch.sum, Tensor.sum)(_count)
 _REDUCED = Limit(  # published for the NASH chips

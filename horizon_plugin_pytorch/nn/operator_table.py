@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.support import EVERYWHERE, GROUPS, Marches, Support, group_of
+from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
 
 
 class ScaleRule(Enum):
@@ -194,7 +195,7 @@ def row_of_function(
 ) -> tuple[Operator, Binder] | None:
     """The row and binder of a torch function; of this call of it, if its arguments are given."""
     try:
-        found = _BY_FUNCTION.get(function, [])
+        found = _BY_FUNCTION.get(function) or _BY_FUNCTION.get(IN_PLACE_OPERATORS.get(function, function), [])
     except TypeError:  # unhashable
         return None
     return _row_of_call(found, args, kwargs)
@@ -229,7 +230,7 @@ def advise(text: str, *targets: Any) -> None:
 def advice_for(target: Any) -> str:
     """What to write instead of a function or method without a row; empty if nothing better is known."""
     try:
-        return _ADVICE.get(target, "")
+        return _ADVICE.get(target) or _ADVICE.get(IN_PLACE_OPERATORS.get(target, target), "")
     except TypeError:  # unhashable
         return ""
 

@@ -95,8 +95,8 @@ def _keep_with_zeros(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _without_writing(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """``x.squeeze_()`` as ``x.squeeze()``: in a graph, later readers read the result."""
-    return keep_scale(getattr(Tensor, func.__name__.removesuffix("_")), args, kwargs)
+    """``x.squeeze_()`` as ``x.squeeze()``; the result is written to `x` afterwards."""
+    return _with_zero(keep_scale(getattr(Tensor, func.__name__.removesuffix("_")), args, kwargs))
 
 
 _PAD = _arguments("input, pad, mode='constant', value=None")
@@ -371,7 +371,7 @@ _MAX_POOL = on(
 _OTHER_MAX_POOLS = on(bayes=Support(INT8, INT8, note="not in the published tables"))
 
 _ROWS: dict[str, _Row] = {
-    "identity": _Row("clone contiguous detach", marches=_MOVES_EVERYWHERE, modules=(nn.Identity,)),
+    "identity": _Row("clone contiguous detach detach_", marches=_MOVES_EVERYWHERE, modules=(nn.Identity,)),
     "to": _Row("to type_as cpu cuda", None, _MOVES_EVERYWHERE),
     "dropout": _Row(
         "dropout dropout1d dropout2d dropout3d",
@@ -403,7 +403,7 @@ _ROWS: dict[str, _Row] = {
     "select": _Row("narrow select diagonal", marches=_SELECTS),
     "gather": _Row("gather take_along_dim index_select take", marches=_MOVES_FROM_BAYES),
     "flip": _Row("flip fliplr flipud rot90 roll", marches=FROM_BAYES),
-    "tril": _Row("tril triu", _keep_with_zeros, FROM_BAYES),
+    "tril": _Row("tril triu tril_ triu_", _keep_with_zeros, FROM_BAYES),
     "unfold": _Row("unfold", _keep_with_zeros, FROM_BAYES, (nn.Unfold,)),
     "fold": _Row("fold", _fold, FROM_BAYES, (nn.Fold,), takes=_lies_side_by_side),
     "pad": _Row("pad", _pad, on(bayes=Support(limits=(_NO_REFLECT,))), signature="input pad mode value"),

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.errors import OperatorInputError, at, is_user_code
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.real_tensor import marked, unmarked
+from horizon_plugin_pytorch.qtensor import become
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.running import interceptor
 
@@ -111,6 +112,7 @@ class PlacedModule(Successor):
     operator: str = ""  # its row in the operator table
     stub_paths: dict[int, str] = {}  # arguments, by position, that go through a stub of the model first
     is_accumulator: bool = False  # does its accumulator leave as float, where the quantized part ends?
+    writes_input: bool = False  # was it written with `inplace=True`? Then all names of its input see the result
 
     @property
     def place(self) -> str:
@@ -128,7 +130,7 @@ class PlacedModule(Successor):
             if module is not self:
                 return module(*args, **kwargs)
         is_run = interceptor() is not None  # by the forward of the user's model
-        step = None
+        step, given = None, args
         if is_run and self.member is not None:
             step, args = self.member.take(args)
         if is_run:
@@ -138,9 +140,17 @@ class PlacedModule(Successor):
         try:
             out = super().__call__(*args, **kwargs)
             out = marked(out) if is_run and self.gives_real else out
-            return out if step is None else self.member.give(step, out)
+            out = out if step is None else self.member.give(step, out)
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
+        return self._written(given[0] if given else kwargs.get("input"), out) if self.writes_input else out
+
+    def _written(self, target: Any, out: Any) -> Any:
+        """The result, written to what the module was called on."""
+        if isinstance(target, Tensor) and isinstance(out, Tensor) and target is not out:
+            become(target, out)
+            return target
+        return out
 
     @property
     def gives_real(self) -> bool:

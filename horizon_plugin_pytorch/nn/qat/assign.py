@@ -6,12 +6,12 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.nn.assign import Assign as _Float
 from horizon_plugin_pytorch.nn.comparison import truth
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn.operator_table import Call, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.composite import Composite, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.where import Where
@@ -60,8 +60,6 @@ class Assign(Composite):
 
 
 def _bind(x: Any, index: Any, value: Any) -> Call:
-    if isinstance(x, fx.Node) and x.op == "get_attr":
-        raise NotBindable("it would write quantized values into a parameter or buffer; write to a `clone()` of it")
     return Call(_Float, (x, value, index))
 
 

@@ -77,8 +77,8 @@ advise(
 )  # fmt: skip
 register(Operator(
     "div", ScaleRule.OWN, Div, Div, (_Float,),
-    {torch.div: _div, torch.divide: _div, torch.true_divide: _div, operator.truediv: _div, operator.itruediv: _div},
-    {"div": _div, "div_": _div, "divide": _div, "true_divide": _div},
+    {torch.div: _div, torch.divide: _div, torch.true_divide: _div, operator.truediv: _div},
+    dict.fromkeys(("div", "div_", "divide", "divide_", "true_divide", "true_divide_"), _div),
     on(bayes=Support(("qint16",), ("qint16",), note="reciprocal by table in int16")),
     real_inputs=("y",),
 ))  # fmt: skip

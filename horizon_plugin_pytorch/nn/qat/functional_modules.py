@@ -222,10 +222,10 @@ _JOINED = on(
 # A FloatFunctional may be called for matmul, whose accumulator can leave as float; other methods check at the call.
 register(Operator("functional", ScaleRule.OWN, FloatFunctional, QFunctional, (_Float,), has_real_output=True))
 _ROWS: tuple[tuple[str, dict[Callable, Any], dict[str, Any], Marches], ...] = (
-    ("add", {torch.add: _add, operator.add: _add, operator.iadd: _add}, {"add": _add, "add_": _add}, _ADD),
-    ("sub", {torch.sub: _sub, torch.subtract: _sub, operator.sub: _sub, operator.isub: _sub, torch.rsub: _right_sub},
+    ("add", {torch.add: _add, operator.add: _add}, {"add": _add, "add_": _add}, _ADD),
+    ("sub", {torch.sub: _sub, torch.subtract: _sub, operator.sub: _sub, torch.rsub: _right_sub},
      {"sub": _sub, "sub_": _sub, "subtract": _sub, "subtract_": _sub}, _PAIR),
-    ("mul", {torch.mul: _mul, torch.multiply: _mul, operator.mul: _mul, operator.imul: _mul},
+    ("mul", {torch.mul: _mul, torch.multiply: _mul, operator.mul: _mul},
      {"mul": _mul, "mul_": _mul, "multiply": _mul, "multiply_": _mul}, _PAIR),
     ("cat", {torch.cat: _cat, torch.concat: _cat, torch.concatenate: _cat}, {}, _JOINED),
     ("stack", {torch.stack: _stack}, {}, _JOINED),

@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.nn.quantized.module import require_float32
 
 _INTERNAL = {"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", *nn.Module().__dict__}
 _MISSING = object()
+_CONSTANT = "_tensor_constant"  # what torch calls tensors that the forward makes, as ``torch.tensor(0.5)``
 _HOOKS = "_load_state_dict_pre_hooks"
 
 
@@ -68,6 +69,11 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
             own.update(theirs)  # type: ignore[arg-type]
             for name, value in traced.items():
                 own.setdefault(name, value)
+        # They are the code's and no part of a checkpoint, as in a model that runs its own forward.
+        self._non_persistent_buffers_set.update(source._non_persistent_buffers_set)
+        self._non_persistent_buffers_set.update(
+            name for name in self._buffers if name.startswith(_CONSTANT) and name not in source._buffers
+        )
         for name, value in source.__dict__.items():
             if name not in self.__dict__ and name not in _INTERNAL and name not in self._buffers:
                 self.__dict__[name] = value
@@ -76,6 +82,12 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
             self.__dict__["_source_class"] = source._source_class
         elif source_class is not nn.Module and not isinstance(source, torch.fx.GraphModule):
             self.__dict__["_source_class"] = source_class
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        for name in self._non_persistent_buffers_set:  # earlier versions saved them
+            if name.startswith(_CONSTANT):
+                state_dict.pop(prefix + name, None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -103,7 +103,7 @@ class _Matcher:
                     return None
                 if self.only is not None and other not in self.only:  # a number that the graph computes, not a tensor
                     return None
-                if self._is_read(start):  # the layer moves to the place of the add
+                if self._is_read(start) or _is_overwritten(start, node):  # the layer moves to the place of the add
                     return None
                 if any(member.meta.get("is_measured") for member in chain) and _changes_shape(chain):
                     return None  # the layer runs where the add is, so its result's shape is not known before
@@ -128,6 +128,13 @@ class _Matcher:
         path = called_path(self.model, node)
         assert path is not None
         return module_at(self.model, path)
+
+
+def _is_overwritten(layer: fx.Node, add: fx.Node) -> bool:
+    """Is the input of a layer changed in place, by something other than the add that the layer is fused into?"""
+    source = layer.args[0]
+    others = [user for user in source.users if user.meta.get("writes") and user is not add]  # type: ignore[union-attr]
+    return any((user.args[1] if user.op == "call_method" else user.args[0]) is source for user in others)
 
 
 def _changes_shape(chain: list[fx.Node]) -> bool:

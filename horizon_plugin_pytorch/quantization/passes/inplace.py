@@ -9,12 +9,10 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.fx.tracer import scope_of
+from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.quantization.passes.region import is_size, module_at
+from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, writes, writes_by_name
 
-_OPERATORS: dict[Any, Any] = {
-    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}  # fmt: skip
 _SAME_MEMORY = {
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split",
     "narrow", "select", "expand", "t", "getitem", "unbind", "view_as", "movedim", "swapaxes", "contiguous", "detach",
@@ -45,18 +43,17 @@ def _writes(model: fx.GraphModule, node: fx.Node) -> bool:
     """Does the node change its first argument?"""
     if node.op == "call_module":
         return bool(getattr(module_at(model, str(node.target)), "inplace", False))
-    if node.op == "call_function" and (node.target in _OPERATORS or node.target is operator.setitem):
-        return True
-    if node.op not in ("call_function", "call_method"):
-        return False
-    name = _name(node)
-    return (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+    if node.op == "call_method":
+        return writes_by_name(str(node.target))
+    return node.op == "call_function" and writes(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
 
 
 def _shares_memory(model: fx.GraphModule, node: fx.Node) -> bool:
     """Can the node's result show the memory of its first argument?"""
     if node.op == "call_module":
-        return isinstance(module_at(model, str(node.target)), _SAME_MEMORY_MODULES)
+        module = module_at(model, str(node.target))
+        row = row_of_module(type(module))  # float stubs give back what they get
+        return isinstance(module, _SAME_MEMORY_MODULES) or (row is not None and row.name in ("quant", "dequant"))
     return node.op in ("call_function", "call_method") and _name(node) in _SAME_MEMORY
 
 
@@ -94,13 +91,14 @@ def follow_writes(model: fx.GraphModule) -> fx.GraphModule:
     parts: dict[fx.Node, tuple[Any, int] | None] = {}
     for node in model.graph.nodes:
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-        if first is not None and node.target in _OPERATORS and is_size(first):
-            node.target = _OPERATORS[node.target]  # a number is not written to
-        writes = first is not None and _writes(model, node)
-        memory[node] = memory[first] if first is not None and (writes or _shares_memory(model, node)) else node
+        if first is not None and node.target in IN_PLACE_OPERATORS and is_size(first):
+            node.target = IN_PLACE_OPERATORS[node.target]  # a number is not written to
+        is_write = first is not None and _writes(model, node)
+        memory[node] = memory[first] if first is not None and (is_write or _shares_memory(model, node)) else node
         parts[node] = _part(node) or (parts[first] if first is not None and memory[node] is not node else None)
-        if first is None or not writes:
+        if first is None or not is_write:
             continue
+        node.meta["writes"] = True
         others = [n for n, m in memory.items() if m is memory[node] and n not in (node, first)]
         others = [n for n in others if not _are_apart(parts[n], parts[node])]
         if any(_reads_before_write_back(order, other, node) for other in others):

@@ -98,8 +98,8 @@ def replace_functions(
         UnsupportedOperatorError: for an operator of the quantized part that has no quantized form.
     """
     counters: dict[tuple[str, str], int] = {}
+    _check_memory(model, quantized)
     for node in list(model.graph.nodes):
-        _check_memory(node, quantized)
         if node not in quantized:
             continue
         _check_seen(node)
@@ -113,6 +113,11 @@ def replace_functions(
             if called is None or not called.is_real:
                 _quantize_constants(model, node, quantized, choices, counters)
             continue
+        if node.kwargs.get("out") is not None:
+            where = at(scope_of(node), source_line(node.stack_trace))
+            raise UnsupportedOperatorError(
+                f"`{_spell(node)}` {where} has no quantized form with `out`: use its result."
+            )
         found = binder_of(node)
         if found is None:
             is_read = is_fact(node) or node.target is getattr
@@ -166,15 +171,37 @@ def _check_seen(node: fx.Node) -> None:
         )
 
 
-def _check_memory(node: fx.Node, quantized: Region) -> None:
-    """Insist that no quantized tensor is changed behind its back."""
-    if not node.meta.get("is_stale") or not any(quantized.has_scale(source) for source in node.all_input_nodes):
-        return
-    what = str(node.target) if node.op == "call_module" else _spell(node)
-    raise UnsupportedOperatorError(
-        f"`{what}` {at(scope_of(node), source_line(node.stack_trace))} reads a tensor whose memory was changed in "
-        "place through another tensor, such as a view, which tensors with a scale cannot express. Write to the tensor "
-        "itself, as in `x[:, 0] = y`, or make a new one, as in `x = x + 1`."
+def _check_memory(model: fx.GraphModule, quantized: Region) -> None:
+    """Insist that no quantized tensor is changed behind its back, and that none is written into a state of the model.
+
+    Raises:
+        UnsupportedOperatorError: names the call that reads, and the one that wrote.
+    """
+    for node in model.graph.nodes:
+        by, given_by = node.meta.pop("stale_by", None), node.meta.pop("handed_out_stale", None)
+        if by is not None and any(quantized.has_scale(n) for n in (*node.all_input_nodes, by)):
+            raise _stale(f"`{_called(node)}` {at(scope_of(node), source_line(node.stack_trace))} reads", by)
+        if given_by is not None and (quantized.has_scale(node) or quantized.has_scale(given_by)):
+            raise _stale("the model gives", given_by)
+        target = node.args[0] if node.meta.get("writes") and node.args else None
+        is_state = isinstance(target, fx.Node) and target.op == "get_attr" and called_path(model, node) is None
+        if is_state and quantized.has_scale(node):
+            raise UnsupportedOperatorError(
+                f"`{_called(node)}` {at(scope_of(node), source_line(node.stack_trace))} would write quantized values "
+                f"into `{target.target}`, a parameter or buffer; write to a `clone()` of it."  # type: ignore[union-attr]
+            )
+
+
+def _called(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else _spell(node)
+
+
+def _stale(reader: str, by: fx.Node) -> UnsupportedOperatorError:
+    line = source_line(by.stack_trace)
+    return UnsupportedOperatorError(
+        f"{reader} a tensor whose memory `{_called(by)}`{f' ({line})' if line else ''} changed in place through "
+        "another tensor, such as a view, which tensors with a scale cannot express. Write to the tensor itself, as in "
+        "`x[:, 0] = y`, or make a new one, as in `x = x + 1`."
     )
 
 

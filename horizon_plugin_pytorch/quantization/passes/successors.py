@@ -23,6 +23,8 @@ def keep_attributes(new: nn.Module, old: nn.Module) -> nn.Module:
         if not is_internal and not hasattr(new, name):
             new.__dict__[name] = value
     new.__dict__["written_as"] = vars(old).get("written_as", type(old))
+    if getattr(old, "inplace", False) is True or getattr(old, "writes_input", False):
+        new.__dict__["writes_input"] = True
     return new
 
 
