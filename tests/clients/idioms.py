@@ -552,3 +552,135 @@ def block(w: Writer) -> None:
     if last.shape == v.shape and w.maybe(0.4):
         w.source.has_repeats = True
         w.let(f"{called}({new.name})", *last.shape)
+
+
+@idiom()
+def layers_by_name(w: Writer) -> None:
+    v = w.pick()
+    stem = w.name("stage")
+    w.made.append("for i in range(2):")
+    w.made.append(
+        f'    setattr(self, f"{stem}_{{i}}", nn.Sequential(nn.Conv2d({v.channels}, {v.channels}, 1), nn.ReLU()))'
+    )
+    new = w.let(v.name, *v.shape)
+    w.line("for i in range(2):")
+    w.line(f'    {new.name} = getattr(self, f"{stem}_{{i}}")({new.name})')
+
+
+@idiom()
+def function_inside(w: Writer) -> None:
+    v = w.pick()
+    f = w.name("f")
+    if w.maybe():
+        w.line(f"{f} = lambda t: t.sigmoid() * t")
+    else:
+        w.line(f"def {f}(t, gain=0.5):")
+        w.line("    return F.relu(t) * gain")
+    w.let(f"{f}({v.name})", *v.shape)
+
+
+@idiom()
+def static_method(w: Writer) -> None:
+    v = w.pick()
+    name = w.name("squash")
+    w.methods.append(["@staticmethod", f"def {name}(t, low, high=1.0):", "    return torch.clamp(t, low, high)"])
+    w.let(f"self.{name}({v.name}, -1)", *v.shape)
+
+
+@idiom()
+def upsampled(w: Writer) -> None:
+    v = w.pick()
+    if v.height > 8:
+        return
+    up = w.module(
+        w.choose(
+            "nn.Upsample(scale_factor=2)",
+            'nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)',
+            "horizon.nn.Interpolate(scale_factor=2, recompute_scale_factor=True)",
+            'horizon.nn.Interpolate(scale_factor=(2, 2), mode="bilinear", recompute_scale_factor=True)',
+        ),
+        "up",
+    )
+    w.let(f"{up}({v.name})", v.channels, v.height * 2, v.width * 2)
+
+
+@idiom()
+def windows(w: Writer) -> None:
+    v = w.pick()
+    part = w.name("windows")
+    w.line(f"{part} = HF.window_partition({v.name}.permute(0, 2, 3, 1), 2)")
+    w.let(f"HF.window_reverse({part}, 2, {v.height}, {v.width}).permute(0, 3, 1, 2)", *v.shape)
+
+
+@idiom()
+def multi_head(w: Writer) -> None:
+    v = w.pick()
+    if v.height > 4:
+        v = w.let(f"F.max_pool2d({v.name}, {v.height // 4})", v.channels, 4, 4)
+    mha = w.module(f"nn.MultiheadAttention({v.channels}, 2, batch_first=True)", "mha")
+    t = w.name("t")
+    w.line(f"{t} = {v.name}.flatten(2).transpose(1, 2)")
+    call = w.choose("({t}, {t}, {t})", "(query={t}, key={t}, value={t})", "({t}, {t}, {t}, need_weights=False)")
+    w.line(f"{t} = {mha}{call.format(t=t)}[0]")
+    w.let(f"{t}.transpose(1, 2).reshape(-1, {v.channels}, 4, 4)", *v.shape)
+
+
+@idiom()
+def recurrent(w: Writer) -> None:
+    v = w.pick()
+    if v.height > 4:
+        v = w.let(f"F.avg_pool2d({v.name}, {v.height // 4})", v.channels, 4, 4)
+    cell = w.module(f"nn.{w.choose('GRU', 'LSTM')}({v.channels}, {v.channels}, batch_first=True)", "cell")
+    t = w.name("t")
+    w.line(f"{t}, _ = {cell}({v.name}.mean(3).transpose(1, 2))")
+    w.let(f"{v.name} * {t}.transpose(1, 2).unsqueeze(-1)", *v.shape)
+
+
+@idiom()
+def zipped_levels(w: Writer) -> None:
+    v = w.pick()
+    a, b = w.name("lateral"), w.name("smooth")
+    c = v.channels
+    w.source.has_repeats = True
+    w.made.append(f"self.{a} = nn.ModuleList([nn.Conv2d({c}, {c}, 1), nn.Conv2d({c}, {c}, 1)])")
+    w.made.append(f"self.{b} = nn.ModuleList([nn.Conv2d({c}, {c}, 3, padding=1), nn.Identity()])")
+    outs = w.name("outs")
+    w.line(f"{outs} = [s(F.relu(l({v.name}))) for l, s in zip(self.{a}, self.{b})]")
+    w.let(
+        w.choose(f"{outs}[0] + {outs}[1]", f"torch.cat({outs}, 1)[:, :{c}]", f"torch.max({outs}[0], {outs}[1])"),
+        *v.shape,
+    )
+
+
+@idiom()
+def best_scores(w: Writer) -> None:
+    v = w.pick()
+    values, order = w.name("best"), w.name("where")
+    w.line(f"{values}, {order} = {v.name}.flatten(2).topk(4, dim=-1)")
+    w.let(f"{v.name} * {values}.mean(-1).reshape(-1, {v.channels}, 1, 1)", *v.shape)
+
+
+@idiom()
+def sums(w: Writer) -> None:
+    v = w.pick()
+    way = w.choose(
+        "{x} - {x}.mean(1, keepdim=True)",
+        "{x} + {x}.sum(dim=(2, 3), keepdim=True) * 0.02",
+        "{x} * {x}.amax(1, keepdim=True)",
+        "{x} + torch.mean(input={x}, dim=(-1,), keepdim=True)",
+        "torch.sub({x}, {x}.max(dim=1, keepdim=True)[0])",
+        "{x} - {x}.min(1, keepdim=True).values",
+    )
+    w.let(way.format(x=v.name), *v.shape)
+
+
+@idiom(is_traceable=False)
+def guarded(w: Writer) -> None:
+    v = w.pick()
+    new = w.name("x")
+    w.line("try:")
+    w.line(f"    {new} = {v.name} * 0.5")
+    w.line("except KeyError:")
+    w.line(f"    {new} = {v.name}")
+    w.line(f"assert {new}.shape == {v.name}.shape, f'{{{new}.shape}}'")
+    w.values.append(Value(new, *v.shape))
