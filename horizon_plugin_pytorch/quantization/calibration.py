@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -26,12 +25,14 @@ from horizon_plugin_pytorch.quantization.batches import (
     require_batches,
     require_quantizers,
     run_batch,
+    undone_after_an_error,
     unseen_lines,
 )
-from horizon_plugin_pytorch.quantization.calibration_state import CalibrationState
+from horizon_plugin_pytorch.quantization.calibration_state import StateFile
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.quantization.fingerprint import describe, digest
 from horizon_plugin_pytorch.quantization.observer_base import require_whole
-from horizon_plugin_pytorch.quantization.processes import all_reduce, is_distributed, rank
+from horizon_plugin_pytorch.quantization.processes import all_reduce, is_distributed, rank, require_same
 
 _UNEVEN = 1.25  # a range over the one that was taken
 
@@ -103,8 +104,8 @@ def calibrate(
         tolerance: scales have settled when none has moved by more than this share ...
         patience: ... over so many batches, and every module was reached; 0 runs all data.
         state_file: written every `save_interval` batches and at the end of an interrupted run; if it is there at the
-            start, the batches that it has seen are skipped. It is removed at the end. Of several processes the first
-            reads and writes it.
+            start, the batches that it has seen are skipped. It is refused if model, weights or these batches are not
+            those of that run. It is removed at the end. Of several processes the first reads and writes it.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization import QuantWrapper, get_default_qconfig, prepare_qat_fx
@@ -115,40 +116,31 @@ def calibrate(
     """
     quantizers = require_quantizers(model, "calibrate")
     _check(data, steps, tolerance, patience, save_interval)
-    result = CalibrationResult()
     device = next(iter(quantizers.values())).scale.device
-    state: CalibrationState | None = None  # after the last whole batch
-    if state_file is not None:
-        state = CalibrationState.load(state_file, device)
-        if state is not None:
-            state.check(quantizers, state_file, steps)
-    model.eval()
-    set_fake_quantize(model, FakeQuantState.CALIBRATION)
-    watch = _Settling(quantizers, tolerance, patience)
-    with _equal_weights(quantizers.values()):
-        if state_file is not None:
-            if state is not None:
-                state.restore(quantizers, state_file)
-                result.steps, watch.past = state.steps, [scales.to(device) for scales in state.past]
-            else:
-                state = CalibrationState.of(quantizers, 0, [])
-            state.save(state_file)  # rather now than after many batches: can it be written?
-        try:
-            for batch in _in_step(data, result, steps, progress, device):
+    description = describe(model) if state_file is not None or is_distributed() else {}
+    if is_distributed():
+        wanted = {"steps": steps, "tolerance": tolerance, "patience": patience, "a state_file": state_file is not None}
+        require_same({**{k: str(v) for k, v in wanted.items()}, **description}, "calibrate", device)
+    file = StateFile(state_file, quantizers, description, device)
+    file.read(steps)
+    result, watch = CalibrationResult(), _Settling(quantizers, tolerance, patience)
+    batches = _Batches(data, file, device)
+    with ExitStack() as observing:
+        with undone_after_an_error(model):  # such as a file that does not fit
+            model.eval()
+            set_fake_quantize(model, FakeQuantState.CALIBRATION)
+            observing.enter_context(_equal_weights(quantizers.values()))
+            watch.past = file.begin()
+        result.steps = file.steps
+        with file.kept_after_an_error():
+            for batch in batches.in_step(result, steps, progress):
                 _run(forward, model, batch, result.steps, quantizers, device)
                 result.steps += 1
                 result.has_settled = watch.have_settled()
                 if result.has_settled:
                     result.ending = "the scales have settled"
                     break
-                if state_file is not None:
-                    state = CalibrationState.of(quantizers, result.steps, watch.past)
-                    if result.steps % save_interval == 0:
-                        state.save(state_file)
-        except BaseException:
-            if state_file is not None and state is not None and state.steps:
-                state.save(state_file)
-            raise
+                file.add(batches.digests, watch.past, save_interval)
         if result.steps == 0:
             raise no_batches("calibrate")
         set_fake_quantize(model, FakeQuantState.VALIDATION)  # observers take in what they still wait with
@@ -160,8 +152,7 @@ def calibrate(
             f"calibrate: in {result.steps} batches no finite value reached any activation. Look for NaN or infinity in "
             "the data and in the float model's weights, and whether `forward` runs the model."
         )
-    if state_file is not None and os.path.exists(state_file) and rank() == 0:
-        os.unlink(state_file)
+    file.remove()
     result.scales = {place_of(n): q.scale.detach().clone() for n, q in quantizers.items() if is_seen[n]}
     result.unseen = [place_of(n) for n, seen in is_seen.items() if not seen]
     return result
@@ -243,7 +234,7 @@ def _meet(value: int, failure: Exception | None, what: str, step: int, device: t
     Args:
         what: what failed, for the others' message, with a place for the process.
     """
-    values = torch.ones(dist.get_world_size(), dtype=torch.int32, device=device)
+    values = torch.full((dist.get_world_size(),), torch.iinfo(torch.int64).max, device=device)
     values[rank()] = value if failure is None else -1
     try:
         all_reduce(values, dist.ReduceOp.MIN, "calibrate", f" at batch {step}")
@@ -261,59 +252,71 @@ def _meet(value: int, failure: Exception | None, what: str, step: int, device: t
     return values.tolist()
 
 
-def _in_step(
-    data: Iterable[Any], result: CalibrationResult, steps: int | None, progress: bool, device: torch.device
-) -> Iterator[Any]:
-    """Batches that are not yet run; of several processes, as long as all of them have one."""
-    total = length_of(data)
-    if steps is not None:
-        total = steps if total is None else min(steps, total)
-    is_shown = None if progress and rank() == 0 else True  # None: not when the output is no terminal
-    bar = tqdm(total=total, desc="calibrate", disable=is_shown, initial=result.steps)
-    iterator = _after(data, result.steps)  # an interrupted run has seen the first ones
-    with bar:
-        while steps is None or result.steps < steps:
-            batch = _next(iterator, result, device) if is_distributed() else next(iterator, _END)
-            if batch is _END:
-                return
-            yield batch
-            bar.update()
-    result.ending = f"steps={steps} were wanted"
+class _Batches:
+    """The data of a run, from the first batch that it has not seen.
 
+    Args:
+        file: what an interrupted run has seen; it refuses other data.
+    """
 
-def _after(data: Iterable[Any], count: int) -> Iterator[Any]:
-    """The batches after the first ones."""
-    iterator = iter(data)
-    skipped = sum(1 for _ in itertools.islice(iterator, count))
-    if skipped < count:
-        raise CalibrationError(
-            f"calibrate: state_file is of a run that has seen {count} batches, and the data have {skipped}. Give the "
-            "data of that run, or remove the file to begin anew."
-        )
-    yield from iterator
+    def __init__(self, data: Iterable[Any], file: StateFile, device: torch.device) -> None:
+        self._total, self._iterator = length_of(data), iter(data)
+        self._file, self._device = file, device
+        self.digests: list[int] = []  # what stands for the last batch, in each process
+        failure: Exception | None = None
+        try:
+            file.skip(self._iterator)
+        except Exception as error:
+            failure = error
+        if is_distributed() and file.steps:
+            _meet(1, failure, "the data of process {} are not those of the state_file", 0, device)
+        elif failure is not None:
+            raise failure
 
+    def in_step(self, result: CalibrationResult, steps: int | None, progress: bool) -> Iterator[Any]:
+        """Batches that are not yet run; of several processes, as long as all of them have one."""
+        total = self._total
+        if steps is not None:
+            total = steps if total is None else min(steps, total)
+        is_shown = None if progress and rank() == 0 else True  # None: not when the output is no terminal
+        with tqdm(total=total, desc="calibrate", disable=is_shown, initial=result.steps) as bar:
+            while steps is None or result.steps < steps:
+                batch = self._next(result)
+                if batch is _END:
+                    return
+                yield batch
+                bar.update()
+        result.ending = f"steps={steps} were wanted"
 
-def _next(iterator: Iterator[Any], result: CalibrationResult, device: torch.device) -> Any:
-    """The next batch if all processes have one."""
-    step, batch = result.steps, _END
-    failure: Exception | None = None
-    try:
-        batch = next(iterator, _END)
-    except Exception as error:
-        failure = error
-    have = _meet(int(batch is not _END), failure, f"the data of process {{}} failed at batch {step}", step, device)
-    if all(have):
-        return batch
-    if any(have):
-        result.ending = "a process had no more data"
-    if batch is not _END:
-        warnings.warn(
-            f"calibrate: process {rank()} has data left after {step} batches, another has none; give every process the "
-            "same number.",
-            CalibrationWarning,
-            stacklevel=5,
-        )
-    return _END
+    def _next(self, result: CalibrationResult) -> Any:
+        """The next batch if all processes have one."""
+        step, batch, number = result.steps, _END, 0
+        failure: Exception | None = None
+        try:
+            batch = next(self._iterator, _END)
+            if batch is not _END:
+                number = digest(batch) if self._file.is_wanted else 1
+        except Exception as error:
+            failure = error
+        if is_distributed():
+            what = f"the data of process {{}} failed at batch {step}"
+            self.digests = _meet(number, failure, what, step, self._device)
+        elif failure is not None:
+            raise failure
+        else:
+            self.digests = [number]
+        if all(self.digests):
+            return batch
+        if any(self.digests):
+            result.ending = "a process had no more data"
+        if batch is not _END:
+            warnings.warn(
+                f"calibrate: process {rank()} has data left after {step} batches, another has none; give every process "
+                "the same number.",
+                CalibrationWarning,
+                stacklevel=5,
+            )
+        return _END
 
 
 _END = object()

@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.partial import Partial
-from horizon_plugin_pytorch.quantization.processes import all_reduce
+from horizon_plugin_pytorch.quantization.processes import all_reduce, require_same
 
 _PER_TENSOR = (torch.per_tensor_symmetric,)
 _PER_CHANNEL = (torch.per_channel_symmetric,)
@@ -67,7 +67,8 @@ class ObserverBase(nn.Module):
     max_val: Tensor
     _schemes: tuple[torch.qscheme, ...] = _PER_TENSOR + _PER_CHANNEL
     _needs_values = False  # does the range depend on more than the smallest and largest value?
-    _settings: tuple[str, ...] = ("quant_min", "quant_max", "ch_axis")  # attributes that statistics depend on
+    # Attributes that statistics and scales depend on.
+    _settings: tuple[str, ...] = ("quant_min", "quant_max", "ch_axis", "averaging_constant", "pow_quantization")
     _is_for_weights = False  # can `get_default_qconfig(weight_observer=...)` name it?
     # It is also a method of `HistogramObserver` and a candidate of `auto_calibrate`, with these constructor arguments
     # as `method_kwargs`; None if not.
@@ -139,6 +140,7 @@ class ObserverBase(nn.Module):
         self._holds = False
         self._held: Any = None  # what was seen since `hold`
         self._has_rested = False  # has it seen since `hold` what left everything as it is?
+        self._has_met = False  # have the processes that share ranges found that they are at the same tensor?
         self._left_out: Tensor | None = None  # batches with NaN or infinity that an accelerator has left out
 
     @property
@@ -285,6 +287,7 @@ class ObserverBase(nn.Module):
     def _measured(self, smallest: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
         """The range over all processes that are in step."""
         if self._is_in_step:
+            self._meet_others(smallest)
             smallest, largest = smallest.clone(), largest.clone()
             all_reduce(smallest, dist.ReduceOp.MIN, f"`{self._name}`")
             all_reduce(largest, dist.ReduceOp.MAX, f"`{self._name}`")
@@ -294,6 +297,13 @@ class ObserverBase(nn.Module):
     def _is_in_step(self) -> bool:
         """Do several processes observe together?"""
         return self.is_sync_quantize and dist.is_available() and dist.is_initialized()
+
+    def _meet_others(self, found: Tensor) -> None:
+        """Insist, before the first range is shared, that the other processes are at the same tensor."""
+        if not self._has_met:
+            mine = {f"the tensor `{self._name}`": f"{self.dtype}, {found.numel()} ranges, {self.settings()}"}
+            require_same(mine, f"`{self._name}`", self.min_val.device)
+            self._has_met = True
 
     def _usable(self, x: Tensor, low: float, high: float) -> Usable | None:
         """The finite values and their range, warning of what calibration should not see; None if there are none."""

@@ -99,6 +99,7 @@ class SketchObserver(ObserverBase):
             return self._measure_channels(local)
         sketch = Sketch(self.min_val.device) if local is None else local
         if self._is_in_step:
+            self._meet_others(self.min_val)
             synchronize(sketch, f"`{self._name}`")
         end = self._take(sketch) if sketch.total else None
         if end is None:
@@ -123,6 +124,7 @@ class SketchObserver(ObserverBase):
     def _measure_channels(self, value: Tensor | None) -> tuple[Tensor, Tensor] | None:
         if self._is_in_step:
             own = torch.zeros_like(self.max_val) if value is None else value
+            self._meet_others(own)
             value = _mean_over_processes(own, value is not None, f"`{self._name}`")
         return None if value is None else (-value, value)
 

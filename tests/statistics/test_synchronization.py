@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
+
+from tests.processes import run_workers
 
 WORKER = textwrap.dedent(
     """
@@ -18,8 +17,8 @@ WORKER = textwrap.dedent(
     from horizon_plugin_pytorch.quantization.observer_base import OBSERVERS
     from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver, SketchObserver
 
-    rank, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    rank, place, out = int(sys.argv[1]), sys.argv[2], f"{sys.argv[1]}.json"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
     warnings.simplefilter("ignore")
     own = [[-1.0, 2.0], [-7.0, 0.5]][rank]
     found = {}
@@ -57,29 +56,9 @@ WORKER = textwrap.dedent(
 
 
 def test_two_processes_get_the_same_scale(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    root = Path(__file__).resolve().parents[2]
+    for done in run_workers(tmp_path, WORKER):
+        assert done.returncode == 0, done.stderr[-2000:]
     files = [tmp_path / f"{rank}.json" for rank in range(2)]
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(port), str(file)],
-            cwd=root,
-            stderr=subprocess.PIPE,
-            env={"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank, file in enumerate(files)
-    ]
-    try:
-        for worker in workers:
-            _, errors = worker.communicate(timeout=60)
-            assert worker.returncode == 0, errors.decode()[-2000:]
-    finally:
-        for worker in workers:
-            worker.kill()
     first, second = (json.loads(file.read_text()) for file in files)
     assert first["alone"] != second["alone"]
     for name in ("synced", "channels", "empty", "nan", "nothing"):

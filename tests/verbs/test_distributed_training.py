@@ -21,8 +21,8 @@ from tests.statistics.test_training_switches import Net
 
 set_march(March.BAYES)
 torch.set_num_threads(1)
-rank, port = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+rank, place = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
 generator = torch.Generator().manual_seed(1)
 data = [(torch.randn(8, 3, 8, 8, generator=generator) * (1 + i)).chunk(2)[rank] * (1 + rank) for i in range(4)]
 

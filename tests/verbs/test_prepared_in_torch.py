@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -113,9 +112,9 @@ def test_two_threads_run_two_models() -> None:
     assert not wrong
 
 
-def _train(rank: int, port: int, file: str) -> None:
+def _train(rank: int, place: str, file: str) -> None:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
     set_march(March.NASH_E)
     model, args, _ = _make("loops")
     qat = prepare(model, args, qconfig_dict={"": qconfig()}, out_dir=None).train()
@@ -130,11 +129,8 @@ def _train(rank: int, port: int, file: str) -> None:
 
 
 def test_distributed_training_keeps_the_weights_together(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     file = str(tmp_path / "state")
-    multiprocessing.start_processes(_train, (port, file), nprocs=2, start_method="spawn")
+    multiprocessing.start_processes(_train, (f"file://{tmp_path / 'place'}", file), nprocs=2, start_method="spawn")
     first, second = (torch.load(f"{file}.{rank}", weights_only=True) for rank in (0, 1))
     before = dict(_make("loops")[0].named_parameters())
     assert not torch.equal(first["conv.weight"], before["conv.weight"])
