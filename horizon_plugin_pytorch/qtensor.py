@@ -188,6 +188,12 @@ class QTensor(Tensor):
             return self.plain().float()
         return self.plain() * _broadcast(self._scale, self._axis, self.dim())
 
+    def as_integers(self) -> QTensor:
+        """The same numbers as a converted model has them: the integers themselves."""
+        out = integer_qtensor(self.as_grid(), self._scale, self._format, self._axis)
+        out._range = self._range
+        return out
+
     def as_numbers(self) -> QTensor:
         """Booleans as the integers 0 and 1 of the scale 1; other formats as they are."""
         if self._format != qbool:

@@ -123,6 +123,14 @@ def fuse(modules: Sequence[nn.Module]) -> nn.Module:
             "first, then any of batch norm, FloatFunctional (add) and ReLU or ReLU6, in this order."
         )
     members = dict(zip(rule.roles, modules, strict=True))
+    fused = _fused(rule, members)
+    if any("preserve_qat_mode" in module.__dict__ for module in modules):
+        # The guide: what is said of the layer counts, and not what is said of the others.
+        fused.__dict__["preserve_qat_mode"] = members[Role.LAYER].__dict__.get("preserve_qat_mode")
+    return fused
+
+
+def _fused(rule: FusionRule, members: dict[Role, nn.Module]) -> nn.Module:
     layer = members[Role.LAYER]
     cls = layer_class(layer)
     assert cls is not None

@@ -14,7 +14,7 @@ from horizon_plugin_pytorch.errors import ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
-from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
@@ -228,9 +228,7 @@ class GridModule(QATModule):
 
 def _as_integers(x: Any, place: str, takes_real: bool) -> Any:
     if isinstance(x, QTensor):
-        out = integer_qtensor(x.as_grid(), x.scale, x.dtype, x.q_per_channel_axis())
-        out.set_range(*x.range)
-        return out
+        return x.as_integers()
     if isinstance(x, (list, tuple)):
         return type(x)(_as_integers(v, place, takes_real) for v in x)
     if isinstance(x, Tensor) and x.is_floating_point() and not takes_real:

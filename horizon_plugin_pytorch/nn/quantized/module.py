@@ -182,6 +182,8 @@ class QuantizedModule(PlacedModule):
         """Insist on integers; booleans count as 0 and 1."""
         if isinstance(x, QTensor) and x.is_integer:
             return x.as_numbers() if x.dtype == qbool else x
+        if isinstance(x, QTensor) and x.is_rounded:  # of a module that `preserve_qat_mode` has kept in its QAT form
+            return x.as_integers()
         raise ConversionError(
             f"`{type(self).__name__}` {self.place} got {_kind_of(x)} instead of integers with a scale. "
             f"{_remedy(x)}, then calibrate and convert again; or, if it is meant to stay float, as post-processing is, "

@@ -29,7 +29,7 @@ class Quantize(QuantizedModule):
 def _dequantized(x: Any) -> Any:
     if not isinstance(x, QTensor):
         return x
-    if x.dtype == qbool:
+    if x.dtype == qbool or not x.is_integer:
         return x.dequantize()
     return fp.dequantize(x.plain(), x.scale, x.q_per_channel_axis())
 

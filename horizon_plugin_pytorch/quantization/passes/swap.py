@@ -19,7 +19,12 @@ from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, is_dynamic
+from horizon_plugin_pytorch.quantization.fake_quantize import (
+    FakeQuantize,
+    FakeQuantState,
+    is_dynamic,
+    set_fake_quantize,
+)
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
 from horizon_plugin_pytorch.quantization.passes.correct import warn_weights
 from horizon_plugin_pytorch.quantization.passes.own_scales import share_integers
@@ -237,9 +242,21 @@ def _value(model: nn.Module, node: fx.Node) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def _is_preserved(model: nn.Module, path: str) -> bool:
+    """Is a module to stay a QAT module? What is said of it, or of the nearest module around it, counts."""
+    while True:
+        own = model.get_submodule(path).__dict__.get("preserve_qat_mode")
+        if own is not None or not path:
+            return bool(own)
+        path = path.rpartition(".")[0]
+
+
 @torch.no_grad()
 def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
-    """Replace QAT modules by their integer forms; warn of modules that never saw data."""
+    """Replace QAT modules by their integer forms; warn of modules that never saw data.
+
+    A module with ``preserve_qat_mode = True``, or inside of one, stays a QAT module, in the VALIDATION state.
+    """
     quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
     for quantizer in quantizers:
         quantizer.finish()
@@ -265,6 +282,9 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     def change(path: str, module: nn.Module) -> nn.Module | None:
         if not isinstance(module, QATModule):
             return None
+        if _is_preserved(model, path):
+            set_fake_quantize(module, FakeQuantState.VALIDATION)
+            return module
         quantized = type(module).quantized_class.from_qat(module).train(module.training)
         # Not taken by `from_qat`: a twin has no calls of its own.
         quantized.own_calls, quantized.member = module.own_calls, module.member

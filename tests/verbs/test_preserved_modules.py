@@ -1,0 +1,156 @@
+"""`preserve_qat_mode`: modules that stay in their QAT form when a model is converted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn import qat, quantized
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    PrepareMethod,
+    QuantStub,
+    calibrate,
+    convert,
+    convert_fx,
+    default_qat_8bit_fake_quant_qconfig,
+    fuse_modules,
+    prepare,
+    prepare_qat,
+    set_fake_quantize,
+)
+
+X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+FX = [PrepareMethod.SYMBOLIC, PrepareMethod.JIT_STRIP]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.add, self.relu = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), FloatFunctional(), nn.ReLU()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.relu(self.add.add(self.bn(self.conv(x)), y))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.first, self.second, self.act = Block(), Block(), nn.Sigmoid()
+        self.softmax = nn.Softmax(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        y = self.second(self.first(x, x), x)
+        return self.dequant(self.softmax(self.act(y * y)).transpose(1, 2))
+
+
+@pytest.fixture(autouse=True)
+def _march() -> None:
+    set_march(March.BAYES)
+
+
+def prepared(net: nn.Module, method: PrepareMethod) -> nn.Module:
+    if method is PrepareMethod.EAGER:
+        net.qconfig = default_qat_8bit_fake_quant_qconfig
+        model = prepare_qat(net)
+    else:
+        model = prepare(net, (X,), method=method, qconfig_dict={"": default_qat_8bit_fake_quant_qconfig}, out_dir=None)
+    calibrate(model, [X], progress=False)
+    return model
+
+
+def kept(model: nn.Module) -> list[str]:
+    return [path for path, module in model.named_modules() if isinstance(module, QATModule)]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("first", ["first.add"]),  # the guide's: a container that is fused
+        ("first.conv", ["first.add"]),  # what is said of the layer holds for what it is fused into
+        ("quant", ["quant"]),
+        ("act", ["act"]),
+        ("dequant", ["dequant"]),
+    ],
+)
+@pytest.mark.parametrize("method", FX, ids=str)
+@torch.no_grad()
+def test_what_is_marked_in_the_float_model_stays(method: PrepareMethod, path: str, expected: list[str]) -> None:
+    torch.manual_seed(0)
+    net = Net().eval()
+    net.get_submodule(path).preserve_qat_mode = True
+    model = prepared(net, method)
+    result = convert_fx(model)
+    assert kept(result) == expected and torch.equal(result(X), model(X))
+    if path.startswith("first"):
+        assert isinstance(result.first.add, qat.ConvAddReLU2d)
+        assert isinstance(result.second.add, quantized.ConvAddReLU2d)
+
+
+@pytest.mark.parametrize("path", ["first.add", "_generated_mul_0", "act", "quant", "dequant", "softmax", "second", ""])
+@pytest.mark.parametrize("method", FX, ids=str)
+@torch.no_grad()
+def test_what_is_marked_in_the_qat_model_stays(method: PrepareMethod, path: str) -> None:
+    torch.manual_seed(0)
+    model = prepared(Net().eval(), method)
+    model.get_submodule(path).preserve_qat_mode = True
+    result = convert(model)
+    found = [name for name in kept(model) if not path or name == path or name.startswith(f"{path}.")]
+    assert found and kept(result) == found and torch.equal(result(X), model(X))
+
+
+@torch.no_grad()
+def test_what_is_said_of_a_module_wins_over_what_is_said_of_those_around_it() -> None:
+    model = prepared(Net().eval(), PrepareMethod.JIT_STRIP)
+    model.preserve_qat_mode = True
+    model.first.preserve_qat_mode = False
+    result = convert(model)
+    assert isinstance(result.first.add, quantized.ConvAddReLU2d) and isinstance(result.second.add, qat.ConvAddReLU2d)
+    assert torch.equal(result(X), model(X))
+
+
+@torch.no_grad()
+def test_running_the_result_moves_no_scale_and_its_state_can_be_set() -> None:
+    torch.manual_seed(0)
+    model = prepared(Net().eval(), PrepareMethod.SYMBOLIC)
+    set_fake_quantize(model, FakeQuantState.QAT)
+    model.first.preserve_qat_mode = True
+    result = convert(model)
+    before = result.first.add.activation_post_process.scale.clone()
+    exact = result(X)
+    result(100 * X)
+    assert torch.equal(result.first.add.activation_post_process.scale, before)
+    set_fake_quantize(result, FakeQuantState.QAT)  # the approximate route of training, among integers
+    assert float((result(X) - exact).abs().max()) < 0.05
+
+
+class Eager(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.block = QuantStub(), DeQuantStub(), Block()
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.quant(x)
+        return self.dequant(self.block(x, x))
+
+
+@pytest.mark.parametrize("marked", ["conv", "add"])
+@torch.no_grad()
+def test_eager_mode(marked: str) -> None:
+    torch.manual_seed(0)
+    net = Eager().eval()
+    net.block.get_submodule(marked).preserve_qat_mode = True
+    fuse_modules(net, ["block.conv", "block.bn", "block.add", "block.relu"], inplace=True)
+    model = prepared(net, PrepareMethod.EAGER)
+    result = convert(model)
+    assert isinstance(result.block.add, qat.ConvAddReLU2d if marked == "conv" else quantized.ConvAddReLU2d)
+    assert torch.equal(result(X), model(X))
