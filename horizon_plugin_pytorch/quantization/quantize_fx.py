@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.qat_mode import tricks
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fuse_mode import FuseMode
@@ -27,7 +28,7 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
 from horizon_plugin_pytorch.quantization.passes.batches import follow_batches, join_calls
 from horizon_plugin_pytorch.quantization.passes.configure import named_modules_of, resolve_qconfigs
 from horizon_plugin_pytorch.quantization.passes.dropout import follow_training
-from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
+from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph, shared_with_norm
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, GraphView
 from horizon_plugin_pytorch.quantization.passes.hybrid import HybridConfig, split_devices
 from horizon_plugin_pytorch.quantization.passes.inplace import follow_writes
@@ -35,6 +36,7 @@ from horizon_plugin_pytorch.quantization.passes.inputs import fit_inputs
 from horizon_plugin_pytorch.quantization.passes.left_out import tell_left_out
 from horizon_plugin_pytorch.quantization.passes.own_scales import (
     OwnScales,
+    add_names,
     finish,
     keep_one_entry,
     split_aliases,
@@ -226,6 +228,8 @@ def prepare_by_tracing(
     refuse_chance(observed.graph, region.__contains__)
     if not has_stub(observed) and not hybrid:
         warn_no_stub(model)
+    if tricks.fx_force_duplicate_shared_convbn:
+        add_names(own, shared_with_norm(observed))
     unshare(observed, region, own)
     choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     if hybrid:

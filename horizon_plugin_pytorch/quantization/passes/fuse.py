@@ -24,6 +24,24 @@ def call_counts(model: fx.GraphModule) -> Counter[int]:
     return counts
 
 
+def shared_with_norm(model: fx.GraphModule) -> list[str]:
+    """Paths of layers that are called more than once, each time with the same batch norm after them, and of the norms."""
+    counts = call_counts(model)
+    found: dict[str, set[str]] = {}
+    alone: set[str] = set()
+    for node in model.graph.nodes:
+        path = called_path(model, node)
+        if path is None or _role(model, node) is not Role.LAYER or counts[id(module_at(model, path))] < 2:
+            continue
+        norms = [user for user in node.users if _role(model, user) is Role.BN]
+        if len(norms) == len(node.users) == 1:
+            found.setdefault(path, set()).add(str(called_path(model, norms[0])))
+        else:
+            alone.add(path)
+    pairs = [(path, *norms) for path, norms in found.items() if path not in alone and len(norms) == 1]
+    return [name for pair in pairs for name in pair]
+
+
 def _role(model: fx.GraphModule, node: fx.Node) -> Role | None:
     path = called_path(model, node)
     if path is None:

@@ -120,6 +120,12 @@ class OwnScales:
                 choices[path] = choices[original]
 
 
+def add_names(own: OwnScales, names: Iterable[str]) -> None:
+    """Let the calls of further modules have own scales."""
+    if own.names is not True:
+        own.names = tuple(dict.fromkeys((*(own.names or ()), *names))) or own.names
+
+
 def _is_inside(path: str, root: str) -> bool:
     return path == root or path.startswith(f"{root}.")
 

@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import (
@@ -25,6 +26,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
     is_dynamic,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
 from horizon_plugin_pytorch.quantization.passes.correct import warn_weights
 from horizon_plugin_pytorch.quantization.passes.own_scales import share_integers
@@ -131,6 +133,7 @@ def to_qat(
 
     model = _map_modules(model, change)
     correct_weights(model, march, choices)
+    _follow_consistency(model, march)
     _name_modules(model, lines or {})
     return model
 
@@ -176,6 +179,30 @@ def correct_weights(model: nn.Module, march: March, choices: dict[str, Choice]) 
             choices[path] = choices[path].changed(module.qconfig, f"{march} has no other weights")
         found.append(path)
     warn_weights(found, march)
+
+
+def _follow_consistency(model: nn.Module, march: March) -> None:
+    """Let observed scales be powers of two, as `ConsistencyStrategy` asks."""
+    level = ConsistencyStrategy.get_consistency_level()
+    if not level:
+        return
+    if march not in (March.NASH_E, March.NASH_M):
+        warn(
+            f"the consistency level is {level}, which the documents give to nash-e and nash-m; scales are powers of "
+            f"two on {march} too. `ConsistencyStrategy.set_consistency_level(0)` takes them as they are observed.",
+            QuantizationWarning,
+        )
+    for path, module in model.named_modules():
+        if not isinstance(module, FakeQuantize) or module.is_fixed:
+            continue
+        if path.endswith("weight_fake_quant") and level < 2:
+            continue
+        if isinstance(module, LearnableFakeQuantize):
+            raise QuantizationConfigError(
+                f"`{path}` trains its scale, which would leave the powers of two of consistency level {level}. Take "
+                "`fake_quant` instead of `lsq` and `pact`, or level 0."
+            )
+        module.activation_post_process.pow_quantization = True
 
 
 def _inherited(choices: dict[str, Choice], path: str) -> Any:
