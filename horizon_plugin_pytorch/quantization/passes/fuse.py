@@ -25,7 +25,7 @@ def call_counts(model: fx.GraphModule) -> Counter[int]:
 
 
 def shared_with_norm(model: fx.GraphModule) -> list[str]:
-    """Paths of layers that are called more than once, each time with the same batch norm after them, and of the norms."""
+    """Paths of layers that are called more than once, each time before the same batch norm, and of these norms."""
     counts = call_counts(model)
     found: dict[str, set[str]] = {}
     alone: set[str] = set()
