@@ -27,9 +27,6 @@ from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, choose_f
 INT32_MAX = (1 << 31) - 1
 _DIGIT = 128.0
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# A residual is brought to the accumulator's grid by a multiplier of 16 bits (24 for int16 residuals), so that an
-# 8-bit residual times it is exact in float32; below this size adding one half is exact too.
-_RESIDUAL_LIMIT = 1 << 22
 _MOST_TAP_PARTS = 3
 _CHUNK = 1 << 18
 
@@ -44,7 +41,7 @@ class AccumulatorPlan:
         factor: requantization factor, or the accumulator's scale for real outputs; its dtype is the sum's dtype.
         input_digits, parts: how inputs are cut; `parts` 0 means that no cut of the channels is enough.
         is_double: on the CPU, one float64 convolution is faster than the cut ones.
-        worst_case: largest magnitude that the sum can reach.
+        worst_case: largest magnitude that the sum can reach before its residual alone saturates the output.
         saturates: the sum is limited to int32; one of int16 weights is not.
         low, high: range of the output.
         is_real: the sum leaves as real numbers.
@@ -150,7 +147,10 @@ def _tap_parts(reaches: Tensor) -> Tensor:
 
 
 def choose_residual_factor(ratio: Tensor, bits: int) -> Tensor:
-    """``R / 2**k`` for the ratio of a residual's scale to the accumulator's."""
+    """``R / 2**k`` for the ratio of a residual's scale to the accumulator's.
+
+    ``R`` has 16 bits for an 8-bit residual, so that their product is exact in float32; and 24 bits for one of 16.
+    """
     width = 16 if bits <= 8 else 24
     shift = (width - torch.frexp(ratio)[1].double()).clamp(max=22 if bits <= 8 else 40)
     return torch.ldexp(torch.round(torch.ldexp(ratio, shift)), -shift)
@@ -201,10 +201,13 @@ def plan_accumulator(
     # One piece holds the bias too, where that fits.
     is_overfull = cut.parts == 1 and bool((reach >= EXACT_FLOAT32).any())
 
-    residual_factor, residual_reach = None, torch.zeros_like(reach)
+    residual_factor = None
     if residual_scale is not None:
         residual_factor = choose_residual_factor(residual_scale.double().reshape(-1) / accumulator_scale, residual_bits)
         residual_reach = residual_factor * float(1 << (residual_bits - 1)) + 1
+        if output_scale is not None:  # beyond this the output is saturated, whatever the layer adds
+            end = (max(abs(low), abs(high)) + 1) * output_scale.double().reshape(-1) / accumulator_scale
+            residual_reach = torch.minimum(residual_reach, end * (1 + 2.0**-10) + reach + 1)
         reach = reach + residual_reach
 
     # A float32 sum of two exact terms may pass 2**24: rounding is monotone, so that only matters to real outputs.
@@ -215,7 +218,6 @@ def plan_accumulator(
         or is_double
         or is_overfull
         or terms > 2
-        or bool((residual_reach >= _RESIDUAL_LIMIT).any())
         or (residual_scale is not None and residual_bits > 8)
         or (output_scale is None and bool((reach >= EXACT_FLOAT32).any()))
     )

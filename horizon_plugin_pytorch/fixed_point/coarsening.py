@@ -1,8 +1,11 @@
-"""Channels whose weights are almost nothing next to what else the accumulator must hold.
+"""Channels whose weights are nothing, or almost nothing, next to what else the accumulator must hold.
 
 Pruned or dead channels are common in trained networks: batch normalisation folds to weights of 1e-9 and a bias of 1. On
 the grid of such weights the bias would need 40 bits. Their grid is made coarser by a power of two, until the bias fits;
 the weights lose bits that no output can show.
+
+A channel whose weights are all zero has no grid of its own: how sampling offsets and the last layers of branches begin.
+It takes one that is fine enough for its bias and its residual.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from torch import Tensor
 _MUST_FIT = 2.0**30
 _SHOULD_FIT = 2.0**23
 _COMFORTABLE = 2.0**18
+# How many steps a channel without weights gives to the largest number that it must hold, by its output.
+_FINE_FOR_REAL = 2.0**22
+_FINE_FOR_INT16 = 2.0**23
 _INVISIBLE = 1 / 8
 _INT8_STEPS = 256
 
@@ -51,7 +57,10 @@ def coarsen(
 
     A channel's grid becomes coarser by ``2**k``: ``weight -> round(weight / 2**k)``, ``scale -> scale * 2**k``. ``k``
     is the smallest that keeps bias and residual within 2**30; or within 2**18, where they pass 2**23 and the change
-    moves no 8-bit output by more than an eighth of a step. It is 0 for ordinary channels.
+    moves no 8-bit output by more than an eighth of a step. It is 0 for ordinary channels. A residual counts only as far
+    as the output can show it: what lies beyond saturates, whatever the layer adds.
+
+    ``k`` is negative for a channel without weights whose grid would be coarse.
 
     Args:
         weight: integer weights, float32.
@@ -72,19 +81,25 @@ def coarsen(
     """
     channels = weight.shape[0] if output_axis == 0 else weight.shape[1] * groups
     scale = accumulator_scale.detach().double().reshape(-1).expand(channels)
+    step = None if output_scale is None else output_scale.double().reshape(-1)
+    size = _output_sum(weight.abs().double(), output_axis, groups) * input_size * scale
     carried = torch.as_tensor(residual_size, dtype=torch.float64, device=weight.device).reshape(-1).expand(channels)
     if bias is not None:
+        size = size + bias.detach().double().abs()
+    if step is not None:
+        carried = torch.minimum(carried, size + step * output_steps)
+    if bias is not None:
         carried = torch.maximum(carried, bias.detach().double().abs())
-    must = _exponent(carried / scale, _MUST_FIT, _MUST_FIT)
-    if output_scale is None or output_steps >= _INT8_STEPS:
-        chosen = must
-    else:
-        step = output_scale.double().reshape(-1)
-        largest = torch.maximum(carried, step * output_steps)
+    chosen = must = _exponent(carried / scale, _MUST_FIT, _MUST_FIT)
+    largest = carried if step is None else torch.maximum(carried, step * output_steps)
+    if step is not None and output_steps < _INT8_STEPS:
         should = torch.maximum(must, _exponent(largest / scale, _SHOULD_FIT, _COMFORTABLE))
         lost = (weight - _coarse(weight, should, output_axis, groups)).abs().double()
         error = _output_sum(lost, output_axis, groups) * input_size * scale / step
         chosen = torch.where(error <= _INVISIBLE, should, must)
+    fine = _FINE_FOR_REAL if step is None else _COMFORTABLE if output_steps < _INT8_STEPS else _FINE_FOR_INT16
+    is_free = (_output_sum(weight.abs(), output_axis, groups) == 0) & (largest > 0) & (largest < scale * fine)
+    chosen = torch.where(is_free, torch.ceil(torch.log2(largest / (scale * fine))), chosen)
     if not bool(chosen.any()):
         return weight, accumulator_scale
     factor = _by_input(torch.ldexp(torch.ones_like(chosen), -chosen), weight, output_axis, groups).to(weight.dtype)

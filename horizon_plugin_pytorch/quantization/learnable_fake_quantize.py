@@ -342,7 +342,7 @@ def _smallest_scale(quantizer: LearnableFakeQuantize) -> float:
     observer = quantizer.activation_post_process
     is_used = torch.ones_like(scale, dtype=torch.bool)
     if observer.max_val.shape == scale.shape:
-        is_used = (observer.min_val != 0) | (observer.max_val != 0)  # a channel of zeros has the scale 1
+        is_used = (observer.min_val != 0) | (observer.max_val != 0)  # a channel of zeros has no size yet
     if not bool(is_used.any()):
         return float(scale.min())
     rests = is_used & (scale < scale[is_used].median() / _FAR_BELOW)

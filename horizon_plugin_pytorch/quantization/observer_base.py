@@ -419,7 +419,7 @@ class ObserverBase(nn.Module):
         return self._batch[2].clone(), self._batch[3].clone()
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Scale and zero point (always 0). Without usable statistics, and for an all-zero range, the scale is 1."""
+        """Scale and zero point (always 0). Without statistics the scale is 1; zeros count as the range from -1 to 1."""
         scale = self.calculate_scale()
         return scale, torch.zeros_like(scale, dtype=torch.long)
 
@@ -429,11 +429,12 @@ class ObserverBase(nn.Module):
         if is_plain and self.min_val.numel() == 1 and not is_asynchronous(self.min_val):
             # The same numbers by Python, which is faster than six operators on one value.
             low, high = self.min_val.item(), self.max_val.item()
-            most = 0.0 if math.isnan(low) or math.isnan(high) else max(-low, high)
-            value = max(most / self.half_range, _SMALLEST_SCALE) if most > 0 else 1.0
+            most = -1.0 if math.isnan(low) or math.isnan(high) else max(-low, high)
+            value = max((most or 1.0) / self.half_range, _SMALLEST_SCALE) if most >= 0 else 1.0
             return self.min_val.new_full(self.min_val.shape, value)
         largest = torch.maximum(self.min_val.neg(), self.max_val)  # min_val <= max_val, so this is the magnitude
-        scale = torch.where(largest > 0, largest / self.half_range, 1.0).clamp_(min=_SMALLEST_SCALE)
+        steps = torch.where(largest == 0, 1.0, largest) / self.half_range
+        scale = torch.where(largest >= 0, steps, 1.0).clamp_(min=_SMALLEST_SCALE)
         return torch.exp2(torch.log2(scale).ceil()) if self.pow_quantization else scale
 
     def statistics(self) -> dict[str, Tensor]:

@@ -69,7 +69,7 @@ def test_scale_is_the_largest_magnitude_over_half_the_steps(
     largest = max(abs(v) for v in values)
     assert ob.min_val.item() == min(values)
     assert ob.max_val.item() == max(values)
-    assert scale_of(ob).item() == pytest.approx(max(largest / kind[1], 2.0**-60) if largest else 1.0, rel=1e-6)
+    assert scale_of(ob).item() == pytest.approx(max((largest or 1.0) / kind[1], 2.0**-60), rel=1e-6)
 
 
 @pytest.mark.parametrize(("quant_min", "quant_max", "half"), [(-127, 127, 127), (0, 127, 63.5), (-8, 7, 7.5)])
@@ -205,7 +205,7 @@ def test_a_channel_of_nan_does_not_spoil_the_others() -> None:
     ob = MinMaxObserver(**PER_CHANNEL)
     with pytest.warns(CalibrationWarning, match="2 values of 6"):
         ob(torch.tensor([[1.0, -3.0], [NAN, NAN], [0.5, 0.25]]))
-    assert scale_of(ob).tolist() == pytest.approx([3 / 127.5, 1.0, 0.5 / 127.5])
+    assert scale_of(ob).tolist() == pytest.approx([3 / 127.5, 1 / 127.5, 0.5 / 127.5])
 
 
 def test_empty_tensors_are_ignored_with_a_warning_that_names_the_module() -> None:
@@ -217,7 +217,7 @@ def test_empty_tensors_are_ignored_with_a_warning_that_names_the_module() -> Non
     assert scale_of(ob).item() == 1.0
 
 
-@pytest.mark.parametrize(("value", "scale"), [(0.0, 1.0), (5.0, 5 / 127.5), (-5.0, 5 / 127.5)])
+@pytest.mark.parametrize(("value", "scale"), [(0.0, 1 / 127.5), (5.0, 5 / 127.5), (-5.0, 5 / 127.5)])
 def test_constant_tensors_give_a_usable_scale_and_a_warning_that_names_the_module(value: float, scale: float) -> None:
     ob = MinMaxObserver()
     ob.owner = "neck.add"
