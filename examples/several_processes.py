@@ -92,6 +92,8 @@ def main() -> None:
 
     float_model = make_model()
     train(DistributedDataParallel(float_model), loader, 16, 0.01)
+    for buffer in float_model.buffers():  # each process has batch-norm statistics of its own data; calibrate one model
+        dist.broadcast(buffer, 0)
     float_model.eval()
 
     qconfig = get_default_qconfig(

@@ -61,7 +61,8 @@ def _first_difference(everybody: list[list[tuple[str, str]]]) -> str:
         if first[0].startswith("the weights"):
             return (
                 f"{first[0]} of process {other} are not those of process 0. Load the same checkpoint in every process, "
-                "set the same seed, or broadcast the weights of one"
+                "set the same seed, or broadcast parameters and buffers of one before you prepare "
+                "(`torch.distributed.broadcast`): training leaves each process batch-norm statistics of its own"
             )
         return f"{first[0]} is {first[1]} in process 0 and {second[1]} in process {other}"
     return "the order of their modules"
