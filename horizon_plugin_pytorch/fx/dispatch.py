@@ -28,12 +28,13 @@ from horizon_plugin_pytorch.fx.call_site import (
     unmet_module,
 )
 from horizon_plugin_pytorch.fx.chance import BY_CHANCE, by_chance
+from horizon_plugin_pytorch.fx.float_parts import has_quantized, refused, running_functional
 from horizon_plugin_pytorch.fx.recording import CASTS, as_call, operator_name, row_of_call
 from horizon_plugin_pytorch.fx.results import tensors_in
 from horizon_plugin_pytorch.fx.tracer import user_frames
 from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
-from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule
+from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule, Successor
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.nn.unfinished import Unfinished
@@ -70,6 +71,7 @@ class Dispatcher:
         is_mixed: do ordinary tensors reach call sites as well, of float16 operators or of the CPU?
         casts: call sites that cast to the type which a tensor had in float, whatever type it is asked for now.
         met: every call site that was recorded.
+        called: paths of the modules that were called.
     """
 
     def __init__(
@@ -79,15 +81,17 @@ class Dispatcher:
         is_mixed: bool = False,
         casts: frozenset[CallSite] = frozenset(),
         met: frozenset[CallSite] = frozenset(),
+        called: frozenset[str] = frozenset(),
     ) -> None:
-        self.sites, self.cpu, self.is_mixed, self.casts, self.met = sites, cpu or {}, is_mixed, casts, met
+        self.sites, self.cpu, self.is_mixed, self.casts = sites, cpu or {}, is_mixed, casts
+        self.met, self.called = met, called
         self._counted = {replace(site, occurrence=0) for site in sites if site.occurrence}
 
     def __deepcopy__(self, memo: dict) -> Dispatcher:
         return memo.setdefault(id(self), Dispatcher(*self.__getstate__()))
 
     def __getstate__(self) -> tuple:
-        return dict(self.sites), dict(self.cpu), self.is_mixed, self.casts, self.met
+        return dict(self.sites), dict(self.cpu), self.is_mixed, self.casts, self.met, self.called
 
     def __setstate__(self, state: tuple) -> None:
         self.__init__(*state)  # type: ignore[misc]
@@ -203,6 +207,10 @@ class Dispatcher:
             return NotImplemented
         variant = self._variant(variants, call, name)
         module = self.resolve(variant.path)
+        if not isinstance(module, Successor):  # it has no qconfig: the function itself runs in float
+            if has_quantized((args, kwargs)):
+                raise refused(name, at(site.scope, here(name).line))
+            return NotImplemented
         if isinstance(module, FusedAway):
             return self._settled(func, args, kwargs, module(call.args[0]))
         run = module if call.method is None else getattr(module, call.method)
@@ -232,16 +240,23 @@ class Dispatcher:
         if site not in self.met and not keeps_scale(func) and (found is None or found[0].qat is not None):
             raise self._unknown(site)
 
-    def _unknown(self, site: CallSite) -> UnknownCallError:
+    def _path_of(self, module: nn.Module | None) -> str:
+        """The path of a module of the running model; empty if it has none."""
+        run = innermost()
+        assert run.root is not None
+        named = () if module is None else run.root.named_modules()
+        return next((run.prefix + path for path, found in named if found is module), "")
+
+    def _unknown(self, site: CallSite) -> Exception:
         """The error of a call that was not recorded: of a function, or of a module that calls it."""
+        functional = self._path_of(running_functional())
+        if functional in self.called:
+            return refused(site.name, at(functional, site.line))
         check_source(site, self.sites)
         what, where = f"`{site.name}`", at(site.scope, site.line)
         module, line = (None, "") if site.line else unmet_module()
         if module is not None:
-            run = innermost()
-            assert run.root is not None
-            paths = [run.prefix + path for path, m in run.root.named_modules() if m is module]
-            what, where = f"`{type(module).__name__}`", at(paths[0] if paths else site.scope, line)
+            what, where = f"`{type(module).__name__}`", at(self._path_of(module) or site.scope, line)
         return UnknownCallError(
             f"{what} {where} was not met when the model was prepared, so it has no scale. Prepare with example inputs "
             "that run through this line; if a branch is chosen at run time, let both branches run on the example "
@@ -352,11 +367,6 @@ class OnCpu:
     def attach(self, module: nn.Module) -> None:
         """Register the hook."""
         keep(module.register_forward_pre_hook, self.before, with_kwargs=True)
-
-
-def unmark_inputs(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Before the forward of a module that the user keeps float: ordinary tensors."""
-    return unmarked((args, kwargs))
 
 
 class FusedMember:

@@ -183,7 +183,25 @@ FUSED_INTO = "_fused_into"  # what is left of a fused module has here a list of 
 
 
 class FusedAway(Successor):
-    """What is left of a module that is fused into another: it gives back its argument."""
+    """What is left of a module that is fused into another: it gives back its argument.
+
+    It is an `nn.Identity` to ``isinstance``, as the guides show it, and of its float class to the model's own forward.
+
+    >>> isinstance(FusedAway(), nn.Identity)
+    True
+    """
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        is_asked = interceptor() is not None and is_user_code(sys._getframe(1).f_code.co_filename)
+        return self.__dict__.get("written_as", nn.Identity) if is_asked else nn.Identity
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:
+        vars(object)["__class__"].__set__(self, cls)
+
+    def __reduce__(self) -> tuple:  # what pickle would do by itself asks for `__class__`
+        return FusedAway, (), self.__dict__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.of_call()

@@ -23,7 +23,7 @@ from horizon_plugin_pytorch.errors import (
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.fx.call_site import CallSite, ScopeHooks, scoped_modules
 from horizon_plugin_pytorch.fx.children import hide_added
-from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu, unmark_inputs
+from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu
 from horizon_plugin_pytorch.fx.recording import float_casts, record_runs
 from horizon_plugin_pytorch.fx.results import own_tensors
 from horizon_plugin_pytorch.fx.tracer import is_leaf
@@ -53,6 +53,7 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     value_inputs,
     value_of,
 )
+from horizon_plugin_pytorch.quantization.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.quantization.quantize import prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import (
     choices_of,
@@ -219,7 +220,7 @@ def _prepare_by_running(
 ) -> nn.Module:
     march = require_march("prepare")
     require_float(model, "prepare")
-    copied = plain_weights(plain_transformers(copy_model(model, "prepare")))
+    copied = own_fused(plain_weights(plain_transformers(copy_model(model, "prepare"))))
     children = {path: {name for name, _ in module._modules.items()} for path, module in copied.named_modules()}
     own = OwnScales.of(own_scales, copied, "prepare")
     split_aliases(copied, own)
@@ -227,6 +228,7 @@ def _prepare_by_running(
     captured: Any = Captured(copied, graph)
     casts = float_casts(graph)
     met = frozenset(node.meta["site"] for node in graph.nodes if "site" in node.meta)
+    called = frozenset(path for node in graph.nodes if (path := called_path(captured, node)) is not None)
     mark_beside(captured)
     region = quantized_nodes(captured)
     _check_states(captured, region)
@@ -240,7 +242,7 @@ def _prepare_by_running(
         region = split_devices(captured, region, choices, march, hybrid)
     observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse, own)
     is_mixed = hybrid is not None or any(isinstance(m, Float16) for m in copied.modules())
-    dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed, casts, met)
+    dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed, casts, met, called)
     for path, module in scoped:
         ScopeHooks(path, dispatcher).attach(module)
         hide_added(module, children.get(own.original(path), ()))
@@ -312,16 +314,13 @@ def _guard(captured: Any, dispatcher: Dispatcher) -> None:
 
 
 def _mark_results(captured: Any, region: Region) -> None:
-    """Tell modules that their accumulators leave as float; what the user keeps float takes these as they are."""
+    """Tell modules that their accumulators leave as float."""
     for path in {called_path(captured, node): None for node in captured.graph.nodes if node in region}:
         module = None if path is None else captured.get_submodule(path)
-        row = None if module is None else row_of_module(type(module))
         if isinstance(module, QATModule):
             row = row_named(module.operator)
             is_real = row is not None and row.has_real_output
             module.is_accumulator = is_real and module.activation_post_process is None
-        elif module is not None and not isinstance(module, PlacedModule) and (row is None or row.qat is not None):
-            keep(module.register_forward_pre_hook, unmark_inputs, with_kwargs=True)
 
 
 def _mark_read_weights(captured: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import (
     FakeQuantize,
@@ -132,6 +132,11 @@ def _format(dtype: Any, bits: int | None) -> Any:
     return as_dtype(f"qint{chosen}" if isinstance(chosen, int) else chosen)
 
 
+def _tell_backend(backend: str, what: str) -> None:
+    if backend:
+        warn(f"{what}: backend={backend!r} changes nothing: set_march chooses the chip.", QuantizationWarning)
+
+
 def get_default_qat_qconfig(
     dtype: Any = "qint8",
     weight_dtype: Any = "qint8",
@@ -151,6 +156,7 @@ def get_default_qat_qconfig(
     >>> get_default_qat_qconfig(dtype="qint16").activation().dtype
     'qint16'
     """
+    _tell_backend(backend, "get_default_qat_qconfig")
     return get_default_qconfig(
         activation_fake_quant,
         weight_fake_quant,
@@ -171,6 +177,7 @@ def get_default_qat_out_qconfig(
     >>> get_default_qat_out_qconfig().activation is None
     True
     """
+    _tell_backend(backend, "get_default_qat_out_qconfig")
     return get_default_qconfig(
         None, weight_fake_quant, None, weight_qkwargs={"dtype": _format(dtype, bits)} | (weight_qkwargs or {})
     )
@@ -184,6 +191,7 @@ def get_default_calib_qconfig(
     >>> type(get_default_calib_qconfig().activation().activation_post_process).__name__
     'PercentileObserver'
     """
+    _tell_backend(backend, "get_default_calib_qconfig")
     return get_default_qconfig(
         activation_observer="percentile", activation_qkwargs={"dtype": _format(dtype, bits)} | (calib_qkwargs or {})
     )
@@ -237,6 +245,25 @@ def unasked(qconfig: Any) -> Any:
     if not isinstance(part, Partial) or part.is_default:
         return qconfig
     return qconfig._replace(input=replace(part, is_default=True))
+
+
+def with_output(qconfig: QConfig, part: Any) -> QConfig:
+    """A qconfig with another output. Where an integer one becomes real, the operator still takes real numbers in it.
+
+    >>> with_output(get_qconfig(out_dtype=qint16), None).input.kwargs["dtype"]
+    'qint16'
+    """
+    before, asked = qconfig.activation, getattr(qconfig, "input", None)
+    is_integer = isinstance(format_of(before), QuantDType)
+    if is_integer and not isinstance(format_of(part), QuantDType) and (asked is None or _is_unasked(asked)):
+        base = before if asked is None else asked
+        is_fixed = base.kwargs.get("scale") is not None  # which is that of the output
+        asked = replace(with_format(None if is_fixed else base, format_of(before)), is_default=True)
+    return qconfig._replace(activation=part, input=asked)
+
+
+def _is_unasked(part: Any) -> bool:
+    return isinstance(part, Partial) and part.is_default and not is_dynamic(part)
 
 
 def spell(part: Any) -> str:
@@ -301,8 +328,8 @@ def get_qconfig(
 
     Args:
         observer: a class of `observer_v2`, of inputs and outputs; None takes that of calibration.
-        in_dtype: what an operator takes. None takes integers as they come, and float16 as int8. A narrower format
-            than what comes is made before it; a wider one changes nothing.
+        in_dtype: what an operator takes. None takes integers as they come, and float16 in the format of the output. A
+            narrower format than what comes is made before it; a wider one changes nothing.
         weight_dtype, out_dtype: integer formats, or ``torch.float16`` for numbers that are cast. None or
             ``torch.float32`` as `out_dtype` is an output in high precision.
         fix_scale: keep scales at what calibration gave, while training.

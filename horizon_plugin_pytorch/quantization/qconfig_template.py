@@ -40,6 +40,7 @@ import math
 import os
 import pickle
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -64,6 +65,7 @@ from horizon_plugin_pytorch.quantization.qconfig import (
     get_qconfig,
     unasked,
     with_format,
+    with_output,
 )
 
 __all__ = [
@@ -122,11 +124,11 @@ class QconfigSetterBase:
         """Called when all setters have run and illegal formats are corrected: look, do not change."""
 
 
-def apply_setters(view: GraphView, setters: Any) -> None:
-    """Run setters on a graph: the lowest priority first, so that a higher one has the last word; then correct formats.
+def given_setters(setters: Any) -> list[Any]:
+    """What was given as `qconfig_setter`, as a list.
 
-    Args:
-        setters: one, or several from high to low priority.
+    Raises:
+        QuantizationConfigError: for anything that is no setter.
     """
     given = list(setters) if isinstance(setters, (tuple, list)) else [setters]
     for setter in given:
@@ -137,6 +139,16 @@ def apply_setters(view: GraphView, setters: Any) -> None:
                 "`QconfigSetter`, or a tuple of them, from high to low priority; those that take a table or names are "
                 "called with them first."
             )
+    return given
+
+
+def apply_setters(view: GraphView, setters: Any) -> None:
+    """Run setters on a graph: the lowest priority first, so that a higher one has the last word; then correct formats.
+
+    Args:
+        setters: one, or several from high to low priority.
+    """
+    given = given_setters(setters)
     if len(view) and all(view.is_fixed(operator) for operator in view):
         warn(
             "qconfig attributes of the model decide every operator, and the setter changes nothing. Remove the "
@@ -149,6 +161,23 @@ def apply_setters(view: GraphView, setters: Any) -> None:
     view.finish()
     for setter in given:
         getattr(setter, "finish", lambda view: None)(view)
+
+
+def note_float(view: GraphView, setters: Any) -> None:
+    """Ask setters, before anything is fused, what they leave float: that is not fused, and runs as it is written.
+
+    Only these choices are noted; the setters run again on the fused graph.
+    """
+    asked = view.asking()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they say it again when they run
+        for setter in reversed(given_setters(setters)):
+            setter.apply(asked)
+    asked.finish()
+    for operator in asked:
+        choice = asked.choices.get(operator.path)
+        if choice is not None and choice.qconfig is None:
+            view.choices[operator.path] = choice
 
 
 # -- templates
@@ -204,7 +233,7 @@ class HighPrecisionOutputTemplate(QconfigTemplate):
                 kept[operator.path] = obstacle
             else:
                 why = f"high-precision output ({accumulator(view.march)})"
-                view.set(operator, current._replace(activation=None), why)
+                view.set(operator, with_output(current, None), why)
         if kept:
             shown = [f"`{path}` ({why})" for path, why in list(kept.items())[:8]]
             more = f" and {len(kept) - len(shown)} more" if len(kept) > len(shown) else ""

@@ -9,9 +9,11 @@ from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, warn
 from horizon_plugin_pytorch.fx.dispatch import OnCpu
+from horizon_plugin_pytorch.fx.float_parts import keep_float
 from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import March, require_march
+from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
@@ -26,6 +28,13 @@ from horizon_plugin_pytorch.quantization.passes.inputs import warn_unfit
 from horizon_plugin_pytorch.quantization.passes.left_out import tell_left_out
 from horizon_plugin_pytorch.quantization.passes.region import quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, warn_int16
+from horizon_plugin_pytorch.quantization.passes.tied_scales import (
+    TiedOperators,
+    is_effective,
+    tie_scales,
+    tied_groups,
+)
+from horizon_plugin_pytorch.quantization.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.quantization.qconfig_template import apply_setters
 from horizon_plugin_pytorch.quantization.quantization_mappings import (
     get_qat_module_mappings,
@@ -64,7 +73,10 @@ def prepare_qat(
         hybrid: let modules without a qconfig take quantized tensors, as real values; put a QuantStub after them.
         verbose: 1 writes ``model_check_result.txt`` and prints it; it needs `example_inputs`.
         mapping: has no effect, and warns where it asks for something.
-        optimize_graph, optimize_kwargs: accepted for compatibility.
+        optimize_graph: give the operands of a cat and its result one scale, on Bernoulli chips; it needs
+            `example_inputs`, as nothing else says what a cat takes.
+        optimize_kwargs: for which operators: ``opt_types`` (``"unify_inputs_scale"``), ``methods`` (of
+            FloatFunctional), ``functions``, ``module_prefixes``, ``module_types``.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization.qconfig import get_default_qat_qconfig
@@ -80,14 +92,18 @@ def prepare_qat(
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
-    plain_weights(plain_transformers(model))
+    model = own_fused(plain_weights(plain_transformers(model)), is_eager=True)
+    groups = _tied(model, march, optimize_graph, optimize_kwargs, example_inputs, example_kw_inputs)
     choices, lines = resolve_qconfigs(model, None), None
     if qconfig_setter is not None:
         choices = resolve_qconfigs(model, {"": PLACEHOLDER})
         lines = _set_qconfigs(model, choices, march, qconfig_setter, example_inputs, example_kw_inputs)
     prepared = to_qat(model, choices, march, lines)
+    tie_scales(prepared, groups)
     if hybrid:
         _accept_integers(prepared)
+    else:
+        keep_float((path, m) for path, m in prepared.named_modules() if row_of_module(type(m)) is not None)
     if not any(isinstance(m, QATModule) and m.fake_quantizers() for m in prepared.modules()):
         warn(
             f"`{type(model).__name__}`: no module has a qconfig, so nothing is quantized. Set one before: "
@@ -122,13 +138,43 @@ def _set_qconfigs(
         )
         apply_setters(ModuleView(model, choices, march), qconfig_setter)
         return None
-    args = example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    captured: Any = Captured(model, record(model, () if example_inputs is None else tuple(args), example_kw_inputs))
+    captured = _captured(model, example_inputs, example_kw_inputs)
     region = quantized_nodes(captured)
     apply_setters(GraphView(captured, captured.graph, region, choices, march), qconfig_setter)
     warn_unfit(captured, region, choices)
     tell_left_out(captured, region, choices)
     return called_lines(captured, region)
+
+
+def _captured(model: nn.Module, example_inputs: Any, example_kw_inputs: dict[str, Any] | None) -> Any:
+    """The model with its graph, found by running it."""
+    args = example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    return Captured(model, record(model, () if example_inputs is None else tuple(args), example_kw_inputs))
+
+
+def _tied(
+    model: nn.Module,
+    march: March,
+    optimize_graph: bool,
+    optimize_kwargs: dict | None,
+    example_inputs: Any,
+    example_kw_inputs: dict[str, Any] | None,
+) -> list[list[str]]:
+    """The modules that are to have one scale, in groups."""
+    tied = TiedOperators.of(optimize_kwargs, "prepare_qat")
+    if optimize_kwargs and not optimize_graph:
+        warn("prepare_qat: optimize_kwargs is for optimize_graph=True, and changes nothing.", QuantizationWarning)
+    if tied is None or not optimize_graph or not is_effective(march, "prepare_qat"):
+        return []
+    if example_inputs is None and not example_kw_inputs:
+        warn(
+            "prepare_qat: optimize_graph needs example_inputs: eager mode does not see what a cat takes, and every "
+            "scale stays as it is. Give them, or use `prepare_qat_fx`.",
+            QuantizationWarning,
+        )
+        return []
+    captured = _captured(model, example_inputs, example_kw_inputs)
+    return tied_groups(GraphView(captured, captured.graph, quantized_nodes(captured), {}, march), tied)
 
 
 def _accept_integers(model: nn.Module) -> None:

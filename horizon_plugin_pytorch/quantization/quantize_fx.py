@@ -10,8 +10,10 @@ from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, source_line, warn
 from horizon_plugin_pytorch.fx.chance import refuse_chance
+from horizon_plugin_pytorch.fx.float_parts import keep_float
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import March, require_march
+from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -53,7 +55,14 @@ from horizon_plugin_pytorch.quantization.passes.replace import (
     warn_unquantized,
 )
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
-from horizon_plugin_pytorch.quantization.qconfig_template import apply_setters
+from horizon_plugin_pytorch.quantization.passes.tied_scales import (
+    TiedOperators,
+    is_effective,
+    tie_scales,
+    tied_groups,
+)
+from horizon_plugin_pytorch.quantization.passes.torch_fused import own_fused
+from horizon_plugin_pytorch.quantization.qconfig_template import apply_setters, note_float
 
 __all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
 
@@ -80,6 +89,25 @@ def require_float(model: nn.Module, what: str) -> None:
                 f"{what} takes a float model, and this one is already prepared or converted: `{path}` is "
                 f"{type(module).__module__}.{type(module).__name__}. Keep the float model, and prepare that."
             )
+        if _is_prepared_by_torch(type(module)):
+            raise TypeError(
+                f"{what} takes a float model, and torch's own quantization prepared or converted this one: `{path}` is "
+                f"{type(module).__module__}.{type(module).__name__}. Give the model as it was before; what torch's "
+                "`fuse_modules` gives can be taken."
+            )
+
+
+_TORCH_STAGES = (
+    "torch.ao.nn.qat",
+    "torch.ao.nn.intrinsic.qat",
+    "torch.ao.nn.quantized",
+    "torch.ao.nn.intrinsic.quantized",
+)
+
+
+def _is_prepared_by_torch(cls: type) -> bool:
+    is_staged = cls.__module__.startswith((*_TORCH_STAGES, "torch.ao.quantization.fake_quantize"))
+    return is_staged and row_of_module(cls) is None and "FloatFunctional" not in cls.__name__
 
 
 def _preserve(target: nn.Module, source: nn.Module, config: dict | None, who: str) -> None:
@@ -120,7 +148,7 @@ def fuse_fx(
     >>> type(fuse_fx(nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())).get_submodule("0")).__name__
     'ConvReLU2d'
     """
-    copied = plain_weights(plain_transformers(copy_model(model, "fuse_fx")))
+    copied = own_fused(plain_weights(plain_transformers(copy_model(model, "fuse_fx"))))
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
     follow_training(graph_module)
     follow_writes(graph_module)
@@ -161,7 +189,8 @@ def prepare_qat_fx(
         hybrid_dict: further operators for the CPU: ``{"module_type": [cls], "module_name": [path]}``.
         example_inputs: for `verbose`.
         verbose: 1 writes ``model_check_result.txt`` and prints it: shared and unfused operators, formats.
-        optimize_graph, opset_version: accepted for compatibility.
+        optimize_graph: give the operands of a cat and its result one scale, on Bernoulli chips.
+        opset_version: ``"hbdk3"`` or ``"hbdk4"``; there is one arithmetic here, so it changes nothing.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
@@ -171,13 +200,29 @@ def prepare_qat_fx(
     >>> type(net.module)
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
+    _check_opset(opset_version)
+    is_tied = optimize_graph and is_effective(require_march("prepare_qat_fx"), "prepare_qat_fx")
     prepared = prepare_by_tracing(
         model, qconfig_dict, prepare_custom_config_dict, hybrid, hybrid_dict, qconfig_setter, own_scales,
         joins_calls=False,  # the guides print scales that average over the calls of a shared module
+        tied=TiedOperators() if is_tied else None,
     )  # fmt: skip
     if verbose:
         check_verbosely(prepared, example_inputs, "prepare_qat_fx")
     return prepared
+
+
+def _check_opset(opset_version: Any) -> None:
+    if opset_version not in ("hbdk3", "hbdk4"):
+        raise QuantizationConfigError(
+            f"prepare_qat_fx: opset_version must be 'hbdk3' or 'hbdk4', got {opset_version!r}."
+        )
+    if opset_version != "hbdk3":
+        warn(
+            f"prepare_qat_fx: opset_version={opset_version!r} changes nothing: models for both compilers have one "
+            "arithmetic here, and set_march says which chip they are for.",
+            QuantizationWarning,
+        )
 
 
 def check_verbosely(prepared: nn.Module, example_inputs: Any, what: str) -> None:
@@ -202,12 +247,14 @@ def prepare_by_tracing(
     own_scales: bool | Iterable[str] = False,
     joins_calls: bool = True,
     is_fused: bool = True,
+    tied: TiedOperators | None = None,
 ) -> ObservedGraphModule:
     """`prepare_qat_fx`, and `prepare` by symbolic trace.
 
     Args:
         is_fused: fuse layers with what follows them.
         joins_calls: let all calls of a module in one forward count as one batch.
+        tied: operators that have one scale with what they take.
     """
     march = require_march("prepare_qat_fx")
     if hybrid_dict and not hybrid:
@@ -218,7 +265,7 @@ def prepare_by_tracing(
             "name beside other setters."
         )
     require_float(model, "prepare_qat_fx")
-    copied = plain_weights(plain_transformers(copy_model(model, "prepare_qat_fx")))
+    copied = own_fused(plain_weights(plain_transformers(copy_model(model, "prepare_qat_fx"))))
     own = OwnScales.of(own_scales, copied, "prepare_qat_fx")
     split_aliases(copied, own)
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
@@ -234,7 +281,7 @@ def prepare_by_tracing(
     choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     if hybrid:
         region = split_devices(observed, region, choices, march, HybridConfig(hybrid_dict))
-    observe(observed, observed, region, choices, march, qconfig_setter, is_fused, own, joins_calls)
+    observe(observed, observed, region, choices, march, qconfig_setter, is_fused, own, joins_calls, tied)
     observed.__dict__["march"], observed.__dict__["choices"] = march, choices
     observed.recompile()
     report_mismatches(observed)
@@ -269,6 +316,7 @@ def observe(
     is_fused: bool = True,
     own: OwnScales | None = None,
     joins_calls: bool = True,
+    tied: TiedOperators | None = None,
 ) -> None:
     """Turn the quantized part of a graph into QAT modules, however the graph was found.
 
@@ -278,9 +326,12 @@ def observe(
         is_fused: fuse layers with what follows them.
         own: which calls have own scales.
         joins_calls: let all calls of a module in one forward count as one batch.
+        tied: operators that have one scale with what they take.
     """
     own = own or OwnScales()
     replace_functions(model, region, choices, march)
+    if is_fused and qconfig_setter is not None:
+        note_float(GraphView(model, model.graph, region, choices, march, own.original), qconfig_setter)
     if is_fused:
         fuse_graph(model, choices, region, own)
     if qconfig_setter is not None:
@@ -292,10 +343,14 @@ def observe(
     fit_inputs(model, region, choices)
     tell_left_out(model, region, choices)
     check_operands(model, region, choices)
-    to_qat(root, choices, march, called_lines(model, region))
+    groups = tied_groups(GraphView(model, model.graph, region, choices, march), tied) if tied else []
+    lines = called_lines(model, region)
+    to_qat(root, choices, march, lines)
+    keep_float(((path, root.get_submodule(path)) for path in lines), lines)
     finish(model, root, own)
     if joins_calls:
         join_calls(model, root, region)
+    tie_scales(root, groups)
     follow_batches(root)
     warn_int16(root, march)
 

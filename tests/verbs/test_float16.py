@@ -27,11 +27,13 @@ from horizon_plugin_pytorch.quantization import (
     check_model,
     convert,
     convert_fx,
+    get_default_qat_out_qconfig,
     prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, default_fp16_fake_cast
+from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver
 from horizon_plugin_pytorch.quantization.prepare import prepare
 from horizon_plugin_pytorch.quantization.qconfig import get_qconfig
 from horizon_plugin_pytorch.quantization.qconfig_setter import (
@@ -521,3 +523,106 @@ def test_eager_mode_refuses_float16_before_an_integer_operator() -> None:
     setter = (ModuleNameQconfigSetter({"1": _HALF}), default_calibration_qconfig_setter)
     with pytest.raises(QuantizationConfigError, match=r"`2` .*takes a float16 result"):
         prepare(net, (X,), setter, "eager", out_dir=None)
+
+
+class Mixed(nn.Module):
+    """`first` is float16; what takes its result is given."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.function = QuantStub(), DeQuantStub(), function
+        self.first, self.also, self.tanh, self.fc = nn.Sigmoid(), nn.SiLU(), nn.Tanh(), nn.Linear(16, 16)
+        self.op = FloatFunctional()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.function(self, self.quant(x)))
+
+
+CONSUMERS: dict[str, Any] = {
+    "a table": lambda m, x: m.tanh(m.first(x)),
+    "a layer that is the output": lambda m, x: m.fc(m.first(x)),
+    "a product that is the output": lambda m, x: torch.matmul(m.first(x), x.transpose(-1, -2)),
+    "a chain of float16": lambda m, x: m.tanh(m.also(m.first(x)).reshape(4, -1)),
+    "a sum": lambda m, x: m.tanh(m.op.add(m.first(x), x)),
+    "a cat": lambda m, x: m.tanh(torch.cat([m.first(x), x], -1)),
+    "two products": lambda m, x: m.tanh(torch.matmul(m.first(x), m.first(x).transpose(-1, -2))),
+    "a softmax": lambda m, x: F.softmax(m.first(x), -1),
+    "a mean": lambda m, x: m.first(x).mean(-1),
+    "a number": lambda m, x: m.first(x) * 0.3,
+}
+FP16 = get_qconfig(in_dtype=torch.float16, weight_dtype=torch.float16, out_dtype=torch.float16)
+INT16 = qconfig("qint16")
+CONFIGURATIONS: dict[str, Any] = {
+    "templates": {
+        "qconfig_setter": QconfigSetter(
+            get_qconfig(),
+            [ModuleNameTemplate({"": "qint16", "first": torch.float16, "also": torch.float16})],
+            save_dir=None,
+        )
+    },
+    "a reference": {
+        "qconfig_setter": QconfigSetter(
+            get_qconfig(out_dtype="qint16"),
+            [ModuleNameTemplate({"first": torch.float16, "also": torch.float16})],
+            save_dir=None,
+        )
+    },
+    "setters": {
+        "qconfig_setter": (
+            ModuleNameQconfigSetter({"first": FP16, "also": FP16}),
+            calibration_8bit_weight_16bit_act_qconfig_setter,
+        )
+    },
+    "a dictionary": {"qconfig_dict": {"": INT16, "module_name": [("first", HALF), ("also", HALF)]}},
+    "a dictionary with outputs": {
+        "qconfig_dict": {
+            "": INT16,
+            "module_name": [("first", HALF), ("also", HALF), ("fc", get_default_qat_out_qconfig())],
+        }
+    },
+    "get_qconfig": {
+        "qconfig_dict": {
+            "": get_qconfig(out_dtype="qint16"),
+            "module_name": [("first", FP16), ("also", FP16), ("fc", get_qconfig(out_dtype=None))],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_float16_is_handed_over_in_int16_in_an_int16_model(configuration: str, method: str) -> None:
+    x = torch.linspace(-3, 3, 4 * 16 * 16).reshape(4, 16, 16)
+    for name, function in CONSUMERS.items():
+        net = Mixed(function).eval()
+        qat = calibrate(prepare(net, (x,), method=method, out_dir=None, **CONFIGURATIONS[configuration]), (x,))
+        stubs = [m.activation_post_process.dtype for path, m in qat.named_modules() if path.endswith("_quant_0")]
+        assert set(stubs) == {"qint16"}, name
+        quantized = (convert_fx if method == "symbolic" else convert)(qat)
+        with torch.no_grad():
+            out, wanted = qat(x), net(x)
+            assert torch.equal(quantized(x), out), name
+        bound = 6e-3 if "layer" in name else 2e-3  # whose weights are int8
+        assert float((out - wanted).abs().max() / wanted.abs().max()) < bound, name
+
+
+def test_each_consumer_of_float16_gets_its_own_format() -> None:
+    x = torch.linspace(-3, 3, 64).reshape(4, 16)
+    net = Mixed(lambda m, x: m.tanh(cast := m.first(x)) + m.also(cast) + m.fc(cast)).eval()
+    formats = {"": "qint16", "first": torch.float16, "also": "qint8", "fc": {"input": "qint8", "output": "qint16"}}
+    setter = QconfigSetter(get_qconfig(), [ModuleNameTemplate(formats)], save_dir=None)
+    qat = prepare(net, (x,), setter, out_dir=None)
+    stubs = {str(path): m.activation_post_process.dtype for path, m in qat.named_modules() if "_quant_" in path[-9:]}
+    assert list(stubs.values()) == ["qint16", "qint8", "qint8"]
+
+
+def test_a_fixed_output_scale_is_not_that_of_a_float16_operand() -> None:
+    x = torch.linspace(-3, 3, 64).reshape(4, 16)
+    fixed = QConfig(activation=FakeQuantize.with_args(observer=FixedScaleObserver, dtype="qint16", scale=1 / 32768))
+    names = [("first", HALF), ("tanh", fixed)]
+    net = Mixed(lambda m, x: m.tanh(m.first(x) * 4)).eval()
+    qat = calibrate(prepare(net, (x,), qconfig_dict={"": HALF, "module_name": names}, out_dir=None), (x,))
+    stub = next(m for path, m in qat.named_modules() if path.endswith("_generated_quant_0"))
+    assert not stub.activation_post_process.is_fixed
+    assert float((qat(x) - net(x)).abs().max()) < 4e-3

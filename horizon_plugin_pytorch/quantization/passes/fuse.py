@@ -9,6 +9,7 @@ from torch import fx, nn
 from horizon_plugin_pytorch.nn.placed import FUSED_INTO, FusedAway
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
+from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, module_at, value_inputs
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
@@ -160,16 +161,21 @@ def _changes_shape(chain: list[fx.Node]) -> bool:
     return not isinstance(source, fx.Node) or source.meta.get("shape") != chain[-1].meta.get("shape")
 
 
-def _merged_choice(choices: dict[str, Choice], paths: list[str], anchor: int) -> Choice:
+def _merged_choice(choices: dict[str, Choice], paths: list[str], rule: FusionRule) -> Choice:
     """The anchor's own qconfig; else the last member that has one of its own; else what the anchor inherits."""
-    own = [choices.get(path, Choice(None)) for path in paths]
+    own, anchor = [choices.get(path, Choice(None)) for path in paths], rule.anchor
     if own[anchor].is_explicit:
         return own[anchor]
     explicit = [(path, choice) for path, choice in zip(paths, own, strict=True) if choice.is_explicit]
-    if not explicit:
-        return own[anchor]
+    if not explicit:  # where setters will decide, what they give to one member is for all; a ReLU gets nothing
+        decided = [choice for choice, role in zip(own, rule.roles, strict=True) if role is not Role.RELU]
+        return next((choice for choice in decided if choice.qconfig is PLACEHOLDER), own[anchor])
     path, choice = explicit[-1]
     return choice.changed(choice.qconfig, f"taken from {path}, which is fused into it")
+
+
+def _merged(model: fx.GraphModule, choices: dict[str, Choice], rule: FusionRule, chain: list[fx.Node]) -> Choice:
+    return _merged_choice(choices, [called_path(model, node) or "" for node in chain], rule)
 
 
 def fuse_graph(
@@ -181,7 +187,8 @@ def fuse_graph(
     """Fuse every pattern of `FUSION_RULES`; the longest wins, and the add's first operand before its second.
 
     Args:
-        only: restrict fusion to these nodes; new nodes are added to the set.
+        only: restrict fusion to these nodes; new nodes are added to the set. What has no qconfig is left alone there:
+            it runs as it is written.
         own: which modules are calls of one, and have its weights.
     """
     matcher = _Matcher(model, choices, only, own or OwnScales())
@@ -195,7 +202,7 @@ def fuse_graph(
                 continue
             for rule in rules:
                 chain = matcher.match(rule, node, operand)
-                if chain is not None:
+                if chain is not None and (only is None or _merged(model, choices, rule, chain).qconfig is not None):
                     place, members = _apply(model, choices, rule, chain, operand, only)
                     for path in members:
                         replaced.setdefault(path, []).append(place)
@@ -227,7 +234,7 @@ def _apply(
     fused = fuse([module_at(model, path) for path in paths])
     fused.__dict__["_operand"] = operand  # where the model itself calls add, the layer's input is this operand
     place = paths[rule.anchor]
-    choices[place] = _merged_choice(choices, paths, rule.anchor)
+    choices[place] = _merged_choice(choices, paths, rule)
     _set_module(model, place, fused)
     anchor, last = chain[rule.anchor], chain[-1]
     args: tuple = (chain[0].args[0],)

@@ -114,6 +114,10 @@ class GraphView:
         self._operators = {found.path: found for found in self._find()}
         self._by_name = {name: found for found in self for name in found.members}
 
+    def asking(self) -> GraphView:
+        """A view with choices of its own: what is set there does not count."""
+        return GraphView(self.model, self.graph, self.region, dict(self.choices), self.march, self.original)
+
     # -- operators
 
     def __iter__(self) -> Iterator[OperatorView]:

@@ -16,14 +16,15 @@ from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import is_dynamic
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, operands, row_of_node
 from horizon_plugin_pytorch.quantization.passes.replace import insert_stub
-from horizon_plugin_pytorch.quantization.qconfig import asked_input, format_of, spell
+from horizon_plugin_pytorch.quantization.qconfig import asked_input, format_of, spell, with_format
 
 
 def fit_inputs(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -> fx.GraphModule:
     """Put a QuantStub between a result and an integer operator that takes it in another format.
 
-    Float16 becomes what the operator's qconfig says of its `input`, or else of its `activation`. Integers become what
-    somebody asked of the `input` where that is narrower or has a fixed scale; a wider format would add nothing.
+    Float16 becomes what somebody asked of the operator's `input`, or else the format of its output; where that is real,
+    the format in which float16 operators before it got their numbers. Integers become what somebody asked of the
+    `input` where that is narrower or has a fixed scale; a wider format would add nothing.
 
     Raises:
         QuantizationConfigError: for an integer operator whose qconfig has no format for float16.
@@ -90,12 +91,14 @@ def _wanted(
         is_fitted: is a QuantStub put there? Float16 cannot do without.
     """
     given: dict[fx.Node, Any] = {}  # what quantizes or casts results
+    behind: dict[fx.Node, Any] = {}  # for results that are cast, what quantized the numbers that they are made of
     wanted: dict[str, dict[int, Any]] = {}
     for node in model.graph.nodes:
         if node not in region:
             continue
         path = called_path(model, node)
         qconfig = _qconfig(choices, path)
+        behind[node] = _widest([behind.get(source, given.get(source)) for source in node.all_input_nodes])
         if qconfig is None or not _has_own_scale(model, node):  # it moves values, and keeps their format
             found = [given[source] for source in node.all_input_nodes if source in given]
             if found:
@@ -104,6 +107,8 @@ def _wanted(
         is_half = is_cast(qconfig.activation)
         if qconfig.activation is not None:
             given[node] = qconfig.activation
+            if not is_half:
+                behind[node] = qconfig.activation
         has_integers = not is_half or (qconfig.weight is not None and not is_cast(qconfig.weight))
         row = row_of_node(model, node)
         if row is None or row.name == "quant" or (is_half and not (has_integers and has_integer_weight(row))):
@@ -115,25 +120,24 @@ def _wanted(
                     "eager mode puts no QuantStub between two formats. Put one there in the model, give this operator "
                     "float16, too, or use `prepare` with PrepareMethod.JIT_STRIP."
                 )
-            part = _fitting(qconfig, position, given.get(source), path or "")
+            part = _fitting(qconfig, position, given.get(source), behind.get(source), path or "")
             if part is not None:
                 wanted.setdefault(path or "", {})[position] = part
     return wanted
 
 
-def _fitting(qconfig: Any, position: int, given: Any, path: str) -> Any:
-    """What quantizes an operand that comes in a format; None if it can be taken as it is."""
+def _fitting(qconfig: Any, position: int, given: Any, behind: Any, path: str) -> Any:
+    """What quantizes an operand that comes in a format; None if it can be taken as it is.
+
+    Args:
+        given: what quantized or cast the operand.
+        behind: for an operand that was cast, what quantized the numbers that it is made of.
+    """
     asked = asked_input(qconfig, position)
     if is_dynamic(asked):
         return None
     if is_cast(given):
-        part = asked if asked is not None and not is_cast(asked) else qconfig.activation
-        if part is None or is_cast(part):
-            raise QuantizationConfigError(
-                f"the integer operator {at(path)} takes a float16 result, and its qconfig says no integer format for "
-                "it: give the qconfig an `input`."
-            )
-        return part
+        return _of_real(qconfig, asked, behind, path)
     if given is None or asked is None or asked.is_default or is_cast(asked):
         return None
     wish, comes = format_of(asked), format_of(given)
@@ -141,6 +145,31 @@ def _fitting(qconfig: Any, position: int, given: Any, path: str) -> Any:
     has_own_scale = scale is not None and scale != given.kwargs.get("scale")
     is_narrower = isinstance(wish, QuantDType) and isinstance(comes, QuantDType) and wish.bits < comes.bits
     return asked if is_narrower or has_own_scale else None
+
+
+def _of_real(qconfig: Any, asked: Any, behind: Any, path: str) -> Any:
+    """What quantizes real numbers for an integer operator: what was asked, or its own format with its own observer."""
+    has_format = asked is not None and not is_cast(asked)
+    if has_format and not asked.is_default:
+        return asked
+    # An output in high precision or in float16 says nothing; its default input has the format that it had before.
+    is_integer = qconfig.activation is not None and not is_cast(qconfig.activation)
+    own = qconfig.activation if is_integer else _widest([asked, behind])
+    if own is None:
+        raise QuantizationConfigError(
+            f"the integer operator {at(path)} takes a float16 result, and its qconfig says no integer format for "
+            "it: give the qconfig an `input`."
+        )
+    if has_format:
+        return with_format(asked, format_of(own))
+    is_fixed = own.kwargs.get("scale") is not None  # which is that of other numbers
+    return with_format(None if is_fixed else own, format_of(own))
+
+
+def _widest(parts: list[Any]) -> Any:
+    """The part with the widest integer format, if any has one."""
+    found = [part for part in parts if part is not None and not is_cast(part)]
+    return max(found, key=lambda part: format_of(part).bits, default=None)  # type: ignore[union-attr]
 
 
 def _scaled_leaves(model: fx.GraphModule, node: fx.Node, region: Region) -> list[tuple[int, fx.Node]]:

@@ -98,10 +98,13 @@ def replace_functions(
         UnsupportedOperatorError: for an operator of the quantized part that has no quantized form.
     """
     counters: dict[tuple[str, str], int] = {}
-    _check_memory(model, quantized)
+    _check_memory(model, quantized, choices)
     for node in list(model.graph.nodes):
         if node not in quantized:
             continue
+        if _is_float(model, node, choices):
+            _leave_alone(model, node)
+            continue  # the user keeps this part float; a QTensor that reaches it raises with a remedy
         _check_seen(node)
         if node.meta.get("is_chance"):
             _variants(model, node).append(BY_CHANCE)
@@ -134,10 +137,6 @@ def replace_functions(
         if row.needs_qconfig and quantized.kinds(node) in ((Kind.INDEX,), (Kind.BOOL,)):
             _leave_alone(model, node)
             continue  # a choice between positions, by booleans of the quantized part; or a write of booleans
-        choice = inherited_choice(choices, scope_of(node))
-        if choice is None or choice.qconfig is None:
-            _leave_alone(model, node)
-            continue  # the user keeps this module float; a QTensor that reaches it raises with a remedy
         call, module, advice = None, None, ""
         try:
             call = bind(*with_numbers(model, node.args), **with_numbers(model, node.kwargs))
@@ -161,6 +160,15 @@ def replace_functions(
     return model
 
 
+def _is_float(model: fx.GraphModule, node: fx.Node, choices: dict[str, Choice]) -> bool:
+    """Is the module that a node calls without a qconfig, or the module whose forward calls a function?"""
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return False
+    path = called_path(model, node)
+    choice = inherited_choice(choices, scope_of(node) if path is None else path)
+    return choice is None or choice.qconfig is None
+
+
 def _check_seen(node: fx.Node) -> None:
     """Insist that the prepared model sees what is computed."""
     if node.meta.get("is_unseen"):
@@ -171,7 +179,7 @@ def _check_seen(node: fx.Node) -> None:
         )
 
 
-def _check_memory(model: fx.GraphModule, quantized: Region) -> None:
+def _check_memory(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice]) -> None:
     """Insist that no quantized tensor is changed behind its back, and that none is written into a state of the model.
 
     Raises:
@@ -179,6 +187,8 @@ def _check_memory(model: fx.GraphModule, quantized: Region) -> None:
     """
     for node in model.graph.nodes:
         by, given_by = node.meta.pop("stale_by", None), node.meta.pop("handed_out_stale", None)
+        if _is_float(model, node, choices):
+            continue  # torch does there what it does in float
         if by is not None and any(quantized.has_scale(n) for n in (*node.all_input_nodes, by)):
             raise _stale(f"`{_called(node)}` {at(scope_of(node), source_line(node.stack_trace))} reads", by)
         if given_by is not None and (quantized.has_scale(node) or quantized.has_scale(given_by)):
@@ -470,18 +480,20 @@ def check_operands(model: fx.GraphModule, quantized: Region, choices: dict[str, 
 
 
 def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice]) -> None:
-    """Name the modules of the quantized part that stay float because they have no qconfig: they cannot run there."""
+    """Name what stays float in the quantized part because it has no qconfig: it cannot run there."""
     float_modules, left, total = [], [], 0
     for node in model.graph.nodes:
-        path = called_path(model, node)
-        row = None if path is None or node not in quantized else row_of_module(type(module_at(model, path)))
-        if path is None or row is None or not row.needs_qconfig:
+        path, row = called_path(model, node), row_of_node(model, node) if node in quantized else None
+        if row is None or row.qat is None or not row.needs_qconfig:
             continue
+        if path is None and quantized.kinds(node) in ((Kind.INDEX,), (Kind.BOOL,)):
+            continue  # left alone, whatever the qconfig
         total += 1
-        choice = choices.get(path)
+        choice = inherited_choice(choices, scope_of(node) if path is None else path)
         if choice is None or choice.qconfig is None:
-            left.append(path)
-            float_modules.append(at(path, source_line(node.stack_trace)).removeprefix("at "))
+            left.append(choice)
+            where = at(scope_of(node) if path is None else path, source_line(node.stack_trace))
+            float_modules.append(f"{_spell(node)} {where}" if path is None else where.removeprefix("at "))
     if not float_modules:
         return
     if len(float_modules) == total:
@@ -492,7 +504,7 @@ def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str
         )
     else:
         shown = ", ".join(float_modules[:6]) + (f" and {len(float_modules) - 6} more" if len(float_modules) > 6 else "")
-        unset = sum(1 for path in left if any(step.rule == NO_SETTER for step in choices[path].steps))
+        unset = sum(1 for choice in left if choice and any(step.rule == NO_SETTER for step in choice.steps))
         text = (
             f"no setter gives {shown} a qconfig. One for single operators (sensitive_op_..., ModuleNameQconfigSetter) "
             "needs one for all others behind it: `qconfig_setter=(that, default_calibration_qconfig_setter)`."

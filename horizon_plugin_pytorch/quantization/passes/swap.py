@@ -34,7 +34,7 @@ from horizon_plugin_pytorch.quantization.passes.successors import keep_attribute
 from horizon_plugin_pytorch.quantization.qconfig import asked_input, format_of
 
 
-def _map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
+def map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
     """Rebuild the tree: `change` gives a module's replacement, or None to look inside. Shared modules stay shared."""
     done: dict[int, nn.Module] = {}
     replaced: list[tuple[nn.Module, nn.Module]] = []
@@ -131,7 +131,7 @@ def to_qat(
         device = next((p.device for p in module.parameters()), home)
         return (qat if device is None else qat.to(device)).train(module.training)
 
-    model = _map_modules(model, change)
+    model = map_modules(model, change)
     correct_weights(model, march, choices)
     _follow_consistency(model, march)
     _name_modules(model, lines or {})
@@ -321,7 +321,7 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
             quantized.register_buffer("float_weight", module.weight.detach().clone(), persistent=False)  # type: ignore[operator]
         return quantized
 
-    model = _map_modules(model, change)
+    model = map_modules(model, change)
     share_integers(model)
     for module in model.modules():
         if isinstance(module, Composite):

@@ -20,7 +20,14 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
     is_dynamic,
 )
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView, OperatorView
-from horizon_plugin_pytorch.quantization.qconfig import QConfig, as_format, asked_input, format_of, with_format
+from horizon_plugin_pytorch.quantization.qconfig import (
+    QConfig,
+    as_format,
+    asked_input,
+    format_of,
+    with_format,
+    with_output,
+)
 from horizon_plugin_pytorch.quantization.qconfig_setter.rules import Rule, canonicalize_rules
 from horizon_plugin_pytorch.quantization.qconfig_template import (
     GridSampleTemplate,
@@ -57,7 +64,7 @@ def set_output(
     """
     if part is None and operator.has_weight and is_cast(current.weight):  # there is no accumulator of integers
         part = FakeCast.with_args(dtype=format_of(current.weight))
-    if not view.set(operator, current._replace(activation=part), why, freeze):
+    if not view.set(operator, with_output(current, part), why, freeze):
         return
     given = format_of(part)
     if not isinstance(given, QuantDType):
