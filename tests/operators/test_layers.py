@@ -98,19 +98,18 @@ def test_computed_weights_are_refused_by_name(how: str, words: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("march", [March.BERNOULLI2, March.BAYES, March.BAYES_E])
-def test_int16_weights_become_int8_where_the_chip_has_no_other(march: March) -> None:
+def test_int16_weights_that_the_chip_does_not_have_are_told(march: March, tmp_path: Any) -> None:
+    """They stay what the user asked for, as in the guides, whose check flags them."""
     set_march(march)
-    with pytest.warns(QuantizationWarning, match=f"weights are qint8 on {march}.*Made qint8: module.0"):
+    with pytest.warns(QuantizationWarning, match=f"int16 weights on {march}: module.0.*compiler"):
         qat = prepare_qat_fx(QuantWrapper(nn.Sequential(nn.Conv2d(1, 1, 1))), {"": INT16_WEIGHT})
-    assert qat.module[0].weight_fake_quant.dtype == "qint8" and qat.module[0].qconfig.weight().dtype == "qint8"
+    assert qat.module[0].weight_fake_quant.dtype == "qint16"
+    assert_one_arithmetic(calibrate(qat, (torch.randn(1, 1, 4, 4),)), (torch.randn(1, 1, 4, 4),), tmp_path)
     eager = QuantWrapper(nn.ConvTranspose2d(2, 4, 2))
     eager.qconfig = INT16_WEIGHT
-    with pytest.warns(QuantizationWarning, match="Made qint8"):
+    with pytest.warns(QuantizationWarning, match="int16 weights"):
         layer: Any = prepare_qat(eager).module
-    assert (layer.weight_fake_quant.dtype, layer.weight_fake_quant.ch_axis) == ("qint8", 1)
-    fixed = get_default_qconfig(weight_observer="fixed_scale", weight_qkwargs={"dtype": "qint16", "scale": 1e-4})
-    with pytest.raises(QuantizationConfigError, match=f"`module`.*fixed scale.*qint8 on {march}"):
-        prepare_qat_fx(QuantWrapper(nn.Conv2d(1, 1, 1)), {"": fixed})
+    assert (layer.weight_fake_quant.dtype, layer.weight_fake_quant.ch_axis) == ("qint16", 1)
 
 
 @pytest.mark.parametrize("march", [March.NASH_E, March.NASH_M, March.NASH_P])

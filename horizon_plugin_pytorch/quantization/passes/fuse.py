@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import torch
 from torch import fx, nn
 
 from horizon_plugin_pytorch.nn.placed import FUSED_INTO, FusedAway
@@ -11,7 +12,7 @@ from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales
-from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, module_at, value_inputs
+from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, module_at, value_inputs
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 
 
@@ -58,6 +59,7 @@ class _Matcher:
     def __init__(self, model: fx.GraphModule, choices: dict[str, Choice], only: Region | None, own: OwnScales) -> None:
         self.model, self.choices, self.only, self.own = model, choices, only, own
         self.counts = call_counts(model)
+        self.has_stub = has_stub(model)
         self.partners = self._partners()
         # A tensor without a reader was a setting of a function that is a module now.
         self.read = {
@@ -120,7 +122,7 @@ class _Matcher:
                 other = node.args[2 if operand == 1 else 1]
                 if node.args[operand] is not last or other is last or not isinstance(other, fx.Node):
                     return None
-                if self.only is not None and other not in self.only:  # a number that the graph computes, not a tensor
+                if not self._is_tensor(other):
                     return None
                 if self._is_read(start) or _is_overwritten(start, node):  # the layer moves to the place of the add
                     return None
@@ -134,6 +136,13 @@ class _Matcher:
                 return None  # the calls of a layer have one weight: all have the same batch norm folded in, or none
             chain.append(node)
         return chain
+
+    def _is_tensor(self, node: fx.Node) -> bool:
+        """Can a node be what a layer adds? It may also be a number that the graph computes."""
+        if self.only is None or node in self.only:
+            return True
+        # A model without a QuantStub is quantized from its inputs on.
+        return node.op == "placeholder" and not self.has_stub and node.meta.get("dtype", torch.float32) == torch.float32
 
     def _can_fold(self, layer: fx.Node, bn: fx.Node) -> bool:
         """Folding changes the layer's weight, so nothing else may read it."""

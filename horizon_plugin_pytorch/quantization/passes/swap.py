@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from horizon_plugin_pytorch.dtype import qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, QuantizationWarning, at, warn
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
@@ -28,7 +27,6 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
 )
 from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
-from horizon_plugin_pytorch.quantization.passes.correct import warn_weights
 from horizon_plugin_pytorch.quantization.passes.own_scales import share_integers
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 from horizon_plugin_pytorch.quantization.qconfig import asked_input, format_of
@@ -132,7 +130,7 @@ def to_qat(
         return (qat if device is None else qat.to(device)).train(module.training)
 
     model = map_modules(model, change)
-    correct_weights(model, march, choices)
+    warn_wide_weights(model, march)
     _follow_consistency(model, march)
     _name_modules(model, lines or {})
     return model
@@ -159,26 +157,23 @@ def warn_int16(model: nn.Module, march: March) -> None:
         )
 
 
-def correct_weights(model: nn.Module, march: March, choices: dict[str, Choice]) -> None:
-    """Give weights a format that the chip has, and say where, as the guides' own configuration falls back to int8."""
+def warn_wide_weights(model: nn.Module, march: March) -> None:
+    """Name the layers whose weights the chip does not have in their format. The user asked for it, as in the guides'
+    example of the check, which flags them; setters, which choose formats themselves, choose others.
+    """
     found = []
     for path, module in model.named_modules():
         row = row_of_module(module.float_class) if isinstance(module, QATGemm) else None
         support = None if row is None else row.support(march)
-        if support is None or not isinstance(module, QATGemm) or str(module.weight_fake_quant.dtype) in support.weights:
-            continue
-        if module.weight_fake_quant.is_fixed:
-            raise QuantizationConfigError(
-                f"`{type(module).__name__}` {at(path)} has {module.weight_fake_quant.dtype} weights with a fixed "
-                f"scale, and weights are qint8 on {march}. Give it a qint8 weight and the scale for that."
-            )
-        weight = module.qconfig.weight.with_args(dtype=qint8, quant_min=None, quant_max=None)
-        module.qconfig = module.qconfig._replace(weight=weight)
-        module.attach_weight(weight)
-        if path in choices:
-            choices[path] = choices[path].changed(module.qconfig, f"{march} has no other weights")
-        found.append(path)
-    warn_weights(found, march)
+        if support is not None and isinstance(module, QATGemm):
+            found += [path] if str(module.weight_fake_quant.dtype) not in support.weights else []
+    if found:
+        warn(
+            f"int16 weights on {march}: {', '.join(found[:6])}{' and more' if len(found) > 6 else ''}. Weights are "
+            "qint8 there, int16 weights exist on nash chips only; expect the compiler to refuse these layers. Give "
+            "them a qconfig with qint8 weights.",
+            QuantizationWarning,
+        )
 
 
 def _follow_consistency(model: nn.Module, march: March) -> None:
