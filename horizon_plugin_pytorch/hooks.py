@@ -1,10 +1,11 @@
-"""Hooks that are pickled with their module."""
+"""Hooks that are pickled with their module, and hooks that go with a module's place to another module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 
@@ -39,3 +40,56 @@ def keep(register: Callable[..., RemovableHandle], function: Callable[..., Any],
     """
     hook = KeptHook(function)
     hook.number = register(hook, **options).id
+
+
+# How torch keeps hooks: dictionaries by number, and the numbers of those that are called otherwise.
+BEFORE = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
+AFTER = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
+STATE = ("_state_dict_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+ALL = (*BEFORE, *AFTER, *BACKWARD, *STATE)
+
+
+def copy_hooks(new: nn.Module, old: nn.Module, kinds: Sequence[str] = ALL, of_users: bool = False) -> None:
+    """Give a module the hooks of another one, whose place it takes.
+
+    Args:
+        kinds: which.
+        of_users: only those that are no hooks of this package.
+
+    >>> old, new = nn.Linear(1, 1), nn.Identity()
+    >>> _ = old.register_forward_hook(lambda module, args, kwargs, out: -out, with_kwargs=True)
+    >>> copy_hooks(new, old)
+    >>> new(3)
+    -3
+    """
+    left_out = {number for kind in kinds for number, hook in getattr(old, kind).items() if of_users and _is_ours(hook)}
+    for kind in kinds:
+        for number, hook in getattr(old, kind).items():
+            if number not in left_out:
+                getattr(new, kind)[number] = _bound(hook, new)
+    if "_backward_hooks" in kinds and old._is_full_backward_hook is not None:
+        new._is_full_backward_hook = old._is_full_backward_hook
+
+
+def drop_hooks(module: nn.Module) -> None:
+    """Take all hooks from a module."""
+    for kind in ALL:
+        getattr(module, kind).clear()
+
+
+def computes(module: nn.Module) -> bool:
+    """Has a module hooks that see or change what it computes, forward or backward?"""
+    return any(getattr(module, kind) for kind in (*BEFORE, *AFTER, *BACKWARD))
+
+
+def _is_ours(hook: Any) -> bool:
+    hook = getattr(hook, "hook", hook)  # torch wraps those that are called before a state dict is loaded
+    return isinstance(hook, KeptHook) or str(getattr(hook, "__module__", "")).startswith("horizon_plugin_pytorch.")
+
+
+def _bound(hook: Any, module: nn.Module) -> Any:
+    """A hook, or what torch binds to a module before its state dict is loaded, for another module."""
+    if not hasattr(hook, "with_module"):
+        return hook
+    return type(hook)(hook.hook, module if hook.with_module else None)

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fx.call_site import (
@@ -443,7 +444,7 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         elif path and is_leaf(module):
             patch(module, "forward", _forward_of(recorder, path, module))
         else:
-            patch(module, "forward", _scope_of(recorder, path, module.forward))
+            undo += [handle.remove for handle in _watch_scope(recorder, path, module)]
     try:
         yield
     finally:
@@ -469,14 +470,24 @@ def _views(tree: Any) -> Any:
     return pytree.tree_map(lambda x: x.view_as(x) if isinstance(x, Tensor) else x, tree)
 
 
-def _scope_of(recorder: Recorder, path: str, forward: Callable) -> Callable:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if path and not is_called():  # `self.block.forward(x)`: hooks see nothing of it, so it is not a scope
-            return forward(*args, **kwargs)
-        with recorder.called(path, caller(current_scope())), entered(path):
-            return forward(*args, **kwargs)
+def _watch_scope(recorder: Recorder, path: str, module: nn.Module) -> list[RemovableHandle]:
+    """Let a module be a scope while it runs: its forward and, as in the prepared model, the hooks of the user's."""
+    running: list[contextlib.ExitStack] = []
 
-    return run
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        stack = contextlib.ExitStack()
+        stack.enter_context(recorder.called(path, caller(current_scope())))
+        stack.enter_context(entered(path))
+        running.append(stack)
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        if running:  # not if a hook failed before `enter`
+            running.pop().close()
+
+    return [
+        module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+        module.register_forward_hook(leave, with_kwargs=True, always_call=True),
+    ]
 
 
 def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) -> fx.Graph:

@@ -6,7 +6,7 @@ import contextlib
 import operator
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ import torch.fx
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from horizon_plugin_pytorch.errors import TraceError, is_user_code, source_line
+from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, is_user_code, source_line, warn
 from horizon_plugin_pytorch.fx.call_site import ModuleCall
+from horizon_plugin_pytorch.hooks import BACKWARD
 from horizon_plugin_pytorch.nn.leaf import first_proxy
 from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
@@ -87,6 +88,7 @@ class QuantizationTracer(torch.fx.Tracer):
         super().__init__(*args, **kwargs)
         self._calls: tuple[ModuleCall, ...] = ()
         self._called: Counter[str] = Counter()
+        self.lost_hooks: dict[str, None] = {}  # hooks that the graph does not call
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -95,8 +97,43 @@ class QuantizationTracer(torch.fx.Tracer):
         return node
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        with self.called(self.path_of_module(m)):
+        path = self.path_of_module(m)
+        with self.called(path), contextlib.nullcontext() if is_leaf(m) else self._watched_hooks(m, path):
             return super().call_module(m, forward, args, kwargs)
+
+    @contextlib.contextmanager
+    def _watched_hooks(self, module: nn.Module, path: str) -> Iterator[None]:
+        """Note which hooks of a module that is traced through leave nothing in the graph.
+
+        Those that give something back are traced like the code around them.
+        """
+        saved = {kind: dict(getattr(module, kind)) for kind in ("_forward_pre_hooks", "_forward_hooks", *BACKWARD)}
+        for kind, hooks in saved.items():
+            for number, hook in hooks.items():
+                getattr(module, kind)[number] = self._watched(hook, path)
+                if kind in BACKWARD:
+                    self._lose(hook, path)
+                    del getattr(module, kind)[number]
+        try:
+            yield
+        finally:
+            for kind, hooks in saved.items():
+                getattr(module, kind).update(hooks)
+
+    def _watched(self, hook: Any, path: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            out = hook(*args)
+            if out is None:
+                self._lose(hook, path)
+            return out
+
+        return call
+
+    def _lose(self, hook: Any, path: str) -> None:
+        code = getattr(hook, "__code__", None)
+        line = f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code is not None else ""
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        self.lost_hooks[f"`{name}`{f' ({line})' if line else ''} of `{path}`"] = None
 
     @contextlib.contextmanager
     def called(self, path: str) -> Iterator[None]:
@@ -234,13 +271,28 @@ def trace(model: nn.Module) -> torch.fx.Graph:
     """The model's graph, or an error that names the line which cannot be traced."""
     if isinstance(model, torch.fx.GraphModule):
         return model.graph
+    tracer = QuantizationTracer()
     try:
-        return QuantizationTracer().trace(model)
+        graph = tracer.trace(model)
     except Exception as error:
         where = _innermost_user_line(error)
         raise TraceError(
             f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: {_remedy(error)}"
         ) from error
+    _tell_lost(model, tracer.lost_hooks)
+    return graph
+
+
+def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:
+    """Name the hooks that the prepared model does not call."""
+    shown = ", ".join(hooks)
+    if shown:
+        warn(
+            f"`{type(model).__name__}`: the prepared model does not call the hooks {shown}: symbolic trace goes "
+            "through these modules, and the graph calls what is inside. Put such a hook on a layer inside or on the whole "
+            "model, or prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward with all hooks.",
+            QuantizationWarning,
+        )
 
 
 def _remedy(error: Exception) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.errors import FusionError
-from horizon_plugin_pytorch.hooks import keep
+from horizon_plugin_pytorch.hooks import AFTER, BEFORE, copy_hooks, keep
 from horizon_plugin_pytorch.nn.intrinsic import Entry, FusedModule
 from horizon_plugin_pytorch.nn.placed import FUSED_INTO
 from horizon_plugin_pytorch.quantization.fusion import FusionRule, fuse, rule_for
@@ -65,10 +65,8 @@ def _enter(fused: FusedModule, identity: nn.Module) -> None:
 
 
 def _keep_hooks(mod_list: Sequence[nn.Module], fused: nn.Module) -> None:
-    for hook in mod_list[0]._forward_pre_hooks.values():
-        fused.register_forward_pre_hook(hook)  # type: ignore[arg-type]
-    for hook in mod_list[-1]._forward_hooks.values():
-        fused.register_forward_hook(hook)  # type: ignore[arg-type]
+    copy_hooks(fused, mod_list[0], BEFORE)
+    copy_hooks(fused, mod_list[-1], AFTER)
 
 
 def _parent_and_name(model: nn.Module, path: str) -> tuple[nn.Module, str]:

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from horizon_plugin_pytorch.fx.packing import pack, unpack
+from horizon_plugin_pytorch.hooks import copy_hooks
 from horizon_plugin_pytorch.nn.compiled import run_uncompiled
 from horizon_plugin_pytorch.nn.leaf import bind_methods
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
@@ -25,7 +26,7 @@ def _rebuild(cls: type, class_name: str, state: dict, nodes: list[tuple]) -> Any
 
 
 def _assemble(cls: type, class_name: str, state: dict, graph: fx.Graph) -> Any:
-    hooks = state.pop(_HOOKS)
+    hooks = state.pop(_HOOKS)  # one that torch binds to a module gets the new one
     root = nn.Module()
     root.__dict__.update(state)
     modes = {module: module.training for module in root.modules()}
@@ -34,15 +35,15 @@ def _assemble(cls: type, class_name: str, state: dict, graph: fx.Graph) -> Any:
     for module, mode in modes.items():  # a frozen batch norm stays frozen in a copy
         module.training = mode
     bind_methods(out)
-    for hook in hooks:
-        out.register_load_state_dict_pre_hook(hook)
+    for hook, with_module in hooks:
+        out._register_load_state_dict_pre_hook(hook, with_module=with_module)
     return out
 
 
 def _state_of(model: nn.Module) -> dict[str, Any]:
     """What a copy takes; hooks without the module that torch binds them to, which is another one in the copy."""
     state = {name: value for name, value in model.__dict__.items() if name not in ("_graph", "_code")}
-    return {**state, _HOOKS: [wrapped.hook for wrapped in state[_HOOKS].values()]}
+    return {**state, _HOOKS: [(wrapped.hook, wrapped.with_module) for wrapped in state[_HOOKS].values()]}
 
 
 class GraphModuleWithAttr(torch.fx.GraphModule):
@@ -54,6 +55,7 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
         super().__init__(root, graph, class_name)
         if isinstance(root, nn.Module):
             self._take_attributes(root)
+            copy_hooks(self, root, of_users=True)
             bind_methods(self)
             self.train(root.training)
 

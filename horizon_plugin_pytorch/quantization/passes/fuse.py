@@ -7,6 +7,7 @@ from collections import Counter
 import torch
 from torch import fx, nn
 
+from horizon_plugin_pytorch.hooks import STATE, computes, copy_hooks
 from horizon_plugin_pytorch.nn.placed import FUSED_INTO, FusedAway
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
@@ -94,17 +95,12 @@ class _Matcher:
         choice = self.choices.get(path)
         if choice is not None and choice.qconfig is None and choice.is_explicit:
             return False
-        if self._has_hooks(path):
-            return False  # which would see another tensor, or none
+        if computes(module_at(self.model, path)):
+            return False  # hooks, which would see another tensor, or none
         if role is Role.ADD and self.own.has_calls(path):
             return False  # other calls may be other methods, which a layer does not have
         # A shared ReLU has no state; a shared layer, batch norm or FloatFunctional serves several places.
         return role is Role.RELU or self.counts[id(module_at(self.model, path))] == 1
-
-    def _has_hooks(self, path: str) -> bool:
-        """Has the user put hooks on a module?"""
-        module = module_at(self.model, path)
-        return bool(module._forward_hooks or module._forward_pre_hooks)
 
     def match(self, rule: FusionRule, start: fx.Node, operand: int) -> list[fx.Node] | None:
         """Nodes that follow the rule from `start`, with the chain entering the add as that operand."""
@@ -270,4 +266,6 @@ def _apply(
 
 def _set_module(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, keep_attributes(module, model.get_submodule(path)))
+    old = model.get_submodule(path)
+    copy_hooks(module, old, STATE)
+    setattr(model.get_submodule(parent), name, keep_attributes(module, old))

@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, QuantizationWarning, at, warn
+from horizon_plugin_pytorch.hooks import copy_hooks, drop_hooks
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
@@ -47,10 +48,8 @@ def map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module |
                 if child is not None:
                     module._modules[name] = visit(child, f"{path}.{name}" if path else name)
         else:
-            for hook_id, hook in module._forward_hooks.items():
-                new._forward_hooks[hook_id] = hook
-            for hook_id, pre_hook in module._forward_pre_hooks.items():
-                new._forward_pre_hooks[hook_id] = pre_hook
+            copy_hooks(new, module)
+            drop_hooks(module)  # which a float16 module still runs
             replaced.append((module, keep_attributes(new, module)))
         done[id(module)] = new
         return new
