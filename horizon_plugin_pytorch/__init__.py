@@ -10,6 +10,8 @@ from horizon_plugin_pytorch import quantization
 from horizon_plugin_pytorch import nn
 from horizon_plugin_pytorch import functional
 from horizon_plugin_pytorch import fx, utils
+from horizon_plugin_pytorch import qconfig
+from horizon_plugin_pytorch.annotation import get_output_annotation, set_annotation
 from horizon_plugin_pytorch.functional import (
     abs,
     argmax,
@@ -31,10 +33,23 @@ from horizon_plugin_pytorch.functional import (
     rgb2yuv,
 )
 
+
+def multi_tensor_legacynadamex(*args: object, **kwargs: object) -> None:
+    """A CUDA kernel of the vendor's for an optimizer; refused when it is called.
+
+    Raises:
+        NotImplementedError: always; it says what there is instead.
+    """
+    raise NotImplementedError(
+        "multi_tensor_legacynadamex was a compiled CUDA kernel of the vendor's package: a step of an optimizer like "
+        "NAdam on many tensors at once. This package has no compiled code. Use torch.optim.NAdam(..., foreach=True)."
+    )
+
+
 __all__ = [
-    "March", "__version__", "abs", "argmax", "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb", "bgr2yuv",
-    "box3d_iou", "box3d_iou_bev", "box3d_overlap_bev", "centered_yuv2bgr", "centered_yuv2rgb", "dtype", "fixed_point",
-    "functional", "fx", "get_march", "march", "nms3d", "nn",
-    "qat_mode", "qtensor", "quantization", "rgb2bgr", "rgb2centered_gray", "rgb2centered_yuv", "rgb2gray", "rgb2yuv",
-    "set_march", "utils",
+    "March", "__version__", "abs", "argmax", "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb",
+    "bgr2yuv", "box3d_iou", "box3d_iou_bev", "box3d_overlap_bev", "centered_yuv2bgr", "centered_yuv2rgb", "dtype",
+    "fixed_point", "functional", "fx", "get_march", "get_output_annotation", "march", "multi_tensor_legacynadamex",
+    "nms3d", "nn", "qat_mode", "qconfig", "qtensor", "quantization", "rgb2bgr", "rgb2centered_gray",
+    "rgb2centered_yuv", "rgb2gray", "rgb2yuv", "set_annotation", "set_march", "utils",
 ]  # fmt: skip

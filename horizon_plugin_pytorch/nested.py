@@ -36,18 +36,28 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """The same structure with what the function gives in place of each tensor."""
+    return map_instances(function, Tensor, tree)
+
+
+def map_instances(function: Callable[[Any], Any], types: type | tuple[type, ...], tree: Any) -> Any:
+    """The same structure with what the function gives in place of each instance of the types, containers included.
+
+    >>> map_instances(str, int, (1, {"a": [2.5, 3]}))
+    ('1', {'a': [2.5, '3']})
+    """
 
     def one(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, types):
             return function(leaf)
         if not _is_dataclass(leaf):
             return leaf
         out = copy.copy(leaf)
         for field in dataclasses.fields(leaf):
-            object.__setattr__(out, field.name, map_tensors(function, getattr(leaf, field.name)))  # it may be frozen
+            inner = map_instances(function, types, getattr(leaf, field.name))
+            object.__setattr__(out, field.name, inner)  # it may be frozen
         return out
 
-    return pytree.tree_map(one, tree)
+    return pytree.tree_map(one, tree, is_leaf=lambda value: isinstance(value, types))
 
 
 def _is_dataclass(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,3 +157,18 @@ def batched_nms(
     tensor([1, 0])
     """
     return _nms("batched_nms", boxes, scores, idxs, iou_threshold, score_threshold, pre_nms_top_n, output_num)
+
+
+def batched_nms_with_padding(*args: Any, **kwargs: Any) -> Any:
+    """The vendor's suppression with a fixed number of results; refused when it is called.
+
+    No document says what its arguments are, and what it pads with.
+
+    Raises:
+        NotImplementedError: always; it says what there is instead.
+    """
+    raise NotImplementedError(
+        "batched_nms_with_padding: no document says what its arguments mean and what it pads with, so it is not "
+        "guessed. Call `batched_nms(boxes, scores, idxs, iou_threshold, output_num=n)` and pad its positions as your "
+        "code expects; `DetectionPostProcessV1` has `nms_padding_mode`."
+    )

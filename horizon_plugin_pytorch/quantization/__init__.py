@@ -10,12 +10,18 @@ from horizon_plugin_pytorch.quantization.observer import (
     MovingAveragePerChannelMinMaxObserver,
 )
 from horizon_plugin_pytorch.quantization.fake_quantize import (
+    CalibFakeQuantize,
+    DynamicFakeQuantize,
     FakeQuantize,
     FakeQuantState,
     freeze_qat_module,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.learnable_fake_quantize import parameter_groups
+from horizon_plugin_pytorch.quantization.learnable_fake_quantize import (
+    PACTFakeQuantize,
+    _LearnableFakeQuantize,
+    parameter_groups,
+)
 from horizon_plugin_pytorch.quantization.stubs import DeQuantStub, QuantStub, QuantWrapper
 from horizon_plugin_pytorch.quantization.qconfig import (
     QConfig,
@@ -37,11 +43,12 @@ from horizon_plugin_pytorch.quantization.qconfig import (
     get_default_qat_qconfig,
     get_default_qconfig,
     get_qconfig,
+    per_channel_qat_8bit_qconfig,
 )
 from horizon_plugin_pytorch import nn  # operators, on top of statistics
 from horizon_plugin_pytorch.quantization.calibration import calibrate
 from horizon_plugin_pytorch.quantization.auto_calibration import auto_calibrate, auto_calibration
-from horizon_plugin_pytorch.quantization.weight_reconstruction import weight_reconstruction
+from horizon_plugin_pytorch.quantization.weight_reconstruction import mix_calibration, weight_reconstruction
 from horizon_plugin_pytorch.quantization.bias_correction import correct_bias
 from horizon_plugin_pytorch.quantization.bn_reestimation import reestimate_bn
 from horizon_plugin_pytorch.quantization.equalization import equalize
@@ -62,9 +69,12 @@ from horizon_plugin_pytorch.quantization.fuse_mode import FuseMode
 from horizon_plugin_pytorch.quantization.prepare import PrepareMethod, prepare
 from horizon_plugin_pytorch.quantization.first_generation import prepare_calibration, prepare_calibration_fx
 from horizon_plugin_pytorch.deploy.check_model import check_model
+from horizon_plugin_pytorch.deploy.compiler import compile_model, export_hbir, perf_model, visualize_model
 
 __all__ = [
+    "CalibFakeQuantize",
     "DeQuantStub",
+    "DynamicFakeQuantize",
     "FakeQuantState",
     "FakeQuantize",
     "FixedScaleObserver",
@@ -72,17 +82,20 @@ __all__ = [
     "March",
     "MovingAverageMinMaxObserver",
     "MovingAveragePerChannelMinMaxObserver",
+    "PACTFakeQuantize",
     "PrepareMethod",
     "QATMode",
     "QConfig",
     "QconfigSetter",
     "QuantStub",
     "QuantWrapper",
+    "_LearnableFakeQuantize",
     "auto_calibrate",
     "auto_calibration",
     "calibrate",
     "check_model",
     "compare_graphs",
+    "compile_model",
     "convert",
     "convert_fx",
     "correct_bias",
@@ -101,6 +114,7 @@ __all__ = [
     "default_weight_8bit_fake_quant",
     "equalize",
     "explain",
+    "export_hbir",
     "freeze_qat_module",
     "fuse_conv_shared_modules",
     "fuse_fx",
@@ -114,9 +128,12 @@ __all__ = [
     "get_qconfig",
     "load_calib_state_dict",
     "load_observer_params",
+    "mix_calibration",
     "observer",
     "observer_v2",
     "parameter_groups",
+    "per_channel_qat_8bit_qconfig",
+    "perf_model",
     "prepare",
     "prepare_calibration",
     "prepare_calibration_fx",
@@ -131,6 +148,7 @@ __all__ = [
     "reestimate_bn",
     "set_fake_quantize",
     "set_qat_mode",
+    "visualize_model",
     "weight_reconstruction",
 ]
 del nn

@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.qtensor import QTensor, is_backward, real_qtensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.observer import (
+    CalibObserver,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
@@ -510,6 +511,20 @@ class FakeQuantize(nn.Module):
             self._fit_scale(scale, nearest)
         elif not 0.5 < nearest / mine < 2:
             self.loaded = LoadedScale.DOUBTFUL
+
+
+class CalibFakeQuantize(FakeQuantize):
+    """The first generation's quantizer for calibration: a `FakeQuantize` whose observer counts all that it sees.
+
+    The documents name it, and its observer's histogram; arguments are those of `FakeQuantize`.
+
+    >>> fq = CalibFakeQuantize()
+    >>> type(fq.activation_post_process).__name__
+    'HistogramObserver'
+    """
+
+    def __init__(self, observer: type = CalibObserver, *args: Any, **kwargs: Any) -> None:
+        super().__init__(observer, *args, **kwargs)
 
 
 class DynamicFakeQuantize(nn.Module):

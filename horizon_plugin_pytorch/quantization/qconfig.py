@@ -373,6 +373,17 @@ def _is_observer(observer: Any) -> bool:
     return isinstance(observer, type) and hasattr(observer, "calculate_qparams")
 
 
+def per_channel_qat_8bit_qconfig() -> QConfig:
+    """int8 for QAT with a scale for each output channel of weights: `default_qat_8bit_fake_quant_qconfig`.
+
+    The documents name it and do not define it; the name says what it gives.
+
+    >>> per_channel_qat_8bit_qconfig().weight().qscheme
+    torch.per_channel_symmetric
+    """
+    return default_qat_8bit_fake_quant_qconfig
+
+
 default_qat_8bit_fake_quant_qconfig = QConfig(default_8bit_fake_quant, default_weight_8bit_fake_quant)
 default_qat_8bit_fixed_act_fake_quant_qconfig = get_default_qconfig(activation_qkwargs={"averaging_constant": 0})
 default_qat_8bit_weight_16bit_act_fake_quant_qconfig = get_default_qconfig(activation_qkwargs={"dtype": qint16})

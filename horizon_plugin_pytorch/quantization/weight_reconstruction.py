@@ -172,6 +172,16 @@ def weight_reconstruction(
     return result
 
 
+def mix_calibration(
+    calib_model: nn.Module,
+    batches: Any,
+    batch_process_func: Callable[[Any], Any] | None = None,
+    custom_config_dict: dict[str, Any] | None = None,
+) -> Any:
+    """`weight_reconstruction`, by the name that the documents' example of it with a DataLoader calls."""
+    return weight_reconstruction(calib_model, batches, batch_process_func, custom_config_dict)
+
+
 def _have_one_grid(layers: Sequence[QATGemm]) -> bool:
     (weight, _, scale), *others = [layer.deployed() for layer in layers]
     ends = {(layer.weight_fake_quant.quant_min, layer.weight_fake_quant.quant_max) for layer in layers}

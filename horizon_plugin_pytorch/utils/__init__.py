@@ -1,5 +1,5 @@
-"""Helpers whose paths the guides give."""
+"""Helpers whose paths the guides, or public code, give."""
 
-from horizon_plugin_pytorch.utils import check_model, onnx_helper, quant_switch
+from horizon_plugin_pytorch.utils import check_model, fx_helper, misc, onnx_helper, quant_switch, serialization
 
-__all__ = ["check_model", "onnx_helper", "quant_switch"]
+__all__ = ["check_model", "fx_helper", "misc", "onnx_helper", "quant_switch", "serialization"]

@@ -12,7 +12,7 @@ from horizon_plugin_pytorch.deploy.onnx_export import build_onnx
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.files import write_atomically
 
-__all__ = ["export_quantized_onnx"]
+__all__ = ["export_quantized_onnx", "export_to_onnx"]
 
 
 def export_quantized_onnx(
@@ -77,3 +77,15 @@ def export_quantized_onnx(
     if verbose:
         print(onnx_model)
     return onnx_model
+
+
+def export_to_onnx(model: nn.Module, args: Any, f: Any, *others: Any, **options: Any) -> Any:
+    """The vendor's export of float and QAT models, for looking at; not in this version.
+
+    Raises:
+        ExportError: always; it says what there is instead.
+    """
+    raise ExportError(
+        "export_to_onnx: float and QAT models are not exported by this version. Convert the model and write it with "
+        "`export_quantized_onnx`, which also runs; a float model is written by `torch.onnx.export`."
+    )

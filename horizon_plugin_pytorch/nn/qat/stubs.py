@@ -40,6 +40,8 @@ class QuantStub(QATModule):
     @classmethod
     def from_float(cls, mod: nn.Module) -> QuantStub:
         """The QAT form of a stub, ours or torch's."""
+        if getattr(mod, "is_after_cpu", False):
+            cls = _WrappedCalibFakeQuantize
         self = cls(getattr(mod, "scale", None), None, getattr(mod, "qconfig", None))
         self.requantizes = getattr(mod, "requantizes", False)
         return self
@@ -63,6 +65,10 @@ class QuantStub(QATModule):
         if torch.is_grad_enabled() and x.requires_grad:
             return out.like(attach_gradient(quantizer(x), out.plain()), integers.plain())
         return out
+
+
+class _WrappedCalibFakeQuantize(QuantStub):
+    """The stub that a hybrid model has after an operator of the CPU, by the name that the guide prints."""
 
 
 class DeQuantStub(QATModule):

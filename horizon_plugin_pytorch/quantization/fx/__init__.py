@@ -5,5 +5,6 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
     ObservedGraphModule,
     QuantizedGraphModule,
 )
+from horizon_plugin_pytorch.quantization.fx.split import split_compilable_model
 
-__all__ = ["GraphModuleWithAttr", "ObservedGraphModule", "QuantizedGraphModule"]
+__all__ = ["GraphModuleWithAttr", "ObservedGraphModule", "QuantizedGraphModule", "split_compilable_model"]

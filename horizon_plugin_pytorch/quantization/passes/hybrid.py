@@ -234,7 +234,9 @@ class _Stubs:
         if key not in self._paths:
             self._paths[key] = path = f"{node.name}_activation_post_process"
             own = inherited_choice(self.choices, called_path(self.model, node) or scope_of(node)) or Choice(None)
-            self.model.add_submodule(path, QuantStub().train(self.model.training))
+            stub = QuantStub().train(self.model.training)
+            stub.is_after_cpu = True
+            self.model.add_submodule(path, stub)
             self.choices[path] = own.below()
         return self._paths[key]
 

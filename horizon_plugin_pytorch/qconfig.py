@@ -1,0 +1,43 @@
+"""The path that one document gives of `quantization.qconfig`."""
+
+from horizon_plugin_pytorch.quantization.qconfig import (
+    QConfig,
+    default_calib_8bit_fake_quant_qconfig,
+    default_calib_8bit_weight_16bit_act_fake_quant_qconfig,
+    default_calib_8bit_weight_32bit_out_fake_quant_qconfig,
+    default_calib_out_8bit_fake_quant_qconfig,
+    default_qat_8bit_fake_quant_qconfig,
+    default_qat_8bit_fixed_act_fake_quant_qconfig,
+    default_qat_8bit_lsq_quant_qconfig,
+    default_qat_8bit_weight_16bit_act_fake_quant_qconfig,
+    default_qat_8bit_weight_16bit_fixed_act_fake_quant_qconfig,
+    default_qat_8bit_weight_32bit_out_fake_quant_qconfig,
+    default_qat_out_8bit_fake_quant_qconfig,
+    get_default_calib_qconfig,
+    get_default_qat_out_qconfig,
+    get_default_qat_qconfig,
+    get_default_qconfig,
+    get_qconfig,
+    per_channel_qat_8bit_qconfig,
+)
+
+__all__ = [
+    "QConfig",
+    "default_calib_8bit_fake_quant_qconfig",
+    "default_calib_8bit_weight_16bit_act_fake_quant_qconfig",
+    "default_calib_8bit_weight_32bit_out_fake_quant_qconfig",
+    "default_calib_out_8bit_fake_quant_qconfig",
+    "default_qat_8bit_fake_quant_qconfig",
+    "default_qat_8bit_fixed_act_fake_quant_qconfig",
+    "default_qat_8bit_lsq_quant_qconfig",
+    "default_qat_8bit_weight_16bit_act_fake_quant_qconfig",
+    "default_qat_8bit_weight_16bit_fixed_act_fake_quant_qconfig",
+    "default_qat_8bit_weight_32bit_out_fake_quant_qconfig",
+    "default_qat_out_8bit_fake_quant_qconfig",
+    "get_default_calib_qconfig",
+    "get_default_qat_out_qconfig",
+    "get_default_qat_qconfig",
+    "get_default_qconfig",
+    "get_qconfig",
+    "per_channel_qat_8bit_qconfig",
+]
