@@ -361,10 +361,13 @@ USER_FUNCTIONS = [
 def resolve(path: str) -> Any:
     """The object at a dotted path below the package; a function beats a module of the same name, as for users."""
     found: Any = importlib.import_module(PACKAGE)
+    place = PACKAGE
     for name in filter(None, path.split(".")):
         if not hasattr(found, name):
-            importlib.import_module(f"{found.__name__}.{name}")
-        found = getattr(found, name)
+            found = importlib.import_module(place)  # a function had the module's name
+        if not hasattr(found, name):
+            importlib.import_module(f"{place}.{name}")
+        found, place = getattr(found, name), f"{place}.{name}"
     return found
 
 
