@@ -562,6 +562,14 @@ def _integers(func: Callable, args: tuple, kwargs: dict) -> Tensor:
     return func(x.plain())
 
 
+def _number(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """A number that the forward of a model reads, as in ``if x.max() > 0:``: the real one."""
+    if interceptor() is None:
+        raise unsupported(func)
+    x = args[0]
+    return func(x.plain() if x._format == qbool else x.dequantize(), *args[1:], **kwargs)
+
+
 def _set_requires_grad(func: Callable, args: tuple, kwargs: dict) -> None:
     """``x.requires_grad = True``: in float `x` was an input, here a QuantStub computed it and may have a gradient."""
     x, value = args
@@ -671,6 +679,7 @@ handle(
     Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor,
 )(_filled)  # fmt: skip
 handle(Tensor.long, Tensor.int)(_integers)
+handle(Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__)(_number)
 
 
 def keeps_scale(target: Any) -> bool:

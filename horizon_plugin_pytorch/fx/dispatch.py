@@ -185,7 +185,7 @@ class Dispatcher:
         if self.cpu and site in self.cpu:
             args, kwargs = OnCpu(self.cpu[site]).real((args, kwargs))
             return func(*args, **kwargs)
-        if is_cast and site in self.casts:
+        if is_cast and self.is_same_type(site, func, args, kwargs):
             return _moved(func, args, kwargs)
         if found is None or found[0].qat is None:
             return NotImplemented
@@ -197,6 +197,8 @@ class Dispatcher:
         if variants is None:
             if not has_scale:
                 return NotImplemented
+            variants = self.learn(here(name), op, target, call_args, call_kwargs)
+        if variants is None:
             if site.occurrence:
                 raise _called_too_often(f"`{name}` {at(site.scope, here(name).line)}", site.occurrence)
             raise self._unknown(here(name))
@@ -205,7 +207,11 @@ class Dispatcher:
         call = _bound(found[1], call_args, call_kwargs, name) if variants else None
         if call is None:
             return NotImplemented
-        variant = self._variant(variants, call, name)
+        variant = self.variant_of(variants, call)
+        if variant is None and self.learn(here(name), op, target, call_args, call_kwargs) is not None:
+            variant = self.variant_of(variants, call)
+        if variant is None:
+            raise self._other_settings(variants, call, name)
         module = self.resolve(variant.path)
         if not isinstance(module, Successor):  # it has no qconfig: the function itself runs in float
             if has_quantized((args, kwargs)):
@@ -263,16 +269,23 @@ class Dispatcher:
             "inputs (`Tracer.is_tracing()` says when), or put this code after the DeQuantStub."
         )
 
-    def _variant(self, variants: list[Variant], call: Call, name: str) -> Variant:
+    def is_same_type(self, site: CallSite, func: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Does a call cast a tensor to the type that it has in float?"""
+        return site in self.casts
+
+    def learn(self, site: CallSite, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> list[Variant] | None:
+        """The modules of a call site after one was made for a call that is new there; None where none is made."""
+        return None
+
+    def variant_of(self, variants: list[Variant], call: Call) -> Variant | None:
         """The module for a call's settings."""
-        found = []
-        for variant in variants:
-            found.append(variant.differences(call, self._read))
-            if not found[-1]:
-                return variant
-        site, differences = here(name), min(found, key=len)
+        return next((variant for variant in variants if not variant.differences(call, self._read)), None)
+
+    def _other_settings(self, variants: list[Variant], call: Call, name: str) -> UnknownCallError:
+        """The error of a call that wants settings for which there is no module."""
+        site, differences = here(name), min((v.differences(call, self._read) for v in variants), key=len)
         shown = ", ".join(f"{key} is {_spelt(new)} and was {_spelt(old)}" for key, (old, new) in differences.items())
-        raise UnknownCallError(
+        return UnknownCallError(
             f"`{site.name}` {at(site.scope, site.line)} is called with other arguments than when the model was "
             f"prepared: {shown}. Its module was made for those, and cannot follow. Prepare with example inputs that "
             "call it both ways (each then has a module of its own), or write the number down in the model."

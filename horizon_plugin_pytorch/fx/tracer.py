@@ -34,6 +34,11 @@ def add_leaf_class(cls: type) -> None:
     _LEAF_CLASSES.add(cls)
 
 
+def is_marked(module: nn.Module) -> bool:
+    """Is it of a class that the user marked as a leaf?"""
+    return type(module) in _LEAF_CLASSES and row_of_module(type(module)) is None
+
+
 class _Written(torch.fx.Proxy):
     """A proxy that records ``x += y`` as what it is: torch's own takes it for ``x = x + y``, and loses it for views."""
 

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError, at, is_user_code
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
-from horizon_plugin_pytorch.nn.real_tensor import marked, unmarked
-from horizon_plugin_pytorch.qtensor import become
+from horizon_plugin_pytorch.nn.real_tensor import RealTensor, marked, unmarked
+from horizon_plugin_pytorch.qtensor import QTensor, become
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.running import interceptor
 
@@ -113,6 +113,7 @@ class PlacedModule(Successor):
     stub_paths: dict[int, str] = {}  # arguments, by position, that go through a stub of the model first
     is_accumulator: bool = False  # does its accumulator leave as float, where the quantized part ends?
     writes_input: bool = False  # was it written with `inplace=True`? Then all names of its input see the result
+    float_form: Any = None  # in code that tracing does not enter: runs in its place on what has no scale
 
     @property
     def place(self) -> str:
@@ -130,6 +131,8 @@ class PlacedModule(Successor):
             if module is not self:
                 return module(*args, **kwargs)
         is_run = interceptor() is not None  # by the forward of the user's model
+        if is_run and self.is_on_real(args, kwargs):
+            return self.current_float_form()(*args, **kwargs)
         step, given = None, args
         if is_run and self.member is not None:
             step, args = self.member.take(args)
@@ -157,6 +160,19 @@ class PlacedModule(Successor):
         """Are its results float16, or of high precision?"""
         cast = getattr(self, "activation_post_process", None) or getattr(self, "cast", None)
         return self.is_accumulator or isinstance(cast, FakeCast)
+
+    def is_on_real(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Is it called before the QuantStub or after the DeQuantStub, in code that tracing does not enter?"""
+        if self.float_form is None:
+            return False
+        return not any(isinstance(x, (QTensor, RealTensor)) for x in pytree.tree_leaves((args, kwargs)))
+
+    def current_float_form(self) -> Any:
+        """The float module in whose place this one is, with the tensors that this one has now."""
+        form = self.float_form
+        for mine, theirs in ((self._parameters, form._parameters), (self._buffers, form._buffers)):
+            theirs.update({name: mine[name] for name in theirs if mine.get(name) is not None})
+        return form.train(self.training)
 
     def through_stubs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Float tensors that the model computes or keeps, on the grid of the stubs made for them."""
@@ -249,6 +265,8 @@ def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
         if module is not self:
             return getattr(module, method.__name__)(*args, **kwargs)
         is_run = interceptor() is not None
+        if is_run and self.is_on_real(args, kwargs):
+            return getattr(self.current_float_form(), method.__name__)(*args, **kwargs)
         if is_run:
             args, kwargs = unmarked((args, kwargs))
         if self.stub_paths:

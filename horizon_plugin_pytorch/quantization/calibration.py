@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import warnings
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
+from horizon_plugin_pytorch.fx.results import own_tensors
 from horizon_plugin_pytorch.quantization.batches import (
     length_of,
     no_batches,
@@ -31,8 +33,10 @@ from horizon_plugin_pytorch.quantization.batches import (
 from horizon_plugin_pytorch.quantization.calibration_state import StateFile
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
 from horizon_plugin_pytorch.quantization.fingerprint import describe, digest
-from horizon_plugin_pytorch.quantization.observer_base import require_whole
+from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, require_whole
+from horizon_plugin_pytorch.quantization.passes.unmet import has_code
 from horizon_plugin_pytorch.quantization.processes import all_reduce, is_distributed, rank, require_same
+from horizon_plugin_pytorch.quantization.wrapped import has_unmet_code, meeting_calls
 
 _UNEVEN = 1.25  # a range over the one that was taken
 
@@ -114,8 +118,11 @@ def calibrate(
     >>> calibrate(net, [torch.ones(1, 1, 4, 4) * i for i in (1, 2, 3)]).steps
     3
     """
-    quantizers = require_quantizers(model, "calibrate")
+    require_quantizers(model, "calibrate")
     _check(data, steps, tolerance, patience, save_interval)
+    if has_unmet_code(model):
+        data = _rehearsed(forward, model, data)
+    quantizers = require_quantizers(model, "calibrate")
     device = next(iter(quantizers.values())).scale.device
     description = describe(model) if state_file is not None or is_distributed() else {}
     if is_distributed():
@@ -129,13 +136,14 @@ def calibrate(
         with undone_after_an_error(model):  # such as a file that does not fit
             model.eval()
             set_fake_quantize(model, FakeQuantState.CALIBRATION)
-            observing.enter_context(_equal_weights(quantizers.values()))
+            begin = observing.enter_context(_equal_weights(quantizers))
             watch.past = file.begin()
         result.steps = file.steps
         with file.kept_after_an_error():
             for batch in batches.in_step(result, steps, progress):
-                _run(forward, model, batch, result.steps, quantizers, device)
+                _run(forward, model, batch, result.steps, quantizers, device, begin)
                 result.steps += 1
+                watch.follow(quantizers)
                 result.has_settled = watch.have_settled()
                 if result.has_settled:
                     result.ending = "the scales have settled"
@@ -193,16 +201,21 @@ def _run(
     model: nn.Module,
     batch: Any,
     step: int,
-    quantizers: Mapping[str, FakeQuantize],
+    quantizers: dict[str, FakeQuantize],
     device: torch.device,
+    begin: Callable[[FakeQuantize], None],
 ) -> None:
     """Run a batch, and then let the observers take in what they have seen of it, in whatever calls.
 
-    So what was interrupted has not been seen, and several processes share when all have run theirs.
+    So what was interrupted has not been seen, and several processes share when all have run theirs. What code that
+    tracing does not enter calls for the first time gets its observer in this very batch.
+
+    Args:
+        begin: begins the calibration of such a one.
     """
-    free = [q for q in quantizers.values() if not q.is_fixed]
-    for quantizer in free:
-        quantizer.activation_post_process.hold()
+    for quantizer in quantizers.values():
+        if not quantizer.is_fixed:
+            quantizer.activation_post_process.hold()
     failure: Exception | None = None
     try:
         _call(forward, model, batch, step)
@@ -212,8 +225,39 @@ def _run(
         _meet(1, failure, f"the model of process {{}} failed at batch {step}", step, device)
     elif failure is not None:
         raise failure
-    for quantizer in free:
-        quantizer.release()
+    if has_code(model):
+        found = require_quantizers(model, "calibrate")
+        for name in found.keys() - quantizers.keys():
+            begin(found[name])
+        quantizers.update(found)
+    for quantizer in quantizers.values():
+        if not quantizer.is_fixed:
+            quantizer.release()
+
+
+class _Again:
+    """Data whose first batch has been taken already."""
+
+    def __init__(self, first: list[Any], rest: Iterator[Any], length: int | None) -> None:
+        self._batches, self._length = itertools.chain(first, rest), length
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError
+        return self._length
+
+
+def _rehearsed(forward: Forward, model: nn.Module, data: Iterable[Any]) -> Iterable[Any]:
+    """Run the first batch without looking at it, so that code which tracing does not enter has its modules."""
+    batches = iter(data)
+    first = list(itertools.islice(batches, 1))
+    if first:
+        with meeting_calls(model):
+            _call(forward, model, own_tensors(first[0]), 0)
+    return _Again(first, batches, length_of(data))
 
 
 def _call(forward: Forward, model: nn.Module, batch: Any, step: int) -> None:
@@ -323,17 +367,26 @@ _END = object()
 
 
 @contextmanager
-def _equal_weights(quantizers: Iterable[FakeQuantize]) -> Iterator[None]:
-    """Every batch counts the same, and nothing that was seen before; processes share what they see."""
-    observers = [q.activation_post_process for q in quantizers]
-    before = [(o.is_sync_quantize, o.snapshot()) for o in observers]
-    for observer in observers:
-        observer.begin_calibration()
+def _equal_weights(quantizers: Mapping[str, FakeQuantize]) -> Iterator[Callable[[FakeQuantize], None]]:
+    """Every batch counts the same, and nothing that was seen before; processes share what they see.
+
+    What is yielded does so for a quantizer that was made since, and holds what it has seen of its first batch.
+    """
+    before: list[tuple[ObserverBase, bool, Callable[[], None]]] = []
+
+    def begin(quantizer: FakeQuantize, is_new: bool = True) -> None:
+        observer = quantizer.activation_post_process
+        before.append((observer, observer.is_sync_quantize, observer.snapshot()))
+        if not is_new:
+            observer.begin_calibration()
         observer.is_sync_quantize = observer.is_sync_quantize or is_distributed()
+
+    for quantizer in quantizers.values():
+        begin(quantizer, is_new=False)
     try:
-        yield
+        yield begin
     finally:
-        for observer, (was_synced, undo) in zip(observers, before, strict=True):
+        for observer, was_synced, undo in before:
             if not observer.has_statistics:
                 undo()
             observer.batches, observer.is_sync_quantize = None, was_synced
@@ -344,12 +397,21 @@ class _Settling:
     """Have the scales stopped moving? Not as long as there are modules that no batch has reached."""
 
     def __init__(self, quantizers: Mapping[str, FakeQuantize], tolerance: float, patience: int) -> None:
+        self._tolerance, self._wanted_patience = tolerance, patience
+        self.past: list[Tensor] = []  # the scales after each of the last batches
+        self._count = -1
+        self.follow(quantizers)
+
+    def follow(self, quantizers: Mapping[str, FakeQuantize]) -> None:
+        """Watch these."""
+        if len(quantizers) == self._count:
+            return
+        self._count, patience = len(quantizers), self._wanted_patience
         self._quantizers = [q for q in quantizers.values() if q.activation_post_process.learns]
-        self._tolerance, self._patience = tolerance, patience
+        self._patience = patience
         intervals = [getattr(q.activation_post_process, "update_interval", 1) for q in self._quantizers]
         if patience and max(intervals, default=1) > 1:  # between its updates a scale only seems to have settled
             self._patience = max(patience, 2 * max(intervals))
-        self.past: list[Tensor] = []  # the scales after each of the last batches
 
     def have_settled(self) -> bool:
         if not self._patience or not self._quantizers:

@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.nn.placed import FusedAway
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, LoadedScale
 from horizon_plugin_pytorch.quantization.passes.own_scales import completed
+from horizon_plugin_pytorch.quantization.passes.unmet import unmet_keys
 
 _QUANTIZER = re.compile(r"(?:(?P<owner>.*?)\.)?(?P<part>activation_post_process|weight_fake_quant)\.(?P<buffer>.+)")
 _PARTS = {"activation_post_process": "output", "weight_fake_quant": "weight"}
@@ -183,9 +184,9 @@ def compare_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> State
     """
     mine, added = model.state_dict().keys(), _added_biases(model, state_dict)
     given = completed(model, state_dict)  # weights, and scales where there are none, of all calls of shared modules
-    return _mismatch(
-        model, [k for k in mine if k not in given], [k for k in state_dict if k not in mine and k not in added]
-    )
+    unmet = unmet_keys(model, state_dict.keys())
+    known = {*mine, *added, *unmet}
+    return _mismatch(model, [k for k in mine if k not in given], [k for k in state_dict if k not in known])
 
 
 def report_mismatches(model: nn.Module) -> None:

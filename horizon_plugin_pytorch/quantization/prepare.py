@@ -8,8 +8,7 @@ from enum import Enum
 from typing import Any
 
 import torch  # noqa: F401 - for the docstring's example
-from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import (
     CheckError,
@@ -30,7 +29,7 @@ from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.operator_table import row_named, row_of_module
-from horizon_plugin_pytorch.nn.placed import FusedAway, PlacedModule
+from horizon_plugin_pytorch.nn.placed import FusedAway
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -53,9 +52,11 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     value_inputs,
     value_of,
 )
+from horizon_plugin_pytorch.quantization.passes.stub_links import link_stubs
 from horizon_plugin_pytorch.quantization.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.quantization.quantize import prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import (
+    as_args,
     choices_of,
     copy_model,
     observe,
@@ -63,6 +64,7 @@ from horizon_plugin_pytorch.quantization.quantize_fx import (
     require_float,
     warn_no_stub,
 )
+from horizon_plugin_pytorch.quantization.wrapped import meet_calls
 
 GRAPH_FILE = "fx_graph.txt"
 
@@ -150,6 +152,8 @@ def prepare(
             own_scales=own_scales,
             is_fused=fuse_mode is not FuseMode.NoFuse,
         )
+        if example_inputs is not None or example_kw_inputs:
+            meet_calls(prepared, as_args(example_inputs), example_kw_inputs)
     else:
         if example_inputs is None and not example_kw_inputs:
             raise ValueError(
@@ -157,7 +161,7 @@ def prepare(
             )
         prepared = _prepare_by_running(
             model,
-            _as_args(example_inputs),
+            as_args(example_inputs),
             example_kw_inputs,
             qconfig_dict,
             qconfig_setter,
@@ -176,7 +180,7 @@ def _write_results(prepared: Any, out_dir: str | os.PathLike, example_inputs: An
         if hasattr(prepared, "graph"):
             write_atomically(graph_text(prepared.graph).encode(), os.path.join(out_dir, GRAPH_FILE))
         if example_inputs is not None or kwargs:
-            own_args, own_kwargs = own_tensors((_as_args(example_inputs), kwargs))
+            own_args, own_kwargs = own_tensors((as_args(example_inputs), kwargs))
             inspect_model(prepared, own_args, out_dir, own_kwargs)
     except CheckError as error:
         warn(f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.", QuantizationWarning)
@@ -197,15 +201,9 @@ def _prepare_eager(
         model,
         hybrid=hybrid,
         qconfig_setter=qconfig_setter,
-        example_inputs=_as_args(inputs),
+        example_inputs=as_args(inputs),
         example_kw_inputs=kwargs,
     )
-
-
-def _as_args(example_inputs: Any) -> tuple:
-    if example_inputs is None:
-        return ()
-    return tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
 
 
 def _prepare_by_running(
@@ -247,7 +245,7 @@ def _prepare_by_running(
         ScopeHooks(path, dispatcher).attach(module)
         hide_added(module, children.get(own.original(path), ()))
     _guard(captured, dispatcher)
-    _link_stubs(captured)
+    link_stubs(captured)
     _mark_results(captured, region)
     _mark_read_weights(captured)
     report_mismatches(copied)
@@ -332,23 +330,3 @@ def _mark_read_weights(captured: Any) -> None:
             module = captured.get_submodule(owner)
             if isinstance(module, QATModule):
                 module.is_weight_read = True
-
-
-def _link_stubs(captured: Any) -> None:
-    """Tell modules which of their arguments go through a generated QuantStub."""
-    for node in captured.graph.nodes:
-        path = called_path(captured, node)
-        if path is None:
-            continue
-        arguments = node.args[1:] if node.op == "call_method" else node.args
-        module = captured.get_submodule(path)
-        if not isinstance(module, PlacedModule):
-            continue
-        for position, leaf in enumerate(pytree.tree_leaves((arguments, node.kwargs), is_leaf=lambda v: v is None)):
-            if isinstance(leaf, fx.Node) and leaf.op == "call_module" and _is_made(leaf):
-                module.stub_paths = {**module.stub_paths, position: str(leaf.target)}
-
-
-def _is_made(stub: fx.Node) -> bool:
-    """Is it a QuantStub that the model's own forward does not call?"""
-    return "_generated_quant_" in str(stub.target) or stub.meta.get("made_by") == "hybrid"

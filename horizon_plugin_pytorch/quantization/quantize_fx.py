@@ -54,7 +54,7 @@ from horizon_plugin_pytorch.quantization.passes.replace import (
     warn_shared,
     warn_unquantized,
 )
-from horizon_plugin_pytorch.quantization.passes.swap import to_qat, to_quantized, warn_int16
+from horizon_plugin_pytorch.quantization.passes.swap import keep_float_forms, to_qat, to_quantized, warn_int16
 from horizon_plugin_pytorch.quantization.passes.tied_scales import (
     TiedOperators,
     is_effective,
@@ -62,7 +62,17 @@ from horizon_plugin_pytorch.quantization.passes.tied_scales import (
     tied_groups,
 )
 from horizon_plugin_pytorch.quantization.passes.torch_fused import own_fused
+from horizon_plugin_pytorch.quantization.passes.unmet import keep_unmet
+from horizon_plugin_pytorch.quantization.passes.wrapped import (
+    attach,
+    find_modules,
+    place_code,
+    with_stubs,
+    wrapped_modules,
+    wrapped_nodes,
+)
 from horizon_plugin_pytorch.quantization.qconfig_template import apply_setters, note_float
+from horizon_plugin_pytorch.quantization.wrapped import SETTER, make_module, meet_calls
 
 __all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
 
@@ -187,7 +197,8 @@ def prepare_qat_fx(
         own_scales: shared modules whose calls have activation scales of their own; see `prepare`.
         hybrid: run operators that have no quantized form on the CPU, in float; stubs are put around them.
         hybrid_dict: further operators for the CPU: ``{"module_type": [cls], "module_name": [path]}``.
-        example_inputs: for `verbose`.
+        example_inputs: for `verbose`, and for code that tracing does not enter (`wrap`): the model runs once on them,
+            so that functions there have their modules at once, rather than when they are first met.
         verbose: 1 writes ``model_check_result.txt`` and prints it: shared and unfused operators, formats.
         optimize_graph: give the operands of a cat and its result one scale, on Bernoulli chips.
         opset_version: ``"hbdk3"`` or ``"hbdk4"``; there is one arithmetic here, so it changes nothing.
@@ -207,6 +218,8 @@ def prepare_qat_fx(
         joins_calls=False,  # the guides print scales that average over the calls of a shared module
         tied=TiedOperators() if is_tied else None,
     )  # fmt: skip
+    if example_inputs is not None:
+        meet_calls(prepared, as_args(example_inputs))
     if verbose:
         check_verbosely(prepared, example_inputs, "prepare_qat_fx")
     return prepared
@@ -225,6 +238,13 @@ def _check_opset(opset_version: Any) -> None:
         )
 
 
+def as_args(example_inputs: Any) -> tuple:
+    """The arguments of a model: a tuple or list of them, or the only one."""
+    if example_inputs is None:
+        return ()
+    return tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+
+
 def check_verbosely(prepared: nn.Module, example_inputs: Any, what: str) -> None:
     """Write and print the check of shared and unfused operators and of formats."""
     from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
@@ -233,8 +253,7 @@ def check_verbosely(prepared: nn.Module, example_inputs: Any, what: str) -> None
     if example_inputs is None:
         warn(f"{what}: verbose=1 runs the model to check it; give example_inputs.", QuantizationWarning)
         return
-    args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    print(render(inspect_model(prepared, args, ".")))
+    print(render(inspect_model(prepared, as_args(example_inputs), ".")))
 
 
 def prepare_by_tracing(
@@ -271,19 +290,29 @@ def prepare_by_tracing(
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
     follow_training(observed)
     follow_writes(observed)
-    region = quantized_nodes(observed)
+    wrapped = wrapped_nodes(observed)
+    stubbed = with_stubs(observed, wrapped)
+    region = quantized_nodes(observed, stubbed=stubbed)
     refuse_chance(observed.graph, region.__contains__)
-    if not has_stub(observed) and not hybrid:
+    if not has_stub(observed) and not hybrid and not stubbed:
         warn_no_stub(model)
     if tricks.fx_force_duplicate_shared_convbn:
         add_names(own, shared_with_norm(observed))
+    wrapped = place_code(observed, region, wrapped) if wrapped else []
     unshare(observed, region, own)
+    find_modules(observed, wrapped)
     choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     if hybrid:
         region = split_devices(observed, region, choices, march, HybridConfig(hybrid_dict))
+    float_modules = {path: observed.get_submodule(path) for path in wrapped_modules(observed)}
     observe(observed, observed, region, choices, march, qconfig_setter, is_fused, own, joins_calls, tied)
+    keep_float_forms(observed, float_modules)
     observed.__dict__["march"], observed.__dict__["choices"] = march, choices
     observed.recompile()
+    if wrapped:
+        attach(observed, wrapped, make_module)
+        observed.__dict__[SETTER] = qconfig_setter
+        keep_unmet(observed)
     report_mismatches(observed)
     _preserve(observed, model, prepare_custom_config_dict, "prepare_qat_fx")
     return observed
@@ -362,6 +391,8 @@ def called_lines(model: fx.GraphModule, region: Region) -> dict[str, str]:
         path = called_path(model, node)
         if path is not None and (node in region or any(source in region for source in node.all_input_nodes)):
             lines.setdefault(path, source_line(node.stack_trace))
+    for path, line in wrapped_modules(model).items():
+        lines.setdefault(path, line)
     return lines
 
 

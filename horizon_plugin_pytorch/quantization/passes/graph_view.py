@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     operands,
     row_of_node,
 )
+from horizon_plugin_pytorch.quantization.passes.wrapped import wrapped_modules
 from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
 
 # What every module has before setters run, so that every function becomes a module; never what one ends with.
@@ -187,6 +188,10 @@ class GraphView:
                 yield from self._inside(path, module)
             else:
                 self._note(path, KEEPS_FORMAT)
+        for path in wrapped_modules(self.model):
+            row, module = row_of_module(type(module_at(self.model, path))), module_at(self.model, path)
+            if path not in calls and row is not None and row.needs_qconfig:
+                yield OperatorView(path, row, module, (), (*self._fused.get(id(module), ()), path))
         for node in self.graph.nodes:
             if node.op == "call_module" and self.is_exit(node):
                 self._note(str(node.target), GIVES_REAL)

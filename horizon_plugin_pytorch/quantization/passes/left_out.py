@@ -10,6 +10,7 @@ from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.nn.placed import FUSED_INTO
 from horizon_plugin_pytorch.quantization.choice import Choice, Step
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path
+from horizon_plugin_pytorch.quantization.passes.wrapped import wrapped_modules
 
 BEFORE, AFTER, BESIDE = "before the QuantStub", "after the DeQuantStub", "not between QuantStub and DeQuantStub"
 NEVER = "never called"
@@ -31,7 +32,7 @@ def tell_left_out(model: Any, region: Region, choices: dict[str, Choice]) -> Non
         is_exit = any(source in region for node in nodes for source in node.all_input_nodes)
         if path not in choices or is_part or not is_leaf(module) or FUSED_INTO in vars(module):
             continue
-        if is_exit or any(node in region for node in nodes):
+        if is_exit or path in wrapped_modules(model) or any(node in region for node in nodes):
             continue
         why = NEVER if not nodes else AFTER if nodes[0] in after else BEFORE if nodes[0] in before else BESIDE
         choices[path] = Choice(None, steps=(Step(why, output="float"),))

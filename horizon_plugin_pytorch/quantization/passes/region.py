@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.nn.leaf import LeafCode
 from horizon_plugin_pytorch.nn.operator_table import (
     Kind,
     Operator,
@@ -60,6 +61,11 @@ def called_path(model: nn.Module, node: fx.Node) -> str | None:
     if node.op == "call_method" and node.args and isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr":
         return str(node.args[0].target) if isinstance(value_of(model, node.args[0]), nn.Module) else None
     return None
+
+
+def is_code(model: nn.Module, node: fx.Node) -> bool:
+    """Does a node call code that tracing did not enter?"""
+    return node.op == "call_module" and isinstance(module_at(model, str(node.target)), LeafCode)
 
 
 def operands(model: nn.Module, node: fx.Node) -> list[fx.Node]:
@@ -186,7 +192,7 @@ class Region:
         return any(kind in (Kind.QUANTIZED, Kind.BOOL) for kind in self.kinds(node))
 
 
-def _given(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[Kind, ...]:
+def given_kinds(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[Kind, ...]:
     """What a node gives whose inputs are in the quantized part."""
     if _is_table(model, node):
         return (Kind.QUANTIZED,)
@@ -239,16 +245,19 @@ def row_of_node(model: fx.GraphModule, node: fx.Node) -> Operator | None:
     return row_named(row_name_of(found[0].name, with_numbers(model, (*node.args[:2], node.kwargs.get("other")))))
 
 
-def quantized_nodes(model: fx.GraphModule, cpu: Set[fx.Node] = frozenset()) -> Region:
+def quantized_nodes(
+    model: fx.GraphModule, cpu: Set[fx.Node] = frozenset(), stubbed: Set[fx.Node] = frozenset()
+) -> Region:
     """What comes after a QuantStub, and after embeddings that meet it. Without either, all nodes that compute.
 
     Args:
         cpu: operators of the CPU; the quantized part also begins at those whose results meet it.
+        stubbed: calls of code that tracing does not enter and that has QuantStubs inside.
     """
     tables = [node for node in model.graph.nodes if _is_table(model, node) or node in cpu]
-    if not _has_quant(model):
+    if not _has_quant(model) and not stubbed:
         return _downstream(model, set(tables) or {node for node in model.graph.nodes if node.op == "placeholder"})
-    chosen: set[fx.Node] = set()
+    chosen: set[fx.Node] = set(stubbed)
     while True:
         region = _downstream(model, chosen)
         met = {node for node in tables if node not in chosen and _meets(model, node, region)}
@@ -288,7 +297,7 @@ def _downstream(model: fx.GraphModule, sources: set[fx.Node]) -> Region:
             continue
         inputs = value_inputs(node)
         if node in sources or any(_is_inside(region, source) or source in sources for source in inputs):
-            region.add(node, *_given(model, node, region))
+            region.add(node, *given_kinds(model, node, region))
     return region
 
 

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperat
 from horizon_plugin_pytorch.fx.call_site import Variant
 from horizon_plugin_pytorch.fx.chance import BY_CHANCE
 from horizon_plugin_pytorch.fx.tracer import scope_of
+from horizon_plugin_pytorch.fx.wrapped import name_of
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import (
     AS_IT_IS,
@@ -38,6 +39,7 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
     called_path,
     has_stub,
+    is_code,
     is_constant,
     is_fact,
     module_at,
@@ -82,10 +84,13 @@ def binder_of(node: fx.Node) -> tuple[Operator, Binder] | None:
     return row_of_method(str(node.target), node.args, node.kwargs) if node.op == "call_method" else None
 
 
+GENERATED = "_generated_"
+
+
 def _free_name(scope: str, operator: str, counters: dict[tuple[str, str], int]) -> str:
     index = counters.get((scope, operator), 0)
     counters[scope, operator] = index + 1
-    name = f"_generated_{operator}_{index}"
+    name = f"{GENERATED}{operator}_{index}"
     return f"{scope}.{name}" if scope else name
 
 
@@ -100,8 +105,8 @@ def replace_functions(
     counters: dict[tuple[str, str], int] = {}
     _check_memory(model, quantized, choices)
     for node in list(model.graph.nodes):
-        if node not in quantized:
-            continue
+        if node not in quantized or node.op == "placeholder" or is_code(model, node):
+            continue  # wrapped code takes what it is given, and quantizes it where it meets quantized tensors
         if _is_float(model, node, choices):
             _leave_alone(model, node)
             continue  # the user keeps this part float; a QTensor that reaches it raises with a remedy
@@ -252,7 +257,7 @@ def _replace(
     variants = _variants(model, node)
     path = next((v.path for v in variants if not v.differences(call, lambda path: None)), "")
     if not path:
-        path = _repetition(model, node) or _free_name(scope, name, counters)
+        path = _wrapped_path(model, node, call) or _repetition(model, node) or _free_name(scope, name, counters)
         model.add_submodule(path, module.train(model.training))
         variants.append(Variant.of(path, call))
         for setting in call.settings.values():
@@ -270,6 +275,17 @@ def _replace(
     node.replace_all_uses_with(new)
     model.graph.erase_node(node)
     return new
+
+
+def _wrapped_path(model: fx.GraphModule, node: fx.Node, call: Call) -> str:
+    """The module of a call in code that tracing does not enter; "" for other calls."""
+    if not node.meta.get("is_wrapped"):
+        return ""
+    scope, name = scope_of(node), name_of(node.meta["site"], call)
+    while _has_module(model, f"{scope}.{GENERATED}{name}".lstrip(".")):  # of another function of the same name
+        name = f"{name}_"
+    node.meta["generated_name"] = name
+    return f"{scope}.{GENERATED}{name}".lstrip(".")
 
 
 def _variants(model: fx.GraphModule, node: fx.Node) -> list[Variant]:
@@ -371,7 +387,7 @@ def insert_stub(
     if not path:
         scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else scope_of(node)
         scope = _home(model, scope)
-        path = _free_name(scope, "quant", counters)
+        path = _stub_path(node, scope, places[0]) or _free_name(scope, "quant", counters)
         while _has_module(model, path):  # a stub of an earlier pass
             path = _free_name(scope, "quant", counters)
         stubs[key] = path
@@ -385,6 +401,12 @@ def insert_stub(
     stub.stack_trace = node.stack_trace
     region.add(stub)
     node.args, node.kwargs = pytree.tree_unflatten([stub if i in places else x for i, x in enumerate(leaves)], spec)
+
+
+def _stub_path(node: fx.Node, scope: str, place: int) -> str:
+    """The stub of a call in code that tracing does not enter; "" for other calls."""
+    name = node.meta.get("generated_name")
+    return "" if name is None else f"{scope}.{GENERATED}quant_{name}_{place}".lstrip(".")
 
 
 class Aside(nn.Module):

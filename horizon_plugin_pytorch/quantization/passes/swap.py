@@ -111,28 +111,45 @@ def to_qat(
             return None
         if lines is not None and _line(path, lines) is None:
             return None
-        choice = choices.get(path)
-        qconfig = _inherited(choices, path) if choice is None else choice.qconfig
-        if qconfig is None and row.needs_qconfig:
-            return None
-        if qconfig is not None:
-            _check_output(row, path, qconfig, march)
-            _check_dynamic(row, path, qconfig, march)
-        module.qconfig = qconfig
-        module.path = path  # type: ignore[assignment]
-        if qconfig is not None and row.needs_qconfig and _is_half(row, qconfig):
-            qat: nn.Module = Float16(module, qconfig)
-        else:
-            qat = row.qat.from_float(module)  # type: ignore[attr-defined]
-        qat.operator = row.name  # type: ignore[assignment]
-        device = next((p.device for p in module.parameters()), home)
-        return (qat if device is None else qat.to(device)).train(module.training)
+        return qat_form(path, module, row, choices, march, home)
 
     model = map_modules(model, change)
     warn_wide_weights(model, march)
-    _follow_consistency(model, march)
-    _name_modules(model, lines or {})
+    follow_consistency(model, march)
+    name_modules(model, lines or {})
     return model
+
+
+def qat_form(
+    path: str,
+    module: nn.Module,
+    row: Operator,
+    choices: dict[str, Choice],
+    march: March,
+    home: torch.device | None = None,
+) -> nn.Module | None:
+    """The QAT form of a float module; None if it has no qconfig and needs one.
+
+    Args:
+        row: the module's row in the operator table.
+        home: the device of a module without parameters.
+    """
+    choice = choices.get(path)
+    qconfig = _inherited(choices, path) if choice is None else choice.qconfig
+    if qconfig is None and row.needs_qconfig:
+        return None
+    if qconfig is not None:
+        _check_output(row, path, qconfig, march)
+        _check_dynamic(row, path, qconfig, march)
+    module.qconfig = qconfig
+    module.path = path  # type: ignore[assignment]
+    if qconfig is not None and row.needs_qconfig and _is_half(row, qconfig):
+        qat: nn.Module = Float16(module, qconfig)
+    else:
+        qat = row.qat.from_float(module)  # type: ignore[union-attr]
+    qat.operator = row.name  # type: ignore[assignment]
+    device = next((p.device for p in module.parameters()), home)
+    return (qat if device is None else qat.to(device)).train(module.training)
 
 
 def _is_half(row: Operator, qconfig: Any) -> bool:
@@ -156,12 +173,15 @@ def warn_int16(model: nn.Module, march: March) -> None:
         )
 
 
-def warn_wide_weights(model: nn.Module, march: March) -> None:
+def warn_wide_weights(model: nn.Module, march: March, prefix: str = "") -> None:
     """Name the layers whose weights the chip does not have in their format. The user asked for it, as in the guides'
     example of the check, which flags them; setters, which choose formats themselves, choose others.
+
+    Args:
+        prefix: the path of `model`.
     """
     found = []
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(prefix=prefix):
         row = row_of_module(module.float_class) if isinstance(module, QATGemm) else None
         support = None if row is None else row.support(march)
         if support is not None and isinstance(module, QATGemm):
@@ -175,7 +195,7 @@ def warn_wide_weights(model: nn.Module, march: March) -> None:
         )
 
 
-def _follow_consistency(model: nn.Module, march: March) -> None:
+def follow_consistency(model: nn.Module, march: March) -> None:
     """Let observed scales be powers of two, as `ConsistencyStrategy` asks."""
     level = ConsistencyStrategy.get_consistency_level()
     if not level:
@@ -207,9 +227,9 @@ def _inherited(choices: dict[str, Choice], path: str) -> Any:
     return None
 
 
-def _name_modules(model: nn.Module, lines: dict[str, str]) -> None:
+def name_modules(model: nn.Module, lines: dict[str, str], prefix: str = "") -> None:
     """Tell modules and observers where they are, for their messages."""
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(prefix=prefix):
         if isinstance(module, PlacedModule):
             module.path = path
             module.line = _line(path, lines) or ""
@@ -234,11 +254,31 @@ def _never_calibrated(model: nn.Module) -> list[str]:
     found = []
     for path, module in model.named_modules():
         quantizer = getattr(module, "activation_post_process", None)
-        if not isinstance(module, QATModule) or module.is_optional:
+        if not isinstance(module, QATModule) or module.is_optional or module.float_form is not None:
             continue
         if isinstance(quantizer, FakeQuantize) and not quantizer.has_statistics:
             found.append(f"{path} ({type(module).__name__})")
     return found
+
+
+def _ran_on_real(module: PlacedModule) -> bool:
+    """Has a module in code that tracing does not enter met nothing with a scale? It stays float then."""
+    if module.float_form is None:
+        return False
+    quantizers = [m for name, m in module.named_modules() if isinstance(m, FakeQuantize) and "weight_fake" not in name]
+    return bool(quantizers) and not any(q.has_statistics and not q.is_fixed for q in quantizers)
+
+
+def keep_float_forms(model: nn.Module, modules: dict[str, nn.Module]) -> None:
+    """Let modules that may be called on real numbers, too, know what runs then.
+
+    Args:
+        modules: the float modules, by path.
+    """
+    for path, module in modules.items():
+        qat = model.get_submodule(path)
+        if isinstance(qat, PlacedModule) and qat is not module and qat.operator != "quant":
+            qat.__dict__["float_form"] = module
 
 
 def _compute_weights(model: nn.Module) -> None:
@@ -301,6 +341,8 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
             module.require_numbers()
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
+        if isinstance(module, PlacedModule) and _ran_on_real(module):
+            return module.current_float_form()
         if not isinstance(module, QATModule):
             return None
         if _is_preserved(model, path):
@@ -309,6 +351,8 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
         quantized = type(module).quantized_class.from_qat(module).train(module.training)
         # Not taken by `from_qat`: a twin has no calls of its own.
         quantized.own_calls, quantized.member = module.own_calls, module.member
+        if module.float_form is not None and not any(True for _ in module.float_form.parameters()):
+            quantized.float_form = module.float_form
         if not remove_qconfig and "qconfig" in module.__dict__:
             quantized.__dict__["qconfig"] = module.qconfig
         if module.is_weight_read:

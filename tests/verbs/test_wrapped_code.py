@@ -1,0 +1,378 @@
+"""Code that tracing does not enter is quantized like any other: its modules, its functions, whatever Python it is."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    calibrate,
+    convert_fx,
+    fuse_fx,
+    load_calib_state_dict,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.utils.fx_helper import wrap
+from tests.routes import as_numbers, assert_one_arithmetic, qconfig
+
+X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+Code = Callable[[Any, Tensor], Any]
+
+
+@pytest.fixture(autouse=True)
+def _march() -> None:
+    set_march(March.NASH_M)
+    torch.manual_seed(0)
+
+
+class Parts(nn.Module):
+    """What the code of the tests may use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.ff, self.ff2, self.fc = FloatFunctional(), FloatFunctional(), nn.Linear(8, 8)
+        self.conv, self.bn, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        self.layers = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)])
+        self.block = Block()
+        self.norm, self.inner_dequant, self.inner_quant = nn.LayerNorm(8), DeQuantStub(), QuantStub()
+        self.level = nn.Parameter(torch.randn(2, 4, 1, 1))
+        self.weight = nn.Parameter(torch.randn(8, 8) * 0.3)
+        self.register_buffer("shift", torch.randn(8))
+        self.head = nn.Softmax(1)
+        self.bn.running_mean.normal_()
+        self.bn.running_var.uniform_(0.5, 2)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(x) + x * 0.5)
+
+
+class Single(Parts):
+    """One wrapped method between the stubs."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__()
+        self.body = code
+
+    @wrap()
+    def inner(self, *args: Any, **kwargs: Any) -> Any:
+        return self.body(self, *args, **kwargs)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.dequant(self.inner(self.quant(x)))
+
+
+def helper(net: Any, x: Tensor) -> Tensor:
+    return net.ff.mul(x, x) - x
+
+
+def in_place(s: Any, x: Tensor) -> Tensor:
+    y = s.conv(x)
+    y += x
+    y.mul_(0.5)
+    y[:, :1] = x[:, :1]
+    return F.relu_(y)
+
+
+def loop(s: Any, x: Tensor) -> Tensor:
+    for layer in s.layers:
+        x = F.relu(layer(x)) + x
+    return x
+
+
+def branch(s: Any, x: Tensor) -> Tensor:
+    return s.conv(x) if x.shape[0] > 1 and x.dim() == 4 and isinstance(s.conv, nn.Conv2d) else x.flatten()
+
+
+def several(s: Any, x: Tensor) -> Tensor:
+    parts = list(x.chunk(2, 1))
+    store = {"a": parts[0] * 2, "b": parts[1] + 1}
+    return torch.cat(list(store.values()), 1)
+
+
+def float_inside(s: Any, x: Tensor) -> Tensor:
+    y = s.inner_dequant(s.conv(x))
+    y = torch.special.erf(y) if y.dim() == 4 else y
+    return s.inner_quant(y) + x
+
+
+CODE: dict[str, Code] = {
+    "modules": lambda s, x: s.ff.add(s.fc(x), x),
+    "conv, bn and relu": lambda s, x: s.relu(s.bn(s.conv(x))),
+    "functions": lambda s, x: torch.sigmoid(x) * x + 0.5,
+    "methods of tensors": lambda s, x: x.mean(1, keepdim=True).sub(x).abs().clamp(0, 2),
+    "cat and stack": lambda s, x: torch.cat([x, x * 2], 1).sum(1) + torch.stack([x, x]).mean((0, 2)),
+    "matmul": lambda s, x: torch.matmul(x, x.transpose(2, 3)).softmax(-1),
+    "resize and pool": lambda s, x: F.interpolate(F.avg_pool2d(x, 2), scale_factor=2.0, mode="bilinear"),
+    "grid_sample": lambda s, x: F.grid_sample(x, torch.zeros(2, 2, 2, 2), align_corners=False),
+    "layer norm": lambda s, x: s.norm(x) + F.layer_norm(x, (8,)),
+    "parameter": lambda s, x: x * s.level.view(2, 4, 1, 1) + s.shift,
+    "part of a parameter": lambda s, x: x + torch.split(s.level, 1)[1],
+    "layer as a function": lambda s, x: F.linear(x, s.weight, s.shift),
+    "weight of a layer": lambda s, x: F.conv2d(x, s.conv.weight, padding=1),
+    "module of the user's": lambda s, x: s.block(x) + s.block(x * 0.5),
+    "helper": lambda s, x: helper(s, x) + helper(s, x * 0.1),
+    "in place": in_place,
+    "loop": loop,
+    "control flow": branch,
+    "containers": several,
+    "float inside": float_inside,
+    "own positions": lambda s, x: x + torch.arange(8.0),
+    "getattr by name": lambda s, x: getattr(s, "co" + "nv")(x),
+    "mask": lambda s, x: torch.where(x > 0, x, x * 0.1),
+    "casts": lambda s, x: (x.float() + 1).to(x.dtype).type_as(x),
+    "nothing": lambda s, x: x,
+    "maximum and pow": lambda s, x: torch.maximum(x, -x).pow(2) / 3,
+    "one module twice": lambda s, x: s.fc(s.fc(x)),
+    "unused results": lambda s, x: x.max(1)[0] + x.topk(1, 1)[0].squeeze(1),
+}
+
+
+def near(net: nn.Module, qat: nn.Module, x: Tensor = X, limit: float = 0.1) -> None:
+    with torch.no_grad():
+        wanted, found = as_numbers(net(x)), as_numbers(qat(x))
+    for a, b in zip(wanted, found, strict=True):
+        assert float((a - b).norm() / a.norm().clamp_min(1e-6)) < limit
+
+
+def train(qat: nn.Module, x: Tensor = X) -> list[nn.Parameter]:
+    """A step of training; the parameters that have got a gradient."""
+    qat.train()
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    parameters = list(qat.parameters())
+    optimizer = torch.optim.SGD(parameters, 1e-3)
+    sum(y.float().pow(2).mean() for y in pytree.tree_leaves(qat(x.clone().requires_grad_()))).backward()
+    optimizer.step()
+    qat.eval()
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    return [p for p in parameters if p.grad is not None]
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_wrapped_code_goes_all_the_way(name: str, tmp_path: Any) -> None:
+    net = Single(CODE[name]).eval()
+    qat = prepare_qat_fx(net, {"": qconfig()})
+    qat.eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        qat(X)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    near(net, qat)
+    train(qat)
+    assert_one_arithmetic(qat, (X,), tmp_path, [(X * 0.5,)])
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_a_checkpoint_fits_a_model_that_has_not_run(name: str) -> None:
+    net = Single(CODE[name]).eval()
+    first = prepare_qat_fx(net, {"": qconfig()})
+    calibrate(first, [X], progress=False)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    second = prepare_qat_fx(net, {"": qconfig()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", QuantizationWarning)
+        assert str(second.load_state_dict(state)) == "<All keys matched successfully>"
+        assert second.state_dict().keys() == state.keys()
+        third = prepare_qat_fx(net, {"": qconfig()})
+        assert not load_calib_state_dict(third, state)
+    converted = convert_fx(second)  # before it has ever run
+    wanted = first(X)
+    assert torch.equal(converted.eval()(X), wanted)
+    for model in (second, third):
+        model.eval()
+        set_fake_quantize(model, FakeQuantState.VALIDATION)
+        assert torch.equal(model(X), wanted)
+        assert model.state_dict().keys() == state.keys()
+        assert torch.equal(convert_fx(model)(X), wanted)
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_copies_and_files_are_the_same_model(name: str) -> None:
+    qat = prepare_qat_fx(Single(CODE[name]).eval(), {"": qconfig()})
+    calibrate(qat, [X], progress=False)
+    wanted = qat(X)
+    twin = copy.deepcopy(qat)
+    assert torch.equal(twin(X), wanted)
+    train(twin)
+    assert torch.equal(qat(X), wanted)  # nothing of the copy's is the original's
+
+
+@wrap()
+def gate(x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
+    return torch.sigmoid(x) * y * scale
+
+
+@wrap
+def run_layer(layer: nn.Module, x: Tensor) -> Tensor:
+    return layer(x) + x
+
+
+clipped = wrap(lambda x: x.clamp(-1, 1) * 2)
+
+
+@wrap()
+def nested(x: Tensor) -> Tensor:
+    return gate(x, clipped(x)) + clipped(x * 0.5)
+
+
+@wrap()
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.ff = nn.Linear(8, 8), FloatFunctional()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ff.add(self.fc(x), x) * 0.5
+
+    def boxes(self, x: Tensor) -> Tensor:
+        return self.fc(x).exp()
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    @wrap()
+    def fold(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean(1, keepdim=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.fold(x) + x)
+
+
+class Whole(Parts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([Head(), Head()])
+        self.decoder = Decoder()
+
+    @wrap()
+    def pair(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.conv(x), x * 2
+
+    @wrap()
+    def named(self, x: Tensor) -> dict[str, Any]:
+        return {"sum": x + 1, "list": [x * 3, x.abs()], "size": x.shape[1]}
+
+    @wrap()
+    def real(self, x: Tensor) -> Tensor:
+        return torch.special.erf(self.inner_dequant(self.conv(x)))
+
+    @wrap()
+    def scores(self, x: Tensor) -> Tensor:
+        return self.head(self.inner_dequant(x))
+
+    @wrap()
+    def sizes(self, x: Tensor) -> tuple[int, int]:
+        return x.shape[2], x.shape[3]
+
+    @wrap()
+    def network(self, x: Tensor) -> Tensor:
+        return self.inner_dequant(F.relu(self.conv(self.inner_quant(x)) + 1))
+
+    @wrap()
+    def entrance(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(self.inner_quant(x)))
+
+    @wrap()
+    def with_level(self, parts: Any, x: Tensor, flag: bool = True) -> Tensor:
+        return x + parts[0] * parts[1] if flag else x
+
+
+class Called(Whole):
+    def __init__(self, code: Code) -> None:
+        super().__init__()
+        self.body = code
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(self, x)
+
+
+def joined(s: Any, x: Tensor) -> Any:
+    a, b = s.pair(s.quant(x))
+    return s.dequant(F.relu(a + b)), s.dequant(torch.cat([a, b], 1))
+
+
+def by_name(s: Any, x: Tensor) -> Any:
+    out = s.named(s.quant(x))
+    return s.dequant(out["sum"]), s.dequant(out["list"][0] + out["list"][1]), s.dequant(out["sum"].mean(1))
+
+
+def by_size(s: Any, x: Tensor) -> Any:
+    x = s.quant(x)
+    h, w = s.sizes(x)[0], s.sizes(x)[1]
+    return s.dequant(x.reshape(2, 4, h * w) + 1)
+
+
+CALLS: dict[str, Code] = {
+    "a function": lambda s, x: s.dequant(gate(s.quant(x), s.conv(s.quant(x)), scale=0.5)),
+    "a lambda": lambda s, x: s.dequant(clipped(s.quant(x)) + s.quant(x)),
+    "a function of a function": lambda s, x: s.dequant(nested(s.quant(x))),
+    "a function that takes a module": lambda s, x: s.dequant(run_layer(s.fc, s.quant(x))),
+    "a class": lambda s, x: s.dequant(s.decoder(s.quant(x))),
+    "another method of a class": lambda s, x: s.dequant(s.decoder.boxes(s.quant(x))),
+    "a method of a part": lambda s, x: s.dequant(s.heads[1](s.heads[0](s.quant(x)))),
+    "a part called twice": lambda s, x: s.dequant(s.heads[0](s.heads[0](s.quant(x)))),
+    "a function called twice": lambda s, x: s.dequant(clipped(clipped(s.quant(x)) * 0.3)),
+    "two results": joined,
+    "a dictionary": by_name,
+    "sizes": by_size,
+    "real numbers": lambda s, x: s.real(s.quant(x)) * 2 - 1,
+    "a float module after a stub inside": lambda s, x: s.scores(s.conv(s.quant(x))),
+    "stubs inside": lambda s, x: s.network(x) * 2,
+    "a QuantStub inside": lambda s, x: s.dequant(s.conv(s.entrance(x)) + 1),
+    "parts of a parameter": lambda s, x: s.dequant(s.with_level(torch.split(s.level, 1), s.quant(x))),
+    "a module that traced code calls": lambda s, x: s.dequant(s.conv(s.pair(s.quant(x))[0])),
+}
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_code_is_called_in_every_way(name: str, is_fused: bool, tmp_path: Any) -> None:
+    net = Called(CALLS[name]).eval()
+    qat = prepare_qat_fx(fuse_fx(net) if is_fused else net, {"": qconfig()})
+    calibrate(qat, [X], progress=False)
+    near(net, qat)
+    train(qat)
+    state = qat.state_dict()
+    assert_one_arithmetic(qat, (X,), tmp_path, [(X * 0.5,)], has_float_code=True)
+    fresh = prepare_qat_fx(fuse_fx(net) if is_fused else net, {"": qconfig()})
+    fresh.load_state_dict(state)
+    fresh.eval()
+    set_fake_quantize(fresh, FakeQuantState.VALIDATION)
+    for a, b in zip(as_numbers(qat(X)), as_numbers(fresh(X)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_every_call_in_the_graph_has_scales_of_its_own() -> None:
+    qat = prepare_qat_fx(Called(CALLS["a function called twice"]).eval(), {"": qconfig()})
+    calibrate(qat, [X], progress=False)
+    scales = {n: float(m.scale) for n, m in qat.named_modules() if isinstance(m, FakeQuantize) and "lambda" in n}
+    assert len(scales) == 2 and len(set(scales.values())) == 2
