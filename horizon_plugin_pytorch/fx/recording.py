@@ -121,6 +121,7 @@ class Recorder(TorchFunctionMode):
         self._model = model
         self._nodes: dict[int, fx.Node] = {}
         self._alive: dict[int, weakref.ref] = {}  # a tensor that is gone could share its id with a new one
+        self._own = {id(t): t for _, t in _tensors(model)}  # held, so that no other tensor gets the id of one
         self._attributes = {id(t): path for path, t in _tensors(model)}
         self._stored = frozenset(self._attributes.values())
         self._known: dict[Any, fx.Node] = {}
@@ -135,6 +136,7 @@ class Recorder(TorchFunctionMode):
         self.runs: list[list[LoggedCall]] = []
         self._handed: dict[fx.Node, None] = {}
         self._memory = Memory()
+        self._earlier: dict[int, tuple[weakref.ref, fx.Node]] = {}  # tensors of the runs before that are still there
 
     # -- values
 
@@ -241,6 +243,7 @@ class Recorder(TorchFunctionMode):
     def _function(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run a function that the model calls."""
         leaves = _leaves((args, kwargs))
+        self._note_reads(leaves)
         before = versions(leaves)
         out = result = func(*args, **kwargs)
         is_assignment = getattr(func, "__name__", "") == "__setitem__"
@@ -263,6 +266,13 @@ class Recorder(TorchFunctionMode):
             )
             self._note_writes(node, changed(leaves, before), result)
         return out
+
+    def _note_reads(self, leaves: list[Tensor]) -> None:
+        """A call is given tensors; some may be of an earlier run."""
+        for x in leaves if self._earlier else ():
+            tensor, node = self._earlier.get(id(x), (None, None))
+            if tensor is not None and node is not None and tensor() is x and id(x) not in self._nodes:
+                node.meta.setdefault("read_later", user_frames())
 
     def _note_writes(self, node: fx.Node, changed: list[Tensor], out: Any) -> None:
         """A call changed some of the tensors that it was given."""
@@ -317,6 +327,7 @@ class Recorder(TorchFunctionMode):
 
     def _leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str) -> Any:
         scope, leaves = current_scope(), _leaves((args, kwargs))
+        self._note_reads(leaves)
         stale = self._memory.stale(leaves)
 
         def make() -> fx.Node:
@@ -350,9 +361,11 @@ class Recorder(TorchFunctionMode):
 
     def hand_out(self, result: Any) -> None:
         """What the model gives, and what it keeps: somebody may read it."""
+        buffers = {path for path, _ in (*self._model.named_parameters(), *self._model.named_buffers())}
         for path, tensor in _tensors(self._model):
             is_other = self._attributes.get(id(tensor)) != path  # and not the same one, written to
-            if is_other and id(tensor) in self._nodes and path in self._stored:
+            is_read = path in buffers or ("constant", path) in self._known
+            if is_other and is_read and id(tensor) in self._nodes and path in self._stored:
                 self._nodes[id(tensor)].meta["kept_as"] = path
         kept = (value for module in self._model.modules() for value in vars(module).values())
         for tensor in tensors_in([result, *kept]):
@@ -362,6 +375,17 @@ class Recorder(TorchFunctionMode):
                 stale = self._memory.stale([tensor])
                 if stale is not None:
                     node.meta["handed_out_stale"] = stale
+
+    def keeps_tensors(self, given: Any) -> bool:
+        """Has the model, or whoever it gave them to, kept tensors that it computed, besides those that it gave?"""
+        computed = {key for key in self._alive if self._nodes[key].op not in ("placeholder", "get_attr")}
+        kept = tensors_in([list(vars(module).values()) for module in self._model.modules()])
+        return bool(computed - {id(x) for x in tensors_of(given)}) or any(id(x) in computed for x in kept)
+
+    @property
+    def has_read_earlier(self) -> bool:
+        """Has a run read what an earlier one has computed?"""
+        return any("read_later" in node.meta for node in self.graph.nodes)
 
     def finish(self) -> fx.Graph:
         """The graph; whatever nobody reads is an output too, as code that is not seen may have taken it."""
@@ -373,6 +397,9 @@ class Recorder(TorchFunctionMode):
 
     def again(self) -> None:
         """Before another run."""
+        for key, tensor in self._alive.items():
+            if self._nodes[key].op not in ("placeholder", "get_attr") and key not in self._own:
+                self._earlier[key] = (tensor, self._nodes[key])
         self._met.clear()
         self._blocks.clear()
         self._nodes.clear()
@@ -507,39 +534,47 @@ def record_runs(
     Raises:
         TraceError: when the model cannot run on these inputs.
     """
-    kwargs = kwargs or {}
     runner = copy.deepcopy(model)
     recorder, given = Recorder(runner), None
     state = torch.get_rng_state()
     try:
-        for index, mode in enumerate((False, True)):
-            runner.train(mode)
-            recorder.again()
-            own_args, own_kwargs = own_tensors((args, kwargs))
-            recorder.add_input((own_args, own_kwargs))
-            try:
-                with (
-                    torch.set_grad_enabled(mode),  # in training a forward may ask whether a tensor needs a gradient
-                    _watched(runner, recorder),
-                    Unseen(recorder),
-                    recorder,
-                    running(Run(recorder=recorder)),
-                ):
-                    out = runner(*own_args, **own_kwargs)
-                recorder.hand_out(out)
-                given = out if index == 0 else given
-            except HorizonError:
-                raise
-            except Exception as error:
-                if index:  # the training branch may need targets; the eval graph is enough then
-                    break
-                raise TraceError(
-                    f"`{type(model).__name__}` cannot run on the example inputs: {str(error).rstrip('.')}. Give "
-                    "prepare the inputs that the model takes in deployment, as a tuple."
-                ) from error
+        given = _record_run(recorder, runner, args, kwargs or {}, is_training=False)
+        if recorder.keeps_tensors(given):  # does the next forward read them?
+            with contextlib.suppress(TraceError):
+                _record_run(recorder, runner, args, kwargs or {}, is_training=False)
+            if not recorder.has_read_earlier:
+                recorder.runs.pop()
+        with contextlib.suppress(TraceError):  # the training branch may need targets; the eval graph is enough then
+            _record_run(recorder, runner, args, kwargs or {}, is_training=True)
     finally:
         torch.set_rng_state(state)
     graph = recorder.finish()
     mark_chance(graph)
     graph.owning_module = model  # type: ignore[assignment]
     return graph, recorder.runs, given
+
+
+def _record_run(recorder: Recorder, runner: nn.Module, args: tuple, kwargs: dict[str, Any], is_training: bool) -> Any:
+    """Run a model under a recorder; gives what the model gives."""
+    runner.train(is_training)
+    recorder.again()
+    own_args, own_kwargs = own_tensors((args, kwargs))
+    recorder.add_input((own_args, own_kwargs))
+    try:
+        with (
+            torch.set_grad_enabled(is_training),  # in training a forward may ask whether a tensor needs a gradient
+            _watched(runner, recorder),
+            Unseen(recorder),
+            recorder,
+            running(Run(recorder=recorder)),
+        ):
+            out = runner(*own_args, **own_kwargs)
+        recorder.hand_out(out)
+    except HorizonError:
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"`{type(runner).__name__}` cannot run on the example inputs: {str(error).rstrip('.')}. Give prepare the "
+            "inputs that the model takes in deployment, as a tuple."
+        ) from error
+    return out

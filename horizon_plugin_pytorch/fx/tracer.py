@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import operator
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -39,7 +41,22 @@ def is_marked(module: nn.Module) -> bool:
     return type(module) in _LEAF_CLASSES and row_of_module(type(module)) is None
 
 
-class _Written(torch.fx.Proxy):
+class _Proxy(torch.fx.Proxy):
+    """A proxy that may be kept until the model is traced once more, and says so when it is read."""
+
+    @classmethod
+    def __torch_function__(cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None) -> Any:
+        now: Any = torch.fx.node.map_aggregate((args or (), kwargs or {}), _current)
+        return super().__torch_function__(orig_method, types, *now)
+
+
+def _current(value: Any) -> Any:
+    """What stands in the second trace for a proxy of the first."""
+    successor = getattr(value.tracer, "successor", None) if isinstance(value, torch.fx.Proxy) else None
+    return value if successor is None else successor.stand_in(value)
+
+
+class _Written(_Proxy):
     """A proxy that records ``x += y`` as what it is: torch's own takes it for ``x = x + y``, and loses it for views."""
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -72,7 +89,7 @@ def is_leaf(module: nn.Module) -> bool:
     return cls.__module__.startswith(("horizon_plugin_pytorch.nn.", "torch.nn", "torch.ao.nn"))
 
 
-class _Parts(torch.fx.Proxy):
+class _Parts(_Proxy):
     """What a call such as ``x.chunk(2, 1)`` gives: the number of parts is in the call, so they can be iterated."""
 
     def __init__(self, node: torch.fx.Node, tracer: torch.fx.Tracer, count: int) -> None:
@@ -94,6 +111,26 @@ class QuantizationTracer(torch.fx.Tracer):
         self._calls: tuple[ModuleCall, ...] = ()
         self._called: Counter[str] = Counter()
         self.lost_hooks: dict[str, None] = {}  # hooks that the graph does not call
+        self._proxies: list[weakref.ref] = []
+        self.successor: QuantizationTracer | None = None  # what traces the model once more
+
+    @property
+    def keeps_proxies(self) -> bool:
+        """Has the model, or whoever it gave them to, kept tensors of the forward that was traced?"""
+        return any(proxy() is not None for proxy in self._proxies)
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> torch.fx.Proxy:
+        if self.successor is not None:  # `y + self.state`, where the state is of the trace before
+            return self.successor.create_proxy(*args, **kwargs)
+        return super().create_proxy(*args, **kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        return super().create_arg(self.stand_in(a) if isinstance(a, torch.fx.Proxy) and a.tracer is not self else a)
+
+    def stand_in(self, earlier: torch.fx.Proxy) -> torch.fx.Proxy:
+        """A value of the trace before is read."""
+        earlier.node.meta.setdefault("read_later", user_frames())
+        return self.create_proxy("get_attr", "_of_an_earlier_forward", (), {})
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -156,7 +193,9 @@ class QuantizationTracer(torch.fx.Tracer):
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
         count = _known_length(node)
-        return _Written(node, self) if count is None else _Parts(node, self, count)
+        proxy = _Written(node, self) if count is None else _Parts(node, self, count)
+        self._proxies.append(weakref.ref(proxy))
+        return proxy
 
     @contextlib.contextmanager
     def _functional_calls(self, root: nn.Module) -> Iterator[None]:
@@ -278,7 +317,12 @@ def trace(model: nn.Module) -> torch.fx.Graph:
         return model.graph
     tracer = QuantizationTracer()
     try:
-        graph = tracer.trace(model)
+        with _own_attributes(model):
+            graph = tracer.trace(model)
+            if tracer.keeps_proxies:  # does the next forward read them?
+                tracer.successor = QuantizationTracer()
+                with contextlib.suppress(Exception):
+                    tracer.successor.trace(model)
     except Exception as error:
         where = _innermost_user_line(error)
         raise TraceError(
@@ -294,10 +338,35 @@ def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:
     if shown:
         warn(
             f"`{type(model).__name__}`: the prepared model does not call the hooks {shown}: symbolic trace goes "
-            "through these modules, and the graph calls what is inside. Put such a hook on a layer inside or on the whole "
-            "model, or prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward with all hooks.",
+            "through these modules, and the graph calls what is inside. Put such a hook on a layer inside or on the "
+            "whole model, or prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward with all hooks.",
             QuantizationWarning,
         )
+
+
+@contextlib.contextmanager
+def _own_attributes(model: nn.Module) -> Iterator[None]:
+    """Attributes that hold values of the traced forward afterwards get back what they were."""
+    before = [(vars(m), {k: (v, _items(v)) for k, v in vars(m).items()}) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for attributes, values in before:
+            for name in [name for name, value in attributes.items() if first_proxy(_items(value) or value) is not None]:
+                if name not in values:
+                    del attributes[name]
+                    continue
+                attributes[name], items = values[name]
+                if items is not None:
+                    attributes[name].clear()
+                    getattr(attributes[name], "extend" if isinstance(items, list) else "update")(items)
+
+
+def _items(value: Any) -> Any:
+    """What a container of its own kind holds, as a plain list or dict."""
+    if type(value) in (list, collections.deque):
+        return list(value)
+    return dict(value) if type(value) in (dict, collections.OrderedDict, collections.defaultdict) else None
 
 
 def _remedy(error: Exception) -> str:

@@ -52,6 +52,7 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     value_inputs,
     value_of,
 )
+from horizon_plugin_pytorch.quantization.passes.states import refuse_states
 from horizon_plugin_pytorch.quantization.passes.stub_links import link_stubs
 from horizon_plugin_pytorch.quantization.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.quantization.quantize import prepare_qat
@@ -229,7 +230,7 @@ def _prepare_by_running(
     called = frozenset(path for node in graph.nodes if (path := called_path(captured, node)) is not None)
     mark_beside(captured)
     region = quantized_nodes(captured)
-    _check_states(captured, region)
+    refuse_states(graph, region)
     if not has_stub(captured) and hybrid is None:
         warn_no_stub(model)
     unshare(captured, region, own, runs)
@@ -253,19 +254,6 @@ def _prepare_by_running(
     own_args, own_kwargs = own_tensors((args, kwargs))
     compare_with_float(copied, own_args, own_kwargs, given, [site for site in recorded if dispatcher.sites.get(site)])
     return copied
-
-
-def _check_states(captured: Any, region: Region) -> None:
-    """Insist that a tensor of the model is not replaced by a quantized one, which belongs to one run of the model."""
-    for node in captured.graph.nodes:
-        path = node.meta.get("kept_as")
-        if path is not None and region.has_scale(node):
-            raise UnsupportedOperatorError(
-                f"`{path}` is a tensor of the model that the forward replaces by a quantized one (line "
-                f"{source_line(node.stack_trace)}): the next forward would read other numbers than this one, and a "
-                "checkpoint or an exported file cannot keep it. Make the state an input and an output of the model, "
-                "with a QuantStub and a DeQuantStub; or keep `self.dequant(y)`, and read it through a QuantStub."
-            )
 
 
 def _on_cpu(captured: Any) -> dict[CallSite, str]:

@@ -54,6 +54,7 @@ from horizon_plugin_pytorch.quantization.passes.replace import (
     warn_shared,
     warn_unquantized,
 )
+from horizon_plugin_pytorch.quantization.passes.states import refuse_states
 from horizon_plugin_pytorch.quantization.passes.swap import keep_float_forms, to_qat, to_quantized, warn_int16
 from horizon_plugin_pytorch.quantization.passes.tied_scales import (
     TiedOperators,
@@ -294,6 +295,7 @@ def prepare_by_tracing(
     stubbed = with_stubs(observed, wrapped)
     region = quantized_nodes(observed, stubbed=stubbed)
     refuse_chance(observed.graph, region.__contains__)
+    refuse_states(observed.graph, region)
     if not has_stub(observed) and not hybrid and not stubbed:
         warn_no_stub(model)
     if tricks.fx_force_duplicate_shared_convbn:

@@ -1,0 +1,58 @@
+"""Tensors that a model keeps from one forward to the next."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, source_line
+from horizon_plugin_pytorch.quantization.passes.region import Region
+
+_REMEDY = (
+    "Make the state an input and an output of the model, with a QuantStub and a DeQuantStub; or keep "
+    "`self.dequant(y)`, and read it through a QuantStub."
+)
+# What they give depends on the shape of their tensor, and not on its values.
+_SHAPES = frozenset({
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones",
+    "new_full", "new_empty", "new_tensor", "size", "dim", "shape", "numel",
+})  # fmt: skip
+
+
+def refuse_states(graph: fx.Graph, region: Region) -> None:
+    """Insist that no quantized tensor is kept for the next forward: it belongs to one run of the model.
+
+    What is kept and never read, and constants that are computed once, do no harm.
+
+    Raises:
+        UnsupportedOperatorError: one is; it names the lines.
+    """
+    for node in graph.nodes:
+        if not region.has_scale(node):
+            continue
+        line, path = source_line(node.stack_trace), node.meta.get("kept_as")
+        if path is not None:
+            raise UnsupportedOperatorError(
+                f"`{path}` is a tensor of the model that the forward replaces by a quantized one (line {line}): the "
+                "next forward would read other numbers than this one, and a checkpoint or an exported file cannot keep "
+                f"it. {_REMEDY}"
+            )
+        if "read_later" in node.meta and _is_data(node):
+            raise UnsupportedOperatorError(
+                f"a quantized tensor that one forward makes (line {line}) is kept and read by the next one (line "
+                f"{source_line(node.meta['read_later'])}): a checkpoint or an exported file cannot keep such a state, "
+                f"and the first forward after loading would begin without it. {_REMEDY}"
+            )
+
+
+def _is_data(node: fx.Node) -> bool:
+    """Does its value depend on those of the model's inputs, rather than on shapes and parameters alone?"""
+    pending, seen = [node], {node}
+    while pending:
+        here = pending.pop()
+        if here.op == "placeholder":
+            return True
+        name = here.args[1] if here.target is getattr else getattr(here.target, "__name__", here.target)
+        if name not in _SHAPES:
+            pending.extend(source for source in here.all_input_nodes if source not in seen)
+            seen.update(here.all_input_nodes)
+    return False

@@ -1,0 +1,337 @@
+"""States that a model keeps between forwards: refused where they are quantized, whatever holds them; else harmless."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    QuantStub,
+    calibrate,
+    convert,
+    get_default_qconfig,
+    prepare,
+    prepare_qat_fx,
+)
+
+METHODS = ["jit-strip", "jit", "symbolic", "fx"]
+X = torch.randn(1, 3, 4, 4)
+ELSEWHERE = SimpleNamespace(state=None)
+_kept: Any = None
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.d, self.c, self.q2 = QuantStub(), DeQuantStub(), nn.Conv2d(3, 3, 1), QuantStub()
+        self.begin()
+
+    def begin(self) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.step(self.c(self.q(x))))
+
+    def step(self, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+# -- refused
+
+
+class BeginsAsNone(Base):
+    def begin(self) -> None:
+        self.h = None
+
+    def step(self, y):
+        y = y if self.h is None else y + self.h
+        self.h = y.detach()
+        return y
+
+
+class NotThereAtFirst(Base):
+    def step(self, y):
+        y = y + self.h if hasattr(self, "h") else y
+        self.h = y
+        return y
+
+
+class BeginsAsANumber(Base):
+    def begin(self) -> None:
+        self.h = 0.0
+
+    def step(self, y):
+        y = y + self.h
+        self.h = y
+        return y
+
+
+class BeginsAsATensor(Base):
+    def begin(self) -> None:
+        self.h = torch.zeros(1, 3, 4, 4)
+
+    def step(self, y):
+        y = y + self.h
+        self.h = y
+        return y
+
+
+class BeginsAsABuffer(Base):
+    def begin(self) -> None:
+        self.register_buffer("h", torch.zeros(1, 3, 4, 4))
+
+    def step(self, y):
+        y = y + self.h
+        self.h = y
+        return y
+
+
+class List(Base):
+    def begin(self) -> None:
+        self.past: list = []
+
+    def step(self, y):
+        y = y + self.past[-1] if self.past else y
+        self.past.append(y)
+        return y
+
+
+class Dict(Base):
+    def begin(self) -> None:
+        self.past: dict = {}
+
+    def step(self, y):
+        y = torch.cat([y, self.past["y"]], 1)[:, :3] if "y" in self.past else y
+        self.past["y"] = y
+        return y
+
+
+class Deque(Base):
+    def begin(self) -> None:
+        self.past: collections.deque = collections.deque(maxlen=2)
+
+    def step(self, y):
+        for earlier in self.past:
+            y = y + earlier
+        self.past.append(y)
+        return y
+
+
+class OnASubmodule(Base):
+    def begin(self) -> None:
+        self.c.h = None
+
+    def step(self, y):
+        y = y if self.c.h is None else torch.maximum(y, self.c.h)
+        self.c.h = y
+        return y
+
+
+class OnAnotherObject(Base):
+    def step(self, y):
+        y = y if ELSEWHERE.state is None else y * ELSEWHERE.state
+        ELSEWHERE.state = y
+        return y
+
+
+class Global(Base):
+    def step(self, y):
+        global _kept
+        y = y if _kept is None else y + _kept
+        _kept = y
+        return y
+
+
+class InEvalOnly(Base):
+    def begin(self) -> None:
+        self.h = None
+
+    def step(self, y):
+        if not self.training:
+            y = y if self.h is None else y + self.h
+            self.h = y
+        return y
+
+
+class OfTwoForwardsAgo(Base):
+    def begin(self) -> None:
+        self.a = self.b = None
+
+    def step(self, y):
+        z = y if self.b is None else y + self.b
+        self.a, self.b = y, self.a
+        return z if self.a is None or self.b is None else z + self.b
+
+
+class TheOutputItself(Base):
+    def begin(self) -> None:
+        self.h = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c(self.q(x))
+        y = y if self.h is None else y + self.h
+        self.h = y
+        return y
+
+
+REFUSED = [
+    BeginsAsNone, NotThereAtFirst, BeginsAsANumber, BeginsAsATensor, BeginsAsABuffer, List, Dict, Deque, OnASubmodule,
+    OnAnotherObject, Global, InEvalOnly, OfTwoForwardsAgo, TheOutputItself,
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    global _kept
+    set_march(March.NASH_E)
+    ELSEWHERE.state = _kept = None
+
+
+def prepared(model: nn.Module, method: str) -> Any:
+    config = {"": get_default_qconfig()}
+    if method == "fx":
+        return prepare_qat_fx(model.eval(), config)
+    return prepare(model.eval(), (X,), qconfig_dict=config, method=method, out_dir=None)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("cls", REFUSED)
+def test_a_quantized_state_is_refused_with_its_lines(cls, method) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"test_states.py:\d+.*input and an output of the model"):
+        prepared(cls(), method)
+
+
+# -- harmless
+
+
+class WrittenOnly(Base):
+    def begin(self) -> None:
+        self.seen: list = []
+
+    def step(self, y):
+        self.last_features = y
+        self.seen.append(y)
+        return y + y
+
+
+class WrittenOverATensor(Base):
+    def begin(self) -> None:
+        self.last = torch.zeros(1)
+
+    def step(self, y):
+        self.last = y.detach()
+        return y
+
+
+class WrittenAndReadInOneForward(Base):
+    def begin(self) -> None:
+        self.h = None
+
+    def step(self, y):
+        self.h = y + y
+        return self.h * y
+
+
+class CacheByShape(Base):
+    def begin(self) -> None:
+        self.cache: dict = {}
+
+    def step(self, y):
+        size = y.shape[-1]
+        if size not in self.cache:
+            self.cache[size] = torch.linspace(0, 1, 4)
+        return y + self.cache[size]
+
+
+class CacheOfAParameter(Base):
+    def begin(self) -> None:
+        self.w, self.table = nn.Parameter(torch.rand(3, 1, 1)), None
+
+    def step(self, y):
+        if self.table is None:
+            self.table = (self.w * 2).detach()
+        return y * self.table
+
+
+class CacheOfZeros(Base):
+    def begin(self) -> None:
+        self.zero = None
+
+    def step(self, y):
+        if self.zero is None:
+            self.zero = torch.zeros_like(y)
+        return y + self.zero
+
+
+class RealNumbers(Base):
+    def begin(self) -> None:
+        self.register_buffer("memory", torch.zeros(1, 3, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c(self.q(x)) + self.q2(self.memory)
+        out = self.d(y)
+        self.memory = out.detach()
+        return out
+
+
+class CountsOnly(Base):
+    def begin(self) -> None:
+        self.calls = 0
+
+    def step(self, y):
+        self.calls += 1
+        return y
+
+
+HARMLESS = [
+    WrittenOnly, WrittenOverATensor, WrittenAndReadInOneForward, CacheByShape, CacheOfAParameter, CountsOnly,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("cls", HARMLESS)
+def test_what_is_kept_and_not_read_and_constants_do_no_harm(cls, method) -> None:
+    net = cls()
+    model = prepared(net, method)
+    calibrate(model, [X, X], progress=False)
+    with torch.no_grad():
+        found, want = model(X), net(X)
+        assert torch.equal(found, convert(model)(X)) and torch.equal(found, model(X))
+        assert float((found - want).norm() / want.norm()) < 0.05
+    copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zeros_of_a_shape_are_no_state(method) -> None:
+    model = prepared(CacheOfZeros(), method)
+    calibrate(model, [X, X], progress=False)
+    with torch.no_grad():
+        assert torch.equal(model(X), model(X))
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "jit"])
+def test_real_numbers_may_be_kept(method) -> None:
+    model = prepared(RealNumbers(), method)
+    calibrate(model, [X], progress=False)
+    with torch.no_grad():
+        first, second = model(X), model(X)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_models_own_attributes_are_not_those_of_the_recording(method) -> None:
+    model = prepared(WrittenOnly(), method)
+    if method in ("symbolic", "fx"):
+        assert not hasattr(model, "last_features") and getattr(model, "seen", []) == []
+    pickle.loads(pickle.dumps(model.state_dict()))
