@@ -65,6 +65,12 @@ class Source:
     has_repeats: bool = False
 
 
+def _reads(line: str, name: str) -> bool:
+    """Does a line read a value, other than to change it?"""
+    is_own = re.match(rf"\s*{name}(\s*\+?=|\.\w+_\()", line) is not None
+    return not is_own and re.search(rf"\b{name}\b", line) is not None
+
+
 class Writer:
     """The lines of one class."""
 
@@ -131,8 +137,7 @@ class Writer:
 
     def unread(self) -> list[Value]:
         """Values that no later line reads: symbolic trace drops them, where a run of the model does not."""
-        text = "\n".join(self.body)
-        return [v for v in self.values[:-1] if len(re.findall(rf"\b{v.name}\b", text)) < 2]
+        return [v for v in self.values[:-1] if not any(_reads(line, v.name) for line in self.body)]
 
     def last(self) -> Value:
         """The result of a method or block, with all that nothing else has read."""
