@@ -67,7 +67,8 @@ class Generated:
     def inputs(self, seed: int) -> tuple:
         """Fresh inputs: a forward may write into them."""
         generator = torch.Generator().manual_seed(seed)
-        a, b = (torch.randn(2, 4, 8, 8, generator=generator).clamp(-3, 3) for _ in range(2))
+        # On the grid of a stub with the scale 1/32, as the pixels of a camera are.
+        a, b = ((torch.randn(2, 4, 8, 8, generator=generator).clamp(-3, 3) * 32).round() / 32 for _ in range(2))
         if self.style in ("tensor", "keywords"):
             return (a,)
         if self.style == "two":
@@ -83,7 +84,7 @@ def write(seed: int) -> Generated:
     arguments, beginning = INPUTS[style]
     values = [Value("x", 4, 8, 8)] + ([Value("y", 4, 8, 8)] if style in ("two", "list") else [])
     writer = Writer(source, values)
-    scale = chance.choice(["", "", "", "scale=1 / 32", "scale=3 / 127"])
+    scale = chance.choice(["", "", "", "scale=1 / 32", "1 / 32"])
     writer.made += [f"self.quant = QuantStub({scale})", "self.quant2 = QuantStub()", "self.dequant = DeQuantStub()"]
     writer.body += beginning
     if chance.random() < 0.2:
