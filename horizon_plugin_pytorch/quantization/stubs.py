@@ -24,6 +24,7 @@ class QuantStub(nn.Module):
     """
 
     requantizes = False  # one that `prepare` puts between two integer formats; the user's pass integers on
+    is_after_cpu = False  # one that `prepare` puts after an operator of the CPU
 
     def __init__(self, scale: float | None = None, zero_point: Any = None, qconfig: Any = None) -> None:
         super().__init__()

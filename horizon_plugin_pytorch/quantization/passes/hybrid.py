@@ -235,7 +235,7 @@ class _Stubs:
             self._paths[key] = path = f"{node.name}_activation_post_process"
             own = inherited_choice(self.choices, called_path(self.model, node) or scope_of(node)) or Choice(None)
             stub = QuantStub().train(self.model.training)
-            stub.__dict__["is_after_cpu"] = True
+            stub.is_after_cpu = True
             self.model.add_submodule(path, stub)
             self.choices[path] = own.below()
         return self._paths[key]
