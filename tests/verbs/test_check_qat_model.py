@@ -468,6 +468,23 @@ def test_an_operator_after_a_high_precision_output() -> None:
 
 
 @METHODS
+def test_a_shared_layer_that_is_an_output_in_one_of_its_calls(prepare: Any) -> None:
+    """Whichever qconfig it has, the advice is not to give it the other one."""
+
+    def check(qconfig: Any) -> list[tuple[str, str]]:
+        run = lambda self, x: self.head(self.act(self.head(x)))  # noqa: E731
+        model = Stubbed(run, head=nn.Linear(4, 4), act=nn.Sigmoid())
+        model.head.qconfig = qconfig
+        return _texts(_check(prepare(model, (torch.randn(2, 4),)), torch.randn(2, 4)).mistakes)
+
+    ((name, text),) = check(QAT)
+    assert name == "head(1)" and "as other calls of this module are not outputs" in text
+    ((name, text),) = check(HIGH)
+    assert name == "act" and "right for its calls that are outputs" in text
+    assert all("qconfig" not in said and "layer of its own" in said for _, said in (*check(QAT), *check(HIGH)))
+
+
+@METHODS
 def test_a_float_functional_that_is_called_twice(prepare: Any) -> None:
     model = Stubbed(lambda self, x: self.add.add(self.add.add(x, x), x), add=FloatFunctional())
     check = _check(prepare(model, (torch.randn(2, 4),)), torch.randn(2, 4))

@@ -421,13 +421,32 @@ def _can_be_real(call: ModuleCall) -> bool:
     return row is not None and row.has_real_output and call.method in ("", "matmul")
 
 
-def _low_precision(recording: Recording, call: ModuleCall) -> str:
+def _is_output(recording: Recording, call: ModuleCall) -> bool:
+    """Does a result go to DeQuantStubs only?"""
     consumers = recording.consumers(call)
-    is_output = bool(consumers) and all(
+    return bool(consumers) and all(
         isinstance(c.module, DeQuantStub) and not c.module.is_before_cpu for c in consumers
     )
+
+
+def _is_shared_output(recording: Recording, call: ModuleCall) -> bool:
+    """Is a module an output in some of its calls, and inside the model in others? One qconfig serves neither well."""
+    ends = {_is_output(recording, c) for c in recording.calls if c.path == call.path and recording.consumers(c)}
+    return len(ends) == 2
+
+
+_OWN_LAYER = "give that call a layer of its own, which may share the weight"
+
+
+def _low_precision(recording: Recording, call: ModuleCall) -> str:
+    is_output = _is_output(recording, call)
     if not is_output or not isinstance(call.quantizer, FakeQuantize) or not _can_be_real(call):
         return ""
+    if _is_shared_output(recording, call):
+        return (
+            f"output of the model in {call.quantizer.dtype}, as other calls of this module are not outputs and need "
+            f"that format: where the precision of the output matters, {_OWN_LAYER}"
+        )
     between = [f"`{name.strip('_')}`" for name in recording.functions.get(call.index, ())]
     once = f" once {', '.join(between)} is behind the DeQuantStub" if between else ""
     return (
@@ -462,6 +481,11 @@ def _float_input(recording: Recording, call: ModuleCall) -> str:
     if isinstance(module, QATModule) and not module.takes_real:
         sources = dict.fromkeys(recording.calls[x.origin] for x in floats if x.origin is not None)
         real = [c.name for c in sources if _is_high_precision(c)]
+        if any(_is_shared_output(recording, c) for c in sources if _is_high_precision(c)):
+            return (
+                f"float input: {', '.join(real)} has a high-precision output, which is right for its calls that are "
+                f"outputs of the model; for this one, {_OWN_LAYER}"
+            )
         if real:
             return f"float input: {', '.join(real)} has a high-precision output; give it an activation in its qconfig"
         if any(x.is_quantized for x in call.inputs):
