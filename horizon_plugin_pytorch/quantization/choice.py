@@ -70,12 +70,14 @@ class Choice:
         is_explicit: was it given for this very module, rather than inherited?
         steps: the rules that gave it, oldest first.
         is_fixed: did the user insist, with an attribute or with ``freeze=True``? Then setters leave it alone.
+        products: formats of the two operands of the products of matrices inside of it, if somebody asked for them.
     """
 
     qconfig: Any
     is_explicit: bool = False
     steps: tuple[Step, ...] = ()
     is_fixed: bool = False
+    products: tuple[Any, Any] | None = None
 
     @property
     def reason(self) -> str:
@@ -92,7 +94,7 @@ class Choice:
 
     def below(self) -> Choice:
         """What modules and functions inside inherit."""
-        return replace(self, qconfig=unasked(self.qconfig), is_explicit=False)
+        return replace(self, qconfig=unasked(self.qconfig), is_explicit=False, products=None)
 
 
 def inherited_choice(choices: dict[str, Choice], path: str) -> Choice | None:
@@ -119,18 +121,25 @@ def steps_of(model: nn.Module, path: str) -> tuple[Step, ...]:
     choice = inherited_choice(choices, path)
     if choice is None:
         return ()
-    if path not in choices and row_named(getattr(module, "operator", "")) is None:
-        around = path
-        while around not in choices:
-            around = around.rpartition(".")[0]
-        is_part = not _is_container(model.get_submodule(around))
-        return (Step(f"part of `{around}`: {reason_of(model, around)}"),) if is_part else (Step(NO_FORMAT),)
-    if _is_container(module):
+    whole = _operator_around(model, choices, path)
+    if whole:
+        return (Step(f"part of `{whole}`: {reason_of(model, whole)}"),)
+    is_unknown = path not in choices and row_named(getattr(module, "operator", "")) is None
+    if is_unknown or _is_container(module):
         return (Step(NO_FORMAT),)
     row = row_named(getattr(module, "operator", ""))
     if row is not None and not row.needs_qconfig:
         return (Step(GIVES_REAL if row.name == "dequant" else KEEPS_FORMAT),)
     return choice.steps if hasattr(module, "weight") else tuple(replace(step, weight="") for step in choice.steps)
+
+
+def _operator_around(model: nn.Module, choices: dict[str, Choice], path: str) -> str:
+    """The path of the operator that a module is a part of; empty if it is none."""
+    while path:
+        path = path.rpartition(".")[0]
+        if path in choices and not _is_container(model.get_submodule(path)):
+            return path
+    return ""
 
 
 def _module(model: nn.Module, path: str) -> nn.Module:

@@ -18,9 +18,17 @@ from horizon_plugin_pytorch.nn.qat.module import real
 from horizon_plugin_pytorch.nn.qat.softmax import Softmax
 from horizon_plugin_pytorch.nn.support import FROM_BAYES
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization.qconfig import with_format
 
 # exp(-1000) is 0 in every format: a float mask's value below this leaves its position out, as -inf does.
 _HIDDEN_BELOW = -1000.0
+
+
+def operand_qconfig(qconfig: Any, products: Any, position: int) -> Any:
+    """The qconfig of what gives an operand of a product: in the format that somebody asked for, if anybody did."""
+    if products is None:
+        return qconfig
+    return qconfig._replace(activation=with_format(qconfig.activation, products[position]))
 
 
 class Attention(nn.Module):
@@ -28,9 +36,12 @@ class Attention(nn.Module):
 
     Parts: `matmul` (the scores, int16; the factor is part of the query's scale), `mask_quant` and `mask_add` (a float
     mask, int16), `softmax` (int16 inside), `weighted_sum`.
+
+    Args:
+        products: formats of the two operands of both products: query and key, the weights and the value.
     """
 
-    def __init__(self, dropout: float, qconfig: Any) -> None:
+    def __init__(self, dropout: float, qconfig: Any, products: Any = None) -> None:
         super().__init__()
         inner = inner_qconfig(qconfig)
         self.dropout = dropout
@@ -38,7 +49,7 @@ class Attention(nn.Module):
         self.matmul = FloatFunctional(inner)
         self.mask_quant = optional(constant_stub(inner))
         self.mask_add = optional(FloatFunctional(inner))
-        self.softmax = Softmax(-1, qconfig)
+        self.softmax = Softmax(-1, operand_qconfig(qconfig, products, 0))
         self.weighted_sum = FloatFunctional(qconfig)
 
     def forward(
@@ -84,15 +95,26 @@ def causal_mask(query: Any, key: Any) -> Tensor:
 class ScaledDotProductAttention(Composite):
     """`torch.nn.functional.scaled_dot_product_attention` from smaller operators; conversion replaces these."""
 
-    def __init__(self, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, qconfig: Any) -> None:
+    products_take = "operands"
+
+    def __init__(
+        self,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+        qconfig: Any,
+        products: Any = None,
+    ) -> None:
         super().__init__()
         self.is_causal, self.scale, self.enable_gqa, self.qconfig = is_causal, scale, enable_gqa, qconfig
-        self.attention = Attention(dropout_p, qconfig)
+        self.attention = Attention(dropout_p, qconfig, products)
 
     @classmethod
     def from_float(cls, mod: floats.ScaledDotProductAttention) -> ScaledDotProductAttention:
         """The QAT form."""
-        return cls(mod.dropout_p, mod.is_causal, mod.scale, mod.enable_gqa, mod.qconfig)
+        products = getattr(mod, "products", None)
+        return cls(mod.dropout_p, mod.is_causal, mod.scale, mod.enable_gqa, mod.qconfig, products)
 
     def forward(self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float | None = None) -> Any:
         if self.enable_gqa:  # each head of key and value serves several of the query

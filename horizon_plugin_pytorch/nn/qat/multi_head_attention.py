@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import ConversionError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nn import attention as floats
 from horizon_plugin_pytorch.nn.operator_table import Kind, Operator, ScaleRule, register
-from horizon_plugin_pytorch.nn.qat.attention import Attention, as_mask, causal_mask
+from horizon_plugin_pytorch.nn.qat.attention import Attention, as_mask, causal_mask, operand_qconfig
 from horizon_plugin_pytorch.nn.qat.composite import Composite, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.linear import Linear
@@ -30,19 +30,24 @@ class MultiheadAttention(Composite):
 
     in_proj_weight: Tensor | None
     in_proj_bias: Tensor | None
+    products_take = "parts"
 
     def __init__(self, source: nn.MultiheadAttention, qconfig: Any) -> None:
         super().__init__()
         self.embed_dim, self.num_heads, self.batch_first = source.embed_dim, source.num_heads, source.batch_first
-        self.qconfig = qconfig
+        self.qconfig, products = qconfig, getattr(source, "products", None)
         self.in_proj_weight, self.in_proj_bias = source.in_proj_weight, source.in_proj_bias
         self.q_proj, self.k_proj, self.v_proj = (
             PackedLinear(
-                self, "in_proj_weight", "in_proj_bias", slice(i * self.embed_dim, (i + 1) * self.embed_dim), qconfig
+                self,
+                "in_proj_weight",
+                "in_proj_bias",
+                slice(i * self.embed_dim, (i + 1) * self.embed_dim),
+                operand_qconfig(qconfig, products, min(i, 1)),
             )
             for i in range(3)
         )
-        self.attention = Attention(source.dropout, qconfig)
+        self.attention = Attention(source.dropout, qconfig, products)
         self.weights_mean = optional(FloatFunctional(qconfig))
         source.out_proj.qconfig = qconfig  # type: ignore[assignment]
         self.out_proj = Linear.from_float(source.out_proj)

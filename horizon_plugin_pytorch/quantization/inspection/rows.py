@@ -424,9 +424,7 @@ def _can_be_real(call: ModuleCall) -> bool:
 def _is_output(recording: Recording, call: ModuleCall) -> bool:
     """Does a result go to DeQuantStubs only?"""
     consumers = recording.consumers(call)
-    return bool(consumers) and all(
-        isinstance(c.module, DeQuantStub) and not c.module.is_before_cpu for c in consumers
-    )
+    return bool(consumers) and all(isinstance(c.module, DeQuantStub) and not c.module.is_before_cpu for c in consumers)
 
 
 def _is_shared_output(recording: Recording, call: ModuleCall) -> bool:

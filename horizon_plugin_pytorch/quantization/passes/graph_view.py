@@ -68,6 +68,11 @@ class OperatorView:
         """Is it a convolution, a linear layer or a product of matrices?"""
         return self.has_weight or self.row.name in ("matmul", "addmm", "einsum")
 
+    @property
+    def products_take(self) -> str:
+        """What the products of matrices inside of it take: its ``"operands"``, its own ``"parts"``, or nothing."""
+        return getattr(self.row.qat, "products_take", "")
+
 
 @dataclass(frozen=True, eq=False)
 class Consumer:
@@ -327,8 +332,21 @@ class GraphView:
         step = step_between(before, qconfig, why)
         if before is None or not _same(before, qconfig) or step.input:
             steps = (*steps, step if operator.has_weight else replace(step, weight=""))
-        self.choices[operator.path] = Choice(qconfig, True, steps, freeze)
+        self.choices[operator.path] = Choice(qconfig, True, steps, freeze, self.products(operator))
         return True
+
+    def products(self, operator: OperatorView) -> tuple[Any, Any] | None:
+        """The formats that somebody asked of the products of matrices inside of an operator."""
+        return self._choice(operator).products
+
+    def set_products(self, operator: OperatorView, formats: tuple[Any, Any], why: str) -> None:
+        """Give the products of matrices inside of an operator formats of their operands, and say why."""
+        if self.is_fixed(operator) or self.products(operator) == formats:
+            return
+        told = " and ".join(str(dtype).removeprefix("torch.") for dtype in formats)
+        step = Step(why, input=f"{told} of the products inside")
+        choice = self._choice(operator)
+        self.choices[operator.path] = replace(choice, products=formats, steps=(*choice.steps, step))
 
     def finish(self) -> None:
         """Leave float what no setter gave a qconfig."""

@@ -143,6 +143,8 @@ def qat_form(
         _check_dynamic(row, path, qconfig, march)
     module.qconfig = qconfig
     module.path = path  # type: ignore[assignment]
+    if choice is not None and choice.products is not None:
+        module.products = choice.products  # type: ignore[assignment]
     if qconfig is not None and row.needs_qconfig and _is_half(row, qconfig):
         qat: nn.Module = Float16(module, qconfig)
     else:

@@ -26,6 +26,7 @@ class Rule:
         input_thresholds: likewise for each operand.
         dynamic: of a linear layer whose input is quantized while the model runs, ``{"block_size": ..., "dim": -1}``.
         freeze: let no later rule change it.
+        products: formats of the two operands of the products of matrices inside of attention.
     """
 
     output: QuantDType | Any = None
@@ -36,6 +37,7 @@ class Rule:
     input_thresholds: tuple[float | None, ...] = ()
     dynamic: Mapping[str, Any] | None = None
     freeze: bool = False
+    products: tuple[Any, ...] = ()
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -77,12 +79,21 @@ def _is_number(value: Any) -> bool:
         return False
 
 
+def _pair(name: str, value: Any) -> tuple[Any, ...]:
+    """Formats of the two operands of a product; one is for both."""
+    listed = _listed(value)
+    if len(listed) > 2:
+        raise QuantizationConfigError(f"the products of {name!r} have two operands, got {len(listed)} formats.")
+    return tuple(as_format(dtype) for dtype in (listed * 2 if len(listed) == 1 else listed))
+
+
 def _rule(name: str, value: Any) -> Rule:
     threshold: Any = None
-    dynamic, freeze = None, False
+    dynamic, freeze, products = None, False, ()
     if isinstance(value, Mapping):
         dynamic, freeze = value.get("dynamic"), bool(value.get("freeze", False))
-        value = {key: part for key, part in value.items() if key not in ("dynamic", "freeze")}
+        products = _pair(name, value.get("products"))
+        value = {key: part for key, part in value.items() if key not in ("dynamic", "freeze", "products")}
     if isinstance(value, Mapping) and ("dtype" in value or "threshold" in value):
         unknown = [key for key in value if key not in ("dtype", "threshold")]
         if unknown:
@@ -114,4 +125,5 @@ def _rule(name: str, value: Any) -> Rule:
         input_thresholds=_listed(ranges.get("input")),
         dynamic=dynamic,
         freeze=freeze,
+        products=products,
     )

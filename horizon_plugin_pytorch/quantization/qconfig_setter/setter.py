@@ -76,7 +76,7 @@ class QconfigSetter(QconfigSetterBase):
             for line in (f"{operator.path} ({operator.row.name})", *(f"    {step}" for step in view.steps(operator)))
         ]
         rules = {
-            o.path: rule_of(qconfig, o.has_weight, view.is_fixed(o))
+            o.path: rule_of(qconfig, o.has_weight, view.is_fixed(o), view.products(o))
             for o in view
             if (qconfig := view.qconfig(o)) is not None
         }
@@ -99,11 +99,14 @@ class QconfigSetter(QconfigSetterBase):
         return f"QconfigSetter({self.reference_qconfig}, templates=[{', '.join(map(repr, self.templates))}])"
 
 
-def rule_of(qconfig: QConfig, has_weight: bool, is_fixed: bool = False) -> dict[str, Any]:
+def rule_of(
+    qconfig: QConfig, has_weight: bool, is_fixed: bool = False, products: tuple[Any, Any] | None = None
+) -> dict[str, Any]:
     """The formats of a qconfig in the form that `ModuleNameTemplate` takes; scales that are given as thresholds.
 
     Args:
         is_fixed: let no later rule change it.
+        products: formats of the products inside of attention.
 
     >>> rule_of(get_qconfig(out_dtype="qint16"), has_weight=True)
     {'weight': 'qint8', 'output': 'qint16'}
@@ -115,6 +118,8 @@ def rule_of(qconfig: QConfig, has_weight: bool, is_fixed: bool = False) -> dict[
     ranges = {name: _each(getattr(qconfig, name), _threshold) for name in formats}
     ranges = {name: value for name, value in ranges.items() if value is not None}
     further: dict[str, Any] = {"dynamic": qconfig.input.kwargs} if is_dynamic(qconfig.input) else {}
+    if products is not None:
+        further["products"] = [str(dtype) for dtype in products]
     if is_fixed:
         further["freeze"] = True
     return {"dtype": formats, "threshold": ranges, **further} if ranges else {**formats, **further}

@@ -152,8 +152,8 @@ class ModuleNameTemplate(QconfigTemplate):
         config_mapping: for each path a format (of the output); ``{"input": ..., "weight": ..., "output": ...}``, where
             `input` may be a list, one for each operand; or ``{"dtype": ..., "threshold": ...}``, which fixes the scale
             to ``threshold / 128`` in int8 and ``threshold / 32768`` in int16. Both may be dictionaries, too. A further
-            key ``"dynamic"`` has what `SetDynamicQuantTemplate` takes, for linear layers; ``"freeze": True`` freezes
-            this path.
+            key ``"dynamic"`` has what `SetDynamicQuantTemplate` takes, for linear layers, ``"products"`` the two
+            formats of the products inside of attention; ``"freeze": True`` freezes this path.
         freeze: let no later rule change it, neither a template nor a correction.
 
     >>> template = ModuleNameTemplate({"": qint8, "head": qint16, "quant": {"dtype": qint16, "threshold": 200.0}})
@@ -180,6 +180,8 @@ class ModuleNameTemplate(QconfigTemplate):
             set_dynamic(view, operator, rule.dynamic, reference, why)
         elif rule.inputs or rule.input_thresholds:
             set_inputs(view, operator, rule.inputs, rule.input_thresholds, reference, why)
+        if rule.products and operator.products_take:
+            set_products(view, operator, rule.products, reference, why)
         current = view.qconfig(operator) or reference
         part = current.activation
         if rule.output is not None or rule.output_threshold is not None:
@@ -217,8 +219,28 @@ class ConvDtypeTemplate(QconfigTemplate):
                 set_inputs(view, operator, wanted, (), qconfig, "ConvDtypeTemplate")
 
 
+def set_products(view: GraphView, operator: OperatorView, dtypes: Sequence[Any], reference: QConfig, why: str) -> None:
+    """Let the products of matrices inside of an operator, as of attention, have formats of their operands."""
+    current = view.qconfig(operator) or reference
+    if not all(isinstance(dtype, QuantDType) for dtype in dtypes):
+        if not is_cast(current.activation):
+            warn(
+                f"{why}: the products inside of `{operator.path}` are of integers. Give the whole operator float16, "
+                f"ModuleNameTemplate({{{operator.path!r}: torch.float16}}), or its products qint16.",
+                QuantizationWarning,
+            )
+        return
+    if is_cast(current.activation):  # as for a product alone: integers are multiplied to integers
+        view.set(operator, current._replace(activation=with_format(None, qint16)), why)
+    if operator.products_take == "operands":  # the query, the key and the value
+        set_inputs(view, operator, (dtypes[0], dtypes[1], dtypes[1]), (), reference, why)
+    view.set_products(operator, (dtypes[0], dtypes[1]), why)
+
+
 class MatmulDtypeTemplate(QconfigTemplate):
     """Formats of the operands of every product of matrices: one for both, or one for each.
+
+    Those inside of attention are meant too: query and key, the weights and the value.
 
     >>> template = MatmulDtypeTemplate(input_dtypes=[qint8, qint16])
     """
@@ -232,6 +254,8 @@ class MatmulDtypeTemplate(QconfigTemplate):
     def apply(self, view: GraphView, qconfig: QConfig) -> None:
         for operator in [found for found in view if found.is_gemm and not found.has_weight]:
             set_inputs(view, operator, self.input_dtypes, (), qconfig, "MatmulDtypeTemplate")
+        for operator in [found for found in view if found.products_take]:
+            set_products(view, operator, self.input_dtypes, qconfig, "MatmulDtypeTemplate")
 
 
 class SensitivityTemplate(QconfigTemplate):
