@@ -1,0 +1,238 @@
+"""The scripts of the development guide: as printed, without the profiler's calls, which need tools that are not here.
+
+Where the pages lost line breaks or indentation, these are back; ``cuda`` is ``cpu``, and data are made before they are
+read. What follows each script here is what the guide prints or says of its result.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.ao.quantization as tq
+from torch import Tensor, nn
+
+import horizon_plugin_pytorch as horizon
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.march import March, get_march, set_march
+from horizon_plugin_pytorch.nn import qat
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    convert_fx,
+    default_qat_8bit_fake_quant_qconfig,
+    default_qat_out_8bit_fake_quant_qconfig,
+    prepare,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
+from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
+from horizon_plugin_pytorch.quantization.inspection.report import render
+from horizon_plugin_pytorch.quantization.inspection.rows import check_recording
+
+SCRIPTS = Path(__file__).parent / "scripts"
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(name: str, march: str = "March.BAYES", **names: Any) -> SimpleNamespace:
+    """What a script has defined."""
+    source = (SCRIPTS / f"{name}.txt").read_text().replace("March.BAYES", march)
+    exec(compile(source, f"{name}.py", "exec"), names)
+    return SimpleNamespace(**{key: value for key, value in names.items() if not key.startswith("__")})
+
+
+def types(model: nn.Module, *paths: str) -> list[str]:
+    return [type(model.get_submodule(path)).__name__ for path in paths]
+
+
+@pytest.mark.parametrize("march", ["March.BAYES", "March.BERNOULLI2"])
+def test_hybrid(march: str) -> None:
+    done = run("hybrid", march)
+    made = dict(done.qat_model.named_children())
+    for name in ("prelu_input_dequant", "conv3_input_dequant", "selu_2_input_dequant"):  # as the guide prints it
+        assert "DeQuantStub" in type(made[name]).__name__
+    assert {"selu_1_activation_post_process", "conv3_activation_post_process"} <= made.keys()
+    assert types(done.qat_model, "conv0", "conv3", "conv1.conv", "identity") == ["Conv2d"] * 3 + ["Identity"]
+    assert isinstance(done.qat_model.conv0, qat.Conv2d) and type(done.qat_model.conv3) is nn.Conv2d
+    assert done.qat_model.conv4.activation_post_process is None
+    assert float((done.quantize_res - done.float_res).abs().max()) < 0.1
+
+
+@pytest.mark.parametrize("march", ["March.BAYES", "March.BERNOULLI2"])
+def test_model_of_the_profiler(march: str) -> None:
+    done = run("model_profiler", march)
+    assert types(done.qat_net, "convmod1.add", "convmod2.add", "convmod3.add") == ["ConvAddReLU2d"] * 3
+    assert all(
+        isinstance(done.qat_net.get_submodule(f"convmod1.{name}"), nn.Identity)
+        for name in ("conv2d", "bn_mod", "relu_mod")
+    )
+    set_fake_quantize(done.qat_net.eval(), FakeQuantState.VALIDATION)
+    with torch.no_grad():
+        assert torch.equal(done.qat_net(done.data, done.data), done.quantized_net(done.data, done.data))
+
+
+def test_unfused_operations() -> None:
+    done = run("check_unfused_operations")
+    assert types(done.float_net, "convmod1.add", "convmod2.add") == ["ConvAddReLU2d", "FloatFunctional"]
+    done.float_net.qconfig = default_qat_8bit_fake_quant_qconfig
+    model = horizon.quantization.prepare_qat(done.float_net)
+    found = check_recording(record_calls(model, (done.data0, done.data1))).unfused
+    assert [[member.name for member in pattern] for pattern in found] == [
+        ["convmod2.conv2d", "convmod2.bn_mod", "convmod2.add", "convmod2.relu_mod"],
+        ["shared_conv(shared)", "bn1"],
+        ["shared_conv(shared)", "bn2"],
+    ]
+
+
+def test_called_times() -> None:
+    done = run("get_module_called_count", horizon_nn=horizon.nn)
+    set_march(March.BAYES)
+    inputs = (done.data0, done.data1)
+    model = prepare(done.float_net, inputs, qconfig_dict={"": default_qat_8bit_fake_quant_qconfig}, out_dir=None)
+    found = {row.name: row.count for row in check_recording(record_calls(model, inputs)).called_times}
+    once = ["quant_stubx", "quant_stuby", "mul_op", *(f"quantized_ops.{i}" for i in range(9)), "dequant_stub"]
+    assert [name for name in once if found[name] != 1] == [] and found["cat_op"] == 2
+
+
+def test_int16_weights_are_flagged() -> None:
+    """The tables of `qconfig_info.txt`; the guide shows them for a model that is fused by hand, and only in part."""
+    done = run("check_qconfig")
+    text = render(inspect_model(done.qat_net, (done.data0, done.data1), "."))
+    layers = ("convmod1.add", "convmod2.add", "convmod3.add", "shared_conv", "shared_conv(1)")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    for name in layers:
+        kind = "Conv2d" if name.startswith("shared") else "ConvAddReLU2d"
+        cls = f"<class 'horizon_plugin_pytorch.nn.qat.conv2d.{kind}'>"
+        assert [name, cls, "qint16 weight!!!"] in rows
+        assert [name, cls, "qint16", "0"] in [row[:4] for row in rows]
+    functional = "<class 'horizon_plugin_pytorch.nn.qat.functional_modules.FloatFunctional'>"
+    message = "input dtype ['qint8', 'qint8'] is not same with out dtype qint16"
+    assert ["sub[sub]", functional, message] in rows
+    assert ["sub[sub]", functional, "Fixed scale 3.0517578125e-05"] in rows
+
+
+def test_similarity_example() -> None:
+    done = run("featuremap_similarity")
+    set_fake_quantize(done.qat_net.eval(), FakeQuantState.VALIDATION)
+    with torch.no_grad():
+        assert torch.equal(done.qat_net(done.data, done.data), done.bpu_net(done.data, done.data))
+
+
+def test_similarity_example_on_the_other_chip() -> None:
+    """The guide offers BERNOULLI2 too, whose table has no softmax: it is refused, and runs on the CPU if asked to."""
+    with pytest.raises(UnsupportedOperatorError, match="Softmax.*quantized_ops.2.*bernoulli2"):
+        run("featuremap_similarity", "March.BERNOULLI2")
+
+
+@pytest.mark.parametrize("march", ["March.BAYES", "March.BERNOULLI2"])
+def test_step_wise_quantization(march: str) -> None:
+    done = run("step_wise_quantization", march)  # with the guide's own assertions
+    done.model.set_qconfig()
+    model = horizon.quantization.prepare_qat(done.model, hybrid=True)  # the guide's other way, in eager mode
+    assert type(model.conv1) is nn.Conv2d and isinstance(model.conv2, qat.Conv2d)
+    model(done.data)
+    refused = horizon.quantization.prepare_qat(done.model)
+    with pytest.raises(NotImplementedError, match="`Conv2d` at `conv1`.*not implemented for QTensor"):
+        refused(done.data)
+
+
+@pytest.mark.parametrize("march", ["March.BAYES", "March.BERNOULLI2"])
+def test_preserve_qat_mode(march: str) -> None:
+    done = run("preserve_qat_mode", march)  # with the guide's own assertion
+    assert isinstance(done.quant_model.convmod1.add, qat.ConvAddReLU2d)
+    assert not isinstance(done.quant_model.convmod2.add, qat.ConvAddReLU2d)
+
+
+@pytest.mark.parametrize("march", ["March.BAYES", "March.BERNOULLI2"])
+def test_devices_of_a_hybrid_model(march: str) -> None:
+    done = run("check_deploy_device", march)
+    listed = {str(node.target) for node in done.qat_model.graph.nodes if node.op == "call_module"}
+    assert {"prelu_input_dequant", "selu_1_activation_post_process", "conv3_input_dequant", "conv0"} <= listed
+    with torch.no_grad():
+        assert done.quantize_model(done.infer_data).shape == done.infer_data.shape
+
+
+class Small(nn.Module):
+    """In place of the guide's network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = tq.QuantStub(), tq.DeQuantStub()
+        self.conv, self.bn, self.relu, self.classifier = (
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 5, 6),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.classifier(self.relu(self.bn(self.conv(self.quant(x)))))).flatten(1)
+
+
+class _Meter:
+    def __init__(self, value: float) -> None:
+        self.avg = value
+
+
+def test_calibrate_then_train() -> None:
+    """The steps of calibration, then the script of quantization-aware training, with the functions it calls."""
+    set_march(March.BAYES)
+    data = [(torch.randn(4, 3, 8, 8), torch.randint(5, (4,))) for _ in range(3)]
+    model = Small()
+    float_model = copy.deepcopy(model)
+    model.qconfig = horizon.quantization.get_default_qconfig(activation_observer="mse")
+    calib_model = prepare_qat_fx(model)
+    calib_model.eval()
+    horizon.quantization.set_fake_quantize(calib_model, horizon.quantization.FakeQuantState.CALIBRATION)
+    for image, _ in data:
+        calib_model(image)
+    calib_model.eval()
+    horizon.quantization.set_fake_quantize(calib_model, horizon.quantization.FakeQuantState.VALIDATION)
+    scale = float(calib_model.quant.activation_post_process.scale)
+
+    def train_one_epoch(net: Any, loss: Any, optimizer: Any, scheduler: Any, loader: Any, device: Any) -> None:
+        for image, label in loader:
+            optimizer.zero_grad()
+            loss(net(image), label).backward()
+            optimizer.step()
+
+    def evaluate(net: Any, loader: Any, device: Any) -> tuple[_Meter, _Meter]:
+        with torch.no_grad():
+            hits = [float((net(image).argmax(1) == label).float().mean()) for image, label in loader]
+        return _Meter(sum(hits) / len(hits)), _Meter(1.0)
+
+    done = run(
+        "training",
+        torch=torch, nn=nn, prepare_qat_fx=prepare_qat_fx, convert_fx=convert_fx, set_fake_quantize=set_fake_quantize,
+        FakeQuantState=FakeQuantState, float_model=float_model, calib_model=calib_model, device=torch.device("cpu"),
+        epoch_num=2, train_one_epoch=train_one_epoch, evaluate=evaluate, train_data_loader=data, eval_data_loader=data,
+    )  # fmt: skip
+    assert done.qat_model.classifier.activation_post_process is None
+    assert float(done.qat_model.quant.activation_post_process.scale) == pytest.approx(scale, rel=0.5)
+    with torch.no_grad():
+        assert torch.equal(done.quantized_model(data[0][0]), done.qat_model(data[0][0]))
+
+
+def test_common_mistakes() -> None:
+    """The chip by its other spelling, and the output in high precision, named before the rest."""
+    horizon.march.set_march(horizon.march.March.Bernoulli2)
+    assert get_march() is March.BERNOULLI2
+    horizon.march.set_march(horizon.march.March.Bayes)
+    assert get_march() is March.BAYES
+    model = prepare_qat_fx(
+        Small(),
+        {
+            "module_name": {"classifier": default_qat_out_8bit_fake_quant_qconfig},
+            "": default_qat_8bit_fake_quant_qconfig,
+        },
+    )
+    assert model.classifier.activation_post_process is None and model.conv.activation_post_process is not None
