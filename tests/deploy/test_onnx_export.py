@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import os
 import warnings
@@ -120,7 +121,7 @@ def test_writing_is_atomic(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> No
     before = path.read_bytes()
 
     def fail(*args: Any) -> None:
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
