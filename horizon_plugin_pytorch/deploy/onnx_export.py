@@ -182,7 +182,13 @@ def build_onnx(
         import onnx  # noqa: F401 - an extra; asked for before any work is done
     except ImportError as error:
         raise ExportError("export needs the `onnx` package: pip install 'horizon-plugin-pytorch[onnx]'.") from error
-    if any(isinstance(m, QATModule) for m in model.modules()):
+    kept = [path for path, m in model.named_modules() if isinstance(m, QATModule)]
+    if kept and any(isinstance(m, QuantizedModule) for m in model.modules()):
+        raise ExportError(
+            f"`{kept[0]}` is still a QAT module, kept by `preserve_qat_mode = True` on it or around it. Set that to "
+            "False on the prepared model, and convert again."
+        )
+    if kept:
         raise ExportError(
             f"`{type(model).__name__}` is not converted: it still has QAT modules. Call `convert_fx` (or `convert`) "
             "first."

@@ -32,7 +32,7 @@ def _shares(boxes: Tensor, others: Tensor, legacy_bbox: bool, of_box: bool) -> T
         whole = own.expand_as(shared)
     else:
         whole = (own + (right_b - left_b + one).clamp(min=0) * (bottom_b - top_b + one).clamp(min=0)).sub_(shared)
-    return torch.where(whole > 0, shared.div_(whole), 0.0).nan_to_num_(0.0)
+    return shared.div_(whole).nan_to_num_(0.0)  # 0 / 0 where there is no area
 
 
 def _checked(who: str, boxes: Any, others: Any, counts: Any, columns: int) -> tuple[Tensor, Tensor, Tensor]:

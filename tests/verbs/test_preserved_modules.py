@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn import qat, quantized
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -26,6 +28,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 
 X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 FX = [PrepareMethod.SYMBOLIC, PrepareMethod.JIT_STRIP]
@@ -131,6 +134,13 @@ def test_running_the_result_moves_no_scale_and_its_state_can_be_set() -> None:
     assert torch.equal(result.first.add.activation_post_process.scale, before)
     set_fake_quantize(result, FakeQuantState.QAT)  # the approximate route of training, among integers
     assert float((result(X) - exact).abs().max()) < 0.05
+
+
+def test_export_says_why_a_module_is_not_converted() -> None:
+    model = prepared(Net().eval(), PrepareMethod.SYMBOLIC)
+    model.first.preserve_qat_mode = True
+    with pytest.raises(ExportError, match="`first.add` is still a QAT module.*preserve_qat_mode"):
+        export_quantized_onnx(convert(model), X, io.BytesIO())
 
 
 class Eager(nn.Module):
