@@ -34,7 +34,8 @@ def write_atomically(data: bytes, path: str | os.PathLike) -> None:
         if not _write_unnamed(data, path, mode):
             _write_named(data, path, mode)
     except OSError as error:
-        error.filename, error.filename2 = path, None  # rather than that of the folder, or of a file that is gone
+        if error.errno is not None:  # without a number, Python would print the names and lose the message
+            error.filename, error.filename2 = path, None  # rather than that of the folder, or of a file that is gone
         raise
 
 
