@@ -69,7 +69,11 @@ class CalibrationError(HorizonError, RuntimeError):
     """Calibration could not go on, or a scale is not a number."""
 
 
-class CalibrationWarning(UserWarning):
+class QuantizationWarning(UserWarning):
+    """Something in the prepared model deserves a look."""
+
+
+class CalibrationWarning(QuantizationWarning):
     """Statistics were missing or unusable; the message names the module and the scale that is used."""
 
 
@@ -79,10 +83,6 @@ class AccumulatorWarning(UserWarning):
 
 class TableWarning(UserWarning):
     """A look-up table is further from its function than two steps of the output."""
-
-
-class QuantizationWarning(UserWarning):
-    """Something in the prepared model deserves a look."""
 
 
 def warn(message: str, category: type[Warning]) -> None:

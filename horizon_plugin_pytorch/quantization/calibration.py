@@ -31,6 +31,7 @@ from horizon_plugin_pytorch.quantization.batches import (
     unseen_lines,
 )
 from horizon_plugin_pytorch.quantization.calibration_state import StateFile
+from horizon_plugin_pytorch.quantization.clipping import tell_clipped
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
 from horizon_plugin_pytorch.quantization.fingerprint import describe, digest
 from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, require_whole
@@ -161,6 +162,8 @@ def calibrate(
             "the data and in the float model's weights, and whether `forward` runs the model."
         )
     file.remove()
+    limits = {place_of(name): q.activation_post_process.clipped_from for name, q in quantizers.items()}
+    tell_clipped({name: ratio for name, ratio in result.uneven.items() if ratio > limits[name]}, "calibrate")
     result.scales = {place_of(n): q.scale.detach().clone() for n, q in quantizers.items() if is_seen[n]}
     result.unseen = [place_of(n) for n, seen in is_seen.items() if not seen]
     return result

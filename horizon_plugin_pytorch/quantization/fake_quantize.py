@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor, is_backward, real_qtensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.cache import Cache
+from horizon_plugin_pytorch.quantization.clipping import tell_clipped
 from horizon_plugin_pytorch.quantization.observer import (
     CalibObserver,
     MovingAverageMinMaxObserver,
@@ -92,6 +93,8 @@ class FakeQuantize(nn.Module):
     zero_point: Tensor
     _gathered: list[Tensor] | None = None
     _keeps_range: bool = False
+    loaded: LoadedScale = LoadedScale.AS_IT_IS  # what became of the last checkpoint's scale
+    state_is_loaded: bool = False  # did a checkpoint decide what it does, and nobody since?
 
     def __init__(
         self,
@@ -121,7 +124,6 @@ class FakeQuantize(nn.Module):
         self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
         self._known = {name: Cache() for name in ("fake_quant_enabled", "observer_enabled", "scale", "range")}
         self._was_set = False
-        self.loaded = LoadedScale.AS_IT_IS  # what became of the last checkpoint's
         if self.is_fixed:
             self.refresh_scale()
 
@@ -186,6 +188,11 @@ class FakeQuantize(nn.Module):
         return FakeQuantize.enabled and self._flag("fake_quant_enabled")
 
     @property
+    def is_calibrating(self) -> bool:
+        """Is it in the CALIBRATION state?"""
+        return self.is_observing and not self.is_quantizing
+
+    @property
     def is_exact(self) -> bool:
         """In the VALIDATION state the integers of deployment are computed, not an approximation of them."""
         return self.is_quantizing and not self.is_observing
@@ -218,6 +225,8 @@ class FakeQuantize(nn.Module):
     def set_state(self, state: FakeQuantState) -> None:
         """Observe and quantize as the state says."""
         observes, quantizes = _SWITCHES[state]
+        self.state_is_loaded = False
+        self.activation_post_process.extreme = 0.0
         self.forget_scale()
         self.finish()
         self.enable_observer(observes)
@@ -467,12 +476,14 @@ class FakeQuantize(nn.Module):
         errors: list,
     ) -> None:  # fmt: skip
         scale, written = state_dict.get(prefix + "scale"), state_dict.pop(prefix + "quant_range", None)
+        before = self.is_observing, self.is_quantizing
         self.loaded = LoadedScale.AS_IT_IS
         if isinstance(scale, Tensor):
             if scale.shape != self.scale.shape and (self.ch_axis >= 0 or scale.numel() == 1):
                 self._resize(scale)  # else torch says that the sizes differ
             self._was_set = self._was_set or bool((scale != 1).any())
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        self.state_is_loaded = self.state_is_loaded or before != (self.is_observing, self.is_quantizing)
         if self.is_fixed:
             self.refresh_scale()
             if isinstance(scale, Tensor) and not torch.equal(scale.to(self.scale), self.scale):
@@ -645,12 +656,18 @@ def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
     if not isinstance(state, FakeQuantState):
         names = ", ".join(f"FakeQuantState.{s.name}" for s in FakeQuantState)
         raise TypeError(f"set_fake_quantize: state must be one of {names}, got {state!r}.")
+    clipped: dict[str, float] = {}
     for module in model.modules():
+        if isinstance(module, FakeQuantize) and state is FakeQuantState.VALIDATION and module.is_calibrating:
+            observer = module.activation_post_process
+            if observer.clipping > observer.clipped_from:
+                clipped[observer.owner] = observer.clipping
         if isinstance(module, (FakeQuantize, DynamicFakeQuantize)):
             module.set_state(state)
         forget = getattr(module, "forget_twin", None)
         if forget is not None:
             forget()
+    tell_clipped(clipped, "calibration")
 
 
 def freeze_qat_module(model: nn.Module) -> None:

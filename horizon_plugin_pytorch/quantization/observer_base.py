@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.quantization.cache import Cache
+from horizon_plugin_pytorch.quantization.clipping import CLIPPED
 from horizon_plugin_pytorch.quantization.partial import Partial
 from horizon_plugin_pytorch.quantization.processes import all_reduce, require_same
 
@@ -74,6 +75,9 @@ class ObserverBase(nn.Module):
     # as `method_kwargs`; None if not.
     _method_settings: tuple[str, ...] | None = None
     learns = True  # from the tensors that it sees
+    clipped_from: float = CLIPPED  # so many times its range are worth a warning
+    extreme: float = 0.0  # the largest magnitude that a moving average has seen since the state was set
+    _has_met: bool = False  # have the processes that share ranges found that they are at the same tensor?
     _counted: ClassVar[tuple[str, ...]] = ("batches", "widest")  # what it has learned beside the range
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -140,7 +144,6 @@ class ObserverBase(nn.Module):
         self._holds = False
         self._held: Any = None  # what was seen since `hold`
         self._has_rested = False  # has it seen since `hold` what left everything as it is?
-        self._has_met = False  # have the processes that share ranges found that they are at the same tensor?
         self._left_out: Tensor | None = None  # batches with NaN or infinity that an accelerator has left out
 
     @property
@@ -159,6 +162,15 @@ class ObserverBase(nn.Module):
         if not self._has_range and not self.max_val.is_meta:  # remembered: on a GPU, reading waits for the device
             self._has_range = bool((self.max_val >= self.min_val).all())
         return self._has_range
+
+    @property
+    def clipping(self) -> float:
+        """The largest magnitude that a moving average of ranges has seen, over the one that it has taken."""
+        is_average = not (self.is_per_channel or self._needs_values) and self.averaging_constant
+        if not is_average or self.batches is not None or not self.has_statistics:
+            return 1.0
+        taken = float(torch.maximum(self.min_val.neg(), self.max_val))
+        return self.extreme / taken if taken > 0 else 1.0
 
     def forward(self, x_orig: Tensor) -> Tensor:
         """Observe a tensor and return it."""
@@ -335,6 +347,8 @@ class ObserverBase(nn.Module):
             self._warn(
                 "constant", f"saw a tensor whose values are all {lowest:g}; its scale says little about other data"
             )
+        if self.batches is None:  # `calibrate` counts for itself
+            self.extreme = max(self.extreme, -lowest, highest)
         if smallest.dtype is not self.min_val.dtype:
             smallest, largest = smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype)
         return Usable(x, smallest, largest, limits)
@@ -572,7 +586,7 @@ def make_like(cls: type[ObserverBase], like: ObserverBase, **settings: Any) -> A
         quant_max=like.quant_max, channel_len=like.min_val.numel(), pow_quantization=like.pow_quantization,
         factory_kwargs={"device": like.min_val.device}, averaging_constant=like.averaging_constant, **settings,
     )  # fmt: skip
-    made.owner, made.may_be_constant = like.owner, like.may_be_constant
+    made.owner, made.may_be_constant, made.clipped_from = like.owner, like.may_be_constant, like.clipped_from
     return made
 
 

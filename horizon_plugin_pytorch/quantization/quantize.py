@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.notes import share_notes
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
@@ -112,6 +113,7 @@ def prepare_qat(
         )
     follow_batches(prepared)
     warn_int16(prepared, march)
+    share_notes(prepared)
     prepared.__dict__.update(march=march, choices=choices)
     report_mismatches(prepared)
     if verbose:

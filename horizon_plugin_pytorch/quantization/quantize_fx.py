@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.notes import share_notes
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.qat_mode import tricks
@@ -384,6 +385,7 @@ def observe(
     tie_scales(root, groups)
     follow_batches(root)
     warn_int16(root, march)
+    share_notes(root)
 
 
 def called_lines(model: fx.GraphModule, region: Region) -> dict[str, str]:

@@ -171,6 +171,11 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         """Update the weight's scale from the weight."""
         self.weight_fake_quant.observe(self.weight)
 
+    def _make_twin(self) -> nn.Module:
+        if not self.weight_fake_quant.has_statistics and self._computed_weight is None:
+            self.observe_weight()  # weights are known without any data, and `convert` looks at them too
+        return super()._make_twin()
+
     def layer(self, x: Tensor) -> Tensor:
         """The layer while training: real values, with rounded weights."""
         return self.product(x, self.rounded_weight(), self.bias)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qbool
-from horizon_plugin_pytorch.errors import ConversionError
+from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.qat.notes import ModelNotes
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
@@ -50,6 +51,7 @@ class QATModule(PlacedModule):
     is_weight_read: bool = False  # does the user's forward compute with its weight elsewhere? It stays float for that
     is_optional: bool = False  # a part that its owner's calls may never use: nobody misses its statistics
     activation_post_process: FakeQuantize | None
+    notes: ModelNotes | None = None  # of the model that it is in
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -106,10 +108,27 @@ class QATModule(PlacedModule):
         return self.named_parameters(recurse=False)
 
     def _make_twin(self) -> nn.Module:
+        self._tell_unseen()
         self.require_numbers()
         twin = self.quantized_class.from_qat(self)
         twin.stub_paths = {}  # this module's inputs went through the stubs already
         return twin
+
+    def _tell_unseen(self) -> None:
+        """Warn of a module that is run on integers and has a scale of nothing."""
+        quantizer = self.activation_post_process
+        if quantizer is None or quantizer.has_statistics or self.is_optional:
+            return
+        if self.notes is None:
+            self.notes = ModelNotes()
+        self.notes.say(
+            "unseen",
+            f"`{type(self).__name__}` {self.place} is run in the VALIDATION state and has never seen data: its scale "
+            "is 1, and what it gives says nothing. Calibrate the model first (`calibrate`, or data in the CALIBRATION "
+            "or QAT state), or load the checkpoint of a calibrated one. Other modules may be so too; `convert` names "
+            "all.",
+            CalibrationWarning,
+        )
 
     def twin_sources(self) -> list[Tensor]:
         """The tensors that the quantized module is made of: it is made anew when one of them changes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
 from horizon_plugin_pytorch.nn.support import INTS, WIDE, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
 from horizon_plugin_pytorch.quantization import stubs
+from horizon_plugin_pytorch.quantization.clipping import CLIPPED_INPUT
 from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver
 
 
@@ -23,6 +24,7 @@ class QuantStub(QATModule):
 
     quantized_class = Quantize
     requantizes: bool = False
+    clipped_from: ClassVar[float] = CLIPPED_INPUT
 
     def __init__(self, scale: float | None = None, zero_point: Any = None, qconfig: Any = None) -> None:
         super().__init__()
@@ -49,6 +51,8 @@ class QuantStub(QATModule):
     def forward(self, x: Any) -> Any:
         quantizer = self.activation_post_process
         assert quantizer is not None
+        if self.notes is not None:
+            self.notes.watch(self, quantizer)
         if isinstance(x, QTensor):
             if not self.requantizes:
                 return x

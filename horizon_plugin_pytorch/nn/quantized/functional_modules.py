@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.errors import AccumulatorWarning
+from horizon_plugin_pytorch.errors import AccumulatorWarning, QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.placed import placed, take_stubs
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, size_of
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -22,6 +22,7 @@ FUNCTIONAL_METHODS = {
     "add_relu": "add", "maximum": "maximum", "minimum": "minimum", "cat": "cat", "stack": "stack", "matmul": "matmul",
     "sum": "sum", "mean": "mean",
 }  # fmt: skip
+_FEWEST_STEPS = 4  # of a common scale, that an input of `cat` should have
 _WITH_NUMBER = {"add": "add_scalar", "sub": "add_scalar", "mul": "mul_scalar"}
 
 
@@ -161,12 +162,24 @@ class QFunctional(QuantizedModule):
             return self._affine(y, float(alpha), float(x), low)
         x, y = self.quantized_input(x), self.quantized_input(y)
         is_narrow = x.dtype.bits <= 8 and y.dtype.bits <= 8
-        factors = self._plans.get(
-            (x.scale, y.scale),
-            ("add", alpha, is_narrow),
-            lambda: fp.choose_sum_factors(float(self.ratio(x.scale)), alpha * float(self.ratio(y.scale)), is_narrow),
-        )
+
+        def plan() -> Any:
+            self._warn_no_effect(x, y, alpha)
+            return fp.choose_sum_factors(float(self.ratio(x.scale)), alpha * float(self.ratio(y.scale)), is_narrow)
+
+        factors = self._plans.get((x.scale, y.scale), ("add", alpha, is_narrow), plan)
         return self.output(fp.add(x.plain(), y.plain(), *factors, is_narrow, low, self.high))
+
+    def _warn_no_effect(self, x: QTensor, y: QTensor, alpha: float) -> None:
+        """Say that an operand of a sum changes nothing."""
+        for name, steps in (("first", self._steps(x)), ("second", abs(alpha) * self._steps(y))):
+            if 0 < steps < 0.5:
+                warn(
+                    f"`{self.operator or 'add'}` {self.place}: its {name} operand has no effect: all its values are "
+                    "smaller than half a step of the result. Give the result qint16, or look at the ranges of the "
+                    "operands: a mask of large numbers, such as -1e4, leaves nothing of what it is added to.",
+                    QuantizationWarning,
+                )
 
     @placed
     def add(self, x: Any, y: Any, alpha: float = 1) -> QTensor:
@@ -237,12 +250,35 @@ class QFunctional(QuantizedModule):
     @placed
     def cat(self, x: Sequence[Any], dim: int = 0) -> QTensor:
         """Concatenate along `dim`, each input first brought to the output's scale."""
-        return self.output(torch.cat([self.on_output_grid(self.quantized_input(v)) for v in x], dim))
+        return self.output(torch.cat(self._joined(x), dim))
 
     @placed
     def stack(self, x: Sequence[Any], dim: int = 0) -> QTensor:
         """Join along a new axis `dim`, each input first brought to the output's scale."""
-        return self.output(torch.stack([self.on_output_grid(self.quantized_input(v)) for v in x], dim))
+        return self.output(torch.stack(self._joined(x), dim))
+
+    def _joined(self, x: Sequence[Any]) -> list[Tensor]:
+        """The integers of several inputs at the output's scale."""
+        inputs = [self.quantized_input(v) for v in x]
+        ranges = tuple(v.range for v in inputs)
+        self._plans.get(tuple(v.scale for v in inputs), ("joined", ranges), lambda: self._warn_erased(inputs))
+        return [self.on_output_grid(v) for v in inputs]
+
+    def _steps(self, x: QTensor) -> float:
+        """How many steps of the output the largest values of an input have."""
+        return _most(x) * float(self.ratio(x.scale))
+
+    def _warn_erased(self, inputs: Sequence[QTensor]) -> bool:
+        """Say which inputs have next to nothing left at the output's scale."""
+        erased = [str(i) for i, x in enumerate(inputs) if self._steps(x) < _FEWEST_STEPS]
+        if erased and len(erased) < len(inputs):
+            warn(
+                f"`{self.operator or 'cat'}` {self.place}: input {', '.join(erased)} is so much smaller than others "
+                f"that fewer than {_FEWEST_STEPS} steps of the common scale are left of its values, or none. Give the "
+                "output qint16, bring the inputs to similar ranges first, or keep them apart.",
+                QuantizationWarning,
+            )
+        return True
 
     @placed
     def matmul(self, x: Any, y: Any, x_trans: bool = False, y_trans: bool = False) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -252,6 +252,18 @@ def _line(path: str, lines: dict[str, str]) -> str | None:
     return lines.get("")
 
 
+def _tell_state(model: nn.Module, quantizers: Sequence[FakeQuantize]) -> None:
+    """Warn of a model that is still in the CALIBRATION state: what it gave so far was float."""
+    learning = [q for q in quantizers if not q.is_fixed]
+    if learning and all(q.is_observing and not q.is_quantizing and q.has_statistics for q in learning):
+        warn(
+            f"`{type(model).__name__}` is converted in the CALIBRATION state, in which it computes in float: nobody "
+            "has seen yet what it gives on integers. Call `set_fake_quantize(model, FakeQuantState.VALIDATION)` and "
+            "evaluate it before you convert.",
+            QuantizationWarning,
+        )
+
+
 def _never_calibrated(model: nn.Module) -> list[str]:
     found = []
     for path, module in model.named_modules():
@@ -323,6 +335,7 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
     for quantizer in quantizers:
         quantizer.finish()
+    _tell_state(model, quantizers)
     missing = _never_calibrated(model)
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
