@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from horizon_plugin_pytorch.errors import HorizonError, at, source_line
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, source_line, warn
 from horizon_plugin_pytorch.fx.tracer import scope_of, user_frames
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
 from horizon_plugin_pytorch.nested import tensors_of
@@ -279,7 +279,7 @@ def check_model(
         example_inputs: inputs of the model, in the sizes of the deployment; a tensor, a tuple or list of inputs,
             or a dict of them by the names that the model gives them.
         march: the chip; None takes the one the model was prepared for, or that of `set_march`.
-        input_source, advice, check_quanti_param: accepted for compatibility.
+        input_source, advice, check_quanti_param: options of the vendor's compiler; they have no effect, and warn.
 
     Returns:
         0 if every operator fits, 1 otherwise.
@@ -297,6 +297,14 @@ def check_model(
     0
     """
     _require_converted(module)
+    options = {"input_source": input_source != "ddr", "advice": advice is not None}
+    given = [name for name, is_given in (options | {"check_quanti_param": not check_quanti_param}).items() if is_given]
+    if given:
+        warn(
+            f"check_model: {', '.join(given)} changes nothing: it is for the vendor's compiler, which is not run here. "
+            "What is checked are the published limits of the chip.",
+            QuantizationWarning,
+        )
     if march is None:
         march = getattr(module, "march", None) or get_march() or require_march("check_model")
     chip = as_march(march)

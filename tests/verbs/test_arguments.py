@@ -11,6 +11,7 @@ from torch import nn
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.quantization import (
     QuantWrapper,
+    check_model,
     convert_fx,
     fuse_fx,
     get_default_calib_qconfig,
@@ -54,3 +55,10 @@ def test_backends_of_qconfigs_are_told(make: Any) -> None:
     make(backend="")
     with pytest.warns(QuantizationWarning, match="backend='qnnpack' changes nothing"):
         make(backend="qnnpack")
+
+
+@pytest.mark.parametrize("option", [{"input_source": "pyramid"}, {"advice": 1}, {"check_quanti_param": False}])
+def test_options_of_the_compiler_are_told(option: dict, capsys: pytest.CaptureFixture) -> None:
+    model = convert_fx(calibrate(prepare_qat_fx(wrapped(), INT8), (X,)))
+    with pytest.warns(QuantizationWarning, match=f"{next(iter(option))} changes nothing"):
+        check_model(model, (X,), **option)
