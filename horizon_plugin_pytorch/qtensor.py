@@ -273,6 +273,8 @@ class QTensor(Tensor):
         elif is_backward() and not _is_recomputing():  # the backward of an `autograd.Function` of the user's
             args, kwargs = pytree.tree_map(lambda x: x.dequantize() if isinstance(x, QTensor) else x, (args, kwargs))
             return func(*args, **kwargs)
+        if len(types) > 1 and any(getattr(t, "hands_over", False) for t in types):
+            return NotImplemented  # the other kind calls again, with ordinary tensors
         handler = _HANDLERS.get(func)
         if handler is None:
             raise unsupported(func)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.qtensor import reads_no_numbers
+from horizon_plugin_pytorch.qtensor import QTensor, reads_no_numbers
 from horizon_plugin_pytorch.running import interceptor
 
 
@@ -20,6 +20,7 @@ class RealTensor(Tensor):
     """
 
     _plain: Tensor  # the tensor that is marked
+    hands_over = True  # beside a QTensor it is an ordinary tensor
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -29,6 +30,8 @@ class RealTensor(Tensor):
             out = model(func, args, kwargs)
             if out is not NotImplemented:
                 return out
+        if any(issubclass(t, QTensor) for t in types):  # which knows its numbers; its memory holds integers, or nothing
+            return func(*unmarked(args), **unmarked(kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
         if model is None or reads_no_numbers(func, args, RealTensor):

@@ -626,3 +626,38 @@ def test_a_fixed_output_scale_is_not_that_of_a_float16_operand() -> None:
     stub = next(m for path, m in qat.named_modules() if path.endswith("_generated_quant_0"))
     assert not stub.activation_post_process.is_fixed
     assert float((qat(x) - net(x)).abs().max()) < 4e-3
+
+
+def _assigned(x: Tensor, y: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, :1] = y[:, :1]
+    return x
+
+
+BESIDE: dict[str, Any] = {
+    "greater than integers": lambda m, x: torch.where(m.first(x) > x, x, -x),
+    "integers at least": lambda m, x: torch.where(x >= m.first(x), x, -x),
+    "compared with a mean": lambda m, x: torch.where(m.first(x) > x.mean(1, keepdim=True), x, -x),
+    "a mask": lambda m, x: x.masked_fill(m.first(x) > x, 0.0),
+    "a mask on float16": lambda m, x: m.first(x).masked_fill(x > 0, 0.0),
+    "a choice": lambda m, x: torch.where((m.first(x) > 0.4) & (x < 0.5), x, m.first(x)),
+    "a limit": lambda m, x: torch.clamp(x, max=m.first(x)),
+    "places": lambda m, x: m.first(x).gather(1, x.argmax(1, keepdim=True)),
+    "written into float16": lambda m, x: _assigned(m.first(x), x),
+    "written into integers": lambda m, x: _assigned(x * 1.0, m.first(x)),
+    "its type": lambda m, x: m.first(x).to(x) * x,
+}
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_functions_of_float16_and_integers(name: str, method: str) -> None:
+    """An integer tensor of a converted model has integers in its memory: nobody may read them as real numbers."""
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    net = Mixed(BESIDE[name]).eval()
+    qconfigs = {"": qconfig("qint16"), "module_name": [("first", HALF)]}
+    qat = calibrate(prepare(net, (x,), method=method, qconfig_dict=qconfigs, out_dir=None), (x,))
+    with torch.no_grad():
+        out = qat(x)
+        assert torch.equal(convert(qat)(x), out)
+        assert float((out - net(x)).abs().max()) < 2e-3
