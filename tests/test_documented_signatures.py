@@ -99,6 +99,15 @@ DOCUMENTED = {
     "quantization.fake_quantize.FakeQuantize": (
         "observer=MovingAverageMinMaxObserver, saturate=None, in_place=False, compat_mask=True, channel_len=1"
     ),
+    "quantization.fake_quantize.CalibFakeQuantize": (
+        "observer=..., saturate=None, in_place=False, compat_mask=True, channel_len=1"
+    ),
+    "quantization.learnable_fake_quantize._LearnableFakeQuantize": (
+        "observer=MovingAverageMinMaxObserver, saturate=None, in_place=False, compat_mask=True, channel_len=1"
+    ),
+    "quantization.learnable_fake_quantize.PACTFakeQuantize": (
+        "observer=MovingAverageMinMaxObserver, saturate=None, in_place=False, compat_mask=True, channel_len=1"
+    ),
     "quantization.fake_quantize.FakeQuantize.set_qparams": "self, scale, zero_point=None",
     "quantization.fake_cast.FakeCast": "dtype=torch.float16",
     "quantization.get_default_qconfig": (
@@ -234,6 +243,12 @@ def test_an_observer_of_the_user_shows_what_it_passes_on() -> None:
     assert names[:3] == ["factor", "averaging_constant", "dtype"]
     assert FakeQuantize(Doubled, factor=3.0).activation_post_process.factor == 3.0
     assert isinstance(Doubled(), nn.Module)
+
+
+def test_trained_scales_show_their_switch() -> None:
+    for name in ("_LearnableFakeQuantize", "PACTFakeQuantize"):
+        found = inspect.signature(_find(f"quantization.{name}")).parameters
+        assert found["use_grad_scaling"].default is True and next(iter(found)) == "observer"
 
 
 def test_memory_estimate_ratio_warns() -> None:

@@ -54,7 +54,7 @@ def _checked(who: str, boxes: Any, others: Any, counts: Any, columns: int) -> tu
         raise OperatorInputError(f"`{who}`: {counts.tolist()} of {others.shape[1]} boxes are said to be real.")
     dtype = torch.promote_types(torch.promote_types(boxes.dtype, others.dtype), torch.float32)  # half has few digits
     boxes, others = boxes.detach().to(dtype), others.detach().to(dtype)
-    return boxes.expand(len(others), *boxes.shape[-2:]), others, counts.long()
+    return boxes.expand(len(others), *boxes.shape[-2:]), others, counts.to(boxes.device).long()
 
 
 def _require(who: str, **settings: tuple[Any, type]) -> None:

@@ -24,7 +24,7 @@ from horizon_plugin_pytorch.quantization.observer import (
     MovingAveragePerChannelMinMaxObserver,
 )
 from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
-from horizon_plugin_pytorch.quantization.partial import Partial
+from horizon_plugin_pytorch.quantization.partial import Partial, whole_signature
 from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT, Rounded, clamped, integer_limits, round_to_grid
 
 _HALF_RANGES = tuple((dtype.max - dtype.min) / 2 for dtype in (qint8, qint16))
@@ -95,6 +95,10 @@ class FakeQuantize(nn.Module):
     _keeps_range: bool = False
     loaded: LoadedScale = LoadedScale.AS_IT_IS  # what became of the last checkpoint's scale
     state_is_loaded: bool = False  # did a checkpoint decide what it does, and nobody since?
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = whole_signature(cls)  # type: ignore[attr-defined]
 
     def __init__(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.clipping import CLIPPED
-from horizon_plugin_pytorch.quantization.partial import Partial
+from horizon_plugin_pytorch.quantization.partial import Partial, whole_signature
 from horizon_plugin_pytorch.quantization.processes import all_reduce, require_same
 
 _PER_TENSOR = (torch.per_tensor_symmetric,)
@@ -83,7 +82,7 @@ class ObserverBase(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # What a subclass passes on to this constructor is part of its signature, which users look up and print.
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = _whole_signature(cls)  # type: ignore[attr-defined]
+        cls.__signature__ = whole_signature(cls)  # type: ignore[attr-defined]
 
     def __init__(
         self,
@@ -521,31 +520,6 @@ class ObserverBase(nn.Module):
     def with_args(cls, **kwargs: Any) -> Partial:
         """A constructor with some arguments already given."""
         return Partial(cls, kwargs)
-
-
-def _whole_signature(cls: type) -> inspect.Signature:
-    """A constructor's own arguments, and in place of ``*args`` and ``**kwargs`` those that it passes on.
-
-    >>> class Half(ObserverBase):
-    ...     def __init__(self, share=0.5, *args, **kwargs):
-    ...         super().__init__(*args, **kwargs)
-    >>> list(inspect.signature(Half).parameters)[:4]
-    ['share', 'averaging_constant', 'ch_axis', 'dtype']
-    """
-    own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
-    if "__init__" not in vars(cls):
-        return inspect.signature(cls.__mro__[1])
-    kinds = {parameter.kind for parameter in own}
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
-        return inspect.Signature(own)
-    by_name = inspect.Parameter.KEYWORD_ONLY
-    passed_on = [
-        p for p in inspect.signature(cls.__mro__[1]).parameters.values() if p.name not in {q.name for q in own}
-    ]
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        passed_on = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=by_name) for p in passed_on]
-    whole = [p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)] + passed_on
-    return inspect.Signature(sorted(whole, key=lambda p: p.kind))  # sorting is stable
 
 
 OBSERVERS: dict[str, type[ObserverBase]] = {}  # by the names that qconfigs and methods know them by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,3 +34,29 @@ class Partial:
 
     def __repr__(self) -> str:
         return f"{self.cls.__name__}.with_args({', '.join(f'{k}={v!r}' for k, v in self.kwargs.items())})"
+
+
+def whole_signature(cls: type) -> inspect.Signature:
+    """A constructor's own arguments, and in place of ``*args`` and ``**kwargs`` those that it passes on.
+
+    >>> class Whole:
+    ...     def __init__(self, start=0, stop=9): ...
+    >>> class Half(Whole):
+    ...     def __init__(self, share=0.5, *args, **kwargs): ...
+    >>> whole_signature(Half)
+    <Signature (share=0.5, start=0, stop=9)>
+    """
+    own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+    if "__init__" not in vars(cls):
+        return inspect.signature(cls.__mro__[1])
+    kinds = {parameter.kind for parameter in own}
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        return inspect.Signature(own)
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    passed_on = [
+        p for p in inspect.signature(cls.__mro__[1]).parameters.values() if p.name not in {q.name for q in own}
+    ]
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        passed_on = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=by_name) for p in passed_on]
+    whole = [p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)] + passed_on
+    return inspect.Signature(sorted(whole, key=lambda p: p.kind))  # sorting is stable
