@@ -417,7 +417,8 @@ def _name(func: Callable) -> str:
     return f"torch.Tensor.{name}" if hasattr(Tensor, name) else f"torch.{name}"
 
 
-def _place() -> str:
+def calling_line() -> str:
+    """The user's line that runs, in brackets, for messages; empty if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -429,7 +430,7 @@ def _place() -> str:
 
 def described(func: Callable) -> str:
     """A function and the user's line that calls it, for messages."""
-    return f"`{_name(func)}`{_place()}"
+    return f"`{_name(func)}`{calling_line()}"
 
 
 _WARNED: set[tuple] = set()
@@ -477,8 +478,8 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
     others = (v for v in (*args, *kwargs.values()) if isinstance(v, QTensor) and v is not x)
     if not is_shaped and next(others, None) is not None:
         raise NotImplementedError(
-            f"`{_name(func)}`{_place()} is not implemented for two QTensors, which may have different scales; use the "
-            "method of FloatFunctional that has this name, or `prepare_qat_fx`, which does."
+            f"`{_name(func)}`{calling_line()} is not implemented for two QTensors, which may have different scales; "
+            "use the method of FloatFunctional that has this name, or `prepare_qat_fx`, which does."
         )
 
     def run(has_grid: bool) -> Any:

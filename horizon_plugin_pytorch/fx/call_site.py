@@ -23,7 +23,7 @@ from horizon_plugin_pytorch.errors import UnknownCallError, at, is_package_code,
 from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.operator_table import Call
-from horizon_plugin_pytorch.nn.real_tensor import unmarked
+from horizon_plugin_pytorch.nn.real_tensor import outputs
 from horizon_plugin_pytorch.running import Run, current, innermost
 
 _MODULE_FILE = torch_module.__file__
@@ -352,7 +352,7 @@ class ScopeHooks:
         if run.scopes:
             return None
         self.handler.stop(run, out)
-        return unmarked(out)
+        return outputs(out)
 
     def attach(self, module: nn.Module) -> None:
         """Register the hooks."""

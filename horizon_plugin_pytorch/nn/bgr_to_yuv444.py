@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.colour import bgr2yuv, rgb2yuv
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 
 
-@leaf
+@own_leaf
 def bgr_to_yuv444(input: Tensor, channel_reversal: bool = False) -> Tensor:
     """YUV444 of a BGR image: BT.601, full swing, whole numbers 0 to 255.
 
@@ -23,6 +23,9 @@ def bgr_to_yuv444(input: Tensor, channel_reversal: bool = False) -> Tensor:
     tensor([255., 128., 128.])
     """
     return (rgb2yuv if channel_reversal else bgr2yuv)(input, "full")
+
+
+vars(bgr_to_yuv444)["__horizon_float__"] = "call it before the QuantStub"
 
 
 class BgrToYuv444(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError
-from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.qtensor import QTensor, calling_line
 
 # exp of a predicted size is limited to this factor, as detection networks do, so that it cannot overflow.
 _MOST_GROWTH = math.log(1000 / 16)
@@ -21,7 +21,8 @@ def require_real(what: str, *values: Any) -> None:
     """Refuse QTensors where real numbers are computed with."""
     if any(isinstance(x, QTensor) for x in pytree.tree_leaves(values)):
         raise OperatorInputError(
-            f"`{what}` computes in float and got a QTensor: put a DeQuantStub before it, on each tensor that it gets."
+            f"`{what}`{calling_line()} computes in float and got a QTensor: put a DeQuantStub before it, on each "
+            "tensor that it gets."
         )
 
 

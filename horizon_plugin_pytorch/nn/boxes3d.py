@@ -13,7 +13,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn.boxes import require_real, top
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 from horizon_plugin_pytorch.nn.nms import suppress
 from horizon_plugin_pytorch.nn.rotated_boxes import rotated_overlap, shared_areas
 
@@ -35,7 +35,7 @@ def _common_type(a: Tensor, b: Tensor) -> torch.dtype:
     return found if found.is_floating_point else torch.float32
 
 
-@leaf
+@own_leaf
 def box3d_overlap_bev(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
     """Area that every box of `boxes_a` shares with every box of `boxes_b`, seen from above: ``[n, m]``.
 
@@ -47,7 +47,7 @@ def box3d_overlap_bev(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
     return shared_areas(_from_above(who, boxes_a), _from_above(who, boxes_b)).to(_common_type(boxes_a, boxes_b))
 
 
-@leaf
+@own_leaf
 def box3d_iou_bev(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
     """Intersection over union of every box of `boxes_a` with every box of `boxes_b`, seen from above: ``[n, m]``.
 
@@ -59,7 +59,7 @@ def box3d_iou_bev(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
     return rotated_overlap(_from_above(who, boxes_a), _from_above(who, boxes_b)).to(_common_type(boxes_a, boxes_b))
 
 
-@leaf
+@own_leaf
 def box3d_iou(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
     """Intersection over union of volumes, of every box of `boxes_a` with every box of `boxes_b`: ``[n, m]``.
 
@@ -78,7 +78,7 @@ def box3d_iou(boxes_a: Tensor, boxes_b: Tensor) -> Tensor:
     return torch.where(union > 0, shared / union, 0.0).to(_common_type(boxes_a, boxes_b))
 
 
-@leaf
+@own_leaf
 def nms3d(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """Positions of the boxes that stay, highest score first; of equal scores the lower position is higher.
 

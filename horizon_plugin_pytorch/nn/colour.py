@@ -19,7 +19,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import qint8
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn.leaf import leaf
-from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, calling_line, integer_qtensor
 
 # BT.601: Y = 0.299 R + 0.587 G + 0.114 B, U = (B - Y) / 1.772, V = (R - Y) / 1.402. As fractions of whole numbers, sums
 # of whole pixels are exact and each result is rounded once, the same on every machine.
@@ -43,7 +43,7 @@ def _image(x: Any, what: str) -> Tensor:
     """Check an image; float64 values with the channel axis third from the end."""
     if isinstance(x, QTensor):
         raise OperatorInputError(
-            f"`{what}` computes in float and got a QTensor: call it before the QuantStub. In a converted model, "
+            f"`{what}`{calling_line()} computes in float and got a QTensor: {_BEFORE}. In a converted model, "
             "`centered_yuv2rgb` and `centered_yuv2bgr` turn a camera's YUV into what the model was trained on."
         )
     return _three_channels(x, what).detach().double()
@@ -244,3 +244,10 @@ def _plan(
     limits = [((bound - means) / steps).add_(0.5).floor_().clamp_(qint8.min, qint8.max) for bound in (0.0, 255.0)]
     matrix, bias = fp.choose_mix(to_rgb / steps.reshape(3, 1), (black - means) / steps, 1 << (qint8.bits - 1))
     return matrix, bias, limits[0].float(), limits[1].float()
+
+
+_BEFORE = "call it before the QuantStub"
+for _function in (
+    rgb2gray, bgr2gray, rgb2centered_gray, bgr2centered_gray, rgb2yuv, bgr2yuv, rgb2centered_yuv, bgr2centered_yuv,
+):  # fmt: skip
+    _function.__horizon_float__ = _BEFORE  # type: ignore[attr-defined]

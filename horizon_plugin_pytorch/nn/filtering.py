@@ -7,11 +7,11 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import OperatorInputError
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
-@leaf
+@own_leaf
 def filter(*inputs: Tensor, threshold: float, idx_range: tuple[int, int] | None = None) -> list[list[Tensor]]:
     """The positions where the first map's largest channel is above a threshold, with the values of all maps there.
 
@@ -56,7 +56,7 @@ def filter(*inputs: Tensor, threshold: float, idx_range: tuple[int, int] | None 
     return found
 
 
-@leaf
+@own_leaf
 def rle(input: Tensor) -> list[Tensor]:
     """Run-length encoding, such as of a map of classes: it is short where neighbours are equal.
 

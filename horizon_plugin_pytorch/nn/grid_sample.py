@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.errors import OperatorInputError
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 
 
 class GridSample(nn.Module):
@@ -34,6 +37,21 @@ class GridSample(nn.Module):
         return f"mode={self.mode!r}, padding_mode={self.padding_mode!r}, align_corners={self.align_corners}"
 
 
+def channels_last(flow: Any) -> Any:
+    """Distances in x and y as ``[N, H, W, 2]``; a flow ``[N, 2, H, W]``, as layers give it, is taken too.
+
+    >>> channels_last(torch.zeros(1, 2, 5, 7)).shape
+    torch.Size([1, 5, 7, 2])
+    """
+    if flow.dim() == 4 and flow.shape[-1] == 2:
+        return flow
+    if flow.dim() == 4 and flow.shape[1] == 2:
+        return flow.permute(0, 2, 3, 1)
+    raise OperatorInputError(
+        f"`warp` takes distances in x and y, [N, H, W, 2] or [N, 2, H, W], got {tuple(flow.shape)}."
+    )
+
+
 class Warp(nn.Module):
     """Sample an image at a distance, in pixels, from each place of the output.
 
@@ -48,7 +66,8 @@ class Warp(nn.Module):
         self.mode, self.padding_mode = mode, padding_mode
 
     def forward(self, input: Tensor, grid: Tensor) -> Tensor:
-        """Sample `input` [N, C, H, W]; `grid` [N, H', W', 2] holds distances in x and y."""
+        """Sample `input` [N, C, H, W]; `grid` [N, H', W', 2], or [N, 2, H', W'], holds distances in x and y."""
+        grid = channels_last(grid)
         height, width = input.shape[2:]
         x = torch.arange(grid.shape[2], dtype=grid.dtype, device=grid.device)
         y = torch.arange(grid.shape[1], dtype=grid.dtype, device=grid.device).unsqueeze(1)
@@ -59,13 +78,17 @@ class Warp(nn.Module):
         return f"mode={self.mode!r}, padding_mode={self.padding_mode!r}"
 
 
-@leaf
+@own_leaf
 def warp(x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros") -> Tensor:
-    """Sample `x` [N, C, H, W] at ``grid`` [N, H', W', 2] pixels (x and y) from each place of the output."""
+    """Sample `x` [N, C, H, W] at ``grid`` pixels (x and y) from each place of the output.
+
+    Args:
+        grid: [N, H', W', 2], or [N, 2, H', W'] as a layer gives it.
+    """
     return Warp(mode, padding_mode)(x, grid)
 
 
-@leaf
+@own_leaf
 def autocasted_grid_sample_outer(
     input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Tensor:

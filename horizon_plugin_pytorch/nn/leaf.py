@@ -9,7 +9,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.running import Run, current
@@ -142,6 +144,23 @@ def leaf(function: Callable[..., Any]) -> Callable[..., Any]:
         return proxy.tracer.create_proxy("call_function", call, args, kwargs)
 
     call.__horizon_leaf__ = True  # type: ignore[attr-defined]
+    return call
+
+
+def own_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`leaf` for functions of this package: whoever sees torch's functions sees such a one as one call, too.
+
+    A model that is recorded has it as one node, and a QTensor sends it to the module that was made for it.
+    """
+
+    @functools.wraps(function)
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if has_torch_function(tensors):
+            return handle_torch_function(call, tensors, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    call = leaf(dispatched)
     return call
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn.boxes import require_real
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 
 
 def _shares(boxes: Tensor, others: Tensor, legacy_bbox: bool, of_box: bool) -> Tensor:
@@ -65,7 +65,7 @@ def _require(who: str, **settings: tuple[Any, type]) -> None:
             raise OperatorInputError(f"`{who}`: {name} is {meaning}, got {value!r}.")
 
 
-@leaf
+@own_leaf
 def max_iou_match(
     boxes: Tensor,
     gt_boxes: Tensor,
@@ -133,7 +133,7 @@ def _match(
     return flags, torch.where(flags == 1, which, -1)
 
 
-@leaf
+@own_leaf
 def ig_region_match(
     boxes: Tensor,
     ig_regions: Tensor,

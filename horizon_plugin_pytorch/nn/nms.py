@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.nn.boxes import overlap, require_real, top
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 
 _BLOCK = 512
 
@@ -111,7 +111,7 @@ def _nms(
     return chosen[select(boxes[chosen], scores[chosen], kinds, iou_threshold, pre_nms_top_n, output_num)]
 
 
-@leaf
+@own_leaf
 def nms(
     boxes: Tensor,
     scores: Tensor,
@@ -137,7 +137,7 @@ def nms(
     return _nms("nms", boxes, scores, None, iou_threshold, score_threshold, pre_nms_top_n, output_num)
 
 
-@leaf
+@own_leaf
 def batched_nms(
     boxes: Tensor,
     scores: Tensor,

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError, at, is_user_code
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
-from horizon_plugin_pytorch.nn.real_tensor import RealTensor, marked, unmarked
+from horizon_plugin_pytorch.nn.real_tensor import RealTensor, as_output, marked, unmarked
 from horizon_plugin_pytorch.qtensor import QTensor, become
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.running import interceptor
@@ -113,6 +113,7 @@ class PlacedModule(Successor):
     stub_paths: dict[int, str] = {}  # arguments, by position, that go through a stub of the model first
     is_accumulator: bool = False  # does its accumulator leave as float, where the quantized part ends?
     writes_input: bool = False  # was it written with `inplace=True`? Then all names of its input see the result
+    gives_accumulator: bool = False  # has it no scale for its result?
     float_form: Any = None  # in code that tracing does not enter: runs in its place on what has no scale
 
     @property
@@ -142,7 +143,8 @@ class PlacedModule(Successor):
             args, kwargs = self.through_stubs(args, kwargs)
         try:
             out = super().__call__(*args, **kwargs)
-            out = marked(out) if is_run and self.gives_real else out
+            if self.gives_real or self.gives_accumulator:
+                out = self.real_result(out, is_run)
             out = out if step is None else self.member.give(step, out)
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
@@ -160,6 +162,12 @@ class PlacedModule(Successor):
         """Are its results float16, or of high precision?"""
         cast = getattr(self, "activation_post_process", None) or getattr(self, "cast", None)
         return self.is_accumulator or isinstance(cast, FakeCast)
+
+    def real_result(self, out: Any, is_run: bool) -> Any:
+        """Real numbers as they leave this module: into the user's forward, or into a graph or the caller's code."""
+        if is_run:
+            return marked(out) if self.gives_real else out
+        return as_output(out) if self.gives_accumulator else out
 
     def is_on_real(self, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Is it called before the QuantStub or after the DeQuantStub, in code that tracing does not enter?"""
@@ -272,7 +280,7 @@ def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
         if self.stub_paths:
             args, kwargs = self.through_stubs(args, kwargs)
         out = method(self, *args, **kwargs)
-        return marked(out) if is_run and self.gives_real else out
+        return self.real_result(out, is_run) if self.gives_real or self.gives_accumulator else out
 
     return call
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.fixed_point.scattering import cells_of, scatter
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 
 
 def image_size(output_shape: Any) -> tuple[int, int, int]:
@@ -16,7 +16,7 @@ def image_size(output_shape: Any) -> tuple[int, int, int]:
     return shape[0], shape[-2], shape[-1]
 
 
-@leaf
+@own_leaf
 def point_pillars_scatter(voxel_features: Tensor, coords: Tensor, output_shape: Any) -> Tensor:
     """Features of pillars at their places in an image; zero elsewhere.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn import boxes as geometry
 from horizon_plugin_pytorch.nn.boxes import require_real, top
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 
 
 def _require_rows(who: str, **tensors: Any) -> None:
@@ -40,7 +40,7 @@ def _by_class(who: str, scores: Tensor) -> Tensor:
     return by_class
 
 
-@leaf
+@own_leaf
 def get_top_n(boxes: Tensor, scores: Tensor, others: Tensor, n: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """The boxes with the highest scores, highest first; of equal scores the lower position counts as higher.
 
@@ -65,7 +65,7 @@ def get_top_n(boxes: Tensor, scores: Tensor, others: Tensor, n: int | None) -> t
     return boxes[order], scores[order], others[order]
 
 
-@leaf
+@own_leaf
 def decode(
     boxes: Tensor,
     scores: Tensor,

@@ -41,6 +41,41 @@ class RealTensor(Tensor):
         return marked(out)
 
 
+class RealOutput(Tensor):
+    """Real numbers that leave a model in high precision, without a DeQuantStub, while it trains.
+
+    An output of another layer would be a QTensor there, and code that trains the model says ``out.dequantize()``; of an
+    ordinary tensor torch has no gradient for that. All else is as with ordinary tensors, and gives such.
+
+    >>> x = as_output(torch.ones(1, requires_grad=True) * 2)
+    >>> x.dequantize()
+    tensor([2.], grad_fn=<AliasBackward0>)
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def dequantize(self) -> Tensor:
+        """The same numbers, as an ordinary tensor."""
+        return self.as_subclass(Tensor)
+
+
+def as_output(tree: Any) -> Any:
+    """Results of the quantized part as the caller of a model takes them: ordinary tensors, or a `RealOutput`."""
+    return pytree.tree_map(_as_output, unmarked(tree))
+
+
+def _as_output(x: Any) -> Any:
+    is_trained = type(x) is Tensor and x.is_floating_point() and x.requires_grad and not x.is_leaf
+    return x.as_subclass(RealOutput) if is_trained else x
+
+
+def outputs(tree: Any) -> Any:
+    """What a model gives: what is marked as a result of the quantized part leaves as `RealOutput`."""
+    if not _has_mark(tree):
+        return tree
+    return pytree.tree_map(lambda x: as_output(x) if isinstance(x, RealTensor) else x, tree)
+
+
 def marked(tree: Any) -> Any:
     """Float tensors as results of the quantized part."""
     return pytree.tree_map(_marked, tree)

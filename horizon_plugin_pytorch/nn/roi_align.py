@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 
 _EPSILON = 1e-6  # a box exactly between two levels belongs to the coarser one
 
@@ -100,7 +100,7 @@ def align_boxes(
     return out
 
 
-@leaf
+@own_leaf
 def roi_align(
     input: Tensor, boxes: Any, output_size: Any, spatial_scale: float = 1.0, sampling_ratio: int = -1,
     aligned: bool = False,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.nn.boxes import require_real, top
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 from horizon_plugin_pytorch.nn.nms import suppress
 
 _PAIRS_AT_ONCE = 1 << 15  # a pair takes about four kilobytes
@@ -94,7 +94,7 @@ def rotated_overlap(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(union > 0, shared / union, 0.0).to(a.dtype)
 
 
-@leaf
+@own_leaf
 def nms_rotated(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """Positions of the turned boxes that stay, highest score first; of equal scores the lower position is higher.
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn.boxes import require_real
-from horizon_plugin_pytorch.nn.leaf import leaf
+from horizon_plugin_pytorch.nn.leaf import own_leaf
 
 
-@leaf
+@own_leaf
 def point_pillars_preprocess(
     points_list: Sequence[Tensor],
     pc_range: Sequence[float],
@@ -65,7 +65,7 @@ def point_pillars_preprocess(
     return torch.cat(features).permute(2, 0, 1).unsqueeze(0).contiguous(), torch.cat(coords)
 
 
-@leaf
+@own_leaf
 def _voxelization(
     points: Tensor,
     voxel_size: Sequence[float],

@@ -102,7 +102,7 @@ def test_suppression_at_the_edges() -> None:
     assert nms(torch.tensor([[0, 0, 4, 4], [0, 0, 4, 4]]), torch.tensor([1, 2]), 0.5).tolist() == [1]
     with pytest.raises(ValueError, match=r"got \(3, 5\) and \(3,\)"):
         nms(torch.zeros(3, 5), torch.zeros(3), 0.5)
-    with pytest.raises(OperatorInputError, match="`batched_nms` computes in float.*DeQuantStub"):
+    with pytest.raises(OperatorInputError, match="`batched_nms`.* computes in float.*DeQuantStub"):
         batched_nms(QTensor(torch.zeros(1, 4), 1.0, "qint8"), torch.zeros(1), torch.zeros(1), 0.5)
     assert functional.nms is nms and functional.filter is filter
 
@@ -556,7 +556,7 @@ def test_anchors_that_are_buffers_stay_as_they_are() -> None:
 @pytest.mark.parametrize("post", [hnn.DetectionPostProcess(), hnn.RcnnPostProcess()], ids=lambda m: type(m).__name__)
 def test_float_post_processing_asks_for_a_stub(post: nn.Module) -> None:
     q = QTensor(torch.zeros(1, 8, 2, 2), 1.0, "qint8")
-    with pytest.raises(OperatorInputError, match=f"`{type(post).__name__}` computes in float.*put a DeQuantStub"):
+    with pytest.raises(OperatorInputError, match=f"`{type(post).__name__}`.* computes in float.*put a DeQuantStub"):
         post([torch.zeros(8, 4)], [q], [q])
 
 

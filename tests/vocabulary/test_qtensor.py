@@ -187,8 +187,6 @@ FLOAT_OPERATORS: dict[str, Callable[[Tensor], Any]] = {
     "linear": lambda x: F.linear(x, torch.ones(3, 6)),
     "mean": lambda x: x.mean(),
     "sum": lambda x: torch.sum(x, 1),
-    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
-    "interpolate": lambda x: F.interpolate(x, scale_factor=2),
     "layer_norm": lambda x: F.layer_norm(x, (6,)),
     "batch_norm": lambda x: nn.BatchNorm2d(4)(x),
     "float": lambda x: x.float(),

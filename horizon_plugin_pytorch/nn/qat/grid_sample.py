@@ -13,7 +13,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nn.grid_sample import GridSample as _Float
 from horizon_plugin_pytorch.nn.grid_sample import Warp as _FloatWarp
-from horizon_plugin_pytorch.nn.grid_sample import autocasted_grid_sample_outer, warp
+from horizon_plugin_pytorch.nn.grid_sample import autocasted_grid_sample_outer, channels_last, warp
 from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import GridModule, real
 from horizon_plugin_pytorch.nn.quantized import grid_sample as quantized
@@ -75,6 +75,9 @@ class Warp(_Sampling, _FloatWarp):  # type: ignore[misc]
     """Warp on the grid of its input."""
 
     quantized_class = quantized.Warp
+
+    def forward(self, input: Any, grid: Any) -> Any:
+        return super().forward(input, channels_last(grid))
 
     def _rounded(self, grid: Tensor, size: Sequence[int], bits: int) -> Tensor:
         return (grid * (1 << bits) + 0.5).floor_() / (1 << bits)

@@ -14,7 +14,7 @@ from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.qat.notes import ModelNotes
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
-from horizon_plugin_pytorch.nn.real_tensor import unmarked
+from horizon_plugin_pytorch.nn.real_tensor import RealOutput, unmarked
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.cache import Cache
@@ -262,7 +262,7 @@ def real(x: Any) -> Any:
     """Real values of a QTensor, also inside a list or tuple; anything else as it is."""
     if isinstance(x, (list, tuple)):
         return type(x)(map(real, x))
-    return x.dequantize() if isinstance(x, QTensor) else x
+    return x.dequantize() if isinstance(x, (QTensor, RealOutput)) else x
 
 
 def relu_limits(has_relu: bool, is_relu6: bool) -> tuple[float, float]:

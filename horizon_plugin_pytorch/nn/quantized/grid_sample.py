@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn.grid_sample import warp
+from horizon_plugin_pytorch.nn.grid_sample import channels_last, warp
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.quantized.module import is_real as has_no_scale
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -70,6 +70,9 @@ class Warp(GridSample):
     """As `GridSample`, at distances in pixels from each place of the output."""
 
     is_flow = True
+
+    def forward(self, input: Any, grid: Any) -> Any:
+        return super().forward(input, channels_last(grid))
 
     def on_real(self, x: Tensor, grid: Tensor) -> Tensor:
         return warp(x, grid, self.mode, self.padding_mode)

@@ -126,6 +126,7 @@ def replace_functions(
             raise UnsupportedOperatorError(
                 f"`{_spell(node)}` {where} has no quantized form with `out`: use its result."
             )
+        _check_real(node, quantized)
         found = binder_of(node)
         if found is None:
             is_read = is_fact(node) or node.target is getattr
@@ -172,6 +173,14 @@ def _is_float(model: fx.GraphModule, node: fx.Node, choices: dict[str, Choice]) 
     path = called_path(model, node)
     choice = inherited_choice(choices, scope_of(node) if path is None else path)
     return choice is None or choice.qconfig is None
+
+
+def _check_real(node: fx.Node, quantized: Region) -> None:
+    """Insist that functions of this package which compute in float do it outside of the quantized part."""
+    remedy = getattr(node.target, "__horizon_float__", "")
+    if remedy and any(quantized.has_scale(source) for source in node.all_input_nodes):
+        where = at(scope_of(node), source_line(node.stack_trace))
+        raise UnsupportedOperatorError(f"`{_spell(node)}` {where} computes in float and gets a QTensor: {remedy}.")
 
 
 def _check_seen(node: fx.Node) -> None:

@@ -150,6 +150,8 @@ def qat_form(
     else:
         qat = row.qat.from_float(module)  # type: ignore[union-attr]
     qat.operator = row.name  # type: ignore[assignment]
+    is_accumulator = row.has_real_output and qconfig is not None and qconfig.activation is None
+    qat.gives_accumulator = is_accumulator  # type: ignore[assignment]
     device = next((p.device for p in module.parameters()), home)
     return (qat if device is None else qat.to(device)).train(module.training)
 

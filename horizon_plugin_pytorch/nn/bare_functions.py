@@ -1,0 +1,107 @@
+"""Functions on QTensors that no module of a model runs: in eager mode, and on tensors of one's own.
+
+What keeps the range of its input (resizing, sampling, averages over windows) runs on the input's grid. Functions of
+this package that compute in real numbers say that they do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.nn.boxes import require_real
+from horizon_plugin_pytorch.nn.filtering import filter, rle
+from horizon_plugin_pytorch.nn.operator_table import NotBindable, Operator, ScaleRule, row_of_function, rows
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.qtensor import QTensor, described, handle, unsupported
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState
+from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver
+from horizon_plugin_pytorch.quantization.qconfig import QConfig
+from horizon_plugin_pytorch.running import interceptor
+
+_AVERAGES = ("avg_pool1d", "avg_pool2d", "avg_pool3d", *(f"adaptive_avg_pool{n}d" for n in (1, 2, 3)))
+_MADE: dict[tuple, QATModule] = {}  # modules keep their plans
+_MOST = 256
+
+
+def _on_the_grid(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Run a function that keeps the range of its input, with the input's scale."""
+    if interceptor() is not None:  # the model has no module for this call, as it has no qconfig here
+        raise unsupported(func)
+    found = row_of_function(func, args, kwargs)
+    assert found is not None
+    row, bind = found
+    try:
+        call = bind(*args, **kwargs)
+    except NotBindable as error:
+        raise NotImplementedError(f"{described(func)} has no quantized form as it is called here: {error}.") from error
+    assert call is not None
+    x = call.args[0]
+    if not isinstance(x, QTensor):  # only the positions are quantized
+        real = pytree.tree_map(lambda v: v.dequantize() if isinstance(v, QTensor) else v, (args, kwargs))
+        return func(*real[0], **real[1])
+    module = _module(row, call, x)
+    if not x.is_integer:
+        return module(*call.args, **call.kwargs)
+    with torch.no_grad():
+        return module.twin()(*call.args, **call.kwargs)
+
+
+def _module(row: Operator, call: Any, x: QTensor) -> QATModule:
+    """The module for a call."""
+    is_average = row.name in _AVERAGES
+    key: tuple = (row.name, repr(sorted(call.settings.items(), key=lambda item: item[0])), str(x.device))
+    if is_average:
+        key = (*key, str(x._format), float(x.scale), _state(x))
+    if key not in _MADE:
+        if len(_MADE) >= _MOST:
+            _MADE.clear()
+        float_module = call.make()
+        float_module.qconfig = _qconfig_of(x) if is_average else None
+        float_module.path = ""
+        made = row.qat.from_float(float_module).to(x.device)  # type: ignore[union-attr]
+        for quantizer in made.fake_quantizers():
+            quantizer.set_state(_state(x))
+        _MADE[key] = made.eval()
+    return _MADE[key]
+
+
+def _qconfig_of(x: QTensor) -> QConfig:
+    """The scale and format of a tensor as those of a result."""
+    fixed = FakeQuantize.with_args(observer=FixedScaleObserver, dtype=x._format, scale=float(x.scale))
+    return QConfig(activation=fixed, weight=None)
+
+
+def _state(x: QTensor) -> FakeQuantState:
+    """The state in which the module that gave a tensor ran."""
+    if x.is_integer or x.grid is not None:
+        return FakeQuantState.VALIDATION
+    return FakeQuantState.QAT if x.is_rounded else FakeQuantState.CALIBRATION
+
+
+def _refused(func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Functions of this package that compute in real numbers do it before or after the quantized part, and say so."""
+    inspect.unwrap(func)(*args, **kwargs)
+    require_real(func.__name__, args, kwargs)
+
+
+def _as_written(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Run a function of this package that knows what to do with a QTensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+for _row in rows():
+    _keeps_range = _row.qat is not None and _row.scale_rule is ScaleRule.INHERIT and _row.name not in ("relu", "relu6")
+    for _function in _row.functions:
+        if _keeps_range or _row.name in _AVERAGES:
+            handle(_function)(_on_the_grid)
+        elif _function in (filter, rle):
+            handle(_function)(_as_written)
+        elif _row.is_real and getattr(_function, "__horizon_leaf__", False):
+            handle(_function)(_refused)
+            vars(_function).setdefault("__horizon_float__", "put a DeQuantStub before it, on each tensor that it gets")
