@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ def follow_training(model: fx.GraphModule) -> fx.GraphModule:
     Tracing reads ``self.training`` once: in ``F.dropout(x, p, self.training)`` of a model in train mode it is True for
     ever, and evaluation would be random.
     """
+    taken, counters = {name for name, _ in model.named_modules()}, Counter[str]()
     for node in list(model.graph.nodes):
         if node.op != "call_function" or node.target not in _MODULES:
             continue
@@ -40,7 +42,8 @@ def follow_training(model: fx.GraphModule) -> fx.GraphModule:
         is_known = isinstance(call["p"], (int, float))
         if not is_known or call.get("training", call.get("train", drops)) is not True:
             continue
-        path = _free_path(model, scope_of(node))
+        path = _free_path(taken, scope_of(node), counters)
+        taken.add(path)
         model.add_submodule(path, cls(call["p"], bool(call.get("inplace", False))).train(model.training))
         with model.graph.inserting_before(node):
             new = model.graph.call_module(path, (call["input"],))
@@ -52,9 +55,8 @@ def follow_training(model: fx.GraphModule) -> fx.GraphModule:
     return model
 
 
-def _free_path(model: fx.GraphModule, scope: str) -> str:
-    taken = {name for name, _ in model.named_modules()}
-    prefix, index = f"{scope}._generated_dropout_" if scope else "_generated_dropout_", 0
-    while f"{prefix}{index}" in taken:
-        index += 1
-    return f"{prefix}{index}"
+def _free_path(taken: set[str], scope: str, counters: Counter[str]) -> str:
+    prefix = f"{scope}._generated_dropout_" if scope else "_generated_dropout_"
+    while f"{prefix}{counters[scope]}" in taken:
+        counters[scope] += 1
+    return f"{prefix}{counters[scope]}"

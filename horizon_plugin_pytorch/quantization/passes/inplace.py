@@ -88,6 +88,7 @@ def follow_writes(model: fx.GraphModule) -> fx.GraphModule:
     """
     order = {node: index for index, node in enumerate(model.graph.nodes)}
     memory: dict[fx.Node, fx.Node] = {}
+    sharing: dict[fx.Node, list[fx.Node]] = {}  # nodes that show the memory of each
     parts: dict[fx.Node, tuple[Any, int] | None] = {}
     for node in model.graph.nodes:
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
@@ -95,12 +96,12 @@ def follow_writes(model: fx.GraphModule) -> fx.GraphModule:
             node.target = IN_PLACE_OPERATORS[node.target]  # a number is not written to
         is_write = first is not None and _writes(model, node)
         memory[node] = memory[first] if first is not None and (is_write or _shares_memory(model, node)) else node
+        sharing.setdefault(memory[node], []).append(node)
         parts[node] = _part(node) or (parts[first] if first is not None and memory[node] is not node else None)
         if first is None or not is_write:
             continue
         node.meta["writes"] = True
-        others = [n for n, m in memory.items() if m is memory[node] and n not in (node, first)]
-        others = [n for n in others if not _are_apart(parts[n], parts[node])]
+        others = [n for n in sharing[memory[node]] if n not in (node, first) and not _are_apart(parts[n], parts[node])]
         if any(_reads_before_write_back(order, other, node) for other in others):
             raise UnsupportedOperatorError(
                 f"`{_name(node)}` {at(scope_of(node), source_line(node.stack_trace))} changes a tensor in place whose "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import fx
@@ -28,7 +29,7 @@ def tell_left_out(model: Any, region: Region, choices: dict[str, Choice]) -> Non
     after = _closure(quantized, lambda node: node.users)
     for path, module in model.named_modules():
         nodes = calls.get(path, [])
-        is_part = any(path.startswith(f"{around}.") for around in calls)
+        is_part = any(around in calls for around in _around(path))
         is_exit = any(source in region for node in nodes for source in node.all_input_nodes)
         if path not in choices or is_part or not is_leaf(module) or FUSED_INTO in vars(module):
             continue
@@ -36,6 +37,13 @@ def tell_left_out(model: Any, region: Region, choices: dict[str, Choice]) -> Non
             continue
         why = NEVER if not nodes else AFTER if nodes[0] in after else BEFORE if nodes[0] in before else BESIDE
         choices[path] = Choice(None, steps=(Step(why, output="float"),))
+
+
+def _around(path: str) -> Iterator[str]:
+    """Paths of the modules that one is in."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def _closure(nodes: list[fx.Node], neighbours: Any) -> set[fx.Node]:

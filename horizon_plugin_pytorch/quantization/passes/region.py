@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Set
+from collections.abc import Callable, Generator, Set
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,11 +103,41 @@ def is_filled(node: fx.Node) -> bool:
 
 def is_size(node: fx.Node) -> bool:
     """Is it a number that depends on shapes only?"""
+    return _settle(_size_rule, node)
+
+
+Rule = Generator[fx.Node, bool, bool]
+
+
+def _settle(rule: Callable[[fx.Node], Rule], node: fx.Node) -> bool:
+    """The answer of a rule, which yields the nodes whose answers it needs: graphs are too long for recursion."""
+    known: dict[fx.Node, bool] = {}
+    pending = [(node, rule(node))]
+    answer: Any = None
+    while pending:
+        asked, running = pending[-1]
+        try:
+            needed = running.send(answer)
+        except StopIteration as end:
+            known[asked] = answer = end.value
+            pending.pop()
+            continue
+        answer = known.get(needed)
+        if answer is None:
+            pending.append((needed, rule(needed)))
+    return known[node]
+
+
+def _size_rule(node: fx.Node) -> Rule:
     sources = node.all_input_nodes
     if is_fact(node):
         return True
-    is_number = node.op == "call_function" and node.target not in _MAKERS
-    return is_number and bool(sources) and all(is_size(s) for s in sources)
+    if node.op != "call_function" or node.target in _MAKERS:
+        return False
+    for source in sources:
+        if not (yield source):
+            return False
+    return bool(sources)
 
 
 def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
@@ -117,6 +148,12 @@ def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] 
     """
     if "is_beside" in node.meta:
         return node.meta["is_beside"] and node.meta.get("dtype") in types
+    return _settle(partial(_constant_rule, model), node)
+
+
+def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
+    if "is_beside" in node.meta:
+        return node.meta["is_beside"] and node.meta.get("dtype") == torch.float32
     if node.op == "get_attr":
         value = value_of(model, node)
         return isinstance(value, Tensor) and value.is_floating_point()
@@ -127,17 +164,26 @@ def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] 
     tensors = [source for source in value_inputs(node) if not is_size(source)]
     if node.target in _MAKERS:
         return not tensors
-    floats = [source for source in tensors if is_constant(model, source)]
-    return bool(floats) and all(source in floats or _is_stored(model, source) for source in tensors)
+    has_float = False
+    for source in tensors:
+        is_float = yield source
+        if not is_float and not _settle(partial(_stored_rule, model), source):
+            return False
+        has_float = has_float or is_float
+    return has_float
 
 
-def _is_stored(model: nn.Module, node: fx.Node) -> bool:
+def _stored_rule(model: nn.Module, node: fx.Node) -> Rule:
     """Is it made of buffers of any type, such as the positions in ``self.table[self.index.view(-1)]``?"""
     if node.op == "get_attr":
         return isinstance(value_of(model, node), Tensor)
+    if node.op not in ("call_function", "call_method"):
+        return False
     tensors = [source for source in value_inputs(node) if not is_size(source)]
-    is_call = node.op in ("call_function", "call_method")
-    return is_call and bool(tensors) and all(_is_stored(model, source) for source in tensors)
+    for source in tensors:
+        if not (yield source):
+            return False
+    return bool(tensors)
 
 
 def with_numbers(model: fx.GraphModule, arguments: Any) -> Any:

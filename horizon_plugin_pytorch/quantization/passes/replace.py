@@ -333,9 +333,10 @@ def _quantize_constants(
     indices = _indices(node) if row is not None and row.is_source else None
     counts = _counts(node, row)
     for source in list(node.all_input_nodes):
+        if source in quantized or source is indices:
+            continue
         is_number = is_constant(model, source) or (source in counts and is_constant(model, source, counts[source]))
-        is_met = source not in quantized and source is not indices and is_number
-        if not is_met or _stays_real(model, node, source):
+        if not is_number or _stays_real(model, node, source):
             continue
         outer = (inherited_choice(choices, scope_of(node)) or Choice(None)).below()
         insert_stub(model, node, source, quantized, choices, counters, outer, "quantize constant")
