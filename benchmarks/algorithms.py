@@ -126,10 +126,10 @@ class Bench:
         return torch.cat([model(x) for x in self.data.test_images.split(BATCH)])
 
     def prepared(
-        self, net: nn.Module | None = None, observer: str = "mse", weights: str = "min_max", lowest: int | None = None
+        self, net: nn.Module | None = None, observer: str = "mse", weights: str = "min_max", unclipped: bool = False
     ) -> nn.Module:
-        ends = {"quant_min": -self.limit if lowest is None else lowest, "quant_max": self.limit - 1}
-        made = get_default_qconfig(activation_observer=observer, weight_observer=weights, weight_qkwargs=ends)
+        settings = {"quant_min": -self.limit, "quant_max": self.limit - 1, "unclipped": unclipped}
+        made = get_default_qconfig(activation_observer=observer, weight_observer=weights, weight_qkwargs=settings)
         qconfig = {"": made, "module_name": {"classifier": made._replace(activation=None)}}
         example = (self.batches[0],)
         return prepare(self.net if net is None else net, example, qconfig_dict=qconfig, out_dir=None)
@@ -153,8 +153,7 @@ class Bench:
     def run(self) -> str:
         for observer in OBSERVERS:
             self.add(observer, lambda observer=observer: self.calibrated(observer=observer))
-        symmetric = 1 - self.limit  # as many steps on both sides: the scale is max/127, and nothing is clipped
-        self.add("mse, weights min_max without clipping", lambda: self.calibrated(lowest=symmetric))
+        self.add("mse, weights min_max without clipping", lambda: self.calibrated(unclipped=True))
         self.add("mse, weights mse", lambda: self.calibrated(weights="mse"))
         self.add("auto_calibrate", lambda: self._after(auto_calibrate, self.prepared()))
         self.add("mse + AdaRound", lambda: self._after(weight_reconstruction, self.calibrated()))
@@ -244,7 +243,7 @@ def imagenet() -> list[str]:
     add("float", wanted)
     for title, weights, settings in (
         ("min_max (max/127.5)", "min_max", {}),
-        ("min_max without clipping (max/127)", "min_max", {"quant_min": -127}),
+        ("min_max without clipping (max/127)", "min_max", {"unclipped": True}),
         ("mse", "mse", {}),
     ):
         made = get_default_qconfig(activation_observer="mse", weight_observer=weights, weight_qkwargs=settings)

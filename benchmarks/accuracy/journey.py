@@ -44,7 +44,7 @@ BATCH, CALIBRATION_BATCHES, TEST_BATCH = 100, 10, 500
 AUTO_IMAGES = 40  # of each batch
 OBSERVERS = (*range_methods(), "histogram")
 # How the scales of int8 weights are found, beside the documented max / 127.5.
-WEIGHTS = {"max / 127": {"quant_min": -127}, "mse": {"observer": MSEObserver}}
+WEIGHTS = {"max / 127": {"unclipped": True}, "mse": {"observer": MSEObserver}}
 FORMATS = ("int8", "mixed", "int16")
 FORMS = ("QAT", "quantized", "ONNX Runtime")
 

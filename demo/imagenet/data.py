@@ -19,8 +19,8 @@ def load_photograph(path: Path, size: int = 224) -> Tensor:
     return torch.from_numpy((pixels - 127) / 128).permute(2, 0, 1)
 
 
-def load_photographs() -> tuple[Tensor, Tensor]:
-    """All images, of shape [20, 3, 224, 224], and their labels: ``imagenet_07_609.jpg`` shows class 609."""
+def load_photographs(size: int = 224) -> tuple[Tensor, Tensor]:
+    """All images, of shape [20, 3, size, size], and their labels: ``imagenet_07_609.jpg`` shows class 609."""
     files = sorted((package_folder("foolbox") / "data").glob("imagenet_*.jpg"))
     labels = [int(file.stem.rsplit("_", 1)[1]) for file in files]
-    return torch.stack([load_photograph(file) for file in files]), torch.tensor(labels)
+    return torch.stack([load_photograph(file, size) for file in files]), torch.tensor(labels)

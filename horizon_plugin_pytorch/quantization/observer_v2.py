@@ -199,8 +199,8 @@ class PercentileObserver(SketchObserver):
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
         ends = percentiles_by_channel(rows, [self.percentile])
-        whole = ends * (self.half_range / self.quant_max)  # the value there lies at 127.5 steps, and 127 is the last
-        return least_error(rows, torch.cat([ends, whole], 1), self.quant_min, self.quant_max)
+        whole = ends * (self.half_range / self.quant_max)  # unless `unclipped`, it lies at 127.5 steps; 127 is the last
+        return least_error(rows, torch.cat([ends, whole], 1), self.quant_min, self.quant_max, self.half_range)
 
 
 @named("mse")
@@ -236,7 +236,7 @@ class MSEObserver(SketchObserver):
         return sketch.best_scale(self.quant_min, self.quant_max, self.stride) * self.half_range
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
-        return best_ranges(rows, self.quant_min, self.quant_max, self.stride)
+        return best_ranges(rows, self.quant_min, self.quant_max, self.half_range, self.stride)
 
 
 class CountingObserver(SketchObserver):
@@ -357,7 +357,8 @@ class MixObserver(SketchObserver):
         return float(ends[sketch.errors(ends / self.half_range, self.quant_min, self.quant_max).argmin()])
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
-        return least_error(rows, percentiles_by_channel(rows, MIX_PERCENTILES), self.quant_min, self.quant_max)
+        ends = percentiles_by_channel(rows, MIX_PERCENTILES)
+        return least_error(rows, ends, self.quant_min, self.quant_max, self.half_range)
 
 
 @named("histogram")

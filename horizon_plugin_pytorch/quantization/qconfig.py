@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -115,10 +116,17 @@ def get_default_qconfig(
             ``"clip"``, ``"clip_std"`` or ``"fixed_scale"``.
         weight_observer: ``"min_max"``, ``"percentile"``, ``"mse"``, ``"clip"``, ``"clip_std"`` or ``"fixed_scale"``.
         activation_qkwargs, weight_qkwargs: dtype, averaging_constant, qscheme, ch_axis, an observer class, a scale, ...
-            Weights are per channel (axis 0) unless weight_qkwargs says otherwise.
+            Weights are per channel (axis 0) unless weight_qkwargs says otherwise. Their scale is the guides'
+            ``max / 127.5``, which clips the largest weight by half a step; ``weight_qkwargs={"unclipped": True}`` makes
+            it ``max / 127``, as in `get_qconfig`.
 
     >>> get_default_qconfig(activation_qkwargs={"dtype": qint16}).activation().dtype
     'qint16'
+    >>> weights = torch.tensor([[2.54, -1.0]])
+    >>> for settings in ({}, {"unclipped": True}):
+    ...     print(get_default_qconfig(weight_qkwargs=settings).weight().weight(weights))
+    tensor([[ 2.5300, -0.9961]])
+    tensor([[ 2.5400, -1.0000]])
     """
     return QConfig(
         activation=_partial("activation", activation_fake_quant, activation_observer, activation_qkwargs),
@@ -316,6 +324,29 @@ def with_format(part: Any, dtype: Any, threshold: float | None = None) -> Partia
     return part.with_args(**changed)
 
 
+def default_weight(observer: type | None = None) -> Partial:
+    """The weights of `get_qconfig`, setters and templates: int8, a scale for each channel, and nothing clipped.
+
+    Args:
+        observer: its class; one of the user's that does not know `unclipped` makes its scales by its own rule.
+
+    >>> default_weight()(channel_len=2).activation_post_process.half_range
+    127.0
+    """
+    settings: dict[str, Any] = {} if observer is None else {"observer": observer}
+    if observer is None or _takes(observer, "unclipped"):
+        settings["unclipped"] = True
+    weight = get_default_qconfig(weight_qkwargs=settings).weight
+    assert weight is not None
+    return weight
+
+
+def _takes(cls: Any, argument: str) -> bool:
+    """Does a class take this argument, or any?"""
+    parameters = inspect.signature(cls).parameters
+    return argument in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
 def get_qconfig(
     observer: type | None = None,
     in_dtype: Any = None,
@@ -334,7 +365,7 @@ def get_qconfig(
             ``torch.float32`` as `out_dtype` is an output in high precision.
         fix_scale: keep scales at what calibration gave, while training.
         weight_observer: a class of `observer_v2`, of weights, which have one scale a channel; None takes min_max, as
-            documented. `MSEObserver` does not clip the largest weight by half a step.
+            documented. The scale is ``max / 127`` (int16: ``max / 32767``), so that the largest weight is not clipped.
 
     >>> get_qconfig(out_dtype=qint16).activation().dtype
     'qint16'
@@ -350,9 +381,7 @@ def get_qconfig(
         raise QuantizationConfigError(f"get_qconfig: fix_scale must be True or False, got {fix_scale!r}.")
     kwargs: dict[str, Any] = {"averaging_constant": 0} if fix_scale else {}
     base = FakeQuantize.with_args(observer=observer or CALIBRATION_OBSERVER, **kwargs)
-    weight = get_default_qconfig(
-        weight_qkwargs=None if weight_observer is None else {"observer": weight_observer}
-    ).weight
+    weight = default_weight(weight_observer)
 
     def part(base: Partial, dtype: Any, what: str) -> Partial | None:
         try:

@@ -738,7 +738,7 @@ def test_get_qconfig() -> None:
 
 @pytest.mark.parametrize("dtype", [qint8, qint16])
 @pytest.mark.parametrize("observer", [None, MSEObserver, PercentileObserver])
-def test_weights_have_the_documented_scale_or_a_better_one(observer: Any, dtype: Any) -> None:
+def test_weights_have_a_better_scale_than_the_documented_one(observer: Any, dtype: Any) -> None:
     setter = TemplateQconfigSetter(get_qconfig(weight_observer=observer, weight_dtype=dtype))
     torch.manual_seed(0)
     layer = prepared(setter).get_submodule("head")
@@ -748,10 +748,7 @@ def test_weights_have_the_documented_scale_or_a_better_one(observer: Any, dtype:
     error = (layer.weight_fake_quant.round_weight(layer.weight) - weight).square().sum()
     steps = documented.reshape(-1, 1, 1, 1)
     plain = (weight / steps).round().clamp(dtype.min, dtype.max) * steps
-    if observer is None:
-        torch.testing.assert_close(layer.weight_fake_quant.scale, documented)
-    else:
-        assert error < (plain - weight).square().sum()
+    assert error < (plain - weight).square().sum()
 
 
 def test_another_format_covers_the_same_fixed_range() -> None:

@@ -206,7 +206,7 @@ def test_a_clamped_tensor_has_its_limit_on_the_grid() -> None:
 
 def test_channels_are_searched_on_their_own() -> None:
     rows = torch.stack([noise("normal", 500), noise("uniform", 500), torch.zeros(500), noise("laplace", 500) * 50])
-    ends = best_ranges(rows, -128, 127)
+    ends = best_ranges(rows, -128, 127, 127.5)
     for row, end in zip(rows, ends, strict=True):
         if not row.any():
             assert end == 0
@@ -227,7 +227,7 @@ def test_small_kernels_are_within_half_a_percent_of_exhaustive_search(name: str,
     best = (
         (((rows.unsqueeze(1) / scales).round().clamp(-128, 127) * scales) - rows.unsqueeze(1)).square().sum(2).amin(1)
     )
-    ends = best_ranges(rows, -128, 127)
+    ends = best_ranges(rows, -128, 127, 127.5)
     found = [squared_error(row, float(end) / 127.5, -128, 127) for row, end in zip(rows, ends, strict=True)]
     ratios = torch.tensor(found) / best
     assert float(ratios.mean()) <= 1.005 and float(ratios.max()) <= 1.02

@@ -14,16 +14,13 @@ from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.intrinsic import FusedModule
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
-from horizon_plugin_pytorch.quantization.fake_quantize import (
-    DynamicFakeQuantize,
-    default_weight_8bit_fake_quant,
-    is_dynamic,
-)
+from horizon_plugin_pytorch.quantization.fake_quantize import DynamicFakeQuantize, is_dynamic
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView, OperatorView
 from horizon_plugin_pytorch.quantization.qconfig import (
     QConfig,
     as_format,
     asked_input,
+    default_weight,
     format_of,
     with_format,
     with_output,
@@ -193,7 +190,7 @@ class ModuleNameTemplate(QconfigTemplate):
 
 
 def _weight(current: QConfig, dtype: Any, threshold: float | None, reference: QConfig) -> Any:
-    base = _integer_part(current.weight, reference.weight)
+    base = _integer_part(current.weight, _integer_part(reference.weight, default_weight()))
     return with_format(base, format_of(base) if dtype is None else dtype, threshold)
 
 
@@ -366,7 +363,7 @@ def set_dynamic(
     if isinstance(format_of(output), QuantDType):
         output = FakeCast.with_args(dtype=torch.float32)
     if not isinstance(format_of(weight), QuantDType):
-        weight = default_weight_8bit_fake_quant
+        weight = default_weight()
     part = DynamicFakeQuantize.with_args(**kwargs)
     view.set(operator, current._replace(activation=output, weight=weight, input=part), why)
 
