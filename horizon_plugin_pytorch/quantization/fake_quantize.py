@@ -493,39 +493,38 @@ class FakeQuantize(nn.Module):
             if isinstance(scale, Tensor) and not torch.equal(scale.to(self.scale), self.scale):
                 self.loaded = LoadedScale.IGNORED
         elif isinstance(scale, Tensor) and scale.shape == self.scale.shape:
+            end = _end_of_range(state_dict, prefix, scale)
             if isinstance(written, Tensor) and written.shape == (2,):
                 smallest, largest = written.tolist()
-                self._fit_scale(scale, (largest - smallest) / 2)
-            else:
-                self._guess_format(scale, state_dict, prefix)
+                self._fit_scale(scale, (largest - smallest) / 2, end)
+            elif end is not None:
+                self._guess_format(scale, end)
 
-    def _fit_scale(self, scale: Tensor, half_range: float) -> None:
+    def _fit_scale(self, scale: Tensor, half_range: float, largest: Tensor | None) -> None:
         """Take a scale for a format that has so many steps to its largest magnitude; the range stays.
 
         A scale that was observed follows from the range, by this model's rule; one that was given covers the same.
+
+        Args:
+            largest: the end of its range, if there is one.
         """
-        observer, mine = self.activation_post_process, (self.quant_max - self.quant_min) / 2
+        mine = (self.quant_max - self.quant_min) / 2
         if 0.5 < half_range / mine < 2:
             return
         fitting = scale * (half_range / mine)
-        largest = torch.maximum(observer.min_val.neg(), observer.max_val).to(scale.device)
-        if largest.shape == scale.shape:
+        if largest is not None:
             rules = half_range, math.floor(half_range)  # the second is that of `unclipped`
             is_observed = torch.stack([(largest / scale / half - 1).abs() < _OBSERVED for half in rules]).any(0)
-            fitting = torch.where(is_observed, largest / observer.half_range, fitting)
+            fitting = torch.where(is_observed, largest / self.activation_post_process.half_range, fitting)
         with torch.no_grad():
             self._store_scale(fitting.clamp(min=self.finest_scale).to(self.scale.device))
         self.loaded = LoadedScale.CONVERTED
 
-    def _guess_format(self, scale: Tensor, state_dict: dict, prefix: str) -> None:
+    def _guess_format(self, scale: Tensor, largest: Tensor) -> None:
         """State dicts did not always have `quant_range`: an observed scale has exactly as many steps as its range says.
 
         A scale that was given is not that of its range, and stays as it is.
         """
-        ranges = [state_dict.get(f"{prefix}activation_post_process.{name}") for name in ("min_val", "max_val")]
-        if any(not isinstance(r, Tensor) or r.shape != scale.shape or not bool(r.isfinite().all()) for r in ranges):
-            return
-        largest = torch.maximum(ranges[0].abs(), ranges[1].abs())  # type: ignore[union-attr, arg-type]
         known = (largest > 0) & (scale > self.finest_scale)
         if not bool(known.any()):
             return
@@ -533,7 +532,7 @@ class FakeQuantize(nn.Module):
         mine = self.activation_post_process.half_range
         nearest = min((mine, *_HALF_RANGES), key=lambda half: abs(float(steps.log().median()) - math.log(half)))
         if bool(((steps / nearest - 1).abs() < _OBSERVED).all()):
-            self._fit_scale(scale, nearest)
+            self._fit_scale(scale, nearest, largest)
         elif not 0.5 < nearest / mine < 2:
             self.loaded = LoadedScale.DOUBTFUL
 
@@ -550,6 +549,14 @@ class CalibFakeQuantize(FakeQuantize):
 
     def __init__(self, observer: type = CalibObserver, *args: Any, **kwargs: Any) -> None:
         super().__init__(observer, *args, **kwargs)
+
+
+def _end_of_range(state_dict: dict, prefix: str, scale: Tensor) -> Tensor | None:
+    """The largest magnitudes that a state dict has beside a scale, if they can be its range."""
+    ends = [state_dict.get(f"{prefix}activation_post_process.{name}") for name in ("min_val", "max_val")]
+    if any(not isinstance(end, Tensor) or end.shape != scale.shape or not bool(end.isfinite().all()) for end in ends):
+        return None
+    return torch.maximum(ends[0].abs(), ends[1].abs()).to(scale.device)  # type: ignore[union-attr, arg-type]
 
 
 class DynamicFakeQuantize(nn.Module):

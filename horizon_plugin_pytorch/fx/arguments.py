@@ -1,0 +1,73 @@
+"""What a model is called with, of example inputs or of a batch: one rule for all that run models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+
+def arguments_of(
+    model: nn.Module, given: Any, kwargs: Mapping[str, Any] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments and keyword arguments of a model.
+
+    Args:
+        given: a tuple or list has the arguments one by one; as many are used as the forward takes, so that labels may
+            stand behind the inputs of a loader. A dictionary has them by name, if the forward has parameters of these
+            names; else it is the only argument. Anything else is the only argument, and None is none. A list or
+            dictionary that is itself an argument is told by a tuple around it.
+        kwargs: keyword arguments besides.
+
+    >>> class Net(nn.Module):
+    ...     def forward(self, image, scale=1.0): ...
+    >>> arguments_of(Net(), 5), arguments_of(Net(), [5, 0.5, "label"]), arguments_of(Net(), {"image": 5})
+    (((5,), {}), ((5, 0.5), {}), ((), {'image': 5}))
+    >>> arguments_of(Net(), {"left": 5, "right": 6}), arguments_of(Net(), ([5, 6],))
+    ((({'left': 5, 'right': 6},), {}), (([5, 6],), {}))
+    """
+    named = dict(kwargs or {})
+    if given is None:
+        return (), named
+    if isinstance(given, Mapping):
+        is_named = _fits(model, (), {**given, **named}) or not _fits(model, (given,), named)
+        return ((), {**given, **named}) if is_named else ((given,), named)
+    if isinstance(given, (tuple, list)):
+        return tuple(given[: _most_arguments(model)]), named
+    return (given,), named
+
+
+def left_out(model: nn.Module, given: Any) -> int:
+    """How many items of a tuple or list `arguments_of` leaves out."""
+    most = _most_arguments(model)
+    return 0 if most is None or not isinstance(given, (tuple, list)) else max(len(given) - most, 0)
+
+
+def _signature(model: nn.Module) -> inspect.Signature | None:
+    wrapped = model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else model
+    try:
+        return inspect.signature(wrapped.forward)
+    except (TypeError, ValueError):  # compiled code
+        return None
+
+
+def _fits(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    signature = _signature(model)
+    if signature is None or not all(isinstance(name, str) for name in kwargs):
+        return False
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _most_arguments(model: nn.Module) -> int | None:
+    """How many positional arguments the forward takes; None for any number."""
+    signature = _signature(model)
+    parameters = () if signature is None else tuple(signature.parameters.values())
+    if signature is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return None
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
