@@ -70,7 +70,14 @@ class ObserverBase(nn.Module):
     _schemes: tuple[torch.qscheme, ...] = _PER_TENSOR + _PER_CHANNEL
     _needs_values = False  # does the range depend on more than the smallest and largest value?
     # Attributes that statistics and scales depend on.
-    _settings: tuple[str, ...] = ("quant_min", "quant_max", "ch_axis", "averaging_constant", "pow_quantization", "unclipped")
+    _settings: tuple[str, ...] = (
+        "quant_min",
+        "quant_max",
+        "ch_axis",
+        "averaging_constant",
+        "pow_quantization",
+        "unclipped",
+    )
     _is_for_weights = False  # can `get_default_qconfig(weight_observer=...)` name it?
     # It is also a method of `HistogramObserver` and a candidate of `auto_calibrate`, with these constructor arguments
     # as `method_kwargs`; None if not.
