@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.quantization.fake_quantize import DynamicFakeQuantize, FakeQuantize
 from horizon_plugin_pytorch.quantization.observer_base import require_whole
 
@@ -20,29 +20,13 @@ Process = Callable[[Any], Any]
 
 
 def run_batch(model: nn.Module, batch: Any) -> Any:
-    """Call a model on what a data loader gives: a tensor, a dict of keyword arguments, or a tuple.
-
-    Of a tuple, such as ``(images, labels)``, as many items are used as the model's forward has parameters.
+    """Call a model on what a data loader gives: see `arguments_of`.
 
     >>> run_batch(nn.ReLU(), (torch.tensor([-1.0]), "label"))
     tensor([0.])
     """
     args, kwargs = arguments_of(model, batch)
     return model(*args, **kwargs)
-
-
-def arguments_of(model: nn.Module, batch: Any) -> tuple[tuple, dict[str, Any]]:
-    """The arguments that `run_batch` calls a model with."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if not isinstance(batch, (tuple, list)):
-        return (batch,), {}
-    wrapped = model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else model
-    parameters = inspect.signature(wrapped.forward).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return tuple(batch), {}
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return tuple(batch[: len(positional)]), {}
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -18,11 +18,12 @@ from horizon_plugin_pytorch.errors import (
     TraceError,
     warn,
 )
+from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.fx.results import own_tensors, relative_error, tensors_in
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.quantization.batches import Process, arguments_of, run_batch, take_batches
+from horizon_plugin_pytorch.quantization.batches import Process, run_batch, take_batches
 from horizon_plugin_pytorch.quantization.channel_pairs import ChannelPair, find_pairs
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.quantize_fx import copy_model

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
+from horizon_plugin_pytorch.fx.results import own_tensors, relative_error, tensors_in
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.qat.original import restore, rewrite
@@ -40,6 +41,7 @@ class LayerCall:
         bias: its bias as it is now.
         residual: what a fused sum adds there.
         wanted: what the float layer gives in the float model, before its activation.
+        batch: the number of the batch that it is of.
     """
 
     layer: QATGemm
@@ -47,6 +49,7 @@ class LayerCall:
     bias: Tensor | None
     residual: Tensor | None
     wanted: Tensor
+    batch: int = 0
 
     def output(self, weight: Tensor, shift: Tensor | None = None) -> Tensor:
         """What the layer gives in the quantized model with another weight and a moved bias, before its activation."""
@@ -54,11 +57,26 @@ class LayerCall:
         out = self.layer.product(self.x, weight, bias)
         return out if self.residual is None else out + self.residual
 
+    def activated(self, out: Tensor) -> Tensor:
+        """What the layer's activation makes of it."""
+        return out if self.layer.limits == NO_LIMIT else out.clamp(*self.layer.limits)
+
+    @property
+    def has_rows(self) -> bool:
+        """Does it hold several samples, along the first axis?"""
+        is_batched = self.layer.weight.dim() == 2 or self.x.dim() == self.layer.weight.dim()
+        return is_batched and self.x.dim() > 1 and len(self.x) > 1 and len(self.wanted) == len(self.x)
+
+    def rows(self, chosen: slice) -> LayerCall:
+        """Some of its samples."""
+        residual = self.residual
+        if residual is not None and residual.dim() == self.wanted.dim() and len(residual) == len(self.wanted):
+            residual = residual[chosen]
+        return replace(self, x=self.x[chosen], residual=residual, wanted=self.wanted[chosen])
+
     def squared_error(self, out: Tensor) -> Tensor:
         """The squared error after the layer's activation, as a share of what is wanted."""
-        wanted, limits = self.wanted, self.layer.limits
-        if limits != NO_LIMIT:
-            out, wanted = out.clamp(*limits), wanted.clamp(*limits)
+        out, wanted = self.activated(out), self.activated(self.wanted)
         return (out - wanted).square().mean() / wanted.square().mean().clamp(min=1e-30)
 
 
@@ -220,6 +238,17 @@ class LayerWalk:
         # Without a bias, modules with one dictionary of parameters (`own_scales`) get one together.
         return id(layer.bias_place[0]._parameters), _key_of(layer.weight)
 
+    @torch.no_grad()
+    def output_error(self) -> float:
+        """The relative error (L2) of the model's outputs over all batches, as it is now; outputs count alike."""
+        errors = [
+            relative_error(out, wanted)
+            for batch in self._batches
+            for out, wanted in zip(*(_outputs(model, batch) for model in (self._model, self._float)), strict=False)
+        ]
+        finite = [error for error in errors if math.isfinite(error)]
+        return math.sqrt(sum(error**2 for error in finite) / max(len(finite), 1))
+
     def float_weight(self, group: LayerGroup) -> Tensor:
         """The weight that layers deploy, as it is in the float model."""
         layer = self._float.get_submodule(next(iter(group.members)))
@@ -254,7 +283,7 @@ class LayerWalk:
                     reason = "its values are not finite"
                     self._not_finite.setdefault(number, path)
                 else:
-                    found.append(LayerCall(layer, x, biases[path], residual, wanted))
+                    found.append(LayerCall(layer, x, biases[path], residual, wanted, number))
         if not found:
             self.left_out.update(dict.fromkeys(group.members, reason))
         return found
@@ -294,6 +323,12 @@ def _run(
 
 
 _ARGUMENTS = ("x", "residual", "weight")  # of `QATGemm.forward`
+
+
+def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
+    """The float tensors among the outputs."""
+    found = [real(x) for x in tensors_in(run_batch(model, own_tensors(batch)))]
+    return [x for x in found if x.is_floating_point()]
 
 
 def _merge(order: list[str], called: Iterable[str]) -> None:
