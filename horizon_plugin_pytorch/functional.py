@@ -1,4 +1,4 @@
-"""Functions on images and boxes that need no module: colour spaces and non-maximum suppression.
+"""Functions on images and boxes that need no module: colour spaces, overlap, non-maximum suppression.
 
 They compute in real numbers, before or after the quantized part of a model; a symbolic trace records each as one call.
 """

@@ -240,6 +240,7 @@ def test_an_observer_of_the_user_shows_what_it_passes_on() -> None:
             self.factor = factor
 
     names = list(inspect.signature(Doubled).parameters)
+    assert list(inspect.signature(Doubled.__init__).parameters) == ["self", *names]
     assert names[:3] == ["factor", "averaging_constant", "dtype"]
     assert FakeQuantize(Doubled, factor=3.0).activation_post_process.factor == 3.0
     assert isinstance(Doubled(), nn.Module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,27 @@ def test_readers_of_record_files_say_what_they_were() -> None:
     for _ in range(2):  # a failed import is not remembered
         with pytest.raises(ImportError, match=r"MXNet's record files.*mxnet\.recordio"):
             importlib.import_module("horizon_plugin_pytorch.utils.mxrecordio")
+
+
+MISSING = [
+    "quantization.hbdk4", "jit", "utils._register_onnx_ops", "utils.quant_profiler", "utils.mxrecordio", "prune",
+    "utils.auto_cast", "quantization.fx.fusion_patterns",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_what_is_missing_is_in_the_docs(name: str) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()
+    table = page[page.index("What is not there:") : page.index("## Stricter")]
+    assert f"`{name}`" in table
+    with pytest.raises(ImportError):
+        importlib.import_module(f"horizon_plugin_pytorch.{name}")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_in_the_docs(name: str) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()
+    assert f"{name}`" in page[page.index("What is not there:") : page.index("## Stricter")]
 
 
 def test_second_paths_give_the_same_thing() -> None:

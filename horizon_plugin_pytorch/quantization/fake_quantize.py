@@ -24,7 +24,7 @@ from horizon_plugin_pytorch.quantization.observer import (
     MovingAveragePerChannelMinMaxObserver,
 )
 from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
-from horizon_plugin_pytorch.quantization.partial import Partial, whole_signature
+from horizon_plugin_pytorch.quantization.partial import Partial, show_signature
 from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT, Rounded, clamped, integer_limits, round_to_grid
 
 _HALF_RANGES = tuple((dtype.max - dtype.min) / 2 for dtype in (qint8, qint16))
@@ -98,7 +98,7 @@ class FakeQuantize(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = whole_signature(cls)  # type: ignore[attr-defined]
+        show_signature(cls)
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.clipping import CLIPPED
-from horizon_plugin_pytorch.quantization.partial import Partial, whole_signature
+from horizon_plugin_pytorch.quantization.partial import Partial, show_signature
 from horizon_plugin_pytorch.quantization.processes import all_reduce, require_same
 
 _PER_TENSOR = (torch.per_tensor_symmetric,)
@@ -91,7 +91,7 @@ class ObserverBase(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # What a subclass passes on to this constructor is part of its signature, which users look up and print.
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = whole_signature(cls)  # type: ignore[attr-defined]
+        show_signature(cls)
 
     def __init__(
         self,

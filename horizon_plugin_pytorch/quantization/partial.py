@@ -60,3 +60,12 @@ def whole_signature(cls: type) -> inspect.Signature:
         passed_on = [p if p.kind is p.VAR_KEYWORD else p.replace(kind=by_name) for p in passed_on]
     whole = [p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)] + passed_on
     return inspect.Signature(sorted(whole, key=lambda p: p.kind))  # sorting is stable
+
+
+def show_signature(cls: Any) -> None:
+    """Let a class, and its constructor, answer `inspect.signature` with all that can be given."""
+    whole = whole_signature(cls)
+    cls.__signature__ = whole
+    if "__init__" in vars(cls):
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        cls.__init__.__signature__ = whole.replace(parameters=[own, *whole.parameters.values()])
