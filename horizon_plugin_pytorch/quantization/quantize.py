@@ -89,7 +89,7 @@ def prepare_qat(
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
     march = require_march("prepare_qat")
-    _warn_mapping(mapping, "prepare_qat", get_qat_module_mappings())
+    _warn_mapping(mapping, "prepare_qat", get_qat_module_mappings(), model)
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
@@ -216,22 +216,24 @@ def convert(
     >>> type(convert(qat).module)
     <class 'horizon_plugin_pytorch.nn.quantized.conv2d.Conv2d'>
     """
-    _warn_mapping(mapping, "convert", get_quantized_module_mappings())
+    _warn_mapping(mapping, "convert", get_quantized_module_mappings(), module)
     return converted(module, "convert", inplace, remove_qconfig, fast_mode)
 
 
-def _warn_mapping(mapping: dict | None, who: str, known: dict) -> None:
+def _warn_mapping(mapping: dict | None, who: str, known: dict[type, type], model: nn.Module) -> None:
     """Say what of a mapping of classes is not used: the operator table has the classes."""
     if mapping is None:
         return
     if not isinstance(mapping, dict):
         raise TypeError(f"{who}: mapping is a dictionary from class to class, got {type(mapping).__name__}.")
-    other = [cls for cls, target in mapping.items() if known.get(cls) is not target]
-    if other:
+    wanted = [cls for cls, target in mapping.items() if known.get(cls) is not target]
+    used = {type(module) for module in model.modules()} if isinstance(model, nn.Module) else set()
+    wanted += [cls for cls in known if cls in used and cls not in mapping]  # torch would leave these as they are
+    if wanted:
+        names = ", ".join(getattr(cls, "__name__", str(cls)) for cls in wanted[:6])
         warn(
-            f"{who}: mapping is not used, the operator table says what a class becomes. Its entries for "
-            f"{', '.join(getattr(cls, '__name__', str(cls)) for cls in other[:6])} differ from the table or are not in "
-            "it; give such a module `qconfig = None` to keep it as it is.",
+            f"{who}: mapping is not used, the operator table says what a class becomes. It differs from the table in "
+            f"{names}{' and more' if len(wanted) > 6 else ''}; give a module `qconfig = None` to keep it as it is.",
             QuantizationWarning,
         )
 
