@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch.fixed_point.library import operator, signature, unflatten
-from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, choose_factor, rescale_
+from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, choose_factor, last_sum, rescale_
 
 INT32_MAX = (1 << 31) - 1
 _DIGIT = 128.0
@@ -116,20 +116,27 @@ def split_digits(x: Tensor, count: int) -> list[Tensor]:
 
 
 def _reaches(weight: Tensor, low: float, high: float) -> Tensor:
-    """For each output channel and weight, the largest positive and negative terms: [2, out, weights]."""
-    positive, negative = weight.clamp(min=0), weight.clamp(max=0).neg_()
+    """The largest positive and negative sums over the last axis: [2, ...] in float64."""
+    positive = last_sum(weight.clamp(min=0))
+    negative = positive - last_sum(weight)
     return torch.stack([positive * high + negative * -low, negative * high + positive * -low])
 
 
-def _channel_parts(reaches: Tensor, channels: int, bias: Tensor) -> int:
-    """How many slices of the input channels keep every slice's partial sums below 2**24; 0 if none does."""
-    by_channel = reaches.unflatten(2, (channels, -1)).sum(3)
-    for parts in _PARTS:
+def _channel_parts(weight: Tensor, channels: int, low: float, high: float, bias: Tensor) -> int:
+    """How many slices of the input channels keep every slice's partial sums below 2**24; 0 if none does.
+
+    Args:
+        weight: [out, weights], those of an input channel side by side.
+        bias: what the sum holds beside the products, if it stays whole.
+    """
+    if float((_reaches(weight, low, high).amax(0) + bias).max()) < EXACT_FLOAT32:
+        return 1
+    by_channel = _reaches(weight.unflatten(1, (channels, -1)), low, high)
+    for parts in _PARTS[1:]:
         if parts > channels:
             break
-        extra = bias if parts == 1 else torch.zeros_like(bias)
         pieces = by_channel.tensor_split(parts, 2)
-        if all(float((piece.sum(2).amax(0) + extra).max()) < EXACT_FLOAT32 for piece in pieces):
+        if all(float(piece.sum(2).max()) < EXACT_FLOAT32 for piece in pieces):
             return parts
     return 0
 
@@ -182,7 +189,7 @@ def plan_accumulator(
         input_range: smallest and largest integer of the input.
         residual_scale: scale of a tensor that is added before rounding.
     """
-    by_output = weight.double()
+    by_output = weight
     if output_axis == 1:  # [in, out / groups, ...] -> [out, in / groups, ...]
         by_output = by_output.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
     outputs, channels = by_output.shape[:2]
@@ -193,9 +200,8 @@ def plan_accumulator(
         integer_bias = torch.round(bias.detach().double() / accumulator_scale).clamp(-INT32_MAX - 1, INT32_MAX)
         bias_size = integer_bias.abs()
 
-    reaches = _reaches(by_output, min(input_range[0], 0), max(input_range[1], 0))
-    reach = reaches.sum(2).amax(0) + bias_size
-    cut = _choose_cut(weight, by_output, reaches, bias_size, input_range, weight_bits, output_axis, groups, channels)
+    reach = _reaches(by_output, min(input_range[0], 0), max(input_range[1], 0)).amax(0) + bias_size
+    cut = _choose_cut(weight, by_output, bias_size, input_range, weight_bits, output_axis, groups, channels)
     is_pointwise = groups == 1 and by_output.shape[1] == channels
     is_double = cut.parts == 0 or (is_pointwise and max(cut.input_digits, cut.weight_digits) > 1)
     # One piece holds the bias too, where that fits.
@@ -282,7 +288,6 @@ def _masked_channels(weight: Tensor, parts: int, axis: int, groups: int) -> list
 def _choose_cut(
     weight: Tensor,
     by_output: Tensor,
-    reaches: Tensor,
     bias: Tensor,
     input_range: tuple[int, int],
     weight_bits: int,
@@ -293,19 +298,20 @@ def _choose_cut(
     """The cheapest cut that keeps every piece exact."""
     input_axis = 1 - output_axis
     is_byte = max(-input_range[0], input_range[1]) <= _DIGIT
+    low, high = min(input_range[0], 0), max(input_range[1], 0)
     if weight_bits <= 8:
-        parts = _channel_parts(reaches, channels, bias)
+        parts = _channel_parts(by_output, channels, low, high, bias)
         if parts == 1 or (parts and is_byte):
             return cut_layer(weight, 1, 1, parts, input_axis, groups)
         if groups > 1 and output_axis == 0:  # a few channels of a depthwise layer may need a second piece
-            part = _tap_parts(reaches)
+            part = _tap_parts(_reaches(by_output.unsqueeze(-1), low, high))
             parts = int(part.max()) + 1
             if parts <= _MOST_TAP_PARTS and float(bias.max()) < EXACT_FLOAT32:
                 masks = part.reshape(weight.shape)
                 return Cut(1, 1, parts, [weight * (masks == index) for index in range(parts)])
     input_digits, weight_digits = (1 if is_byte else 2), (1 if weight_bits <= 8 else 2)
     digits = by_output if weight_digits == 1 else by_output.clamp(-_DIGIT, _DIGIT)
-    parts = _channel_parts(_reaches(digits, -_DIGIT, _DIGIT), channels, torch.zeros_like(bias))
+    parts = _channel_parts(digits, channels, -_DIGIT, _DIGIT, torch.zeros_like(bias))
     return cut_layer(weight, input_digits, weight_digits, parts, input_axis, groups)
 
 

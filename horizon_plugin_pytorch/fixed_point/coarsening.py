@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.fixed_point.rescaling import last_sum
+
 # Beyond int32 with room for the sum there is no choice; beyond float32's integers a coarser grid is only faster, so it
 # is taken where its effect on the output is provably below an eighth of a step.
 _MUST_FIT = 2.0**30
@@ -36,9 +38,9 @@ def _by_input(values: Tensor, weight: Tensor, output_axis: int, groups: int) -> 
 
 def _output_sum(weight: Tensor, output_axis: int, groups: int) -> Tensor:
     """The sum over everything that one output channel reads."""
-    if output_axis == 0:
-        return weight.flatten(1).sum(1)
-    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flatten(1).sum(1)
+    if output_axis == 1:
+        weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    return last_sum(weight.flatten(1))
 
 
 def coarsen(
@@ -82,7 +84,8 @@ def coarsen(
     channels = weight.shape[0] if output_axis == 0 else weight.shape[1] * groups
     scale = accumulator_scale.detach().double().reshape(-1).expand(channels)
     step = None if output_scale is None else output_scale.double().reshape(-1)
-    size = _output_sum(weight.abs().double(), output_axis, groups) * input_size * scale
+    total = _output_sum(weight.abs(), output_axis, groups)
+    size = total * input_size * scale
     carried = torch.as_tensor(residual_size, dtype=torch.float64, device=weight.device).reshape(-1).expand(channels)
     if bias is not None:
         size = size + bias.detach().double().abs()
@@ -94,11 +97,12 @@ def coarsen(
     largest = carried if step is None else torch.maximum(carried, step * output_steps)
     if step is not None and output_steps < _INT8_STEPS:
         should = torch.maximum(must, _exponent(largest / scale, _SHOULD_FIT, _COMFORTABLE))
-        lost = (weight - _coarse(weight, should, output_axis, groups)).abs().double()
-        error = _output_sum(lost, output_axis, groups) * input_size * scale / step
-        chosen = torch.where(error <= _INVISIBLE, should, must)
+        if bool(should.any()):
+            lost = (weight - _coarse(weight, should, output_axis, groups)).abs()
+            error = _output_sum(lost, output_axis, groups) * input_size * scale / step
+            chosen = torch.where(error <= _INVISIBLE, should, must)
     fine = _FINE_FOR_REAL if step is None else _COMFORTABLE if output_steps < _INT8_STEPS else _FINE_FOR_INT16
-    is_free = (_output_sum(weight.abs(), output_axis, groups) == 0) & (largest > 0) & (largest < scale * fine)
+    is_free = (total == 0) & (largest > 0) & (largest < scale * fine)
     chosen = torch.where(is_free, torch.ceil(torch.log2(largest / (scale * fine))), chosen)
     if not bool(chosen.any()):
         return weight, accumulator_scale

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,13 +29,18 @@ def signature(cls: Any) -> str:
 
 def flatten(*parts: Any) -> list[Any]:
     """The fields of dataclass objects in order: arguments of an operator whose schema has their `signature`."""
-    return [getattr(part, f.name) for part in parts for f in dataclasses.fields(part)]
+    return [getattr(part, name) for part in parts for name in _names(part.__class__)]
 
 
 def unflatten(values: tuple, *classes: Any) -> list[Any]:
     """The objects again."""
     rest = iter(values)
-    return [cls(*(next(rest) for _ in dataclasses.fields(cls))) for cls in classes]
+    return [cls(*itertools.islice(rest, len(_names(cls)))) for cls in classes]
+
+
+@functools.lru_cache(maxsize=64)
+def _names(cls: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls))
 
 
 def operator(

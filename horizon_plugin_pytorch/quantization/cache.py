@@ -1,56 +1,111 @@
-"""Values derived from tensors, kept while the tensors do not change."""
+"""Values derived from tensors, kept while the tensors hold the same numbers."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
-def _version(x: Tensor) -> tuple[object, int]:
-    # ``x.data = y`` counts as no write, but moves the data. Tensors made in inference mode count no writes at all, so
-    # they always look changed.
-    return (object() if x.is_inference() else x._version), x.data_ptr()
+def _load_memcmp() -> Any:
+    library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
+    library.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    return library.memcmp
+
+
+_memcmp = _load_memcmp()  # as fast as memory is, which no comparison of torch is
+
+
+class _Copy:
+    """The numbers that a tensor held, to compare with those that it holds later."""
+
+    __slots__ = ("address", "dtype", "numbers", "shape", "size", "source", "stride", "version")
+
+    def __init__(self, source: Tensor, is_exact: bool) -> None:
+        self.source, self.shape, self.dtype, self.stride = source, source.shape, source.dtype, source.stride()
+        self.numbers: Tensor | None = None
+        self.size = self.address = 0
+        self.version: object = None
+        if source.device.type != "cpu" and (not is_exact or source.is_meta):
+            # To look at the numbers would wait for the device; a tensor of inference mode counts no writes at all.
+            self.version = object() if source.is_inference() else (source._version, source.data_ptr())
+            return
+        self.numbers = source.detach().clone()
+        if source.device.type == "cpu" and self.numbers.stride() == self.stride and _is_dense(source):
+            self.size, self.address = source.numel() * source.element_size(), self.numbers.data_ptr()
+
+    def matches(self, tensor: Tensor) -> bool:
+        """Does the tensor hold the same numbers in the same places?"""
+        if self.size and tensor.shape == self.shape and tensor.dtype is self.dtype and tensor.stride() == self.stride:
+            return tensor.device.type == "cpu" and not _memcmp(tensor.data_ptr(), self.address, self.size)
+        if self.numbers is None:
+            is_same = tensor is self.source and not tensor.is_inference()
+            return is_same and (tensor._version, tensor.data_ptr()) == self.version
+        if tensor.shape != self.shape or tensor.dtype != self.dtype or tensor.device != self.numbers.device:
+            return False
+        return torch.equal(tensor.detach(), self.numbers)
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Do the numbers lie in memory without gaps?"""
+    if x.is_contiguous():
+        return True
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
 
 
 class Cache:
-    """A value derived from tensors; forgets itself when they change, and is not copied or pickled.
+    """A value derived from tensors; made anew when their numbers change, and not copied or pickled.
 
-    A write through ``tensor.data`` is the one change that torch does not count; `clear` is for that.
+    The numbers themselves are compared with a copy, because torch does not count every write: fused optimizers, the
+    collectives of ``torch.distributed``, ``tensor.data`` and arrays that share its memory change a tensor unseen.
+    Threads may use it at the same time.
+
+    Args:
+        is_exact: compare numbers on every device. Otherwise those on an accelerator, where looking at them waits for
+            it, count as changed when torch has counted a write.
+
+    >>> weight, cache = torch.ones(2), Cache()
+    >>> cache.get((weight,), lambda: float(weight.sum()))
+    2.0
+    >>> weight.data[0] = 5
+    >>> cache.get((weight,), lambda: float(weight.sum()))
+    6.0
     """
 
-    def __init__(self) -> None:
-        self.clear()
+    def __init__(self, is_exact: bool = False) -> None:
+        self._is_exact = is_exact
+        self._entry: tuple[tuple[_Copy, ...], Any] | None = None  # replaced as a whole: other threads may be reading
 
     def clear(self) -> None:
         """Forget."""
-        self._sources: tuple[Tensor, ...] = ()
-        self._versions: tuple[tuple[object, int], ...] = ()
-        self._value: Any = None
+        self._entry = None
 
     def get(self, sources: tuple[Tensor, ...], build: Callable[[], Any]) -> Any:
         """The value for these tensors, built anew if any of them was replaced or written to."""
-        if not self.holds(sources):
-            self._value = build()
-            self._sources = sources
-            self._versions = tuple([_version(t) for t in sources])
-        return self._value
+        entry = self._entry
+        if entry is not None and _match(entry[0], sources):
+            return entry[1]
+        copies = tuple([_Copy(t, self._is_exact) for t in sources])  # before: another thread may write meanwhile
+        value = build()
+        self._entry = (copies, value)
+        return value
 
     def holds(self, sources: tuple[Tensor, ...]) -> bool:
         """Is there a value for these tensors, and none of them was written to since?"""
-        return self._value is not None and self._is_current(sources)
-
-    def _is_current(self, sources: tuple[Tensor, ...]) -> bool:
-        if len(sources) != len(self._sources):
-            return False
-        for new, old, version in zip(sources, self._sources, self._versions, strict=True):  # a loop: called often
-            if new is not old or _version(new) != version:
-                return False
-        return True
+        entry = self._entry
+        return entry is not None and _match(entry[0], sources)
 
     def __deepcopy__(self, memo: dict) -> Cache:
-        return Cache()
+        return Cache(self._is_exact)
 
     def __reduce__(self) -> tuple:
-        return Cache, ()
+        return Cache, (self._is_exact,)
+
+
+def _match(copies: tuple[_Copy, ...], sources: tuple[Tensor, ...]) -> bool:
+    return len(sources) == len(copies) and all(copy.matches(t) for copy, t in zip(copies, sources, strict=True))

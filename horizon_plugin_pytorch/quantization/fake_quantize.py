@@ -176,9 +176,11 @@ class FakeQuantize(nn.Module):
         return self._was_set or self.activation_post_process.has_statistics
 
     def _flag(self, name: str) -> bool:
-        """A switch buffer as a bool, read again only after it was written to: on a GPU reading waits for the device."""
+        """A switch buffer as a bool, on a GPU read again only after it was written to: reading waits for the device."""
         buffer = self._buffers[name]
         assert buffer is not None
+        if buffer.device.type == "cpu":
+            return bool(buffer.item())
         return self._known[name].get((buffer,), lambda: bool(buffer.item()))
 
     @property

@@ -150,7 +150,7 @@ class ObserverBase(nn.Module):
         self._batch: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         self._has_range = False
         self._unchanged = Cache()  # what was usable of weights, which are the same in every batch of a calibration
-        self._resting = Cache()  # says that weights were seen, and that the range is theirs
+        self._resting = Cache()  # says that the range is that of these weights
         self._holds = False
         self._held: Any = None  # what was seen since `hold`
         self._has_rested = False  # has it seen since `hold` what left everything as it is?
@@ -196,7 +196,7 @@ class ObserverBase(nn.Module):
 
     def observe(self, x: Tensor, low: float = -math.inf, high: float = math.inf) -> None:
         """Take in a tensor as it is after clamping to ``[low, high]`` (the range of a fused activation)."""
-        is_constant = isinstance(x, nn.Parameter) and not torch.is_grad_enabled()
+        is_constant = isinstance(x, nn.Parameter) and not torch.is_grad_enabled() and (low, high) == NO_LIMITS
         with torch.no_grad():
             if self._can_wait(x):
                 local: Any = self._range_later(_plain(x), low, high)
@@ -206,11 +206,14 @@ class ObserverBase(nn.Module):
                     self._update(*self._measured(*local))
                 return
             if is_constant:
-                if self._rests and self._resting.holds((x, self.min_val, self.max_val)):
+                is_known = self._unchanged.holds((x,))
+                if is_known and self._rests and self._resting.holds((self.min_val, self.max_val)):
                     self._has_rested = True
                     if not self._holds:
                         self._count_batch()
                     return
+                if not is_known:
+                    self._resting.clear()
                 usable = self._unchanged.get((x,), lambda: self._usable(_plain(x), low, high))
             else:
                 self._unchanged.clear()
@@ -222,7 +225,7 @@ class ObserverBase(nn.Module):
                 found = self._measure(local) if is_constant and self._rests else None
             ranges = self.min_val, self.max_val
             if is_constant and found is not None and all(map(torch.equal, ranges, found)):
-                self._resting.get((x, *ranges), lambda: True)
+                self._resting.get(ranges, lambda: True)
                 self._has_rested = True
             elif self._holds:
                 self._hold(local)

@@ -55,7 +55,7 @@ class QATModule(PlacedModule):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._twin = Cache()
+        self._twin = Cache(is_exact=True)
 
     def forget_twin(self) -> None:
         """Drop the cached integer form; it is made anew when needed."""

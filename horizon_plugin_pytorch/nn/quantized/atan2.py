@@ -17,6 +17,6 @@ class Atan2(QuantizedModule):
 
     def forward(self, y: QTensor, x: QTensor) -> QTensor:
         y, x = self.quantized_input(y), self.quantized_input(x)
-        t = self._plans.get((y.scale, x.scale), (str(y.dtype), str(x.dtype)), lambda: self._plan(y, x))
+        t = self._plans.get((y, x), "tables", lambda: self._plan(y, x))
         out = fp.atan2(y.plain(), x.plain(), t.y_log, t.x_log, t.angles, y.dtype.min, x.dtype.min, self.low, self.high)
         return self.output(out)

@@ -77,8 +77,8 @@ class AvgPool(QuantizedModule):
         for size in self.kernel_size:
             bound *= size
         factor = self._plans.get(
-            (x.scale,),
-            (space, str(x.dtype)),
+            (x,),
+            space,
             lambda: factor_map(ratio, self._counts(space), self.low, self.high, bound).to(x.device),
         )
         pool = fp.avg_pool3d if self.axes == 3 else fp.avg_pool2d

@@ -32,8 +32,8 @@ class BatchNorm(QuantizedModule):
         assert self.scale is not None
         scale = self.scale.double()
         factor, offset = self._plans.get(
-            (x.scale,),
-            ("affine", x.range),
+            (x,),
+            "affine",
             lambda: fp.choose_affine(
                 self.gain * x.scale.double() / scale, self.shift / scale, x.range, self.low, self.high
             ),

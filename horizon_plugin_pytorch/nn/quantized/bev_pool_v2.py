@@ -34,7 +34,7 @@ class BevPoolV2(QuantizedModule):
             ratio = depth.scale.double() * feat.scale.double() / self.scale.double()
             return fp.choose_factor(ratio, self.low, self.high, fp.INT32_MAX).to(feat.device)
 
-        factor = self._plans.get((depth.scale, feat.scale), "factor", plan)
+        factor = self._plans.get((depth, feat), "factor", plan)
         cells = fp.bev_pool(
             depth.plain().flatten(), feat.plain().flatten(0, -2), ranks_depth, ranks_feat, ranks_bev, interval_starts,
             interval_lengths, batch * z * y * x, depth.dtype.bits + feat.dtype.bits - 2, factor, self.low, self.high,

@@ -24,7 +24,5 @@ class ChannelScale2d(QuantizedModule):
         x = self.quantized_input(x)
         assert self.scale is not None
         out_scale = self.scale.double()
-        factor = self._plans.get(
-            (x.scale,), "factor", lambda: (self.weight.double() * x.scale.double() / out_scale).float()
-        )
+        factor = self._plans.get((x,), "factor", lambda: (self.weight.double() * x.scale.double() / out_scale).float())
         return self.output(fp.requantize(x.plain(), factor, x.dim() - 3, self.low, self.high))

@@ -28,7 +28,7 @@ class Correlation(QuantizedModule):
             ratio = a.scale.double() * b.scale.double() / (self.scale.double() * count)
             return fp.choose_factor(ratio, self.low, self.high, bound).to(a.device)
 
-        factor = self._plans.get((a.scale, b.scale), bound, plan)
+        factor = self._plans.get((a, b), count, plan)
         return self.output(fp.correlation(
             a.plain(), b.plain(), self.kernel_size, self.max_displacement, self.stride1, self.stride2, self.pad_size,
             factor, fp.is_beyond_float32(bound), self.low, self.high,

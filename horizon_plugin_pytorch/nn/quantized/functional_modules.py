@@ -167,7 +167,7 @@ class QFunctional(QuantizedModule):
             self._warn_no_effect(x, y, alpha)
             return fp.choose_sum_factors(float(self.ratio(x.scale)), alpha * float(self.ratio(y.scale)), is_narrow)
 
-        factors = self._plans.get((x.scale, y.scale), ("add", alpha, is_narrow), plan)
+        factors = self._plans.get((x, y), ("add", alpha), plan)
         return self.output(fp.add(x.plain(), y.plain(), *factors, is_narrow, low, self.high))
 
     def _warn_no_effect(self, x: QTensor, y: QTensor, alpha: float) -> None:
@@ -205,8 +205,8 @@ class QFunctional(QuantizedModule):
         x, y = self.quantized_input(x), self.quantized_input(y)
         bound = size_of(x.dtype) * size_of(y.dtype)
         factor = self._plans.get(
-            (x.scale, y.scale),
-            ("mul", bound),
+            (x, y),
+            "mul",
             lambda: fp.choose_factor(self.ratio(x.scale, y.scale), self.low, self.high, bound).to(x.device),
         )
         return self.output(fp.mul(x.plain(), y.plain(), factor, self.low, self.high))
@@ -219,12 +219,12 @@ class QFunctional(QuantizedModule):
         y = self.quantized_input(y)
         one = torch.ones((), device=y.device)  # a number is so many times 1
         number, dividend = (float(x), None) if is_number(x) else (1.0, self.quantized_input(x))
-        scales = (y.scale,) if dividend is None else (y.scale, dividend.scale)
+        operands = (y,) if dividend is None else (y, dividend)
         factor = self._plans.get(
-            scales,
+            operands,
             ("div", number),
             lambda: fp.choose_quotient_factor(
-                number * float(self.ratio(*scales[1:])) / float(y.scale.detach().double())
+                number * float(self.ratio(*[x.scale for x in operands[1:]])) / float(y.scale.detach().double())
             ),
         )
         grid = one if dividend is None else dividend.plain()
@@ -296,7 +296,7 @@ class QFunctional(QuantizedModule):
             factor = fp.choose_factor(self.ratio(x.scale, y.scale), self.low, self.high, bound).to(x.device)
             return factor, fp.is_beyond_float32(bound)
 
-        factor, is_double = self._plans.get((x.scale, y.scale), ("matmul", bound), plan)
+        factor, is_double = self._plans.get((x, y), ("matmul", left.shape[-1]), plan)
         out = fp.matmul(left, right, factor, is_double, self.low, self.high, self.scale is None)
         return out if self.scale is None else self.output(out)
 
@@ -314,7 +314,7 @@ class QFunctional(QuantizedModule):
             factor = fp.choose_factor(ratio, self.low, self.high, bound)
             return factor.reshape(()).to(x.device)  # no axes, so that it fits a sum over all of them
 
-        factor = self._plans.get((x.scale,), ("sum", bound, is_mean), plan)
+        factor = self._plans.get((x,), ("sum", count, is_mean), plan)
         is_double = fp.is_beyond_float32(bound)
         return self.output(fp.sum(x.plain(), dims, keepdim, factor, is_double, self.low, self.high))
 
@@ -331,8 +331,8 @@ class QFunctional(QuantizedModule):
     def _affine(self, x: Any, scale: float, offset: float, low: int) -> QTensor:
         x = self.quantized_input(x)
         factor, shift = self._plans.get(
-            (x.scale,),
-            ("affine", scale, offset, low, x.range),
+            (x,),
+            ("affine", scale, offset, low),
             lambda: tuple(
                 t.to(x.device)
                 for t in fp.choose_affine(

@@ -75,7 +75,7 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
         scales = (input_scale,) if residual_scale is None else (input_scale, residual_scale)
         return self._plans.get(
             scales,
-            (str(input_dtype), input_range, str(residual_dtype)),
+            (input_dtype, input_range, residual_dtype),
             lambda: self._build_plan(input_scale, input_dtype, input_range, residual_scale, residual_dtype),
         )
 
@@ -95,7 +95,7 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
             low, high = integer_limits(self.scale, low, high, self.limits)
         residual_bits = 8 if residual_dtype is None else as_dtype(residual_dtype).bits
         weight, accumulator_scale = fp.coarsen(
-            self.weight.float(),
+            self._plans.get((), "weight", self.weight.float),  # one for the plans of all inputs
             self.bias,
             input_scale.double() * weight_scale,
             self.scale,

@@ -51,7 +51,7 @@ class GridSample(QuantizedModule):
         x = self.quantized_input(input)
         is_real = not isinstance(grid, QTensor)
         factor, offset = self._plans.get(
-            () if is_real else (grid.scale,), (*x.shape[-2:], str(x.dtype)), lambda: self._factors(x, grid)
+            () if is_real else (grid,), (*x.shape[-2:], x.dtype, x.scale.device), lambda: self._factors(x, grid)
         )
         out = fp.grid_sample(
             x.plain(), grid if is_real else grid.plain(), factor, offset, is_real, self.is_flow, self.bits(x),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -47,9 +48,14 @@ class Interpolate(QuantizedModule):
             found.append(fp.bilinear_positions(source, target, ratio, self.align_corners, bits).to(x.device))
         return found[0].to(x.device), found[1]
 
+    @staticmethod
+    def _facts(x: QTensor, size: Any) -> tuple[Hashable, ...]:
+        """What positions depend on; the scale, which is new in every step of a training, is not among it."""
+        return (*x.shape[2:], str(size), x.dtype, x.scale.device)
+
     def positions(self, x: QTensor, size: Any = None) -> tuple[Tensor, Tensor]:
         """The same, kept for inputs of this shape."""
-        return self._plans.get((), (*x.shape[2:], str(size), str(x.dtype)), lambda: self._positions(x, size))
+        return self._plans.get((), ("positions", *self._facts(x, size)), lambda: self._positions(x, size))
 
     def real_matrices(self, x: QTensor, size: Any = None) -> tuple[Tensor, Tensor]:
         """The weights of rows and columns as float32 numbers, for training."""
@@ -62,7 +68,7 @@ class Interpolate(QuantizedModule):
             down, across = (m.mul_(2.0**-bits).to(x.device, torch.float32) for m in matrices)
             return down, across.T.contiguous()
 
-        return self._plans.get((), ("real", *x.shape[2:], str(size), str(x.dtype)), build)
+        return self._plans.get((), ("matrices", *self._facts(x, size)), build)
 
     def forward(self, x: Any, size: Any = None) -> Any:
         if is_real(x):

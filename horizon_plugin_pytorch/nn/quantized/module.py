@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,42 +13,10 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, qbool
 from horizon_plugin_pytorch.errors import ConversionError
 from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.quantized.plans import PlanCache
 from horizon_plugin_pytorch.qtensor import QTensor, asked_by_model, integer_qtensor
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
-
-_MOST_PLANS = 256
-
-
-class PlanCache:
-    """Arithmetic plans, one for each set of input scales that the module has met; not copied or pickled."""
-
-    def __init__(self) -> None:
-        self._plans: dict[Hashable, tuple[Any, tuple[Tensor, ...]]] = {}
-
-    def get(self, scales: tuple[Tensor, ...], key: Hashable, build: Callable[[], Any]) -> Any:
-        """The plan for these scales and this key."""
-        full_key = (key, *(_scale_key(s) for s in scales))
-        found = self._plans.get(full_key)
-        if found is None:
-            if len(self._plans) >= _MOST_PLANS:  # shapes that vary from call to call must not fill memory
-                self._plans.pop(next(iter(self._plans)))
-            found = self._plans[full_key] = (build(), scales)  # the scales are kept alive: ids may be in the key
-        elif len(self._plans) >= _MOST_PLANS // 2:  # the plan in use longest ago goes first
-            self._plans[full_key] = self._plans.pop(full_key)
-        return found[0]
-
-    def __deepcopy__(self, memo: dict) -> PlanCache:
-        return PlanCache()
-
-    def __reduce__(self) -> tuple:
-        return PlanCache, ()
-
-
-def _scale_key(scale: Tensor) -> Hashable:
-    if scale.numel() == 1 and scale.device.type == "cpu":
-        return scale.item()
-    return (id(scale), scale._version)
 
 
 def require_float32(fn: Callable[[Tensor], Tensor], what: str) -> None:
@@ -162,13 +130,13 @@ class QuantizedModule(PlacedModule):
         low, high = x.range
         if x.dtype != self.out_dtype or low < self.low or high > self.high:
             return False
-        return self._plans.get((x.scale,), "has_output_grid", lambda: float(self.ratio(x.scale)) == 1.0)
+        return self._plans.get((x,), "has_output_grid", lambda: float(self.ratio(x.scale)) == 1.0)
 
     def output_factor(self, x: QTensor) -> Tensor:
         """The factor that brings the tensor's integers to the output's scale."""
         return self._plans.get(
-            (x.scale,),
-            ("output_factor", str(x.dtype)),
+            (x,),
+            "output_factor",
             lambda: fp.choose_factor(self.ratio(x.scale), self.low, self.high, size_of(x.dtype)).to(x.device),
         )
 

@@ -24,7 +24,7 @@ class DeformableSampling(QuantizedModule):
             ratio = value.scale.double() * weights.scale.double() / self.scale.double()
             return fp.choose_factor(ratio, self.low, self.high, bound).to(value.device), float(offsets.scale)
 
-        factor, step = self._plans.get((value.scale, weights.scale, offsets.scale), bound, plan)
+        factor, step = self._plans.get((value, weights, offsets), terms, plan)
         heights, widths = zip(*shapes, strict=True)
         place = reference.dequantize() if isinstance(reference, QTensor) else reference
         return self.output(fp.deformable_attention(

@@ -27,6 +27,6 @@ class PReLU(QuantizedModule):
 
     def forward(self, x: QTensor) -> QTensor:
         x = self.quantized_input(x)
-        above, below, is_convex = self._plans.get((x.scale,), (), lambda: self._plan(x))
+        above, below, is_convex = self._plans.get((x,), "factors", lambda: self._plan(x))
         axis = 1 if x.dim() > 1 else -1
         return self.output(fp.prelu(x.plain(), above, below, axis, is_convex, self.low, self.high))

@@ -105,5 +105,5 @@ class CumSum(QuantizedModule):
         def plan() -> Tensor:
             return fp.choose_factor(ratio, self.low, self.high, bound).reshape(()).to(x.device)
 
-        factor = self._plans.get((x.scale,), ("cumsum", bound), plan)
+        factor = self._plans.get((x,), ("cumsum", bound), plan)
         return self.output(fp.cumsum(x.plain(), self.dim, factor, fp.is_beyond_float32(bound), self.low, self.high))

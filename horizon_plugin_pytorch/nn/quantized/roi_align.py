@@ -80,5 +80,5 @@ class MultiScaleRoIAlign(_Align):
 
     def forward(self, features: Any, boxes: Any) -> QTensor:
         maps = [self.quantized_input(x) for x in features]
-        factors = [self._plans.get((x.scale,), "factor", partial(self._factor, x)) for x in maps]
+        factors = [self._plans.get((x,), "factor", partial(self._factor, x)) for x in maps]
         return self.output(self._run(maps, boxes, [1 / s for s in self.feature_strides], self.thresholds, factors))

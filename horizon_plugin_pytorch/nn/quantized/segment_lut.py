@@ -36,7 +36,7 @@ class SegmentLUT(QuantizedModule):
     def table(self, in_scale: Tensor, in_dtype: QuantDType) -> fp.Table:
         """The table for inputs of this scale and format."""
         self._met = (in_scale, in_dtype)
-        return self._plans.get((in_scale,), str(in_dtype), lambda: self._build(in_scale, in_dtype))
+        return self._plans.get((in_scale,), in_dtype, lambda: self._build(in_scale, in_dtype))
 
     def _build(self, in_scale: Tensor, in_dtype: QuantDType) -> fp.Table:
         assert self.scale is not None and self.out_dtype is not None

@@ -51,7 +51,7 @@ class Softmax(QuantizedModule):
         values = x.plain() if x.dim() else x.plain().reshape(1)
         values = values.neg() if self.is_negated else values
         dim = softmax_axis(self.dim, x.dim())
-        table = self._plans.get((x.scale,), str(x.dtype), lambda: exp_table(x.scale, x.dtype).to(x.device))
+        table = self._plans.get((x,), "table", lambda: exp_table(x.scale, x.dtype).to(x.device))
         return self.output(self.compute(values, dim, hidden, table, x).reshape(x.shape), *self.range())
 
     def range(self) -> tuple[int, int]:
@@ -79,7 +79,7 @@ class LogSoftmax(Softmax):
             factor = float((-x.scale.double() / out_scale).float())
             return fp.choose_logarithm(EXP_SCALE).to(x.device), factor
 
-        logarithms, factor = self._plans.get((x.scale,), "logarithm", plan)
+        logarithms, factor = self._plans.get((x,), "logarithm", plan)
         is_double = fp.is_beyond_float32(values.shape[dim] * float(qint16.max))
         gain = 1.0 / float(out_scale)
         return fp.log_softmax(values, dim, table, logarithms, factor, gain, is_double, self.low, self.high)
