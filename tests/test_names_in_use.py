@@ -15,6 +15,7 @@ import horizon_plugin_pytorch as horizon
 from horizon_plugin_pytorch import quantization
 from horizon_plugin_pytorch.nn.qat.stubs import QuantStub, _WrappedCalibFakeQuantize
 from horizon_plugin_pytorch.quantization import fake_quantize, get_default_qconfig, prepare_qat_fx, qconfig
+from horizon_plugin_pytorch.quantization.quantize_fx import QuantizationTracer
 from horizon_plugin_pytorch.utils import onnx_helper
 
 REFUSED = {
@@ -98,3 +99,16 @@ def test_the_stub_after_an_operator_of_the_cpu_has_the_name_that_the_guide_print
     shown = repr(stubs[0]).splitlines()
     assert shown[0] == "_WrappedCalibFakeQuantize(" and shown[1] == "  (activation_post_process): FakeQuantize("
     assert type(model.quant) is QuantStub
+
+
+def test_the_tracer_takes_what_torchs_takes() -> None:
+    class Block(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu() + 1
+
+    net = nn.Sequential(Block(), Block())
+    counts = {
+        arguments: [node.op for node in QuantizationTracer(*arguments).trace(net).nodes].count("call_module")
+        for arguments in ((), ((), ()), (("1",), ()), ((), (Block,)))
+    }
+    assert list(counts.values()) == [0, 0, 1, 2]

@@ -8,7 +8,7 @@ import operator
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -104,10 +104,29 @@ class _Parts(_Proxy):
 
 
 class QuantizationTracer(torch.fx.Tracer):
-    """Traces into user modules, not into torch's or ours; a FloatFunctional call is one ``call_method`` node."""
+    """Traces into user modules, not into torch's or ours; a FloatFunctional call is one ``call_method`` node.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    Args:
+        skipped_module_names, skipped_module_classes: further modules that it does not trace into, as torch's tracer of
+            this name takes them.
+        kwargs: of `torch.fx.Tracer`.
+
+    >>> class Block(nn.Module):
+    ...     def forward(self, x):
+    ...         return x + 1
+    >>> [node.op for node in QuantizationTracer([], [Block]).trace(nn.Sequential(Block())).nodes]
+    ['placeholder', 'call_module', 'output']
+    """
+
+    def __init__(
+        self,
+        skipped_module_names: Sequence[str] = (),
+        skipped_module_classes: Sequence[type[nn.Module]] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.skipped_module_names = tuple(skipped_module_names)
+        self.skipped_module_classes = tuple(skipped_module_classes)
         self._calls: tuple[ModuleCall, ...] = ()
         self._called: Counter[str] = Counter()
         self.lost_hooks: dict[str, None] = {}  # hooks that the graph does not call
@@ -189,7 +208,8 @@ class QuantizationTracer(torch.fx.Tracer):
             self._calls = before
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_leaf(m)
+        is_skipped = isinstance(m, self.skipped_module_classes) or module_qualified_name in self.skipped_module_names
+        return is_skipped or is_leaf(m)
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
         count = _known_length(node)
