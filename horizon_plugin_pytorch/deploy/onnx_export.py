@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -206,8 +205,6 @@ def build_onnx(
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
-            model(*args)  # plans are made before recording
         steps, outputs = record(model, args)
     finally:
         model.train(was_training)

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from horizon_plugin_pytorch.errors import ExportError, source_line
+from horizon_plugin_pytorch.fx.tracer import user_frames
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -37,23 +40,61 @@ _FUSED = (
 )
 
 
+# What they give depends on the shape of a tensor, and not on its values.
+_OF_SHAPES = frozenset(
+    f"aten::{name}" for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
+                                 "new_full", "new_empty")
+)  # fmt: skip
+
+
+class Rehearsal(TorchDispatchMode):
+    """Knows, while it is active, which memory has values that depend on the model's inputs."""
+
+    def __init__(self, inputs: Any) -> None:
+        super().__init__()
+        self._inputs = {_memory(x) for x in tensors_of(inputs)}
+        self._data: dict[Hashable, StorageWeakRef] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name not in _OF_SHAPES and any(map(self._is_data, tensors_of((args, kwargs)))):
+            for x in tensors_of(out):
+                if _memory(x) not in self._inputs:
+                    self._data[_memory(x)] = StorageWeakRef(plain(x).untyped_storage())
+        return out
+
+    def _is_data(self, x: Tensor) -> bool:
+        memory = _memory(x)
+        return memory in self._inputs or (memory in self._data and not self._data[memory].expired())
+
+    def kept(self) -> frozenset[Hashable]:
+        """The memory that is still there: somebody keeps it for the next run."""
+        return frozenset(memory for memory, storage in self._data.items() if not storage.expired())
+
+
 class Recorder(TorchDispatchMode):
     """Keeps every operator call, and every tensor, while it is active.
 
     Args:
         inputs: the model's inputs. What does not depend on them is a constant, and is computed as ever: a fused kernel
             and its simpler operators differ in the last bit.
+        kept: memory with data of an earlier run.
     """
 
-    def __init__(self, inputs: Any) -> None:
+    def __init__(self, inputs: Any, kept: frozenset[Hashable] = frozenset()) -> None:
         super().__init__()
         self.steps: list[Step] = []
+        self.reads: str | None = None  # the line that reads data of an earlier run
+        self._kept = kept
         self._data = {_memory(x) for x in tensors_of(inputs)}
         self._decompositions = get_decompositions(_FUSED)
         self._is_inside = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        is_data = any(_memory(x) in self._data for x in tensors_of((args, kwargs)))
+        sources = {_memory(x) for x in tensors_of((args, kwargs))}
+        is_data = not sources.isdisjoint(self._data)
+        if self.reads is None and not self._kept.isdisjoint(sources):
+            self.reads = source_line(user_frames())
         simpler = self._decompositions.get(func) if is_data else None
         if simpler is None and self._is_inside and func._can_decompose():
             simpler = func.decompose  # torch's own forms also call operators that are made of others
@@ -87,8 +128,23 @@ def tensor_key(x: Tensor) -> tuple[Hashable, ...]:
 
 
 def record(model: torch.nn.Module, args: tuple) -> tuple[list[Step], Any]:
-    """Run the model and give its steps and outputs."""
-    recorder = Recorder(args)
+    """Run the model and give its steps and outputs.
+
+    It runs twice: plans are made before recording, and a model must not read what an earlier run has computed.
+
+    Raises:
+        ExportError: it does.
+    """
+    rehearsal = Rehearsal(args)
+    with torch.no_grad(), rehearsal:
+        model(*args)
+    recorder = Recorder(args, rehearsal.kept())
     with torch.no_grad(), recorder:
         outputs = model(*args)
+    if recorder.reads is not None:
+        raise ExportError(
+            f"`{type(model).__name__}` keeps a tensor that it computes and reads it in the next forward"
+            f"{f' (line {recorder.reads})' if recorder.reads else ''}; the file would have it as a constant. Make the "
+            "state an input and an output of the model."
+        )
     return recorder.steps, outputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import io
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import ExportError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     QuantStub,
@@ -21,8 +23,10 @@ from horizon_plugin_pytorch.quantization import (
     convert,
     get_default_qconfig,
     prepare,
+    prepare_qat,
     prepare_qat_fx,
 )
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 
 METHODS = ["jit-strip", "jit", "symbolic", "fx"]
 X = torch.randn(1, 3, 4, 4)
@@ -327,6 +331,49 @@ def test_real_numbers_may_be_kept(method) -> None:
     with torch.no_grad():
         first, second = model(X), model(X)
     assert not torch.equal(first, second)
+
+
+def eager(model: nn.Module) -> Any:
+    model.qconfig = get_default_qconfig()
+    return prepare_qat(model.eval())
+
+
+class ByHand(Base):
+    """In eager mode nobody sees the forward before it runs."""
+
+    def begin(self) -> None:
+        self.f, self.h = FloatFunctional(), None
+
+    def step(self, y):
+        y = y if self.h is None else self.f.add(y, self.h)
+        self.h = y
+        return y
+
+
+class WrittenByHand(Base):
+    def begin(self) -> None:
+        self.zero = None
+
+    def step(self, y):
+        self.last = y
+        self.zero = torch.zeros(3) if self.zero is None else self.zero
+        return y
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "cls"), [(eager, ByHand), (lambda m: prepared(m, "jit-strip"), RealNumbers)])
+def test_a_state_is_not_exported_as_a_constant(make, cls) -> None:
+    model = make(cls())
+    calibrate(model, [X, X], progress=False)
+    model.h = None
+    with pytest.raises(ExportError, match=r"reads it in the next forward \(line test_states.py:\d+\).*an input and"):
+        export_quantized_onnx(convert(model), X, io.BytesIO())
+
+
+def test_what_is_kept_and_not_read_is_exported() -> None:
+    for model in (eager(WrittenByHand()), *(prepared(cls(), "jit-strip") for cls in HARMLESS)):
+        calibrate(model, [X], progress=False)
+        export_quantized_onnx(convert(model), X, io.BytesIO())
 
 
 @pytest.mark.parametrize("method", METHODS)
