@@ -47,8 +47,9 @@ def make(body: Callable[..., Any], parts: dict[str, Callable[[], Any]]) -> Net:
     return Net(body, **{name: part() for name, part in parts.items()}).eval()
 
 
-def _prepared(net: nn.Module, method: str) -> nn.Module:
-    return prepare(net, (X.clone(),), qconfig_dict={"": qconfig("qint16")}, method=method, out_dir=None)
+def _prepared(net: nn.Module, method: str, own_scales: bool = False) -> nn.Module:
+    chosen = {"": qconfig("qint16")}
+    return prepare(net, (X.clone(),), qconfig_dict=chosen, method=method, own_scales=own_scales, out_dir=None)
 
 
 def _outputs(model: nn.Module) -> list[Tensor]:
@@ -65,13 +66,13 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_one_answer(net: nn.Module, limit: float = 0.02) -> dict[str, nn.Module]:
+def assert_one_answer(net: nn.Module, limit: float = 0.02, own_scales: bool = False) -> dict[str, nn.Module]:
     """On every method: near float, VALIDATION == converted, and the same numbers, names and gradients as by tracing."""
     wanted, qats, found = _outputs(net), {}, {}
     for method in METHODS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            qat = qats[method] = calibrate(_prepared(net, method), (X.clone(),))
+            qat = qats[method] = calibrate(_prepared(net, method, own_scales), (X.clone(),))
             found[method] = _outputs(qat)
             quantized = convert(qat)
         assert not mismatches(found[method], _outputs(quantized)), f"{method}: VALIDATION and converted differ"

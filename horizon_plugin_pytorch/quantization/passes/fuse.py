@@ -198,6 +198,9 @@ def fuse_graph(
     """
     matcher = _Matcher(model, choices, only, own or OwnScales())
     before = dict(model.named_modules())
+    names: dict[nn.Module, list[str]] = {}  # all paths of each module
+    for path, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(path)
     replaced: dict[str, list[str]] = {}
     with_add = [rule for rule in FUSION_RULES if rule.has_add]
     without = [rule for rule in FUSION_RULES if not rule.has_add]
@@ -208,7 +211,7 @@ def fuse_graph(
             for rule in rules:
                 chain = matcher.match(rule, node, operand)
                 if chain is not None and (only is None or _merged(model, choices, rule, chain).qconfig is not None):
-                    place, members = _apply(model, choices, rule, chain, operand, only)
+                    place, members = _apply(model, choices, rule, chain, operand, only, names)
                     for path in members:
                         replaced.setdefault(path, []).append(place)
                     break
@@ -217,7 +220,7 @@ def fuse_graph(
         if path not in still_called:
             left = nn.Identity() if isinstance(model, fx.GraphModule) else FusedAway()  # which the user's forward calls
             left.__dict__[FUSED_INTO] = [model.get_submodule(place) for place in places]
-            _set_module(model, path, left.train(model.training))
+            _set_module(model, path, left.train(model.training), names)
     after = dict(model.named_modules())
     replace_references(model, ((old, after[path]) for path, old in before.items() if path in after))
     if isinstance(model, fx.GraphModule):  # in a recorded graph everything was computed
@@ -233,6 +236,7 @@ def _apply(
     chain: list[fx.Node],
     operand: int,
     only: Region | None,
+    names: dict[nn.Module, list[str]],
 ) -> tuple[str, list[str]]:
     """Put the fused module in place; gives its path, and those of the members that it replaces."""
     paths = [called_path(model, node) or "" for node in chain]
@@ -240,7 +244,7 @@ def _apply(
     fused.__dict__["_operand"] = operand  # where the model itself calls add, the layer's input is this operand
     place = paths[rule.anchor]
     choices[place] = _merged_choice(choices, paths, rule)
-    _set_module(model, place, fused)
+    _set_module(model, place, fused, names)
     anchor, last = chain[rule.anchor], chain[-1]
     args: tuple = (chain[0].args[0],)
     if rule.has_add:
@@ -264,8 +268,12 @@ def _apply(
     return place, [path for path in paths if path != place]
 
 
-def _set_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
+def _set_module(model: nn.Module, path: str, module: nn.Module, names: dict[nn.Module, list[str]]) -> None:
+    """Put a module at a path, and wherever else the model has the one that it replaces."""
     old = model.get_submodule(path)
     copy_hooks(module, old, STATE)
-    setattr(model.get_submodule(parent), name, keep_attributes(module, old))
+    keep_attributes(module, old)
+    for place in (path, *names.get(old, ())):
+        parent, _, name = place.rpartition(".")
+        if model.get_submodule(parent)._modules.get(name) is old:
+            setattr(model.get_submodule(parent), name, module)
