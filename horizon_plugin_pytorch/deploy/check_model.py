@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, source_line, warn
+from horizon_plugin_pytorch.fx.arguments import positional_arguments
 from horizon_plugin_pytorch.fx.tracer import scope_of, user_frames
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
 from horizon_plugin_pytorch.nested import tensors_of
@@ -276,8 +277,7 @@ def check_model(
 
     Args:
         module: the result of `convert_fx` or `convert`.
-        example_inputs: inputs of the model, in the sizes of the deployment; a tensor, a tuple or list of inputs,
-            or a dict of them by the names that the model gives them.
+        example_inputs: the model's arguments, as `prepare` takes them, in the sizes of the deployment.
         march: the chip; None takes the one the model was prepared for, or that of `set_march`.
         input_source, advice, check_quanti_param: options of the vendor's compiler; they have no effect, and warn.
 
@@ -293,7 +293,7 @@ def check_model(
     >>> _ = qat(x)
     >>> check_model(convert_fx(qat), (x,))
     This model is supported!
-    HBDK model check PASS
+    Every operator keeps the published formats and limits of bayes.
     0
     """
     _require_converted(module)
@@ -308,18 +308,13 @@ def check_model(
     if march is None:
         march = getattr(module, "march", None) or get_march() or require_march("check_model")
     chip = as_march(march)
-    args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    forward = inspect.signature(module.forward)
-    if isinstance(example_inputs, dict) and example_inputs.keys() <= forward.parameters.keys():
-        args = forward.bind(**example_inputs).args
-    findings = find_limits(module, args, chip)
+    findings = find_limits(module, positional_arguments(module, example_inputs), chip)
     if not findings:
-        print("This model is supported!\nHBDK model check PASS")
+        print(f"This model is supported!\nEvery operator keeps the published formats and limits of {chip}.")
         return 0
     print(f"This model breaks {len(findings)} limits of {chip}:")
     headers = ["where", "operator", "limit", "found", "what to do"]
     rows = [[f.place, f.operator, f.limit, f.found, f.advice or "change the layer, or move it after the DeQuantStub"]
             for f in findings]  # fmt: skip
     print(tabulate(rows, headers=headers, tablefmt="psql", maxcolwidths=[40, None, 36, 40, 40]))
-    print("HBDK model check FAIL")
     return 1

@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.deploy.onnx_graph import OPSET, OnnxGraph, Site
 from horizon_plugin_pytorch.deploy.recorder import Step, plain, record, tensor_key
 from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.fx.arguments import positional_arguments
 from horizon_plugin_pytorch.nested import map_tensors, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -200,8 +201,7 @@ def build_onnx(
     opset = OPSET if opset_version is None else opset_version
     if not 13 <= opset <= 20:
         raise ExportError(f"opset_version must lie in [13, 20], got {opset}.")
-    args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    args = map_tensors(lambda x: x.detach().clone(), args)
+    args = map_tensors(lambda x: x.detach().clone(), positional_arguments(model, args))
     was_training = model.training
     model.eval()
     try:

@@ -39,6 +39,27 @@ def arguments_of(
     return (given,), named
 
 
+def positional_arguments(model: nn.Module, given: Any) -> tuple[Any, ...]:
+    """The same, all by position: what is recorded or exported has inputs in an order.
+
+    >>> class Net(nn.Module):
+    ...     def forward(self, image, scale=1.0): ...
+    >>> positional_arguments(Net(), {"scale": 0.5, "image": 5})
+    (5, 0.5)
+    """
+    args, kwargs = arguments_of(model, given)
+    signature = _signature(model)
+    if not kwargs or signature is None:
+        return args
+    bound = signature.bind(**kwargs)
+    if bound.kwargs:
+        raise TypeError(
+            f"{', '.join(bound.kwargs)}: the forward of `{type(model).__name__}` takes it by keyword only, and here "
+            "arguments have an order; let the forward take it by position, too."
+        )
+    return bound.args
+
+
 def left_out(model: nn.Module, given: Any) -> int:
     """How many items of a tuple or list `arguments_of` leaves out."""
     most = _most_arguments(model)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
+from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.results import own_tensors
 from horizon_plugin_pytorch.quantization.batches import (
     length_of,
@@ -266,12 +267,15 @@ def _rehearsed(forward: Forward, model: nn.Module, data: Iterable[Any]) -> Itera
 def _call(forward: Forward, model: nn.Module, batch: Any, step: int) -> None:
     try:
         forward(model, batch)
-    except TypeError as error:
-        if forward is not run_batch:
+    except (TypeError, AttributeError) as error:
+        is_whole = isinstance(batch, Mapping) and bool(arguments_of(model, batch)[0])
+        if forward is not run_batch or not (is_whole or isinstance(error, TypeError)):
             raise
+        keys = ", ".join(map(str, batch)) if is_whole else ""
+        how = f"its keys, {keys}, are no parameters of it, and as the only argument: " if is_whole else ""
         raise CalibrationError(
-            f"calibrate: batch {step} does not fit the model's forward: {error}. Give `forward=lambda model, batch: "
-            "model(...)`, which calls the model as your data need it."
+            f"calibrate: batch {step} does not fit the model's forward: {how}{error}. Give `forward=lambda model, "
+            "batch: model(...)`, which calls the model as your data need it."
         ) from error
 
 

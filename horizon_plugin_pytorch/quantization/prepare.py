@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.errors import (
     warn,
 )
 from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.fx.arguments import arguments_of, left_out
 from horizon_plugin_pytorch.fx.call_site import CallSite, ScopeHooks, scoped_modules
 from horizon_plugin_pytorch.fx.children import hide_added
 from horizon_plugin_pytorch.fx.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu
@@ -57,7 +58,6 @@ from horizon_plugin_pytorch.quantization.passes.stub_links import link_stubs
 from horizon_plugin_pytorch.quantization.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.quantization.quantize import prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import (
-    as_args,
     choices_of,
     copy_model,
     observe,
@@ -100,7 +100,8 @@ def prepare(
     SYMBOLIC traces it, and EAGER leaves replacing and fusing to you.
 
     Args:
-        example_inputs: the model's arguments, as a tuple; anything else is its only argument.
+        example_inputs: a tuple or list of the model's arguments; a dictionary of them by name, if the forward has
+            parameters of these names; anything else is its only argument. `calibrate` takes a batch in the same way.
         qconfig_setter: a setter, or a tuple of them from high to low priority.
         method: a `PrepareMethod` or its value.
         example_kw_inputs: keyword arguments of the model.
@@ -129,6 +130,7 @@ def prepare(
     if qconfig_setter is not None and qconfig_dict:
         raise QuantizationConfigError("prepare: give qconfig_setter or qconfig_dict, not both.")
     fuse_mode = FuseMode.of(fuse_mode, "prepare")
+    _tell_left_out(model, example_inputs)
     if fuse_mode is FuseMode.NoFuse and method is PrepareMethod.EAGER:
         raise QuantizationConfigError("prepare: PrepareMethod.EAGER fuses nothing by itself; leave fuse_mode out.")
     if hybrid_dict and not hybrid:
@@ -154,7 +156,7 @@ def prepare(
             is_fused=fuse_mode is not FuseMode.NoFuse,
         )
         if example_inputs is not None or example_kw_inputs:
-            meet_calls(prepared, as_args(example_inputs), example_kw_inputs)
+            meet_calls(prepared, *arguments_of(model, example_inputs, example_kw_inputs))
     else:
         if example_inputs is None and not example_kw_inputs:
             raise ValueError(
@@ -162,8 +164,7 @@ def prepare(
             )
         prepared = _prepare_by_running(
             model,
-            as_args(example_inputs),
-            example_kw_inputs,
+            *arguments_of(model, example_inputs, example_kw_inputs),
             qconfig_dict,
             qconfig_setter,
             fuse_mode,
@@ -175,13 +176,26 @@ def prepare(
     return prepared
 
 
+def _tell_left_out(model: nn.Module, example_inputs: Any) -> None:
+    """Say which example inputs the model does not take; `calibrate` leaves labels out without a word."""
+    count = left_out(model, example_inputs)
+    if count:
+        kind = type(example_inputs).__name__
+        warn(
+            f"prepare: example_inputs has {len(example_inputs)} items, and the forward of `{type(model).__name__}` "
+            f"takes {len(example_inputs) - count}: the rest is left out, as `calibrate` leaves out labels. If the "
+            f"{kind} is one argument, put it into a tuple, `(example_inputs,)`.",
+            QuantizationWarning,
+        )
+
+
 def _write_results(prepared: Any, out_dir: str | os.PathLike, example_inputs: Any, kwargs: dict | None) -> None:
     """Write the graph and the check; the model is prepared whether or not they can be written."""
     try:
         if hasattr(prepared, "graph"):
             write_atomically(graph_text(prepared.graph).encode(), os.path.join(out_dir, GRAPH_FILE))
         if example_inputs is not None or kwargs:
-            own_args, own_kwargs = own_tensors((as_args(example_inputs), kwargs))
+            own_args, own_kwargs = own_tensors(arguments_of(prepared, example_inputs, kwargs))
             inspect_model(prepared, own_args, out_dir, own_kwargs)
     except CheckError as error:
         warn(f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.", QuantizationWarning)
@@ -202,7 +216,7 @@ def _prepare_eager(
         model,
         hybrid=hybrid,
         qconfig_setter=qconfig_setter,
-        example_inputs=as_args(inputs),
+        example_inputs=inputs,
         example_kw_inputs=kwargs,
     )
 

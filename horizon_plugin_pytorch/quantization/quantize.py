@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, warn
+from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.dispatch import OnCpu
 from horizon_plugin_pytorch.fx.float_parts import keep_float
 from horizon_plugin_pytorch.fx.recording import record
@@ -150,8 +151,7 @@ def _set_qconfigs(
 
 def _captured(model: nn.Module, example_inputs: Any, example_kw_inputs: dict[str, Any] | None) -> Any:
     """The model with its graph, found by running it."""
-    args = example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    return Captured(model, record(model, () if example_inputs is None else tuple(args), example_kw_inputs))
+    return Captured(model, record(model, *arguments_of(model, example_inputs, example_kw_inputs)))
 
 
 def _tied(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, source_line, warn
+from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.chance import refuse_chance
 from horizon_plugin_pytorch.fx.float_parts import keep_float
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
@@ -221,7 +222,7 @@ def prepare_qat_fx(
         tied=TiedOperators() if is_tied else None,
     )  # fmt: skip
     if example_inputs is not None:
-        meet_calls(prepared, as_args(example_inputs))
+        meet_calls(prepared, *arguments_of(model, example_inputs))
     if verbose:
         check_verbosely(prepared, example_inputs, "prepare_qat_fx")
     return prepared
@@ -240,13 +241,6 @@ def _check_opset(opset_version: Any) -> None:
         )
 
 
-def as_args(example_inputs: Any) -> tuple:
-    """The arguments of a model: a tuple or list of them, or the only one."""
-    if example_inputs is None:
-        return ()
-    return tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-
-
 def check_verbosely(prepared: nn.Module, example_inputs: Any, what: str) -> None:
     """Write and print the check of shared and unfused operators and of formats."""
     from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
@@ -255,7 +249,7 @@ def check_verbosely(prepared: nn.Module, example_inputs: Any, what: str) -> None
     if example_inputs is None:
         warn(f"{what}: verbose=1 runs the model to check it; give example_inputs.", QuantizationWarning)
         return
-    print(render(inspect_model(prepared, as_args(example_inputs), ".")))
+    print(render(inspect_model(prepared, example_inputs, ".")))
 
 
 def prepare_by_tracing(

@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from horizon_plugin_pytorch.errors import at, is_package_code, is_torch_code, is_user_code
+from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nested import tensors_of
@@ -418,11 +419,10 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
     more, in training mode, to see which of them it has for training.
 
     Args:
-        example_inputs: a tuple or list of the model's arguments; anything else is its only argument.
+        example_inputs: the model's arguments, as `prepare` takes them.
         kwargs: keyword arguments of the model.
     """
-    kwargs = kwargs or {}
-    args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    args, kwargs = arguments_of(model, example_inputs, kwargs)
     watch = _Watch(model)
     results: frozenset[int] = frozenset()
     failure = None

@@ -25,7 +25,7 @@ def inspect_model(
     """Run a prepared model, and give the rows of its check.
 
     Args:
-        example_inputs: a tuple or list of the model's arguments; anything else is its only argument.
+        example_inputs: the model's arguments, as `prepare` takes them.
         out_dir: where to write the file; None does not write it.
         kwargs: keyword arguments of the model.
 
