@@ -132,8 +132,10 @@ def test_running_the_result_moves_no_scale_and_its_state_can_be_set() -> None:
     exact = result(X)
     result(100 * X)
     assert torch.equal(result.first.add.activation_post_process.scale, before)
-    set_fake_quantize(result, FakeQuantState.QAT)  # the approximate route of training, among integers
-    assert float((result(X) - exact).abs().max()) < 0.05
+    for state in (FakeQuantState.QAT, FakeQuantState._FLOAT):  # as in training, and in float, among integers
+        set_fake_quantize(result, state)
+        assert float((result(X) - exact).abs().max()) < 0.05
+    assert not torch.equal(result(X), exact)
 
 
 def test_export_says_why_a_module_is_not_converted() -> None:

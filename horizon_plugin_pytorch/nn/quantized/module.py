@@ -150,7 +150,7 @@ class QuantizedModule(PlacedModule):
         """Insist on integers; booleans count as 0 and 1."""
         if isinstance(x, QTensor) and x.is_integer:
             return x.as_numbers() if x.dtype == qbool else x
-        if isinstance(x, QTensor) and x.is_rounded:  # of a module that `preserve_qat_mode` has kept in its QAT form
+        if isinstance(x, QTensor):  # of a module that `preserve_qat_mode` has kept in its QAT form
             return x.as_integers()
         raise ConversionError(
             f"`{type(self).__name__}` {self.place} got {_kind_of(x)} instead of integers with a scale. "
