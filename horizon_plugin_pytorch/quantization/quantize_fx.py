@@ -84,8 +84,15 @@ def copy_model(model: nn.Module, what: str) -> nn.Module:
     """A deep copy, or an error that says why the model cannot be copied."""
     # What autograd computed and a module keeps (a normalised weight, its last output) is copied as a value.
     kept = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf]
+    memo: dict[int, Any] = {id(x): x.detach().clone() for x in kept}
     try:
-        return copy.deepcopy(model, {id(x): x.detach().clone() for x in kept})
+        copied = copy.deepcopy(model, memo)
+        for module in model.modules():
+            if isinstance(module, fx.GraphModule):  # whose copy has what the graph reads, and no `qconfig`
+                own = vars(memo.get(id(module), module))
+                lost = {name: value for name, value in vars(module).items() if name not in own}
+                own.update(copy.deepcopy(lost, memo))
+        return copied
     except Exception as error:
         raise HorizonError(
             f"{what} copies `{type(model).__name__}` and could not: {str(error).rstrip('.')}. Something that cannot be "

@@ -147,3 +147,28 @@ def test_models_that_torch_prepared_are_refused(method: PrepareMethod) -> None:
     for model in (trained, tq.convert(copy.deepcopy(trained).eval())):
         with pytest.raises(TypeError, match="torch's own quantization prepared or converted this one"):
             prepare(model.eval(), (X,), method=method, out_dir=None)
+
+
+class _Stubs(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, (tq.QuantStub, tq.DeQuantStub)) or super().is_leaf_module(m, module_qualified_name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_the_qconfig_of_a_graph_module_counts(method: PrepareMethod, is_inside: bool) -> None:
+    """torch copies a GraphModule without its attributes."""
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.conv, self.dequant = tq.QuantStub(), nn.Conv2d(3, 3, 1), tq.DeQuantStub()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dequant(self.conv(self.quant(x)))
+
+    net = Small().eval()
+    traced = torch.fx.GraphModule(net, _Stubs().trace(net))
+    traced.qconfig = INT8
+    model = prepare(nn.Sequential(traced) if is_inside else traced, (X,), method=method, out_dir=None)
+    assert type(model.get_submodule("0.conv" if is_inside else "conv")) is qat.Conv2d
