@@ -101,6 +101,11 @@ def test_the_stub_after_an_operator_of_the_cpu_has_the_name_that_the_guide_print
     assert type(model.quant) is QuantStub
 
 
+def test_fake_quantizers_are_where_the_documents_list_them() -> None:
+    for name in ("_LearnableFakeQuantize", "PACTFakeQuantize", "_WrappedCalibFakeQuantize", "CalibFakeQuantize"):
+        assert getattr(fake_quantize, name) is getattr(quantization, name)
+
+
 def test_the_tracer_takes_what_torchs_takes() -> None:
     class Block(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

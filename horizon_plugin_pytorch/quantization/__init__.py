@@ -3,7 +3,7 @@
 from horizon_plugin_pytorch.dtype import qinfo, qint8, qint16  # noqa: I001 - statistics before operators before verbs
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode, set_qat_mode
-from horizon_plugin_pytorch.quantization import observer, observer_v2
+from horizon_plugin_pytorch.quantization import fake_quantize, observer, observer_v2
 from horizon_plugin_pytorch.quantization.observer import (
     FixedScaleObserver,
     MovingAverageMinMaxObserver,
@@ -46,6 +46,7 @@ from horizon_plugin_pytorch.quantization.qconfig import (
     per_channel_qat_8bit_qconfig,
 )
 from horizon_plugin_pytorch import nn  # operators, on top of statistics
+from horizon_plugin_pytorch.nn.qat.stubs import _WrappedCalibFakeQuantize
 from horizon_plugin_pytorch.quantization.calibration import calibrate
 from horizon_plugin_pytorch.quantization.auto_calibration import auto_calibrate, auto_calibration
 from horizon_plugin_pytorch.quantization.weight_reconstruction import mix_calibration, weight_reconstruction
@@ -71,6 +72,14 @@ from horizon_plugin_pytorch.quantization.first_generation import prepare_calibra
 from horizon_plugin_pytorch.deploy.check_model import check_model
 from horizon_plugin_pytorch.deploy.compiler import compile_model, export_hbir, perf_model, visualize_model
 
+# The documents list them beside FakeQuantize; here they are made of it, and live in the files above it.
+for _name, _class in (
+    ("_LearnableFakeQuantize", _LearnableFakeQuantize),
+    ("PACTFakeQuantize", PACTFakeQuantize),
+    ("_WrappedCalibFakeQuantize", _WrappedCalibFakeQuantize),
+):
+    setattr(fake_quantize, _name, _class)
+
 __all__ = [
     "CalibFakeQuantize",
     "DeQuantStub",
@@ -90,6 +99,7 @@ __all__ = [
     "QuantStub",
     "QuantWrapper",
     "_LearnableFakeQuantize",
+    "_WrappedCalibFakeQuantize",
     "auto_calibrate",
     "auto_calibration",
     "calibrate",
