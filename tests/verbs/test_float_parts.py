@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.fx.fx_helper import wrap
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -199,3 +200,37 @@ def test_preparing_names_functions_that_stay_float() -> None:
     net.qconfig, net.b.qconfig = INT8, None
     with pytest.warns(QuantizationWarning, match="gelu.*test_float_parts.py.*qconfig None but gets quantized"):
         prepare(net, (X,), out_dir=None)
+
+
+class Wrapped(nn.Module):
+    """A part whose code tracing does not enter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.op = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), FloatFunctional()
+
+    @wrap()
+    def inner(self, x: Tensor) -> Tensor:
+        return self.op.add(self.bn(self.conv(x)), torch.sigmoid(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_wrapped_code_of_a_float_part(method: PrepareMethod) -> None:
+    net = Net(Wrapped()).eval()
+    model = prepared(net, method, "attribute")
+    assert all(type(model.b.get_submodule(name)).__module__.startswith("torch.nn") for name in ("conv", "bn"))
+    calibrate(model, [X], progress=False)
+    with torch.no_grad():
+        assert float((model(X) - net(X)).abs().max()) < 0.1
+    with pytest.raises(NotImplementedError, match="`Conv2d` at `b.conv`.*not implemented for QTensor"):
+        prepared(Net(Wrapped(), has_stubs=False).eval(), method, "attribute")(X)
+
+
+@pytest.mark.parametrize("method", [PrepareMethod.JIT_STRIP, PrepareMethod.SYMBOLIC])
+def test_a_model_without_any_qconfig_and_own_scales(method: PrepareMethod) -> None:
+    net = Net(Part(lambda m, x: m.fc(m.fc(x))), has_stubs=False).eval()
+    with torch.no_grad():
+        assert torch.equal(prepare(net, (X,), method=method, own_scales=True, out_dir=None)(X), net(X))

@@ -15,11 +15,13 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
+    FakeQuantState,
     QuantStub,
     convert_fx,
     get_default_qconfig,
     prepare_qat,
     prepare_qat_fx,
+    set_fake_quantize,
 )
 from tests.routes import assert_one_arithmetic, calibrate
 
@@ -156,3 +158,22 @@ def test_what_cannot_act_is_told() -> None:
         eager(copy.deepcopy(net))
     with pytest.raises(QuantizationConfigError, match="optimize_kwargs takes"):
         eager(copy.deepcopy(net), optimize_kwargs={"opt_types": "fold"})
+
+
+@pytest.mark.parametrize("quantizer", ["fake_quant", "lsq", "pact"])
+@pytest.mark.parametrize("observer", ["percentile", "mse"])
+def test_scales_stay_one_while_they_are_trained(quantizer: str, observer: str) -> None:
+    set_march(March.BERNOULLI2)
+    chosen = get_default_qconfig(activation_fake_quant=quantizer, activation_observer=observer)
+    model = prepare_qat_fx(Cats(CASES["a layer"][0]), {"": chosen}, optimize_graph=True)
+    calibrate(model, (X, Y))
+    set_fake_quantize(model.train(), FakeQuantState.QAT)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(X, Y).square().sum().backward()
+        optimizer.step()
+    assert len(set(scales(model, "conv", "q2", "cat"))) == 1
+    set_fake_quantize(model.eval(), FakeQuantState.VALIDATION)
+    with torch.no_grad():
+        assert torch.equal(convert_fx(model)(X, Y), model(X, Y))
