@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.quantization import (
     QuantStub,
     QuantWrapper,
     calibrate,
+    convert,
     get_default_qconfig,
     load_calib_state_dict,
     load_observer_params,
@@ -218,3 +219,34 @@ def test_a_report_is_of_one_load() -> None:
     with pytest.warns(CalibrationWarning, match="another format"):
         target.load_state_dict(source.state_dict())
     assert not said(lambda: target.load_state_dict(calibrated("qint16").state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "words"),
+    [
+        (
+            ("qint16", "qint8"),
+            ("qint8", "qint8"),
+            r"quant: its output is \[-32768, 32767\] in the checkpoint and \[-128",
+        ),
+        (("qint8", "qint8"), ("qint16", "qint8"), r"quant: its output is \[-128, 127\] in the checkpoint"),
+        (("qint16", "qint16"), ("qint16", "qint8"), "module.0.weight is torch.int16 in the checkpoint and torch.int8"),
+    ],
+)
+def test_integers_of_another_format_do_not_load(theirs, mine, words) -> None:
+    set_march(March.NASH_P)
+
+    def converted(activation: str, weight: str) -> Any:
+        settings = {"dtype": weight, "qscheme": torch.per_channel_symmetric, "ch_axis": 0}
+        return convert(calibrated(activation, weight_qkwargs=settings))
+
+    source, target = converted(*theirs), converted(*mine)
+    before = {k: v.clone() for k, v in target.state_dict().items()}
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match=words):
+            target.load_state_dict(source.state_dict(), strict=strict)
+    assert all(torch.equal(v, before[k]) for k, v in target.state_dict().items() if k.startswith("quant."))
+    again = converted(*theirs)
+    again.load_state_dict(saved(source.state_dict()))
+    old = {k: v for k, v in source.state_dict().items() if not k.endswith("quant_range")}
+    again.load_state_dict(old)  # of earlier versions

@@ -163,9 +163,39 @@ class QuantizedModule(PlacedModule):
         self._plans = PlanCache()
         return super()._apply(fn, recurse)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
+    @property
+    def quant_range(self) -> Tensor:
+        """The smallest and largest integer of the output, as state dicts have them: what the scale is for."""
+        return torch.tensor([self.low, self.high], dtype=torch.int32)
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.scale is not None:
+            destination[prefix + "quant_range"] = self.quant_range
+
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, local_metadata: dict, strict: bool, missing: list, unexpected: list,
+        errors: list,
+    ) -> None:  # fmt: skip
         self._plans = PlanCache()
-        super()._load_from_state_dict(*args)
+        other = self._other_format(state_dict, prefix, state_dict.pop(prefix + "quant_range", None))
+        if other:  # numbers of another format mean something else: leave all as it is
+            errors.append(f"{other}. Convert a model that was prepared with the formats of the checkpoint.")
+            return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+
+    def _other_format(self, state_dict: dict, prefix: str, written: Any) -> str:
+        """What the integers of a checkpoint are, if not those of this module."""
+        if isinstance(written, Tensor) and self.scale is not None and written.tolist() != [self.low, self.high]:
+            low, high = written.tolist()
+            return f"{prefix[:-1]}: its output is [{low}, {high}] in the checkpoint and [{self.low}, {self.high}] here"
+        for name, mine in self._buffers.items():
+            theirs = state_dict.get(prefix + name)
+            if mine is None or not isinstance(theirs, Tensor) or mine.is_floating_point():
+                continue
+            if theirs.dtype != mine.dtype:
+                return f"{prefix}{name} is {theirs.dtype} in the checkpoint and {mine.dtype} here"
+        return ""
 
     def extra_repr(self) -> str:
         if self.out_dtype is None:
