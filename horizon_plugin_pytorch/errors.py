@@ -11,9 +11,11 @@ import re
 import sys
 import warnings
 
+import numpy
 import torch
 
 _TORCH, _PACKAGE = os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep
+_NUMPY = os.path.dirname(numpy.__file__) + os.sep
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -94,12 +96,12 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 def is_user_code(file: str) -> bool:
-    """Does a source file belong to the user, rather than to torch, to this package, or to generated code?
+    """Does a source file belong to the user, rather than to torch, numpy, this package, or to generated code?
 
     >>> is_user_code("/home/me/torch/model.py"), is_user_code(torch.__file__), is_user_code("<eval_with_key>.0")
     (True, False, False)
     """
-    return not file.startswith(("<eval_with_key>", _TORCH, _PACKAGE))
+    return not file.startswith(("<eval_with_key>", _TORCH, _PACKAGE, _NUMPY))
 
 
 def is_torch_code(file: str) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 from torch.utils import _pytree as pytree
 
 
@@ -22,11 +23,12 @@ def leaves(tree: Any) -> Iterator[Any]:
     [1, 2, 3, 4]
     """
     for leaf in pytree.tree_leaves(tree):
-        if _is_dataclass(leaf):
-            for field in dataclasses.fields(leaf):
-                yield from leaves(getattr(leaf, field.name))
-        else:
+        parts = _parts(leaf)
+        if parts is None:
             yield leaf
+        else:
+            for part in parts.values():
+                yield from leaves(part)
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -35,7 +37,12 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """The same structure with what the function gives in place of each tensor."""
+    """The same structure with what the function gives in place of each tensor; its containers are new ones.
+
+    >>> from types import SimpleNamespace
+    >>> map_tensors(lambda x: "a tensor", {"boxes": SimpleNamespace(count=1, scores=Tensor())})
+    {'boxes': namespace(count=1, scores='a tensor')}
+    """
     return map_instances(function, Tensor, tree)
 
 
@@ -49,16 +56,76 @@ def map_instances(function: Callable[[Any], Any], types: type | tuple[type, ...]
     def one(leaf: Any) -> Any:
         if isinstance(leaf, types):
             return function(leaf)
-        if not _is_dataclass(leaf):
+        parts = _parts(leaf)
+        if parts is None:
             return leaf
         out = copy.copy(leaf)
-        for field in dataclasses.fields(leaf):
-            inner = map_instances(function, types, getattr(leaf, field.name))
-            object.__setattr__(out, field.name, inner)  # it may be frozen
+        for name, part in parts.items():
+            put = dict.__setitem__ if isinstance(out, dict) else list.__setitem__ if isinstance(out, list) else _set
+            put(out, name, map_instances(function, types, part))  # type: ignore[arg-type]
         return out
 
     return pytree.tree_map(one, tree, is_leaf=lambda value: isinstance(value, types))
 
 
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+def fresh(tree: Any) -> Any:
+    """The same arguments in containers of their own: a forward may write into what it is given.
+
+    >>> batch = {"x": Tensor()}
+    >>> fresh(batch).pop("x") is batch["x"]
+    True
+    """
+    return tree if isinstance(tree, Tensor) else map_tensors(lambda x: x, tree)
+
+
+_set = object.__setattr__  # a dataclass may be frozen
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    """What a container that torch does not know holds: a dataclass, a list or dict of another class, an object.
+
+    Objects count if they hold tensors, at any depth; others are values.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value))
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, list):
+        return dict(enumerate(value))
+    is_plain = isinstance(value, (Tensor, Module, type)) or not hasattr(value, "__dict__") or callable(value)
+    return None if is_plain or not has_tensor(value) else dict(vars(value))
+
+
+def has_tensor(value: Any) -> bool:
+    """Does an object hold a tensor?"""
+    return next(tensors_in(value), None) is not None
+
+
+_CONTAINERS = (list, tuple, set, frozenset)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Tensors in a value: itself, or what containers, dataclasses and other objects hold; modules are not looked into.
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> list(tensors_in({"boxes": SimpleNamespace(scores=[torch.tensor(1)])}))
+    [tensor(1)]
+    """
+    pending, seen = [value], set()
+    while pending:
+        here = pending.pop()
+        if isinstance(here, Tensor):
+            yield here
+            continue
+        if isinstance(here, (str, bytes, int, float, type, Module)) or here is None or id(here) in seen:
+            continue
+        seen.add(id(here))
+        if isinstance(here, Mapping):
+            pending.extend(here.values())
+        elif isinstance(here, _CONTAINERS):
+            pending.extend(here)
+        else:
+            pending.extend(getattr(here, "__dict__", {}).values())
+            pending.extend(getattr(here, name, None) for name in getattr(type(here), "__slots__", ()))

@@ -22,6 +22,7 @@ from torch.utils import checkpoint
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
 from horizon_plugin_pytorch.errors import QuantizationWarning, is_package_code, is_user_code
+from horizon_plugin_pytorch.plain_values import array_ufunc, plain_arguments
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.writing import written
 
@@ -253,6 +254,8 @@ class QTensor(Tensor):
         memo[id(self)] = out
         return out
 
+    __array_ufunc__ = array_ufunc
+
     def __reduce_ex__(self, proto: Any) -> Any:
         state = {name: getattr(self, name) for name in ("_axis", "_grid", "_is_integer", "_is_rounded", "_range")}
         return _rebuild, (self.plain().detach(), self._scale, self._format, state, self.requires_grad)
@@ -280,7 +283,11 @@ class QTensor(Tensor):
             raise unsupported(func)
         if kwargs.get("out") is not None:
             raise NotImplementedError(f"{described(func)} has no quantized form with `out`: use its result instead.")
-        return settled(func, args, kwargs, handler(func, args, kwargs))
+        plain_args, plain_kwargs = plain_arguments(args, kwargs, is_index=func in _INDEXING)
+        return settled(func, args, kwargs, handler(func, plain_args, plain_kwargs))
+
+
+_INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
 
 
 def reads_no_numbers(func: Callable, args: tuple, kind: type) -> bool:

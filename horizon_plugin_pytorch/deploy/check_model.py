@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at,
 from horizon_plugin_pytorch.fx.arguments import positional_arguments
 from horizon_plugin_pytorch.fx.tracer import scope_of, user_frames
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
-from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.nested import fresh, tensors_of
 from horizon_plugin_pytorch.nn.operator_table import (
     Operator,
     row_named,
@@ -34,6 +34,7 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.support import GENERAL, TensorFact, Use, group_of
 from horizon_plugin_pytorch.nn.unfinished import Unfinished
+from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 
 _VANISHING = {"dequant", "identity", "dropout", "alpha_dropout", "to"}  # no reader of what an operator gives
@@ -214,6 +215,7 @@ def operator_uses(model: nn.Module, args: tuple) -> list[tuple[Operator, Use]]:
     model.eval()
     try:
         with torch.no_grad(), _watching(model) as watch:
+            args = fresh(args)
             _Nodes(model, watch).run(*args) if isinstance(model, fx.GraphModule) else model(*args)
     finally:
         model.train(was_training)
@@ -306,7 +308,7 @@ def check_model(
             QuantizationWarning,
         )
     if march is None:
-        march = getattr(module, "march", None) or get_march() or require_march("check_model")
+        march = note_of(module, "march") or get_march() or require_march("check_model")
     chip = as_march(march)
     findings = find_limits(module, positional_arguments(module, example_inputs), chip)
     if not findings:

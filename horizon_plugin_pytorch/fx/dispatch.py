@@ -30,9 +30,9 @@ from horizon_plugin_pytorch.fx.call_site import (
 from horizon_plugin_pytorch.fx.chance import BY_CHANCE, by_chance
 from horizon_plugin_pytorch.fx.float_parts import has_quantized, refused, running_functional
 from horizon_plugin_pytorch.fx.recording import CASTS, as_call, operator_name, row_of_call
-from horizon_plugin_pytorch.fx.results import tensors_in
 from horizon_plugin_pytorch.fx.tracer import user_frames
 from horizon_plugin_pytorch.hooks import keep
+from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.nn.placed import FusedAway, OwnCalls, PlacedModule, Successor
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule

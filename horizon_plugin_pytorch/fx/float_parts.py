@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.errors import at
-from horizon_plugin_pytorch.fx.results import tensors_in
 from horizon_plugin_pytorch.hooks import keep
+from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.nn.placed import Successor
 from horizon_plugin_pytorch.nn.real_tensor import unmarked

@@ -33,12 +33,15 @@ from horizon_plugin_pytorch.fx.call_site import (
 from horizon_plugin_pytorch.fx.chance import mark_chance
 from horizon_plugin_pytorch.fx.memory import Memory, changed, distinct, versions
 from horizon_plugin_pytorch.fx.packing import PackedGraph
-from horizon_plugin_pytorch.fx.results import own_tensors, tensors_in
+from horizon_plugin_pytorch.fx.results import own_tensors
 from horizon_plugin_pytorch.fx.tracer import is_functional, is_leaf, user_frames
-from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.nested import tensors_in, tensors_of
+from horizon_plugin_pytorch.nn.arguments import by_position, operands_by_position
 from horizon_plugin_pytorch.nn.operator_table import Binder, Operator, row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.nn.stub_input import require_tensor
 from horizon_plugin_pytorch.nn.unfinished import is_shape
+from horizon_plugin_pytorch.plain_values import plain_arguments, seen_ufunc
 from horizon_plugin_pytorch.running import Run, running
 from horizon_plugin_pytorch.writing import writes
 
@@ -69,6 +72,8 @@ def _form(function: Callable) -> tuple[str, Any, str]:
 def as_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[str, Any, tuple, dict[str, Any]]:
     """How a graph writes a call that torch reports: ``call_function`` or ``call_method``, target and arguments."""
     op, target, note = _form(function)
+    args, kwargs = plain_arguments(args, kwargs, is_index=target in (operator.getitem, operator.setitem))
+    args, kwargs = operands_by_position(target, args, kwargs)
     if target is getattr:
         return op, target, (args[0], note), {}
     if note:
@@ -147,7 +152,7 @@ class Recorder(TorchFunctionMode):
             self._alive[id(value)] = weakref.ref(value, functools.partial(self._forget, id(value)))
             self._memory.know(value)
             node.meta.setdefault("dtype", value.dtype)
-            node.meta.setdefault("shape", tuple(value.shape))
+            node.meta.setdefault("shape", () if value.is_nested else tuple(value.shape))
         elif isinstance(value, (tuple, list)):
             for index, part in enumerate(value):
                 if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(part)):
@@ -331,11 +336,14 @@ class Recorder(TorchFunctionMode):
         stale = self._memory.stale(leaves)
 
         def make() -> fx.Node:
-            call_args, call_kwargs = self._arguments(args), self._arguments(kwargs)
+            owner = self._model.get_submodule(path)
+            named = by_position(getattr(type(owner), method or "forward"), args, kwargs)
+            plain_args, plain_kwargs = plain_arguments(*named, arrays="tensor")
+            call_args, call_kwargs = self._arguments(plain_args), self._arguments(plain_kwargs)
             if not method:
                 return self.graph.call_module(path, call_args, call_kwargs)
-            owner = self.graph.create_node("get_attr", path)
-            return self.graph.call_method(method, (owner, *call_args), call_kwargs)
+            functional = self.graph.create_node("get_attr", path)
+            return self.graph.call_method(method, (functional, *call_args), call_kwargs)
 
         self._depth += 1
         try:
@@ -459,6 +467,8 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         module.__dict__[name] = wrapper
         undo.append(lambda: module.__dict__.pop(name))
 
+    Tensor.__array_ufunc__ = seen_ufunc  # type: ignore[attr-defined] # numpy computes where nobody sees it
+    undo.append(lambda: delattr(Tensor, "__array_ufunc__"))
     seen: set[int] = set()
     for path, module in model.named_modules():
         if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
@@ -489,7 +499,13 @@ def _forward_of(recorder: Recorder, path: str, module: nn.Module) -> Callable:
     row = row_of_module(type(module))
     if row is not None and row.name in ("quant", "dequant"):
         # A float stub gives back its argument, and the model may go on with either: two tensors, not one.
-        return lambda *args, **kwargs: recorder.leaf(path, lambda: _views(forward(*args, **kwargs)), args, kwargs)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out = forward(*args, **kwargs)
+            if row.name == "quant":
+                require_tensor(out, at(path, caller(current_scope()).line))
+            return _views(out)
+
+        return lambda *args, **kwargs: recorder.leaf(path, lambda: run(*args, **kwargs), args, kwargs)
     return lambda *args, **kwargs: recorder.leaf(path, lambda: forward(*args, **kwargs), args, kwargs)
 
 

@@ -19,9 +19,11 @@ from torch.overrides import TorchFunctionMode
 from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, is_user_code, source_line, warn
 from horizon_plugin_pytorch.fx.call_site import ModuleCall
 from horizon_plugin_pytorch.hooks import BACKWARD
+from horizon_plugin_pytorch.nn.arguments import by_position, operands_by_position
 from horizon_plugin_pytorch.nn.leaf import first_proxy
 from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.plain_values import array_ufunc, plain_arguments
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
 
 _LEAF_CLASSES: set[type] = set()
@@ -58,6 +60,8 @@ def _current(value: Any) -> Any:
 
 class _Written(_Proxy):
     """A proxy that records ``x += y`` as what it is: torch's own takes it for ``x = x + y``, and loses it for views."""
+
+    __array_ufunc__ = array_ufunc
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
@@ -157,7 +161,19 @@ class QuantizationTracer(torch.fx.Tracer):
         node.meta["calls"] = self._calls
         return node
 
+    def create_proxy(
+        self, kind: str, target: Any, args: tuple, kwargs: dict[str, Any], *rest: Any, **more: Any
+    ) -> torch.fx.Proxy:
+        is_index = target in (operator.getitem, operator.setitem)
+        is_operator = getattr(target, "__module__", "") == operator.add.__module__  # `x + array`: no sizes there
+        arrays = "tensor" if kind == "call_module" or is_operator else "list"
+        args, kwargs = plain_arguments(args, kwargs, is_index, arrays)
+        if kind == "call_function" or (kind == "call_method" and row_of_method(target) is not None):
+            args, kwargs = operands_by_position(target, args, kwargs)
+        return super().create_proxy(kind, target, args, kwargs, *rest, **more)
+
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        args, kwargs = by_position(type(m).forward, args, kwargs) if is_leaf(m) else (args, kwargs)
         path = self.path_of_module(m)
         with self.called(path), contextlib.nullcontext() if is_leaf(m) else self._watched_hooks(m, path):
             return super().call_module(m, forward, args, kwargs)
@@ -323,6 +339,7 @@ def _recorder(tracer: QuantizationTracer, name: str, method: Any) -> Any:
     def record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if first_proxy((args, kwargs)) is None:
             return method(self, *args, **kwargs)
+        args, kwargs = by_position(method, args, kwargs)
         path = tracer.path_of_module(self)
         with tracer.called(path):
             owner = tracer.create_proxy("get_attr", path, (), {})
@@ -335,6 +352,7 @@ def trace(model: nn.Module) -> torch.fx.Graph:
     """The model's graph, or an error that names the line which cannot be traced."""
     if isinstance(model, torch.fx.GraphModule):
         return model.graph
+    _refuse_names(model)
     tracer = QuantizationTracer()
     try:
         with _own_attributes(model):
@@ -387,6 +405,24 @@ def _items(value: Any) -> Any:
     if type(value) in (list, collections.deque):
         return list(value)
     return dict(value) if type(value) in (dict, collections.OrderedDict, collections.defaultdict) else None
+
+
+_TAKEN = frozenset(dir(torch.fx.GraphModule)) - frozenset(dir(nn.Module)) | {
+    "_graph", "_code", "meta", "_tracer_cls", "_tracer_extras",
+}  # fmt: skip
+
+
+def _refuse_names(model: nn.Module) -> None:
+    """Insist that the model has nothing of the names that torch.fx gives to the attributes of a traced model."""
+    parts = {**model._modules, **model._parameters, **model._buffers}
+    methods = [name for name in vars(model) if name in _TAKEN and callable(getattr(torch.fx.GraphModule, name, None))]
+    taken = [name for name in (*parts, *methods) if name in _TAKEN]
+    if taken:
+        raise TraceError(
+            f"`{taken[0]}` of `{type(model).__name__}` has the name of something that every model of torch.fx has, so "
+            "that the traced model could not have both. Give it another name; or let `prepare` run the model "
+            "(`method=PrepareMethod.JIT_STRIP`), which takes any name."
+        )
 
 
 def _remedy(error: Exception) -> str:

@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError, at, is_user_code
+from horizon_plugin_pytorch.nn.arguments import by_position
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.real_tensor import RealTensor, as_output, marked, unmarked
 from horizon_plugin_pytorch.qtensor import QTensor, become
@@ -85,6 +86,11 @@ class Successor(nn.Module):
     def __class__(self, cls: type) -> None:
         vars(object)["__class__"].__set__(self, cls)
 
+    def by_position(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of a call that names them as the module does whose place this one has."""
+        args, kwargs = by_position((self.written_as or type(self)).forward, args, kwargs)  # type: ignore[attr-defined]
+        return by_position(type(self).forward, args, kwargs)
+
     def of_call(self) -> Any:
         """The module whose scales the call has that is beginning now: this one, or a copy of it."""
         model = None if self.own_calls is None else interceptor()
@@ -127,6 +133,8 @@ class PlacedModule(Successor):
         if is_autocast():
             with float32():
                 return self(*as_float32(args), **as_float32(kwargs))
+        if kwargs:
+            args, kwargs = self.by_position(args, kwargs)
         if self.own_calls is not None and not self.own_calls.is_functional:
             module = self.of_call()
             if module is not self:
@@ -228,6 +236,7 @@ class FusedAway(Successor):
         return FusedAway, (), self.__dict__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.by_position(args, kwargs)
         module = self.of_call()
         return super().__call__(*args, **kwargs) if module is self else module(*args, **kwargs)
 
@@ -269,6 +278,7 @@ def take_stubs(cls: type, methods: Iterable[str]) -> None:
 def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = by_position(method, args, kwargs)
         module = self.of_call()
         if module is not self:
             return getattr(module, method.__name__)(*args, **kwargs)

@@ -1,17 +1,22 @@
-"""Weights that are computed from others before each use, as weight normalisation does, become weights."""
+"""Weights that are computed from others before each use, as by weight normalisation or pruning, become weights."""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
-from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
+from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weight_norm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+
+from horizon_plugin_pytorch.errors import QuantizationWarning, warn
 
 _REMOVE = {WeightNorm: remove_weight_norm, SpectralNorm: remove_spectral_norm}
 
 
 def plain_weights(model: nn.Module) -> nn.Module:
-    """Put the present values in place of parametrizations, in the model itself; training goes on from there.
+    """Put the present values in place of parametrizations and pruning masks, in the model itself.
+
+    Training goes on from there. What is pruned is told: its zeros stay only if the training leaves them alone.
 
     A layer on the chip has one weight, and its scale belongs to that weight.
 
@@ -20,7 +25,8 @@ def plain_weights(model: nn.Module) -> nn.Module:
     >>> [name for name, _ in plain_weights(layer).named_parameters()]
     ['bias', 'weight']
     """
-    for module in list(model.modules()):
+    pruned = []
+    for path, module in list(model.named_modules()):
         if parametrize.is_parametrized(module):
             _take_class(module)
             for name in list(module.parametrizations):  # type: ignore[arg-type]
@@ -29,7 +35,26 @@ def plain_weights(model: nn.Module) -> nn.Module:
             remove = _REMOVE.get(type(hook))  # type: ignore[call-overload]
             if remove is not None:
                 remove(module, hook.name)  # type: ignore[attr-defined]
+            if isinstance(hook, prune.BasePruningMethod):
+                pruned += [f"{path}.{name}" if path else name for name in _keep_pruned(module, hook._tensor_name)]
+    if pruned:
+        shown = ", ".join(f"`{name}`" for name in pruned[:6])
+        warn(
+            f"{shown}{f' and {len(pruned) - 6} more' if len(pruned) > 6 else ''} of `{type(model).__name__}` "
+            f"{'are' if len(pruned) > 1 else 'is'} pruned: the zeros are in the prepared model, the mask is not, and "
+            "training would fill them. To keep them, mask the gradients before training: `weight = layer.weight; "
+            "weight.register_hook(lambda grad, kept=weight.detach() != 0: grad * kept)`.",
+            QuantizationWarning,
+        )
     return model
+
+
+def _keep_pruned(module: nn.Module, name: str) -> list[str]:
+    """Put a pruned tensor in the place of its mask and original; its name, if anything of it is pruned."""
+    has_zeros = not bool(getattr(module, f"{name}_mask").all())
+    with torch.no_grad():
+        prune.remove(module, name)
+    return [name] if has_zeros else []
 
 
 def _take_class(module: nn.Module) -> None:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
+from horizon_plugin_pytorch.fx.results import own_tensors
 from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
@@ -372,7 +373,7 @@ class _Judge:
 
     def _outputs(self, index: int) -> list[Tensor]:
         self.batch, self.ended, self._given = index, 0, []
-        out = run_batch(self._model, self.batches[index])
+        out = run_batch(self._model, own_tensors(self.batches[index]))
         found = pytree.tree_leaves(self._given or out)
         plain = [x.dequantize() if isinstance(x, QTensor) else x for x in found if isinstance(x, Tensor)]
         return [x for x in plain if x.is_floating_point()]

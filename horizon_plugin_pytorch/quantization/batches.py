@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fx.arguments import arguments_of
+from horizon_plugin_pytorch.nested import fresh
 from horizon_plugin_pytorch.quantization.fake_quantize import DynamicFakeQuantize, FakeQuantize
 from horizon_plugin_pytorch.quantization.observer_base import require_whole
 
@@ -25,7 +26,7 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
     >>> run_batch(nn.ReLU(), (torch.tensor([-1.0]), "label"))
     tensor([0.])
     """
-    args, kwargs = arguments_of(model, batch)
+    args, kwargs = fresh(arguments_of(model, batch))
     return model(*args, **kwargs)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.nn.operator_table import row_named
 from horizon_plugin_pytorch.nn.placed import FUSED_INTO, PlacedModule
+from horizon_plugin_pytorch.notes import keep_notes, note_of  # noqa: F401 - for the docstring's example
 from horizon_plugin_pytorch.quantization.qconfig import spell, unasked
 
 KEEPS_FORMAT, GIVES_REAL = "keeps the format of its input", "gives real numbers"
@@ -113,7 +114,7 @@ def steps_of(model: nn.Module, path: str) -> tuple[Step, ...]:
         ValueError: if the model has no such module.
     """
     module = _module(model, path)
-    choices = model.__dict__.get("choices", {})
+    choices = note_of(model, "choices", {})
     fused = vars(module).get(FUSED_INTO, ())
     if fused:
         places = [name for name, other in model.named_modules() if any(other is one for one in fused)]
@@ -160,9 +161,8 @@ def reason_of(model: nn.Module, path: str) -> str:
     """The chain of rules of one module in one line; empty where nothing is known.
 
     >>> net = nn.Sequential(nn.Linear(1, 1))
-    >>> net.__dict__["choices"] = {
-    ...     "0": Choice(None, steps=(Step("default", "qint8", "qint8"), Step("sensitivity table rank 3", "qint16")))
-    ... }
+    >>> steps = (Step("default", "qint8", "qint8"), Step("sensitivity table rank 3", "qint16"))
+    >>> keep_notes(net, choices={"0": Choice(None, steps=steps)})
     >>> reason_of(net, "0")
     'int16: sensitivity table rank 3; was int8 from default; weight int8: default'
     """

@@ -20,7 +20,8 @@ from horizon_plugin_pytorch.errors import (
 )
 from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.recording import record
-from horizon_plugin_pytorch.fx.results import own_tensors, relative_error, tensors_in
+from horizon_plugin_pytorch.fx.results import own_tensors, relative_error
+from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.quantization.batches import Process, run_batch, take_batches

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.quantization.choice import steps_of
 
 
@@ -30,7 +31,7 @@ def explain(model: nn.Module, name: str | None = None) -> dict[str, tuple[str, .
         output float32: high-precision output (int32)
         before: output qint8, weight qint8: default_qat_qconfig_setter
     """
-    choices = model.__dict__.get("choices")
+    choices = note_of(model, "choices")
     if choices is None:
         raise TypeError(
             f"explain takes a prepared model, and `{type(model).__name__}` has no record of its configuration. Give it "

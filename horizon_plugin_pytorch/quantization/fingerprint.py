@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.march import get_march
+from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.quantization.fake_quantize import DynamicFakeQuantize, FakeQuantize
 from horizon_plugin_pytorch.quantization.graph_text import graph_text
 from horizon_plugin_pytorch.quantization.observer_base import ObserverBase
@@ -27,7 +28,7 @@ def describe(model: nn.Module) -> Description:
     >>> list(describe(nn.Linear(1, 1)))
     ['the march', 'the top module', 'the weights `weight`', 'the weights `bias`']
     """
-    found = {"the march": str(model.__dict__.get("march") or get_march())}
+    found = {"the march": str(note_of(model, "march") or get_march())}
     observed: set[int] = set()  # their tensors
     for path, module in model.named_modules():
         if isinstance(module, FakeQuantize):
@@ -42,7 +43,7 @@ def describe(model: nn.Module) -> Description:
     for path, tensor in tensors.items():
         if id(tensor) not in observed:
             found[f"the weights `{path}`"] = f"{digest(tensor):016x}"
-    graph = model.__dict__.get("graph", getattr(model, "_graph", None))
+    graph = note_of(model, "graph") or getattr(model, "_graph", None)
     if isinstance(graph, fx.Graph):
         found["the graph"] = f"{digest(graph_text(graph)):016x}"
     return found

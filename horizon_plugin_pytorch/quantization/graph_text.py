@@ -8,7 +8,9 @@ import re
 from typing import Any
 
 from tabulate import tabulate
-from torch import fx
+from torch import fx, nn
+
+from horizon_plugin_pytorch.notes import note_of
 
 _HEADERS = ["opcode", "name", "target", "args", "kwargs"]
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -21,6 +23,13 @@ def graph_text(graph: fx.Graph) -> str:
     return tabulate(rows, headers=_HEADERS, disable_numparse=True) + "\n"
 
 
+def graph_of(model: Any) -> fx.Graph | None:
+    """The graph of a prepared model, whatever else it has under that name; None if it has none."""
+    own = note_of(model, "graph") if isinstance(model, nn.Module) else None
+    graph = getattr(model, "graph", None) if own is None else own
+    return graph if isinstance(graph, fx.Graph) else None
+
+
 def _target(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
@@ -31,8 +40,8 @@ def _lines(source: Any) -> list[str]:
         with open(source, encoding="utf-8") as file:
             text = file.read()
     else:
-        graph = source if isinstance(source, fx.Graph) else getattr(source, "graph", None)
-        if not isinstance(graph, fx.Graph):
+        graph = source if isinstance(source, fx.Graph) else graph_of(source)
+        if graph is None:
             raise TypeError(
                 f"compare_graphs takes models prepared by a graph method, or paths of fx_graph.txt; "
                 f"`{type(source).__name__}` has no graph."

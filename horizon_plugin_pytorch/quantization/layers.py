@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
-from horizon_plugin_pytorch.fx.results import own_tensors, relative_error, tensors_in
+from horizon_plugin_pytorch.fx.results import own_tensors, relative_error
+from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.qat.original import restore, rewrite
@@ -318,7 +319,7 @@ def _run(
             handle = model.get_submodule(path).register_forward_pre_hook(hook(path), with_kwargs=True)
             stack.callback(handle.remove)
         with suppress(_Reached):
-            run_batch(model, batch)
+            run_batch(model, own_tensors(batch))
     return found
 
 

@@ -29,6 +29,21 @@ class Partial:
         """The same class with more arguments given."""
         return Partial(self.cls, {**self.kwargs, **kwargs})
 
+    def with_observer(self, observer: type, **kwargs: Any) -> Partial:
+        """The same class with another observer: settings of the one before, which the new one does not know, are left.
+
+        >>> class Quantizer:
+        ...     def __init__(self, observer, saturate=True, **settings): ...
+        >>> class Fixed:
+        ...     def __init__(self, scale, dtype): ...
+        >>> part = Partial(Quantizer, {"observer": object, "saturate": False, "dtype": "qint8", "percentile": 99.9})
+        >>> sorted(part.with_observer(Fixed, scale=0.5).kwargs)
+        ['dtype', 'observer', 'saturate', 'scale']
+        """
+        known = _named_arguments(self.cls) | _named_arguments(observer)
+        kept = {name: value for name, value in self.kwargs.items() if name in known}
+        return Partial(self.cls, {**kept, "observer": observer, **kwargs})
+
     def __hash__(self) -> int:
         return hash((self.cls, *sorted(self.kwargs)))  # the values may be unhashable; equal partials have equal names
 
@@ -69,3 +84,10 @@ def show_signature(cls: Any) -> None:
     if "__init__" in vars(cls):
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         cls.__init__.__signature__ = whole.replace(parameters=[own, *whole.parameters.values()])
+
+
+def _named_arguments(cls: type) -> set[str]:
+    """Names of the arguments that a class and those it derives from take when one is made."""
+    makers = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
+    signatures = [inspect.signature(maker).parameters.values() for maker in makers]
+    return {p.name for parameters in signatures for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}

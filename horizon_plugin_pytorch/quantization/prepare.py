@@ -35,10 +35,11 @@ from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.notes import keep_notes
 from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.fuse_mode import FuseMode
-from horizon_plugin_pytorch.quantization.graph_text import graph_text
+from horizon_plugin_pytorch.quantization.graph_text import graph_of, graph_text
 from horizon_plugin_pytorch.quantization.inspection.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.quantization.inspection.float_run import compare_with_float
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
@@ -192,8 +193,9 @@ def _tell_left_out(model: nn.Module, example_inputs: Any) -> None:
 def _write_results(prepared: Any, out_dir: str | os.PathLike, example_inputs: Any, kwargs: dict | None) -> None:
     """Write the graph and the check; the model is prepared whether or not they can be written."""
     try:
-        if hasattr(prepared, "graph"):
-            write_atomically(graph_text(prepared.graph).encode(), os.path.join(out_dir, GRAPH_FILE))
+        graph = graph_of(prepared)
+        if graph is not None:
+            write_atomically(graph_text(graph).encode(), os.path.join(out_dir, GRAPH_FILE))
         if example_inputs is not None or kwargs:
             own_args, own_kwargs = own_tensors(arguments_of(prepared, example_inputs, kwargs))
             inspect_model(prepared, own_args, out_dir, own_kwargs)
@@ -264,7 +266,7 @@ def _prepare_by_running(
     _mark_results(captured, region)
     _mark_read_weights(captured)
     report_mismatches(copied)
-    copied.__dict__.update(march=march, graph=captured.graph, choices=choices)
+    keep_notes(copied, march=march, graph=captured.graph, choices=choices)
     own_args, own_kwargs = own_tensors((args, kwargs))
     compare_with_float(copied, own_args, own_kwargs, given, [site for site in recorded if dispatcher.sites.get(site)])
     return copied

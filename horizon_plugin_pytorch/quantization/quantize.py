@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.notes import share_notes
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.notes import keep_notes
 from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.choice import Choice
@@ -115,7 +116,7 @@ def prepare_qat(
     follow_batches(prepared)
     warn_int16(prepared, march)
     share_notes(prepared)
-    prepared.__dict__.update(march=march, choices=choices)
+    keep_notes(prepared, march=march, choices=choices)
     report_mismatches(prepared)
     if verbose:
         check_verbosely(prepared, example_inputs, "prepare_qat")

@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.notes import share_notes
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.notes import keep_notes
 from horizon_plugin_pytorch.qat_mode import tricks
 from horizon_plugin_pytorch.quantization.checkpoint import report_mismatches
 from horizon_plugin_pytorch.quantization.choice import Choice
@@ -311,7 +312,7 @@ def prepare_by_tracing(
     float_modules = {path: observed.get_submodule(path) for path in wrapped_modules(observed)}
     observe(observed, observed, region, choices, march, qconfig_setter, is_fused, own, joins_calls, tied)
     keep_float_forms(observed, float_modules)
-    observed.__dict__["march"], observed.__dict__["choices"] = march, choices
+    keep_notes(observed, march=march, choices=choices)
     observed.recompile()
     if wrapped:
         attach(observed, wrapped, make_module)

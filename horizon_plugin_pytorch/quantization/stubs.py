@@ -10,11 +10,22 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 
 
+def _number(value: Any) -> float:
+    """A number, however it is given; NaN for what is none, or several."""
+    if isinstance(value, (str, bytes)):
+        return math.nan
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan
+
+
 class QuantStub(nn.Module):
     """Marks a float input that becomes quantized.
 
     Args:
-        scale: a fixed scale, such as 1 / 128 for centred images; None observes it.
+        scale: a fixed scale, such as 1 / 128 for centred images; a number, also of numpy or in a tensor. None observes
+            it.
         zero_point: must be 0 or None.
         qconfig: a qconfig of its own.
 
@@ -28,13 +39,16 @@ class QuantStub(nn.Module):
 
     def __init__(self, scale: float | None = None, zero_point: Any = None, qconfig: Any = None) -> None:
         super().__init__()
-        if zero_point:
+        if zero_point is not None and _number(zero_point) != 0:
             raise QuantizationConfigError(
                 f"QuantStub: quantization is symmetric, zero_point must be 0, got {zero_point}."
             )
-        if scale is not None and not 0 < float(scale) < math.inf:
-            raise QuantizationConfigError(f"QuantStub: scale must be positive and finite, got {scale}.")
-        self.scale, self.zero_point = scale, 0
+        self.scale, self.zero_point = None if scale is None else _number(scale), 0
+        if self.scale is not None and not 0 < self.scale < math.inf:
+            raise QuantizationConfigError(
+                f"QuantStub: scale must be one positive and finite number, got {scale!r}. An input has one scale for "
+                "all its channels: bring them to one range first, or give each its own QuantStub."
+            )
         if qconfig is not None:
             self.qconfig = qconfig
 

@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.nn.leaf import LeafCode
 from horizon_plugin_pytorch.nn.operator_table import Kind, row_of_module
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.real_tensor import RealTensor
+from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.captured import Captured
 from horizon_plugin_pytorch.quantization.fake_quantize import (
@@ -113,7 +114,7 @@ class _OneCall:
 
     def prepare(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> list[str]:
         """Put the module of the call and the stubs of its operands into the model, in their QAT forms; their paths."""
-        choices, march = self.root.__dict__["choices"], self.root.__dict__["march"]
+        choices, march = note_of(self.root, "choices"), note_of(self.root, "march")
         args, kwargs = self._arguments((args, kwargs))
         node = self.graph.create_node(op, target, args, kwargs)
         node.stack_trace = user_frames()

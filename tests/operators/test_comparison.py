@@ -27,6 +27,7 @@ from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, integer_qtenso
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantWrapper,
+    calibrate,
     convert_fx,
     default_qat_8bit_fake_quant_qconfig,
     prepare_qat_fx,
@@ -34,7 +35,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.operators.cases.base import Body, bench, functional
-from tests.routes import as_numbers, assert_one_arithmetic, mismatches, prepared, run_onnx
+from tests.routes import as_numbers, assert_one_arithmetic, mismatches, prepared, qconfig, run_onnx
 
 ALL = torch.arange(-128.0, 128.0)
 SCALES = st.floats(2.0**-13, 8.0, width=32)
@@ -197,6 +198,18 @@ def test_divisors_near_zero_give_large_finite_quotients(body: nn.Module, dtype: 
         out.sum().backward()
         assert torch.isfinite(out).all() and all(torch.isfinite(v.grad).all() for v in leaves)  # type: ignore[union-attr, arg-type]
         assert torch.allclose(out[:45], (x / y)[:45], atol=0.2)
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+@pytest.mark.parametrize("body", [horizon_nn.Div(), functional(lambda f, x, y: f.div(x, y))()])
+def test_one_batch_calibrates_a_quotient(body: nn.Module, dtype: str) -> None:
+    """The divisor has no scale when the first batch comes, and is not kept from zero by the one that it begins with."""
+    set_march(March.NASH_M)
+    x, y = torch.linspace(-1, 1, 101), torch.linspace(0.01, 0.2, 101)
+    qat = prepare_qat_fx(bench(body, 2).eval(), {"": qconfig(dtype)})
+    calibrate(qat, [(x, y)], progress=False)
+    wanted = x / y
+    assert (qat(x, y)[1] - wanted).norm() < (0.1 if dtype == "qint8" else 0.01) * wanted.norm()
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (1,), (1, 1, 1, 1), ()])

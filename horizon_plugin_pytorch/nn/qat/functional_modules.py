@@ -142,7 +142,15 @@ def _divisor(y: Any) -> Any:
     if not isinstance(y, QTensor):
         return y
     y = y.as_numbers()
-    return fp.away_from_zero(y.dequantize(), float(y.scale) * fp.smallest_divisor(y.dtype))
+    return fp.away_from_zero(y.dequantize(), smallest_divisor(y))
+
+
+def smallest_divisor(y: QTensor) -> float:
+    """The magnitude that divisors count as at least. While calibrating there is no scale yet: of this batch's range."""
+    if y.is_rounded:
+        return float(y.scale) * fp.smallest_divisor(y.dtype)
+    largest = float(y.plain().detach().abs().amax()) if y.numel() else 0.0
+    return max(largest * fp.smallest_divisor(y.dtype) / -y.dtype.min, torch.finfo(torch.float32).tiny)
 
 
 def _binary(method: str) -> Callable[..., Call | None]:

@@ -12,6 +12,7 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient, real
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
+from horizon_plugin_pytorch.nn.stub_input import require_tensor
 from horizon_plugin_pytorch.nn.support import INTS, WIDE, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
 from horizon_plugin_pytorch.quantization import stubs
@@ -36,7 +37,7 @@ class QuantStub(QATModule):
         self.qconfig = qconfig
         activation = qconfig.activation
         if scale is not None:
-            activation = activation.with_args(observer=FixedScaleObserver, scale=scale)
+            activation = activation.with_observer(FixedScaleObserver, scale=scale)
         self.activation_post_process = activation(channel_len=1)
 
     @classmethod
@@ -59,6 +60,7 @@ class QuantStub(QATModule):
             if self.is_exact:
                 return self.exact(x, trained=lambda: quantizer(real(x)))
             return quantizer(real(x))
+        require_tensor(x, self.place)
         x = x.float()
         if not quantizer.is_exact:
             return quantizer(x)

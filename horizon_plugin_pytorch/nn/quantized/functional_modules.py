@@ -14,6 +14,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import AccumulatorWarning, QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.placed import placed, take_stubs
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, size_of
+from horizon_plugin_pytorch.plain_values import plain_value
 from horizon_plugin_pytorch.qtensor import QTensor
 
 # The methods, each with its row in the operator table.
@@ -120,6 +121,7 @@ def row_name_of(method: str, operands: Sequence[Any]) -> str:
 
 def dims_of(x: Tensor, dim: Any) -> list[int]:
     """Axes as a list of non-negative numbers; None, or none at all, means all."""
+    dim = plain_value(dim)
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(x.dim()))
     dims = [dim] if isinstance(dim, int) else list(dim)

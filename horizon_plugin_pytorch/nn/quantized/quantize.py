@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.stub_input import require_tensor
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -22,6 +23,7 @@ class Quantize(QuantizedModule):
     def forward(self, x: Tensor) -> QTensor:
         if isinstance(x, QTensor):
             return self.output(self.on_output_grid(x)) if self.requantizes else x
+        require_tensor(x, self.place)
         assert self.scale is not None
         return self.output(fp.quantize(x.detach().float(), self.scale, self.axis, self.low, self.high))
 

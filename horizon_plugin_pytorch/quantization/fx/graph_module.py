@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import keyword
+import re
 from typing import Any
 
 import torch
@@ -46,12 +48,39 @@ def _state_of(model: nn.Module) -> dict[str, Any]:
     return {**state, _HOOKS: [(wrapped.hook, wrapped.with_module) for wrapped in state[_HOOKS].values()]}
 
 
+_KEYWORD = re.compile(rf"(?<=self)((?:\.\w+)*?)\.({'|'.join(keyword.kwlist)})\b")
+
+
+def _spell_keywords(graph: fx.Graph) -> None:
+    """Let the code of a graph reach modules that are named like a word of Python, as ``branches.class``."""
+    names = {part for node in graph.nodes if isinstance(node.target, str) for part in node.target.split(".")}
+    if names.isdisjoint(keyword.kwlist) or getattr(graph, "_spells_keywords", False):
+        return
+    graph._spells_keywords = True  # type: ignore[attr-defined]
+    graph.on_generate_code(lambda before: lambda lines: [_spelt(x) for x in (before(lines) if before else lines)])
+
+
+def _spelt(line: str) -> str:
+    """A line of generated code.
+
+    >>> _spelt("branches_class = self.branches.class(x);  x = None")
+    'branches_class = getattr(self.branches, "class")(x);  x = None'
+    """
+    found = _KEYWORD.search(line)
+    while found is not None:
+        owner = line[: found.start()].rpartition("self")[0]
+        line = f'{owner}getattr(self{found[1]}, "{found[2]}"){line[found.end() :]}'
+        found = _KEYWORD.search(line)
+    return line
+
+
 class GraphModuleWithAttr(torch.fx.GraphModule):
     """A `torch.fx.GraphModule` with the module tree, the attributes and the methods of the original model."""
 
     _source_class: type | None = None
 
     def __init__(self, root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule") -> None:
+        _spell_keywords(graph)
         super().__init__(root, graph, class_name)
         if isinstance(root, nn.Module):
             self._take_attributes(root)

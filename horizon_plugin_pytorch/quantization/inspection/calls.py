@@ -22,9 +22,10 @@ from horizon_plugin_pytorch.errors import at, is_package_code, is_torch_code, is
 from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import March
-from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.nested import fresh, tensors_of
 from horizon_plugin_pytorch.nn.placed import FusedAway, PlacedModule, listening
 from horizon_plugin_pytorch.nn.qat.half import Float16
+from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.choice import reason_of
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
@@ -405,7 +406,7 @@ def _run_in_training(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> t
     model.train()
     with _watched(watch):
         try:
-            model(*args, **kwargs)
+            model(*fresh(args), **fresh(kwargs))
         except Exception as error:
             return {call.path for call in watch.calls}, watch.failure(error)
     return {call.path for call in watch.calls}, None
@@ -434,7 +435,7 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
             set_fake_quantize(model, FakeQuantState._FLOAT)
             with _watched(watch):
                 try:
-                    results = watch.outputs(model(*args, **kwargs))
+                    results = watch.outputs(model(*fresh(args), **fresh(kwargs)))
                 except Exception as error:
                     failure = watch.failure(error)
             unused = watch.operators.keys() - {call.path for call in watch.calls}
@@ -453,6 +454,6 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
         frozenset(training_only),
         training_failure,
         failure,
-        model.__dict__.get("march"),
+        note_of(model, "march"),
         {path: reason_of(model, path) for path in watch.operators},
     )

@@ -87,11 +87,14 @@ def binder_of(node: fx.Node) -> tuple[Operator, Binder] | None:
 GENERATED = "_generated_"
 
 
-def _free_name(scope: str, operator: str, counters: dict[tuple[str, str], int]) -> str:
-    index = counters.get((scope, operator), 0)
-    counters[scope, operator] = index + 1
-    name = f"{GENERATED}{operator}_{index}"
-    return f"{scope}.{name}" if scope else name
+def _free_name(model: Any, scope: str, operator: str, counters: dict[tuple[str, str], int]) -> str:
+    """A name for a generated module that nothing in the scope has: neither of an earlier pass, nor of the user's."""
+    while True:
+        index = counters.get((scope, operator), 0)
+        counters[scope, operator] = index + 1
+        name = f"{GENERATED}{operator}_{index}"
+        if not _has_attribute(model, scope, name):
+            return f"{scope}.{name}" if scope else name
 
 
 def replace_functions(
@@ -266,7 +269,7 @@ def _replace(
     variants = _variants(model, node)
     path = next((v.path for v in variants if not v.differences(call, lambda path: None)), "")
     if not path:
-        path = _wrapped_path(model, node, call) or _repetition(model, node) or _free_name(scope, name, counters)
+        path = _wrapped_path(model, node, call) or _repetition(model, node) or _free_name(model, scope, name, counters)
         model.add_submodule(path, module.train(model.training))
         variants.append(Variant.of(path, call))
         for setting in call.settings.values():
@@ -291,7 +294,7 @@ def _wrapped_path(model: fx.GraphModule, node: fx.Node, call: Call) -> str:
     if not node.meta.get("is_wrapped"):
         return ""
     scope, name = scope_of(node), name_of(node.meta["site"], call)
-    while _has_module(model, f"{scope}.{GENERATED}{name}".lstrip(".")):  # of another function of the same name
+    while _has_attribute(model, scope, f"{GENERATED}{name}"):  # of another function of the same name
         name = f"{name}_"
     node.meta["generated_name"] = name
     return f"{scope}.{GENERATED}{name}".lstrip(".")
@@ -397,9 +400,9 @@ def insert_stub(
     if not path:
         scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else scope_of(node)
         scope = _home(model, scope)
-        path = _stub_path(node, scope, places[0]) or _free_name(scope, "quant", counters)
-        while _has_module(model, path):  # a stub of an earlier pass
-            path = _free_name(scope, "quant", counters)
+        path = _stub_path(node, scope, places[0])
+        if not path or _has_attribute(model, *path.rpartition(".")[::2]):
+            path = _free_name(model, scope, "quant", counters)
         stubs[key] = path
         made = QuantStub().train(model.training)
         made.requantizes = requantizes
@@ -407,7 +410,11 @@ def insert_stub(
         choices.setdefault(path, choice)
     with model.graph.inserting_before(node):
         stub = model.graph.call_module(path, (source,))
-    stub.meta = {**{name: value for name, value in node.meta.items() if name != "members"}, "made_by": made_by}
+    stub.meta = {
+        **{name: value for name, value in node.meta.items() if name != "members"},
+        "made_by": made_by,
+        "is_made": True,
+    }
     stub.stack_trace = node.stack_trace
     region.add(stub)
     node.args, node.kwargs = pytree.tree_unflatten([stub if i in places else x for i, x in enumerate(leaves)], spec)
@@ -434,14 +441,17 @@ def _home(model: fx.GraphModule, scope: str) -> str:
         scope = scope.rpartition(".")[0]
     if scope or not isinstance(model.get_submodule(""), lists):
         return scope
-    if not _has_module(model, ASIDE):
+    if not _has_attribute(model, "", ASIDE):
         model.add_submodule(ASIDE, Aside())
     return ASIDE
 
 
-def _has_module(model: fx.GraphModule, path: str) -> bool:
-    parent, _, name = path.rpartition(".")
-    return name in dict(model.get_submodule(parent).named_children())
+def _has_attribute(model: fx.GraphModule, scope: str, name: str) -> bool:
+    """Does the module at a path have anything of that name? A dynamic block is not there before something is in it."""
+    try:
+        return hasattr(model.get_submodule(scope), name)
+    except AttributeError:
+        return False
 
 
 def _stays_real(model: fx.GraphModule, node: fx.Node, source: fx.Node) -> bool:

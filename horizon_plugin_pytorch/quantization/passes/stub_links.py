@@ -28,4 +28,4 @@ def link_stubs(captured: Any) -> None:
 
 def _is_made(stub: fx.Node) -> bool:
     """Is it a QuantStub that the model's own forward does not call?"""
-    return "_generated_quant_" in str(stub.target) or stub.meta.get("made_by") == "hybrid"
+    return stub.meta.get("is_made", False) or stub.meta.get("made_by") == "hybrid"

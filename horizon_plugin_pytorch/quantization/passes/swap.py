@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
@@ -299,7 +300,7 @@ def keep_float_forms(model: nn.Module, modules: dict[str, nn.Module]) -> None:
 
 def _compute_weights(model: nn.Module) -> None:
     """Give layers the weights that the model computes of its parameters as these are now, not as in the last run."""
-    graph = model.__dict__.get("graph")
+    graph = note_of(model, "graph")
     for node in () if graph is None else graph.nodes:
         for path in node.meta.get("weight_of", ()):
             layer: Any = model.get_submodule(path)
