@@ -88,16 +88,18 @@ class Variant:
         path: where the module is.
         factory: what made it.
         settings: the factory's arguments.
+        numbers: the arguments of the call, by position, that are tensors of one number, which it takes as numbers.
     """
 
     path: str
     factory: str
     settings: dict[str, Any]
+    numbers: tuple[int, ...] = ()
 
     @staticmethod
-    def of(path: str, call: Call) -> Variant:
+    def of(path: str, call: Call, numbers: tuple[int, ...] = ()) -> Variant:
         """The variant that a module at that path is."""
-        return Variant(path, call.factory.__qualname__, {k: _plain(v) for k, v in call.settings.items()})
+        return Variant(path, call.factory.__qualname__, {k: _plain(v) for k, v in call.settings.items()}, numbers)
 
     def differences(self, call: Call, read: Callable[[str], Any]) -> dict[str, tuple[Any, Any]]:
         """Settings that a call wants otherwise, and that the module cannot follow: what it has, and what is wanted.

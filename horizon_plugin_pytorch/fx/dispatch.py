@@ -204,6 +204,7 @@ class Dispatcher:
             raise self._unknown(here(name))
         if BY_CHANCE in variants:
             return self._settled(func, args, kwargs, by_chance(func, args, kwargs))
+        call_args, call_kwargs = _with_numbers(variants, call_args, call_kwargs)
         call = _bound(found[1], call_args, call_kwargs, name) if variants else None
         if call is None:
             return NotImplemented
@@ -485,6 +486,19 @@ def _moved(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     if not has_type and (left or named):
         return NotImplemented
     return args[0].to(*left, **named) if left or named else args[0]
+
+
+def _with_numbers(variants: list[Variant], args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call with those as numbers that were read so when the model was prepared."""
+    places = {place for variant in variants for place in variant.numbers}
+    if not places:
+        return args, kwargs
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    for place in places:
+        value = leaves[place] if place < len(leaves) else None
+        if isinstance(value, Tensor) and not isinstance(value, QTensor) and value.numel() == 1:
+            leaves[place] = value.item()
+    return pytree.tree_unflatten(leaves, spec)
 
 
 def _bound(bind: Binder, args: tuple, kwargs: dict[str, Any], name: str) -> Call | None:

@@ -153,6 +153,8 @@ class Recorder(TorchFunctionMode):
             self._memory.know(value)
             node.meta.setdefault("dtype", value.dtype)
             node.meta.setdefault("shape", () if value.is_nested else tuple(value.shape))
+            if node.op not in ("placeholder", "get_attr") and node.meta["shape"] == () and "number" not in node.meta:
+                self._note_number(value, node)
         elif isinstance(value, (tuple, list)):
             for index, part in enumerate(value):
                 if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(part)):
@@ -164,6 +166,16 @@ class Recorder(TorchFunctionMode):
         elif isinstance(value, dict):
             for part in value.values():
                 self._bind(part, node)
+
+    def _note_number(self, value: Tensor, node: fx.Node) -> None:
+        """Note the number of a tensor without axes: where it is made of constants it is one."""
+        if value.is_nested or value.is_complex() or value.is_meta:
+            return
+        self._depth += 1
+        try:
+            node.meta["number"] = value.item()
+        finally:
+            self._depth -= 1
 
     def _forget(self, key: int, gone: Any) -> None:
         """A tensor is gone."""

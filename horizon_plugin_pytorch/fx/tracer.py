@@ -353,6 +353,7 @@ def trace(model: nn.Module) -> torch.fx.Graph:
     if isinstance(model, torch.fx.GraphModule):
         return model.graph
     _refuse_names(model)
+    before = {path: (buffer, buffer._version) for path, buffer in model.named_buffers()}
     tracer = QuantizationTracer()
     try:
         with _own_attributes(model):
@@ -367,7 +368,28 @@ def trace(model: nn.Module) -> torch.fx.Graph:
             f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: {_remedy(error)}"
         ) from error
     _tell_lost(model, tracer.lost_hooks)
+    _tell_written(model, before)
     return graph
+
+
+def _tell_written(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]]) -> None:
+    """Name the buffers that the forward wrote to while it was traced: the graph has the reads, and not the writes."""
+    after = {path: (buffer, buffer._version) for path, buffer in model.named_buffers()}
+    written = [
+        path for path, (old, version) in before.items() if path not in after or not _is_same(old, version, after[path])
+    ]
+    if written:
+        shown = ", ".join(f"`{path}`" for path in written)
+        warn(
+            f"`{type(model).__name__}`: its forward writes to {shown}, which symbolic trace does not see: the prepared "
+            "model reads the buffer and never writes it. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its "
+            "own forward; or write it outside of the forward.",
+            QuantizationWarning,
+        )
+
+
+def _is_same(old: torch.Tensor, version: int, now: tuple[torch.Tensor, int]) -> bool:
+    return now[0] is old and now[1] == version
 
 
 def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:

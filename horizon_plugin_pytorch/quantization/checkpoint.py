@@ -240,6 +240,7 @@ def _before_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *
         return
     own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
     _check(own)
+    _check_numbers(model, own)
     added = _added_biases(model, own)
     for layer in added.values():
         layer.add_bias()
@@ -247,6 +248,18 @@ def _before_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *
         state_dict.update({prefix + key: value for key, value in completed(model, own).items()})
     for path, calls in _joined_calls(model.state_dict().keys(), own).items():
         state_dict.update({prefix + key: value for key, value in _join(own, path, calls).items()})
+
+
+def _check_numbers(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
+    """Insist that constants which symbolic trace has read as numbers are those of the checkpoint."""
+    for path, number in model.__dict__.get("numbers_read", {}).items():
+        value = state_dict.get(path)
+        if isinstance(value, Tensor) and value.numel() == 1 and value.item() != number:
+            raise CheckpointError(
+                f"`{path}` is {value.item():g} in the checkpoint and was {number:g} when the model was prepared, where "
+                "it is used as a number and became part of the traced graph. Load the float checkpoint first and "
+                "prepare then; or prepare with `PrepareMethod.JIT_STRIP`, which reads it in each run."
+            )
 
 
 def _added_biases(model: nn.Module, keys: Collection[str]) -> dict[str, QATGemm]:

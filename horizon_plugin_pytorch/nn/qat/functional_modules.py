@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import (
     QFunctional,
     dims_of,
     is_number,
+    number_of,
     transposed,
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
@@ -113,10 +114,12 @@ class FloatFunctional(QATModule):
 
     def add_scalar(self, x: Any, y: float) -> Any:
         """``x + y`` for a number y."""
+        y = number_of(y, "add", self.place)
         return self._run("add_scalar", lambda: torch.add(real(x), y), x, y)
 
     def mul_scalar(self, x: Any, y: float) -> Any:
         """``x * y`` for a number y."""
+        y = number_of(y, "mul", self.place)
         return self._run("mul_scalar", lambda: torch.mul(real(x), y), x, y)
 
     def add_relu(self, x: Any, y: Any) -> Any:

@@ -110,6 +110,8 @@ def masked_fill(func: Any, args: tuple, kwargs: dict) -> Tensor:
     x, mask, value = call["input"], truth(call["mask"]), call["value"]
     if not isinstance(x, QTensor):
         return torch.masked_fill(x, mask, value)
+    if isinstance(value, Tensor) and not isinstance(value, QTensor) and value.numel() == 1:
+        value = value.item()
     if not is_number(value):
         raise NotImplementedError(f"{described(func)} takes a number; choose between tensors with `nn.Where()`.")
     if not x.is_rounded:

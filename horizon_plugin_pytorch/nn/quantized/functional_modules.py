@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.errors import AccumulatorWarning, QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import AccumulatorWarning, OperatorInputError, QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.placed import placed, take_stubs
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, size_of
 from horizon_plugin_pytorch.plain_values import plain_value
@@ -107,6 +107,22 @@ class FloatFunctional(nn.Module):
 def is_number(x: Any) -> bool:
     """Is this a Python number, rather than a tensor? ``True`` counts as 1, as in Python and torch."""
     return isinstance(x, Number)
+
+
+def number_of(y: Any, method: str, place: str) -> Any:
+    """The number that ``add_scalar`` and ``mul_scalar`` take, also in a tensor that does not train.
+
+    Raises:
+        OperatorInputError: names the module that is given something else.
+    """
+    is_tensor = isinstance(y, Tensor) and not isinstance(y, QTensor) and y.numel() == 1 and not y.requires_grad
+    if not (is_tensor or is_number(y)):
+        kind = f"a tensor of shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        raise OperatorInputError(
+            f"`{method}_scalar` {place} takes a number, and got {kind}. Call `{method}` for two tensors; for a number "
+            f"that trains too, with a QuantStub: `{method}(x, self.quant(y))`."
+        )
+    return y.item() if is_tensor else y
 
 
 def row_name_of(method: str, operands: Sequence[Any]) -> str:
@@ -351,12 +367,12 @@ class QFunctional(QuantizedModule):
     @placed
     def add_scalar(self, x: Any, y: float) -> QTensor:
         """``x + y`` for a number y."""
-        return self._affine(x, 1.0, float(y), self.low)
+        return self._affine(x, 1.0, float(number_of(y, "add", self.place)), self.low)
 
     @placed
     def mul_scalar(self, x: Any, y: float) -> QTensor:
         """``x * y`` for a number y."""
-        return self._affine(x, float(y), 0.0, self.low)
+        return self._affine(x, float(number_of(y, "mul", self.place)), 0.0, self.low)
 
 
 take_stubs(QFunctional, FUNCTIONAL_METHODS)

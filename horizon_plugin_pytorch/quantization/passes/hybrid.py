@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Call, NotBindable
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.quantization.choice import Choice, inherited_choice
 from horizon_plugin_pytorch.quantization.fusion import Role, can_fold, role_of
+from horizon_plugin_pytorch.quantization.passes.numbers import with_numbers
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
     called_path,
@@ -24,7 +25,6 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     quantized_nodes,
     row_of_node,
     value_inputs,
-    with_numbers,
 )
 from horizon_plugin_pytorch.quantization.passes.replace import binder_of
 from horizon_plugin_pytorch.quantization.stubs import DeQuantStub, QuantStub

@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of
+from horizon_plugin_pytorch.quantization.passes.numbers import with_numbers
 
 # Attributes that are tensors: results of max, topk and their kin by name, with their position; and views.
 _FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
@@ -184,17 +185,6 @@ def _stored_rule(model: nn.Module, node: fx.Node) -> Rule:
         if not (yield source):
             return False
     return bool(tensors)
-
-
-def with_numbers(model: fx.GraphModule, arguments: Any) -> Any:
-    """Arguments in which a tensor without axes that the model writes down, as ``torch.tensor(0.5)``, is its number."""
-
-    def number(node: fx.Node) -> Any:
-        is_written = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")  # torch.fx's name
-        value = getattr(model, str(node.target)) if is_written else None
-        return value.item() if isinstance(value, Tensor) and value.dim() == 0 else node
-
-    return fx.node.map_arg(arguments, number)
 
 
 class Region:

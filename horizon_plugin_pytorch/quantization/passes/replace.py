@@ -35,6 +35,7 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.quantization.choice import NO_SETTER, Choice, inherited_choice
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
+from horizon_plugin_pytorch.quantization.passes.numbers import note_numbers, places_of_numbers, with_numbers
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
     called_path,
@@ -45,7 +46,6 @@ from horizon_plugin_pytorch.quantization.passes.region import (
     module_at,
     operands,
     row_of_node,
-    with_numbers,
 )
 from horizon_plugin_pytorch.quantization.stubs import QuantStub
 
@@ -121,7 +121,8 @@ def replace_functions(
             called = row_of_node(model, node)
             if called is not None:
                 _spare_results(node, called)
-            if called is None or not called.is_real:
+            is_scalar = node.op == "call_method" and str(node.target).endswith("_scalar")  # of a FloatFunctional
+            if called is None or not (called.is_real or is_scalar):
                 _quantize_constants(model, node, quantized, choices, counters)
             continue
         if node.kwargs.get("out") is not None:
@@ -146,14 +147,7 @@ def replace_functions(
         if row.needs_qconfig and quantized.kinds(node) in ((Kind.INDEX,), (Kind.BOOL,)):
             _leave_alone(model, node)
             continue  # a choice between positions, by booleans of the quantized part; or a write of booleans
-        call, module, advice = None, None, ""
-        try:
-            call = bind(*with_numbers(model, node.args), **with_numbers(model, node.kwargs))
-            module = call.make() if isinstance(call, Call) else None
-        except NotBindable as error:
-            advice = str(error)
-        except TypeError:  # arguments that the function's signature does not have
-            pass
+        call, module, advice, numbers = _bound(model, node, row, bind)
         if call is AS_IT_IS and row.support(march) is not None:
             _leave_alone(model, node)
             continue
@@ -162,11 +156,42 @@ def replace_functions(
         written = None if call.method is None else row_named(row_name_of(call.method, call.args))
         if written is not None and written.support(march) is None:
             raise _unsupported(f"{_spell(node)} with a number", node, march, written)
-        new = _replace(model, node, row.name, call, module, choices, counters)
+        new = _replace(model, node, row.name, call, module, choices, counters, numbers)
         quantized.replace(node, new)
         _quantize_constants(model, new, quantized, choices, counters)
     model.recompile()
     return model
+
+
+# Operators one of whose operands may be a number; others take tensors only, such as `torch.maximum`.
+_TAKES_NUMBERS = frozenset(
+    "add sub mul div pow where masked_fill assign eq ne lt le gt ge add_scalar mul_scalar".split()
+)
+
+
+def _bound(
+    model: fx.GraphModule, node: fx.Node, row: Operator, bind: Binder
+) -> tuple[Call | None, nn.Module | None, str, tuple[int, ...]]:
+    """A function's call as a module takes it, that module, what to write instead if there is none, and which of its
+    arguments are tensors that were read as numbers.
+    """
+    call, module, advice, before = None, None, "", (node.args, node.kwargs)
+    for is_eager in (False, True):
+        is_taken = is_eager or row.name in _TAKES_NUMBERS
+        after = with_numbers(model, before, is_eager) if is_taken else before
+        try:
+            call = bind(*after[0], **after[1])
+            module = call.make() if isinstance(call, Call) else None
+        except NotBindable as error:
+            advice = advice or str(error)
+            continue
+        except TypeError:  # arguments that the function's signature does not have
+            continue
+        numbers = places_of_numbers(before, after)
+        if numbers and "site" not in node.meta:
+            note_numbers(model, before, after)
+        return call, module, advice, numbers
+    return None, None, advice, ()
 
 
 def _is_float(model: fx.GraphModule, node: fx.Node, choices: dict[str, Choice]) -> bool:
@@ -263,6 +288,7 @@ def _replace(
     module: nn.Module,
     choices: dict[str, Choice],
     counters: dict[tuple[str, str], int],
+    numbers: tuple[int, ...] = (),
 ) -> fx.Node:
     """Put a generated module in place of a function node; a line that runs again calls the same module."""
     scope = scope_of(node)
@@ -271,7 +297,7 @@ def _replace(
     if not path:
         path = _wrapped_path(model, node, call) or _repetition(model, node) or _free_name(model, scope, name, counters)
         model.add_submodule(path, module.train(model.training))
-        variants.append(Variant.of(path, call))
+        variants.append(Variant.of(path, call, numbers))
         for setting in call.settings.values():
             if isinstance(setting, fx.Node) and setting.meta.get("is_weight"):
                 setting.meta["weight_of"] = (*setting.meta.get("weight_of", ()), path)
