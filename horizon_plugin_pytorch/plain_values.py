@@ -40,10 +40,10 @@ def plain_value(value: Any, arrays: str = "list") -> Any:
         return value.tolist() if arrays == "list" else array_tensor(value)
     if isinstance(value, slice):
         return slice(*(plain_value(part, arrays) for part in (value.start, value.stop, value.step)))
-    if type(value) in (list, tuple, torch.Size):
+    if isinstance(value, list) or type(value) in (tuple, torch.Size):  # graphs have lists of a class of their own
         parts = [plain_value(part, arrays) for part in value]
-        return parts if type(value) is list else tuple(parts)
-    if type(value) is dict:
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, dict):
         return {name: plain_value(part, arrays) for name, part in value.items()}
     return _plain_subclass(value)
 

@@ -142,11 +142,6 @@ class QuantizationTracer(torch.fx.Tracer):
         """Has the model, or whoever it gave them to, kept tensors of the forward that was traced?"""
         return any(proxy() is not None for proxy in self._proxies)
 
-    def create_proxy(self, *args: Any, **kwargs: Any) -> torch.fx.Proxy:
-        if self.successor is not None:  # `y + self.state`, where the state is of the trace before
-            return self.successor.create_proxy(*args, **kwargs)
-        return super().create_proxy(*args, **kwargs)
-
     def create_arg(self, a: Any) -> Any:
         return super().create_arg(self.stand_in(a) if isinstance(a, torch.fx.Proxy) and a.tracer is not self else a)
 
@@ -164,6 +159,8 @@ class QuantizationTracer(torch.fx.Tracer):
     def create_proxy(
         self, kind: str, target: Any, args: tuple, kwargs: dict[str, Any], *rest: Any, **more: Any
     ) -> torch.fx.Proxy:
+        if self.successor is not None:  # `y + self.state`, where the state is of the trace before
+            return self.successor.create_proxy(kind, target, args, kwargs, *rest, **more)
         is_index = target in (operator.getitem, operator.setitem)
         is_operator = getattr(target, "__module__", "") == operator.add.__module__  # `x + array`: no sizes there
         arrays = "tensor" if kind == "call_module" or is_operator else "list"
