@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch.errors import ExportError, source_line
 from horizon_plugin_pytorch.fx.tracer import user_frames
-from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.nested import fresh, tensors_of
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -137,10 +137,10 @@ def record(model: torch.nn.Module, args: tuple) -> tuple[list[Step], Any]:
     """
     rehearsal = Rehearsal(args)
     with torch.no_grad(), rehearsal:
-        model(*args)
+        model(*fresh(args))
     recorder = Recorder(args, rehearsal.kept())
     with torch.no_grad(), recorder:
-        outputs = model(*args)
+        outputs = model(*fresh(args))
     if recorder.reads is not None:
         raise ExportError(
             f"`{type(model).__name__}` keeps a tensor that it computes and reads it in the next forward"
