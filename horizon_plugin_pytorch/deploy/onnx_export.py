@@ -27,7 +27,6 @@ from horizon_plugin_pytorch.deploy.recorder import Step, plain, record, tensor_k
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.fx.arguments import positional_arguments
 from horizon_plugin_pytorch.nested import map_tensors, tensors_of
-from horizon_plugin_pytorch.nested import map_tensors, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
