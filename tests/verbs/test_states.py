@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import ExportError, UnsupportedOperatorError
+from horizon_plugin_pytorch.fx.fx_helper import wrap
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
@@ -188,7 +189,29 @@ class TheOutputItself(Base):
         return y
 
 
+class InAClosure(Base):
+    def begin(self) -> None:
+        kept: dict = {}
+
+        def step(y):
+            y = y + kept["y"] if "y" in kept else y
+            kept["y"] = y
+            return y
+
+        self.step = step
+
+
+class Cell(Base):
+    def begin(self) -> None:
+        self.cell, self.h = nn.GRUCell(4, 4), None
+
+    def step(self, y):
+        self.h = self.cell(y[:, 0, 0], self.h) if self.h is not None else self.cell(y[:, 0, 0])
+        return self.h
+
+
 REFUSED = [
+    InAClosure, Cell,
     BeginsAsNone, NotThereAtFirst, BeginsAsANumber, BeginsAsATensor, BeginsAsABuffer, List, Dict, Deque, OnASubmodule,
     OnAnotherObject, Global, InEvalOnly, OfTwoForwardsAgo, TheOutputItself,
 ]  # fmt: skip
@@ -360,8 +383,28 @@ class WrittenByHand(Base):
         return y
 
 
+class Wrapped(Base):
+    """Nor does tracing see code that it does not enter."""
+
+    def begin(self) -> None:
+        self.h = None
+
+    @wrap()
+    def step(self, y):
+        y = y if self.h is None else y + self.h
+        self.h = y
+        return y
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("make", "cls"), [(eager, ByHand), (lambda m: prepared(m, "jit-strip"), RealNumbers)])
+@pytest.mark.parametrize(
+    ("make", "cls"),
+    [
+        (eager, ByHand),
+        (lambda m: prepared(m, "jit-strip"), RealNumbers),
+        (lambda m: prepared(m, "symbolic"), Wrapped),
+    ],
+)
 def test_a_state_is_not_exported_as_a_constant(make, cls) -> None:
     model = make(cls())
     calibrate(model, [X, X], progress=False)
