@@ -285,7 +285,7 @@ def test_an_operand_that_a_common_scale_erases_is_told(route, method, ratio, dty
     assert len(messages) == is_told
     if is_told:
         which = ("1" if ratio > 1 else "0") if method != "add" else ("second" if ratio > 1 else "first")
-        assert which in messages[0] and "at `f`" in messages[0] and "qint16" in messages[0]
+        assert which in messages[0] and f"`{method}` at `f`" in messages[0] and "qint16" in messages[0]
         assert not said(lambda: model(*pair))
         assert len(said(lambda: convert(model)(*pair))) == 1
 

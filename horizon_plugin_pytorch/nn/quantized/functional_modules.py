@@ -193,7 +193,7 @@ class QFunctional(QuantizedModule):
         for name, steps in (("first", self._steps(x)), ("second", abs(alpha) * self._steps(y))):
             if 0 < steps < 0.5:
                 warn(
-                    f"`{self.operator or 'add'}` {self.place}: its {name} operand has no effect: all its values are "
+                    f"`add` {self.place}: its {name} operand has no effect: all its values are "
                     "smaller than half a step of the result. Give the result qint16, or look at the ranges of the "
                     "operands: a mask of large numbers, such as -1e4, leaves nothing of what it is added to.",
                     QuantizationWarning,
@@ -268,30 +268,29 @@ class QFunctional(QuantizedModule):
     @placed
     def cat(self, x: Sequence[Any], dim: int = 0) -> QTensor:
         """Concatenate along `dim`, each input first brought to the output's scale."""
-        return self.output(torch.cat(self._joined(x), dim))
+        return self.output(torch.cat(self._joined(x, "cat"), dim))
 
     @placed
     def stack(self, x: Sequence[Any], dim: int = 0) -> QTensor:
         """Join along a new axis `dim`, each input first brought to the output's scale."""
-        return self.output(torch.stack(self._joined(x), dim))
+        return self.output(torch.stack(self._joined(x, "stack"), dim))
 
-    def _joined(self, x: Sequence[Any]) -> list[Tensor]:
+    def _joined(self, x: Sequence[Any], name: str) -> list[Tensor]:
         """The integers of several inputs at the output's scale."""
         inputs = [self.quantized_input(v) for v in x]
-        ranges = tuple(v.range for v in inputs)
-        self._plans.get(tuple(v.scale for v in inputs), ("joined", ranges), lambda: self._warn_erased(inputs))
+        self._plans.get(tuple(inputs), name, lambda: self._warn_erased(inputs, name))
         return [self.on_output_grid(v) for v in inputs]
 
     def _steps(self, x: QTensor) -> float:
         """How many steps of the output the largest values of an input have."""
         return _most(x) * float(self.ratio(x.scale))
 
-    def _warn_erased(self, inputs: Sequence[QTensor]) -> bool:
+    def _warn_erased(self, inputs: Sequence[QTensor], name: str) -> bool:
         """Say which inputs have next to nothing left at the output's scale."""
         erased = [str(i) for i, x in enumerate(inputs) if self._steps(x) < _FEWEST_STEPS]
         if erased and len(erased) < len(inputs):
             warn(
-                f"`{self.operator or 'cat'}` {self.place}: input {', '.join(erased)} is so much smaller than others "
+                f"`{name}` {self.place}: input {', '.join(erased)} is so much smaller than others "
                 f"that fewer than {_FEWEST_STEPS} steps of the common scale are left of its values, or none. Give the "
                 "output qint16, bring the inputs to similar ranges first, or keep them apart.",
                 QuantizationWarning,
