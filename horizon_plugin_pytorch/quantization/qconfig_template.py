@@ -386,7 +386,7 @@ def by_name(view: GraphView, names: Iterable[str], what: str) -> dict[OperatorVi
         own = next((name for name in view.names(operator) if name in wanted), None)
         if own is not None:
             found[operator] = own
-    unused = sorted(wanted - set(found.values()) - {""})
+    unused = sorted(name for name in wanted - set(found.values()) - {""} if not view.may_come(name))
     missing = [name for name in unused if not view.has_module(name)]
     if missing:
         name, paths = missing[0], [path for operator in view for path in operator.members]

@@ -38,6 +38,7 @@ from horizon_plugin_pytorch.quantization.passes.tied_scales import (
     tied_groups,
 )
 from horizon_plugin_pytorch.quantization.passes.torch_fused import own_fused
+from horizon_plugin_pytorch.quantization.passes.unmet import keep_state_of
 from horizon_plugin_pytorch.quantization.qconfig_template import apply_setters
 from horizon_plugin_pytorch.quantization.quantization_mappings import (
     get_qat_module_mappings,
@@ -261,6 +262,8 @@ def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str
     calls = _calls_joined_in(src_model, source, targets)
     own = dst_model.__dict__.get("own_scales")  # calls that the source does not tell apart start from one scale
     missing, taken = [], {id(call) for several in calls.values() for call in several}
+    waiting = keep_state_of(dst_model, src_model)
+    taken.update(id(quantizer) for path, quantizer in source.items() if path.startswith(waiting))
     unseen, given = [], []
     for path, target in targets.items():
         path = path if path in source or own is None else own.owner(path)

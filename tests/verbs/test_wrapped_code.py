@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,22 +15,38 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.dtype import qint8, qint16
+from horizon_plugin_pytorch.errors import (
+    ExportError,
+    QuantizationWarning,
+    UnknownCallError,
+    UnsupportedOperatorError,
+)
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
+    PrepareMethod,
     QuantStub,
     calibrate,
     convert_fx,
+    explain,
     fuse_fx,
+    get_default_qconfig,
     load_calib_state_dict,
+    load_observer_params,
+    prepare,
     prepare_qat_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.qconfig import get_qconfig
+from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
+from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
+from horizon_plugin_pytorch.utils.check_model import check_qat_model
 from horizon_plugin_pytorch.utils.fx_helper import wrap
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, assert_one_arithmetic, qconfig
 
 X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -60,6 +77,9 @@ class Parts(nn.Module):
         self.bn.running_mean.normal_()
         self.bn.running_var.uniform_(0.5, 2)
 
+    def doubled(self, x: Tensor) -> Tensor:
+        return self.conv(x) * 2
+
 
 class Block(nn.Module):
     def __init__(self) -> None:
@@ -76,6 +96,10 @@ class Single(Parts):
     def __init__(self, code: Code) -> None:
         super().__init__()
         self.body = code
+
+    def doubled(self, x: Tensor) -> Tensor:
+        assert isinstance(self, Single) and self.__class__ is Single
+        return super().doubled(x) + 1
 
     @wrap()
     def inner(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,6 +170,7 @@ CODE: dict[str, Code] = {
     "casts": lambda s, x: (x.float() + 1).to(x.dtype).type_as(x),
     "nothing": lambda s, x: x,
     "maximum and pow": lambda s, x: torch.maximum(x, -x).pow(2) / 3,
+    "the method of a base class": lambda s, x: s.doubled(x),
     "one module twice": lambda s, x: s.fc(s.fc(x)),
     "unused results": lambda s, x: x.max(1)[0] + x.topk(1, 1)[0].squeeze(1),
 }
@@ -212,8 +237,8 @@ def test_a_checkpoint_fits_a_model_that_has_not_run(name: str) -> None:
         assert torch.equal(convert_fx(model)(X), wanted)
 
 
-@pytest.mark.parametrize("name", CODE)
-def test_copies_and_files_are_the_same_model(name: str) -> None:
+@pytest.mark.parametrize("name", ["modules", "conv, bn and relu", "parameter", "module of the user's", "in place"])
+def test_a_copy_is_a_model_of_its_own(name: str) -> None:
     qat = prepare_qat_fx(Single(CODE[name]).eval(), {"": qconfig()})
     calibrate(qat, [X], progress=False)
     wanted = qat(X)
@@ -376,3 +401,201 @@ def test_every_call_in_the_graph_has_scales_of_its_own() -> None:
     calibrate(qat, [X], progress=False)
     scales = {n: float(m.scale) for n, m in qat.named_modules() if isinstance(m, FakeQuantize) and "lambda" in n}
     assert len(scales) == 2 and len(set(scales.values())) == 2
+
+
+# -- when the modules are made
+
+
+def test_a_call_that_never_ran_while_the_model_learnt_is_an_error() -> None:
+    def code(s: Any, x: Tensor) -> Tensor:
+        return torch.sigmoid(x) if x.shape[0] > 2 else x + 1
+
+    qat = prepare_qat_fx(Single(code).eval(), {"": qconfig()})
+    qat.eval()
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    with pytest.raises(UnknownCallError, match=r"`add` at `_leaf_inner` \(test_wrapped_code.py:\d+\).*example_inputs"):
+        qat(X)
+    calibrate(qat, [X], progress=False)
+    more = torch.cat([X, X])
+    for model in (qat, convert_fx(qat)):
+        model(X)
+        with pytest.raises(UnknownCallError, match="`sigmoid` at `_leaf_inner`.*CALIBRATION or QAT"):
+            model(more)
+    state = qat.state_dict()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    qat(more)  # both branches now
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    assert torch.equal(convert_fx(qat)(more), qat(more)) and state.keys() < qat.state_dict().keys()
+
+
+def test_names_do_not_depend_on_the_order_in_which_calls_are_met() -> None:
+    def code(s: Any, x: Tensor) -> Tensor:
+        return torch.cat([x, x], 1) * 2 if x.shape[0] == 2 else torch.cat([x, x], 2) * 3
+
+    models = [prepare_qat_fx(Single(code).eval(), {"": qconfig()}) for _ in range(2)]
+    inputs = (X, torch.cat([X, X]) * 4)
+    for model, order in zip(models, (inputs, inputs[::-1]), strict=True):
+        calibrate(model, list(order), progress=False)
+    first, second = models
+    assert first.state_dict().keys() == second.state_dict().keys()
+    second.load_state_dict(first.state_dict())
+    assert all(torch.equal(first(x), second(x)) for x in inputs)
+
+
+def test_a_line_that_runs_with_other_settings_has_a_module_for_each() -> None:
+    net = Single(lambda s, x: sum(torch.softmax(x, dim) for dim in (1, 2))).eval()
+    qat = prepare_qat_fx(net, {"": qconfig()})
+    calibrate(qat, [X], progress=False)
+    assert sum("_generated_softmax" in name and name.count(".") == 1 for name, _ in qat.named_modules()) == 2
+    near(net, qat)
+    assert torch.equal(convert_fx(qat)(X), qat(X))
+
+
+@pytest.mark.parametrize("name", ["functions", "module of the user's", "float inside", "layer as a function"])
+def test_with_example_inputs_everything_is_there_at_once(name: str) -> None:
+    net = Single(CODE[name]).train()
+    one = prepare_qat_fx(net, {"": qconfig()}, example_inputs=(X,))
+    other = prepare(net, (X,), default_calibration_qconfig_setter, method=PrepareMethod.SYMBOLIC, out_dir=None)
+    for model in (one, other):
+        keys = list(model.state_dict())
+        quantizers = {n: m for n, m in model.named_modules() if isinstance(m, FakeQuantize)}
+        seen = [n for n, m in quantizers.items() if m.has_statistics and not m.is_fixed and "weight_fake" not in n]
+        assert model.training and not seen
+        assert all(m.is_observing and m.is_quantizing for m in quantizers.values())
+        calibrate(model, [X], progress=False)
+        assert list(model.state_dict()) == keys
+        near(net.eval(), model)
+        net.train()
+
+
+def test_a_trained_scale_that_comes_after_the_optimizer_is_told() -> None:
+    lsq = get_default_qconfig(activation_fake_quant="lsq", weight_fake_quant="lsq")
+    net = Single(CODE["functions"]).train()
+    late = prepare_qat_fx(net, {"": lsq})
+    set_fake_quantize(late, FakeQuantState.QAT)
+    with pytest.warns(QuantizationWarning, match=r"`sigmoid` at `_leaf_inner`.*optimizer.*example_inputs"):
+        late(X)
+    early = prepare_qat_fx(net, {"": lsq}, example_inputs=(X,))
+    set_fake_quantize(early, FakeQuantState.QAT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", QuantizationWarning)
+        early(X)
+    assert len(list(early.parameters())) == len(list(late.parameters()))
+
+
+# -- formats
+
+
+def formats(model: nn.Module) -> dict[str, str]:
+    return {n.removesuffix(".activation_post_process"): str(m.dtype) for n, m in model.named_modules()
+            if isinstance(m, FakeQuantize) and n.endswith("activation_post_process")}  # fmt: skip
+
+
+def test_formats_reach_modules_and_functions_in_wrapped_code() -> None:
+    net = Single(lambda s, x: torch.sigmoid(s.fc(x)) + x).eval()
+    wide = prepare_qat_fx(net, {"": qconfig(), "module_name": [("fc", qconfig("qint16"))]}, example_inputs=X)
+    found = formats(wide)
+    assert found.pop("fc") == "qint16" and set(found.values()) == {"qint8"}
+    name = next(n for n in found if "_generated_add" in n)
+    named = prepare_qat_fx(net, {"": qconfig(), "module_name": {name: qconfig("qint16")}}, example_inputs=X)
+    assert formats(named)[name] == "qint16"
+    setter = QconfigSetter(get_qconfig(), [ModuleNameTemplate({"": qint8, "fc": qint16, name: qint16})], save_dir=None)
+    chosen = formats(prepare_qat_fx(net, qconfig_setter=setter, example_inputs=X))
+    assert chosen["fc"] == chosen[name] == "qint16" and sorted(chosen.values()).count("qint8") == 2
+    late = prepare_qat_fx(net, qconfig_setter=setter)
+    calibrate(late, [X], progress=False)
+    assert formats(late) == chosen
+    assert torch.equal(convert_fx(late)(X), late(X))
+
+
+def test_code_without_a_qconfig_refuses_quantized_tensors() -> None:
+    net = Called(CALLS["a method of a part"]).eval()
+    net.heads[1].qconfig = None
+    qat = prepare_qat_fx(net, {"": qconfig()})
+    with pytest.raises((NotImplementedError, UnsupportedOperatorError, RuntimeError, TypeError)):
+        qat(X)
+
+
+def test_values_that_code_reads_are_real_and_cannot_be_exported(tmp_path: Any) -> None:
+    def code(s: Any, x: Tensor) -> Tensor:
+        return s.conv(x) if float(x.max()) > 0 and bool(x.mean() < 10) and x[0, 0, 0, 0].item() < 9 else x
+
+    net = Single(code).eval()
+    qat = prepare_qat_fx(net, {"": qconfig()})
+    calibrate(qat, [X], progress=False)
+    near(net, qat)
+    quantized = convert_fx(qat)
+    assert torch.equal(quantized(X), qat(X))
+    with pytest.raises(ExportError, match="reads a number out of a computed tensor"):
+        export_quantized_onnx(quantized, (X,), tmp_path / "model.onnx")
+
+
+# -- other verbs
+
+
+class Plain(Parts):
+    """Code that a file can have."""
+
+    @wrap()
+    def inner(self, x: Tensor) -> Tensor:
+        return F.relu(self.block(self.conv(x)) + 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.inner(self.quant(x)))
+
+
+def test_a_file_has_the_whole_model() -> None:
+    qat = prepare_qat_fx(Plain().eval(), {"": qconfig()})
+    early = pickle.loads(pickle.dumps(qat))  # before any run
+    for model in (qat, early):
+        calibrate(model, [X], progress=False)
+    assert torch.equal(qat(X), early(X))
+    wanted = qat(X)
+    for model in (qat, convert_fx(qat)):
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        assert torch.equal(torch.load(file, weights_only=False)(X), wanted)
+
+
+def test_statistics_are_copied_to_a_model_that_has_not_run() -> None:
+    net = Plain().eval()
+    source, target = (prepare_qat_fx(net, {"": qconfig()}) for _ in range(2))
+    calibrate(source, [X], progress=False)
+    assert load_observer_params(source, target) == []
+    target.eval()
+    set_fake_quantize(target, FakeQuantState.VALIDATION)
+    assert torch.equal(target(X), source(X))
+
+
+def test_calibration_goes_on_in_a_model_that_has_not_run(tmp_path: Any) -> None:
+    batches = [X * (i + 1) for i in range(4)]
+    whole = prepare_qat_fx(Plain().eval(), {"": qconfig()})
+    calibrate(whole, batches, progress=False)
+
+    def stop(model: nn.Module, batch: Tensor) -> None:
+        if batch is batches[2]:
+            raise KeyboardInterrupt
+        model(batch)
+
+    file = tmp_path / "state"
+    broken = prepare_qat_fx(Plain().eval(), {"": qconfig()})
+    broken.load_state_dict(whole.state_dict())
+    fresh = copy.deepcopy(prepare_qat_fx(Plain().eval(), {"": qconfig()}))
+    for model in (broken, fresh):
+        model.load_state_dict({k: v for k, v in whole.state_dict().items() if "_generated_" not in k}, strict=False)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(broken, batches, forward=stop, state_file=file, progress=False)
+    assert calibrate(fresh, batches, state_file=file, progress=False).steps == 4
+    scales = {n: m.scale for n, m in whole.named_modules() if isinstance(m, FakeQuantize)}
+    found = {n: m.scale for n, m in fresh.named_modules() if isinstance(m, FakeQuantize)}
+    assert scales.keys() == found.keys() and all(torch.equal(found[n], scale) for n, scale in scales.items())
+
+
+def test_the_check_and_explain_list_what_is_in_wrapped_code(tmp_path: Any) -> None:
+    qat = prepare_qat_fx(Plain().eval(), {"": qconfig()}, example_inputs=X)
+    check_qat_model(qat, X, save_results=True, out_dir=tmp_path)
+    text = (tmp_path / "model_check_result.txt").read_text()
+    name = next(n for n, _ in qat.named_modules() if "_generated_add" in n)
+    assert name in text and "block.conv" in text and "conv" in text
+    assert name in str(explain(qat))

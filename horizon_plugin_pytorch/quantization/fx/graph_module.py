@@ -6,16 +6,19 @@ import copy
 import inspect
 import keyword
 import re
+import sys
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from horizon_plugin_pytorch.errors import is_user_code
 from horizon_plugin_pytorch.fx.packing import pack, unpack
 from horizon_plugin_pytorch.hooks import copy_hooks
 from horizon_plugin_pytorch.nn.compiled import run_uncompiled
 from horizon_plugin_pytorch.nn.leaf import bind_methods
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
+from horizon_plugin_pytorch.running import interceptor
 
 _INTERNAL = {"_graph", "_code", "meta", "_tracer_cls", "_tracer_extras", *nn.Module().__dict__}
 _MISSING = object()
@@ -119,6 +122,16 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
             if name.startswith(_CONSTANT):
                 state_dict.pop(prefix + name, None)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of the user's model to wrapped code, which may ask ``isinstance(self, Net)`` or call `super`."""
+        is_asked = interceptor() is not None and is_user_code(sys._getframe(1).f_code.co_filename)
+        return self.__dict__.get("_source_class") or type(self) if is_asked else type(self)
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:
+        vars(object)["__class__"].__set__(self, cls)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.intrinsic import FusedModule
+from horizon_plugin_pytorch.nn.leaf import LeafCode
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, row_of_module
 from horizon_plugin_pytorch.nn.placed import FUSED_INTO
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
@@ -169,6 +170,12 @@ class GraphView:
         except AttributeError:
             return False
         return True
+
+    def may_come(self, path: str) -> bool:
+        """Can a module be made there when the model meets a call in code that tracing does not enter?"""
+        around, _, name = path.rpartition(".")
+        is_generated = name.startswith("_generated_") and self.has_module(around)
+        return is_generated and any(isinstance(module, LeafCode) for module in self.model.modules())
 
     def row(self, node: fx.Node) -> Operator | None:
         """The row of the operator that a node calls."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -61,14 +61,14 @@ def _put_back(model: nn.Module, state_dict: dict[str, Any], prefix: str, local_m
             state_dict.setdefault(f"{prefix}{path}.{name}", value)
 
 
-def keep_state_of(model: nn.Module, other: nn.Module, paths: Collection[str]) -> list[str]:
-    """Keep the state that modules of another model have, for calls that this one has not met; the paths of those."""
-    wanted: Mapping[str, Any] = unmet_keys(model, [f"{path}." for path in paths])
-    kept: list[str] = []
-    for path in dict.fromkeys(path for path, _ in wanted.values()):
-        model.__dict__.setdefault(_UNMET, {})[path] = dict(other.get_submodule(path).state_dict())
-        kept.append(path)
-    return kept
+def keep_state_of(model: nn.Module, other: nn.Module) -> tuple[str, ...]:
+    """Keep the state that modules of another model have for calls which this one has not met; paths of those."""
+    state = other.state_dict() if has_code(model) else {}
+    kept: dict[str, None] = {}
+    for key, (path, name) in unmet_keys(model, state.keys()).items():
+        model.__dict__.setdefault(_UNMET, {}).setdefault(path, {})[name] = state[key].detach().clone()
+        kept[f"{path}."] = None
+    return tuple(kept)
 
 
 def take_unmet(model: nn.Module, path: str, module: nn.Module | None) -> bool:
