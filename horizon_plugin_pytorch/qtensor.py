@@ -463,7 +463,10 @@ def only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     """The QTensor that a function works on: its first argument, with one scale."""
     x = args[0] if args else kwargs.get("input", kwargs.get("self"))
     if not isinstance(x, QTensor):
-        raise NotImplementedError(f"{described(func)} got a QTensor where an ordinary tensor was expected.")
+        raise NotImplementedError(
+            f"{described(func)} works on an ordinary tensor, and another argument is a QTensor. Put a DeQuantStub "
+            "before that one (for a mask or an index, before what it is computed from), or a QuantStub before the first."
+        )
     if x._axis >= 0 and x._scale.numel() > 1 and func not in _STAYING:
         raise NotImplementedError(
             f"{described(func)} is not implemented for a per-channel QTensor (axis {x._axis}); "

@@ -427,3 +427,9 @@ def test_gradients_reach_a_leaf() -> None:
 )  # fmt: skip
 def test_keeps_scale_tells_pass_through_operators(target, expected: bool) -> None:
     assert keeps_scale(target) is expected
+
+
+def test_an_ordinary_tensor_indexed_by_a_quantized_mask_is_refused_with_a_remedy() -> None:
+    mask = real_qtensor(torch.tensor([1.0, -1.0]), torch.tensor([0.5]), qint8) > 0
+    with pytest.raises(NotImplementedError, match="__getitem__.*DeQuantStub before that one"):
+        torch.ones(2)[mask]
