@@ -465,7 +465,7 @@ def only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     if not isinstance(x, QTensor):
         raise NotImplementedError(
             f"{described(func)} works on an ordinary tensor, and another argument is a QTensor. Put a DeQuantStub "
-            "before that one (for a mask or an index, before what it is computed from), or a QuantStub before the first."
+            "before that one (for a mask or an index, before what it is made of), or a QuantStub before the first."
         )
     if x._axis >= 0 and x._scale.numel() > 1 and func not in _STAYING:
         raise NotImplementedError(

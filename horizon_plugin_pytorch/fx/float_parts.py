@@ -28,7 +28,8 @@ def refused(what: str, where: str) -> NotImplementedError:
     return NotImplementedError(
         f"`{what}` {where} is not implemented for QTensor: it has no qconfig, so it is computed in float, and a "
         "quantized tensor reaches it. Put a DeQuantStub before it and a QuantStub after it; or prepare with "
-        "hybrid=True, which lets float operators take quantized tensors; or give it a qconfig."
+        "hybrid=True and name it, or the module around it, in hybrid_dict['module_name'] (hybrid=True alone in eager "
+        "mode); or give it a qconfig."
     )
 
 

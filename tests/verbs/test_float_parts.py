@@ -234,3 +234,25 @@ def test_a_model_without_any_qconfig_and_own_scales(method: PrepareMethod) -> No
     net = Net(Part(lambda m, x: m.fc(m.fc(x))), has_stubs=False).eval()
     with torch.no_grad():
         assert torch.equal(prepare(net, (X,), method=method, own_scales=True, out_dir=None)(X), net(X))
+
+
+@pytest.mark.parametrize("method", [PrepareMethod.JIT_STRIP, PrepareMethod.SYMBOLIC])
+@pytest.mark.parametrize("way", ["attribute", "module_name", "hybrid_dict"])
+@pytest.mark.parametrize("name", [name for name in PARTS if name not in ("a FloatFunctional", "a write in place")])
+def test_hybrid_puts_stubs_around_a_float_part(method: PrepareMethod, way: str, name: str) -> None:
+    """The guides' step-wise quantization: `hybrid=True` lifts the restriction."""
+    net = Net(Part(PARTS[name]), has_stubs=False).eval()
+    configured: dict[str, Any] = {"qconfig_setter": default_calibration_qconfig_setter}
+    if way == "hybrid_dict":
+        configured["hybrid_dict"] = {"module_name": ["b"]}
+    else:
+        configured = WAYS[way](net)
+    given = copy.deepcopy(net)
+    if way == "attribute":
+        given.qconfig, given.b.qconfig = INT8, None
+    model = prepare(given, (X,), method=method, hybrid=True, out_dir=None, **configured)
+    calibrate(model, [X], progress=False)
+    with torch.no_grad():
+        out, wanted = model(X), net(X)
+        assert float((out - wanted).norm() / wanted.norm()) < 0.1
+        assert torch.equal((convert_fx if method is PrepareMethod.SYMBOLIC else convert)(model)(X), out)

@@ -94,7 +94,9 @@ def split_devices(model: Any, region: Region, choices: dict[str, Choice], march:
     """
     config.check(model)
     nodes = [n for n in model.graph.nodes if n.op in ("call_module", "call_function", "call_method")]
-    cpu = {n for n in nodes if _runs_on_cpu(model, n, region, march, config)}
+    is_quantized = any(choice.qconfig is not None for choice in choices.values())
+    left = {n for n in nodes if is_quantized and n in region and _is_left_float(model, n, choices)}
+    cpu = {n for n in nodes if n in left or _runs_on_cpu(model, n, region, march, config)}
     # Without a QuantStub the quantized part begins at the first operator of the CPU.
     region = quantized_nodes(model, cpu - {n for n in cpu if n in region} if has_stub(model) else cpu)
     for node in nodes:
@@ -165,6 +167,15 @@ def _whole_of_parts(cpu: set[fx.Node]) -> set[fx.Node]:
     return {n for n in cpu if n.users and all(u in cpu and u.target is operator.getitem for u in n.users)}
 
 
+def _is_left_float(model: Any, node: fx.Node, choices: dict[str, Choice]) -> bool:
+    """Is it an operator without a qconfig, among others that have one?"""
+    row, path = row_of_node(model, node), called_path(model, node)
+    if is_fact(node) or row is None or row.qat is None or row.name in ("quant", "dequant"):
+        return False
+    choice = inherited_choice(choices, scope_of(node) if path is None else path)
+    return choice is not None and choice.qconfig is None
+
+
 def _runs_on_cpu(model: Any, node: fx.Node, region: Region, march: March, config: HybridConfig) -> bool:
     row = row_of_node(model, node)
     if is_fact(node) or (row is not None and row.name in ("quant", "dequant")):
@@ -211,14 +222,17 @@ class _Stubs:
         self._paths: dict[Any, str] = {}
 
     def quantize(self, node: fx.Node, readers: list[fx.Node]) -> None:
-        """A QuantStub between a real result and the quantized operators that read it; it has the result's qconfig."""
+        """A QuantStub between a real result and the quantized operators that read it.
+
+        It has the qconfig of the operator that gives the result, or of the first that reads it.
+        """
         made: dict[str, fx.Node] = {}
         for reader in readers:
             leaves, spec = pytree.tree_flatten((reader.args, reader.kwargs))
             for place in [i for i, leaf in enumerate(leaves) if leaf is node]:
                 # A model's own forward has one stub for each argument of a call.
                 entry = ("read", called_path(self.model, reader) or reader.meta.get("site", reader), place)
-                path = self._paths.get(entry) or self._after(node)
+                path = self._paths.get(entry) or self._after(node, reader)
                 self._paths[entry] = path
                 if path not in made:
                     with self.model.graph.inserting_after(node):
@@ -228,12 +242,13 @@ class _Stubs:
                 leaves[place] = made[path]
             reader.args, reader.kwargs = pytree.tree_unflatten(leaves, spec)
 
-    def _after(self, node: fx.Node) -> str:
+    def _after(self, node: fx.Node, reader: fx.Node) -> str:
         """The path of the stub after a node."""
         key = ("after", self._key(node))
         if key not in self._paths:
             self._paths[key] = path = f"{node.name}_activation_post_process"
-            own = inherited_choice(self.choices, called_path(self.model, node) or scope_of(node)) or Choice(None)
+            found = (inherited_choice(self.choices, called_path(self.model, n) or scope_of(n)) for n in (node, reader))
+            own = next((choice for choice in found if choice is not None and choice.qconfig is not None), Choice(None))
             stub = QuantStub().train(self.model.training)
             stub.is_after_cpu = True
             self.model.add_submodule(path, stub)
