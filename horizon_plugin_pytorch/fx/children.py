@@ -9,12 +9,13 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.errors import is_package_code, is_torch_code
+from horizon_plugin_pytorch.nn.placed import as_written
 from horizon_plugin_pytorch.running import interceptor
 
 # How a module's children are listed; other methods of a module, such as `train`, mean all of them.
 _LISTING = frozenset({
     "children", "named_children", "modules", "named_modules", "forward", "keys", "values", "items",
-    "__iter__", "__len__", "__getitem__",
+    "__iter__", "__len__", "__getitem__", "parameters", "named_parameters",
 })  # fmt: skip
 _CALLS = ("_call_impl", "_wrapped_call_impl")
 
@@ -74,3 +75,27 @@ def hide_added(module: nn.Module, own: Collection[str]) -> None:
     added = [name for name in module._modules if name not in own]
     if added:
         module.__dict__["_modules"] = Children(module._modules, added)
+
+
+class Parameters(dict):
+    """The parameters of a module that stands for another one: the float ones while the user's forward lists them.
+
+    ``next(self.parameters()).device`` finds some in a converted model too, which has none.
+
+    Args:
+        module: whose parameters.
+        names: those of the float module.
+    """
+
+    def __init__(self, module: Any = None, names: Collection[str] = ()) -> None:
+        super().__init__()
+        self.module, self.names = module, tuple(names)
+
+    def items(self) -> Any:
+        return [(name, as_written(self.module, name)) for name in self.names] if _is_listed() else super().items()
+
+
+def list_parameters(module: nn.Module, names: Collection[str]) -> None:
+    """Let the user's forward list parameters of a module that has none any more."""
+    if names and not module._parameters:
+        module.__dict__["_parameters"] = Parameters(module, names)

@@ -214,6 +214,41 @@ class PlacedModule(Successor):
 FUSED_INTO = "_fused_into"  # what is left of a fused module has here a list of the modules that it became a part of
 
 
+TENSORS = "_tensors_of_float"  # and here what its parameters and buffers were, None for those that were None
+
+
+@dataclass(frozen=True)
+class FormerTensor:
+    """A parameter or buffer of a module that is fused into another.
+
+    Args:
+        dtype, shape, requires_grad: what it was.
+        is_layers: has the fused module it as well, under the same name? Not if a batch norm is folded.
+    """
+
+    dtype: torch.dtype
+    shape: torch.Size
+    requires_grad: bool
+    is_layers: bool
+
+    def of(self, name: str, fused: Any) -> Tensor:
+        """The tensor, or one of its type and shape on its device; no numbers are left of a batch norm, so they are NaN.
+
+        Whoever computes with them was met when the model was prepared, and then the module is not fused.
+        """
+        if self.is_layers:
+            return as_written(fused, name)
+        device = next((x.device for x in (*fused.parameters(), *fused.buffers())), None)
+        number = torch.full((), torch.nan if self.dtype.is_floating_point else 0, dtype=self.dtype, device=device)
+        return number.expand(self.shape).requires_grad_(self.requires_grad)
+
+
+def as_written(module: Any, name: str) -> Any:
+    """A parameter or buffer of a module as the user's forward reads it: a converted layer has real numbers for that."""
+    is_integer = name == "weight" and hasattr(module, "written_weight")
+    return module.written_weight() if is_integer else getattr(module, name)
+
+
 class FusedAway(Successor):
     """What is left of a module that is fused into another: it gives back its argument.
 
@@ -231,6 +266,13 @@ class FusedAway(Successor):
     @__class__.setter
     def __class__(self, cls: type) -> None:
         vars(object)["__class__"].__set__(self, cls)
+
+    def __getattr__(self, name: str) -> Any:
+        """The parameters and buffers of the module that was here: its forward may ask ``self.bn.weight.dtype``."""
+        known = self.__dict__.get(TENSORS, {})
+        if name not in known:
+            return super().__getattr__(name)
+        return None if known[name] is None else known[name].of(name, self.__dict__[FUSED_INTO][0])
 
     def __reduce__(self) -> tuple:  # what pickle would do by itself asks for `__class__`
         return FusedAway, (), self.__dict__

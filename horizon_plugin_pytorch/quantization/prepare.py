@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 import torch  # noqa: F401 - for the docstring's example
-from torch import Tensor, nn
+from torch import nn
 
 from horizon_plugin_pytorch.errors import (
     CheckError,
@@ -45,14 +45,13 @@ from horizon_plugin_pytorch.quantization.inspection.float_run import compare_wit
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.quantization.passes.hybrid import HybridConfig, split_devices
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales, split_aliases, unshare
+from horizon_plugin_pytorch.quantization.passes.read_tensors import mark_reads
 from horizon_plugin_pytorch.quantization.passes.region import (
     Region,
     called_path,
     has_stub,
     mark_beside,
     quantized_nodes,
-    value_inputs,
-    value_of,
 )
 from horizon_plugin_pytorch.quantization.passes.states import refuse_states
 from horizon_plugin_pytorch.quantization.passes.stub_links import link_stubs
@@ -264,7 +263,7 @@ def _prepare_by_running(
     _guard(captured, dispatcher)
     link_stubs(captured)
     _mark_results(captured, region)
-    _mark_read_weights(captured)
+    mark_reads(captured)
     report_mismatches(copied)
     keep_notes(copied, march=march, graph=captured.graph, choices=choices)
     own_args, own_kwargs = own_tensors((args, kwargs))
@@ -323,14 +322,3 @@ def _mark_results(captured: Any, region: Region) -> None:
             row = row_named(module.operator)
             is_real = row is not None and row.has_real_output
             module.is_accumulator = is_real and module.activation_post_process is None
-
-
-def _mark_read_weights(captured: Any) -> None:
-    """Tell layers whose weight the model reads for itself, as in ``x @ self.embedding.weight.t()``."""
-    for node in captured.graph.nodes:
-        owner, _, name = str(node.target).rpartition(".")
-        is_read = node.op == "get_attr" and any(node in value_inputs(user) for user in node.users)
-        if is_read and name == "weight" and isinstance(value_of(captured, node), Tensor):
-            module = captured.get_submodule(owner)
-            if isinstance(module, QATModule):
-                module.is_weight_read = True

@@ -47,6 +47,7 @@ from horizon_plugin_pytorch.quantization.passes.own_scales import (
     split_aliases,
     unshare,
 )
+from horizon_plugin_pytorch.quantization.passes.read_tensors import answer_facts, mark_reads
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.replace import (
     check_modules,
@@ -294,6 +295,7 @@ def prepare_by_tracing(
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
     follow_training(observed)
     follow_writes(observed)
+    answer_facts(observed)
     wrapped = wrapped_nodes(observed)
     stubbed = with_stubs(observed, wrapped)
     region = quantized_nodes(observed, stubbed=stubbed)
@@ -318,6 +320,7 @@ def prepare_by_tracing(
         attach(observed, wrapped, make_module)
         observed.__dict__[SETTER] = qconfig_setter
         keep_unmet(observed)
+    mark_reads(observed)
     report_mismatches(observed)
     _preserve(observed, model, prepare_custom_config_dict, "prepare_qat_fx")
     return observed

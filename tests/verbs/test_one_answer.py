@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +22,8 @@ from horizon_plugin_pytorch.quantization import (
     prepare,
     set_fake_quantize,
 )
-from tests.routes import as_numbers, calibrate, mismatches, qconfig
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx
 
 METHODS = ("symbolic", "jit", "jit-strip")
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
@@ -392,3 +395,85 @@ def test_what_tensors_with_a_scale_cannot_express_is_refused_with_its_line(body:
     net = make(lambda m, x: body(m, m.fc(x)), parts)
     with pytest.raises((HorizonError, NotImplementedError), match=r"test_one_answer.py:\d+"):
         calibrate(_prepared(net, method), (X.clone(),))
+
+
+def _bn() -> nn.Module:
+    bn = nn.BatchNorm1d(8)
+    bn.running_mean.uniform_(-0.5, 0.5)
+    bn.running_var.uniform_(0.5, 2)
+    nn.init.uniform_(bn.weight, 0.5, 2)
+    return bn
+
+
+_PARTS: dict[str, Callable[[], Any]] = {
+    "bn": _bn, "relu": nn.ReLU, "emb": lambda: nn.Embedding(8, 8), "p": lambda: nn.Parameter(torch.randn(8)),
+    "norm": lambda: nn.LayerNorm(8),
+}  # fmt: skip
+_READS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "product with another layer's weight": lambda m, x: m.fc(x) @ m.fc2.weight.t() + m.fc2(x),
+    "linear with another layer's weight": lambda m, x: F.linear(m.fc(x), m.fc2.weight, m.fc2.bias) * m.fc2(x),
+    "linear with an embedding's weight": lambda m, x: F.linear(m.fc(x), m.emb.weight) + m.emb(torch.tensor([1])),
+    "product with an embedding's weight": lambda m, x: m.fc(x) @ m.emb.weight.t() + m.emb(torch.arange(6)),
+    "sum": lambda m, x: m.fc(x) * m.fc.weight.sum(),
+    "sum, before a batch norm": lambda m, x: m.relu(m.bn(m.fc(x))) * m.fc.weight.sum(),
+    "mean": lambda m, x: m.fc(x) + m.fc.weight.mean(0),
+    "row": lambda m, x: m.relu(m.fc(x)) * m.fc.weight[1],
+    "row, before an add": lambda m, x: (m.fc(x) + x) * m.fc.weight[1],
+    "joined": lambda m, x: torch.cat([m.fc(x), m.fc.weight], 0),
+    "detached": lambda m, x: m.fc(x) @ m.fc2.weight.detach().t() + m.fc2(x),
+    "data": lambda m, x: m.fc(x) * m.fc.weight.data.sum(),
+    "bias": lambda m, x: m.relu(m.fc(x)) + m.fc.bias,
+    "bias, before a batch norm": lambda m, x: m.bn(m.fc(x)) + m.fc.bias,
+    "weight of a batch norm": lambda m, x: m.relu(m.bn(m.fc(x))) * m.bn.weight + m.bn.bias,
+    "mean of a batch norm": lambda m, x: m.bn(m.fc(x)) + m.bn.running_mean,
+    "weight of a layer norm": lambda m, x: m.norm(m.fc(x)) * m.norm.weight,
+    "dtype": lambda m, x: m.fc(x.to(m.fc.weight.dtype)),
+    "dtype, before a ReLU": lambda m, x: F.relu(m.fc(x.to(m.fc.weight.dtype))),
+    "dtype, before an add": lambda m, x: m.fc(x.to(m.fc.weight.dtype)) + m.p,
+    "dtype, before a batch norm": lambda m, x: m.relu(m.bn(m.fc(x.to(m.fc.weight.dtype)))),
+    "dtype of a batch norm": lambda m, x: m.relu(m.bn(m.fc(x.to(m.bn.weight.dtype)))),
+    "dtype of a statistic": lambda m, x: m.relu(m.bn(m.fc(x.to(m.bn.running_mean.dtype)))),
+    "device, before an add": lambda m, x: m.fc(x.to(m.fc.weight.device)) + m.p,
+    "like a weight": lambda m, x: m.fc(x.type_as(m.fc.weight).to(m.fc.weight)) + x,
+    "new, like a weight": lambda m, x: m.fc(x) + x * m.fc.weight.new_ones(8),
+    "shape": lambda m, x: m.fc(x).reshape(-1, m.fc.weight.shape[0]) + x,
+    "shape of a batch norm": lambda m, x: m.bn(m.fc(x)).reshape(-1, m.bn.weight.shape[0]),
+    "size": lambda m, x: m.relu(m.fc(x)).view(-1, m.fc.weight.size(0)) * (1.0 / m.fc.weight.numel()),
+    "no bias": lambda m, x: m.fc(x) + x if m.fc.bias is not None else x,
+    "parameters": lambda m, x: m.fc(x.to(next(m.parameters()).dtype)) + x,
+    "parameters of a layer": lambda m, x: m.fc(x.to(next(m.fc.parameters()).device)) + x,
+    "parameters of a batch norm": lambda m, x: m.relu(m.bn(m.fc(x.to(next(m.bn.parameters()).dtype)))),
+    "parameter by name": lambda m, x: m.fc(x) + dict(m.fc2.named_parameters())["bias"],
+}
+
+
+@pytest.mark.parametrize("name", _READS)
+def test_a_forward_that_reads_parameters_of_its_layers(name: str, tmp_path: Any) -> None:
+    qats = assert_one_answer(make(_READS[name], _PARTS))
+    for qat in qats.values():
+        with torch.no_grad():
+            for parameter in qat.parameters():
+                parameter.mul_(0.9)  # what training does
+        set_fake_quantize(qat, FakeQuantState.VALIDATION)
+        quantized = convert(qat)
+        out = _outputs(qat)
+        assert not mismatches(out, _outputs(quantized))
+        assert not mismatches(out, run_onnx(export_quantized_onnx(quantized, (X,), tmp_path / "model.onnx"), (X,)))
+
+
+class Asking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.fc = QuantStub(), DeQuantStub(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parameter = next(self.parameters())
+        return self.dequant(self.fc(self.quant(x.to(parameter.device, parameter.dtype))))
+
+
+def test_a_converted_model_without_parameters_lists_those_of_float_to_its_forward() -> None:
+    for qat in assert_one_answer(Asking().eval()).values():
+        quantized = convert(qat)
+        for model in (quantized, copy.deepcopy(quantized), pickle.loads(pickle.dumps(quantized))):
+            assert not list(model.parameters())
+            assert not mismatches(_outputs(model), _outputs(quantized))

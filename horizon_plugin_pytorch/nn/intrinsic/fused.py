@@ -87,6 +87,10 @@ class FusedModule(CalledByAdd, nn.Module):
             self.relu = relu if relu is not None else self.form.relu()
         self.train(conv.training)
 
+    def __getattr__(self, name: str) -> Any:
+        is_layers = name in ("weight", "bias") and "conv" in self._modules  # as in the QAT form
+        return getattr(self.conv, name) if is_layers else super().__getattr__(name)
+
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         out = self.conv(x)
         if self.form.has_bn:

@@ -48,7 +48,7 @@ class QATModule(PlacedModule):
 
     quantized_class: ClassVar[Any]
     takes_real: bool = False  # may inputs be real numbers, such as coordinates?
-    is_weight_read: bool = False  # does the user's forward compute with its weight elsewhere? It stays float for that
+    read_tensors: tuple[str, ...] = ()  # its parameters and buffers that the user's forward reads; they stay float too
     is_optional: bool = False  # a part that its owner's calls may never use: nobody misses its statistics
     activation_post_process: FakeQuantize | None
     notes: ModelNotes | None = None  # of the model that it is in

@@ -7,13 +7,15 @@ from collections import Counter
 import torch
 from torch import fx, nn
 
+from horizon_plugin_pytorch.fx.children import list_parameters
 from horizon_plugin_pytorch.hooks import STATE, computes, copy_hooks
-from horizon_plugin_pytorch.nn.placed import FUSED_INTO, FusedAway
+from horizon_plugin_pytorch.nn.placed import FUSED_INTO, TENSORS, FormerTensor, FusedAway
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales
-from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, module_at, value_inputs
+from horizon_plugin_pytorch.quantization.passes.read_tensors import is_read
+from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, module_at
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 
 
@@ -56,6 +58,9 @@ def _role(model: fx.GraphModule, node: fx.Node) -> Role | None:
     return role if node.op == "call_module" else None
 
 
+_TENSORS = ("weight", "bias", "running_mean", "running_var")
+
+
 class _Matcher:
     def __init__(self, model: fx.GraphModule, choices: dict[str, Choice], only: Region | None, own: OwnScales) -> None:
         self.model, self.choices, self.only, self.own = model, choices, only, own
@@ -66,7 +71,7 @@ class _Matcher:
         self.read = {
             str(node.target)
             for node in model.graph.nodes
-            if node.op == "get_attr" and (not node.users or any(node in value_inputs(user) for user in node.users))
+            if node.op == "get_attr" and (not node.users or is_read(node))
         }
 
     def _partners(self) -> dict[str, set[str]]:
@@ -126,7 +131,7 @@ class _Matcher:
                     return None  # the layer runs where the add is, so its result's shape is not known before
             elif node.args[:1] != (last,):
                 return None
-            if role is Role.BN and not self._can_fold(chain[0], node):
+            if role is Role.BN and (self._is_read(node) or not self._can_fold(chain[0], node)):
                 return None
             if role is Role.BN and any(len(self.partners[self._weights(member)]) > 1 for member in (chain[0], node)):
                 return None  # the calls of a layer have one weight: all have the same batch norm folded in, or none
@@ -145,8 +150,8 @@ class _Matcher:
         return not self._is_read(layer) and can_fold(self._module(layer), self._module(bn))
 
     def _is_read(self, layer: fx.Node) -> bool:
-        """Does the model read the weight or bias of a layer elsewhere?"""
-        return any(f"{called_path(self.model, layer)}.{name}" in self.read for name in ("weight", "bias"))
+        """Does the model read a parameter or buffer of a layer or batch norm elsewhere?"""
+        return any(f"{called_path(self.model, layer)}.{name}" in self.read for name in _TENSORS)
 
     def _module(self, node: fx.Node) -> nn.Module:
         path = called_path(self.model, node)
@@ -220,6 +225,8 @@ def fuse_graph(
         if path not in still_called:
             left = nn.Identity() if isinstance(model, fx.GraphModule) else FusedAway()  # which the user's forward calls
             left.__dict__[FUSED_INTO] = [model.get_submodule(place) for place in places]
+            if isinstance(left, FusedAway):
+                _remember_tensors(left, model.get_submodule(path))
             _set_module(model, path, left.train(model.training), names)
     after = dict(model.named_modules())
     replace_references(model, ((old, after[path]) for path, old in before.items() if path in after))
@@ -266,6 +273,16 @@ def _apply(
         if isinstance(owner, fx.Node) and not owner.users:
             model.graph.erase_node(owner)
     return place, [path for path in paths if path != place]
+
+
+def _remember_tensors(left: FusedAway, old: nn.Module) -> None:
+    """Let what is left of a module answer for the parameters and buffers that it had."""
+    is_layer = role_of(old) is Role.LAYER
+    left.__dict__[TENSORS] = {
+        name: None if x is None else FormerTensor(x.dtype, x.shape, x.requires_grad, is_layer)
+        for name, x in (*old._parameters.items(), *old._buffers.items())
+    }
+    list_parameters(left, [name for name, x in old._parameters.items() if x is not None])
 
 
 def _set_module(model: nn.Module, path: str, module: nn.Module, names: dict[nn.Module, list[str]]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, QuantizationWarning, at, warn
+from horizon_plugin_pytorch.fx.children import list_parameters
 from horizon_plugin_pytorch.hooks import copy_hooks, drop_hooks
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
@@ -30,6 +31,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
 from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize
 from horizon_plugin_pytorch.quantization.passes.configure import needs_activation
 from horizon_plugin_pytorch.quantization.passes.own_scales import share_integers
+from horizon_plugin_pytorch.quantization.passes.read_tensors import keep_reads, read_float
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 from horizon_plugin_pytorch.quantization.qconfig import asked_input, format_of
 
@@ -373,11 +375,14 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
             quantized.float_form = module.float_form
         if not remove_qconfig and "qconfig" in module.__dict__:
             quantized.__dict__["qconfig"] = module.qconfig
-        if module.is_weight_read:
-            quantized.register_buffer("float_weight", module.weight.detach().clone(), persistent=False)  # type: ignore[operator]
+        keep_reads(quantized, module)
+        names = [name for name, x in module._parameters.items() if x is not None]
+        list_parameters(quantized, [name for name in names if hasattr(quantized, name)])
         return quantized
 
     model = map_modules(model, change)
+    if isinstance(model, fx.GraphModule):
+        read_float(model)
     share_integers(model)
     for module in model.modules():
         if isinstance(module, Composite):
