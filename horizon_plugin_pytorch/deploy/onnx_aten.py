@@ -258,6 +258,7 @@ def max_pool(
         lead = [0, 0]
         pads = g.constant([*lead, *begins, *lead, *ends], torch.int64, "pads")
         x, begins, ends = g.node("Pad", x, pads, g.scalar(-math.inf, torch.float32)), [0] * axes, [0] * axes
+    x = g.apart_from_pad(x)
     out = g.node("MaxPool", x, kernel_shape=kernel, strides=steps, pads=begins + ends, dilations=dilation)
     found = g.reshape(out, site.output_shape) if is_single else out
     return [found, None][: len(site.outputs)]
@@ -506,8 +507,8 @@ def avg_pool2d(
         )
     size = _pair(kernel)
     return g.node(
-        "AveragePool", x, kernel_shape=size, strides=_pair(stride) if stride else size, pads=_pair(padding) * 2,
-        count_include_pad=int(count_include_pad),
+        "AveragePool", g.apart_from_pad(x), kernel_shape=size, strides=_pair(stride) if stride else size,
+        pads=_pair(padding) * 2, count_include_pad=int(count_include_pad),
     )  # fmt: skip
 
 

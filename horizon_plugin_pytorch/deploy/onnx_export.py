@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -22,9 +23,9 @@ from horizon_plugin_pytorch.deploy import (
 )
 from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
 from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
-from horizon_plugin_pytorch.deploy.onnx_graph import OPSET, OnnxGraph, Site
+from horizon_plugin_pytorch.deploy.onnx_graph import OPSET, TYPES, OnnxGraph, Site
 from horizon_plugin_pytorch.deploy.recorder import Step, plain, record, tensor_key
-from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.errors import ExportError, HorizonError
 from horizon_plugin_pytorch.fx.arguments import positional_arguments
 from horizon_plugin_pytorch.nested import map_tensors, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -73,10 +74,19 @@ class _Exporter:
             del self.values[key]
 
     def add(self, step: Step) -> None:
-        if step.name.startswith("horizon::"):
-            self._add_fixed_point(step)
-        else:
-            self._add_aten(step)
+        """Write an operator that the model has run; what cannot be written is said with its place in the model."""
+        try:
+            if step.name.startswith("horizon::"):
+                self._add_fixed_point(step)
+            else:
+                self._add_aten(step)
+        except ExportError as error:
+            raise ExportError(f"{step.place}: {error}") from error
+        except (ArithmeticError, AssertionError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+            raise ExportError(
+                f"{step.place}: `{step.name}` has no ONNX form for these arguments ({type(error).__name__}: {error}). "
+                "Write it with simpler operators, or leave it out of the exported model."
+            ) from error
 
     def _add_fixed_point(self, step: Step) -> None:
         known = FIXED_POINT.get(step.name)
@@ -155,6 +165,45 @@ def _storage_output(graph: OnnxGraph, x: Any, name: str, value: str) -> tuple[st
     return name, tensor
 
 
+def _check_inputs(args: tuple, names: list[str] | None) -> None:
+    """Refuse inputs that a file cannot have."""
+    wanted = "float32, float16, float64, bool, or integers of 8 to 64 bits"
+    for i, x in enumerate(tensors_of(args)):
+        name = repr(names[i]) if names is not None and i < len(names) else str(i)
+        if x.dtype not in TYPES:
+            raise ExportError(
+                f"input {name} is a tensor of {x.dtype}, which the file cannot take: expected {wanted}. Give it as "
+                "`x.float()`; the model that you export computes with float32 from its QuantStub on."
+            )
+        if x.layout != torch.strided or x.is_meta:
+            kind = "on the meta device" if x.is_meta else f"of layout {x.layout}"
+            raise ExportError(f"input {name} is a tensor {kind}: expected an ordinary one with numbers in it.")
+    for i, x in enumerate(pytree.tree_leaves(args)):
+        if hasattr(x, "__array__") and not isinstance(x, Tensor):
+            raise ExportError(
+                f"argument {i} is a `{type(x).__module__}.{type(x).__name__}`, which would become a constant of the "
+                "file: expected a tensor. Give it as `torch.as_tensor(x)`."
+            )
+    if not tensors_of(args):
+        raise ExportError(f"there is no tensor among the example inputs {args!r:.60}: expected those of the forward.")
+
+
+def _recorded(model: nn.Module, args: tuple) -> tuple[list[Step], Any]:
+    try:
+        return record(model, args)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, HorizonError):
+            raise
+        given = ", ".join(
+            f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" if isinstance(x, Tensor) else repr(x)[:40]
+            for x in args
+        )
+        raise ExportError(
+            f"`{type(model).__name__}` does not run on the example inputs ({given}): {type(error).__name__}: {error}. "
+            "Give the arguments of its forward, as a tuple if there are several."
+        ) from error
+
+
 def _check_unique(names: list[str], what: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -201,11 +250,13 @@ def build_onnx(
     opset = OPSET if opset_version is None else opset_version
     if not 13 <= opset <= 20:
         raise ExportError(f"opset_version must lie in [13, 20], got {opset}.")
-    args = map_tensors(lambda x: x.detach().clone(), positional_arguments(model, args))
+    args = positional_arguments(model, args)
+    _check_inputs(args, input_names)
+    args = map_tensors(lambda x: x.detach().clone(), args)
     was_training = model.training
     model.eval()
     try:
-        steps, outputs = record(model, args)
+        steps, outputs = _recorded(model, args)
     finally:
         model.train(was_training)
     inputs, results = tensors_of(args), tensors_of(outputs)

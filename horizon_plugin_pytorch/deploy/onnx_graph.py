@@ -15,10 +15,17 @@ from horizon_plugin_pytorch.fixed_point.accumulator import Geometry
 
 OPSET = 17
 IR_VERSION = 8
-_TYPES = {
+TYPES = {
     torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.bool: 9,
     torch.float16: 10, torch.float64: 11,
 }  # fmt: skip
+
+
+def _type_of(dtype: torch.dtype) -> int:
+    """ONNX's number of an element type."""
+    if dtype not in TYPES:
+        raise ExportError(f"{dtype} has no form in the file; compute in float32 there, or leave it out of the model.")
+    return TYPES[dtype]
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class OnnxGraph:
 
     def cast(self, x: str, dtype: torch.dtype) -> str:
         """Change the element type."""
-        return self.node("Cast", x, to=_TYPES[dtype])
+        return self.node("Cast", x, to=_type_of(dtype))
 
     def reshape(self, x: str, shape: Any) -> str:
         """Give a tensor another shape."""
@@ -104,6 +111,15 @@ class OnnxGraph:
     def scalar(self, value: float, dtype: torch.dtype) -> str:
         """A constant of one number."""
         return self.constant(float(value), dtype)
+
+    def apart_from_pad(self, x: str) -> str:
+        """The same value, so that no optimizer makes a `Pad` before it part of a pooling after it.
+
+        ONNX Runtime does so from its basic level on, and pads with what the pooling pads with: not with zeros, if it
+        takes the largest value.
+        """
+        is_padded = any(node.op_type == "Pad" and x in node.output for node in self.nodes)
+        return self.node("Max", x, self.scalar(-np.inf, torch.float32)) if is_padded else x
 
     def axes(self, operator: str, x: str, axes: list[int], keepdim: bool) -> str:
         """A reduction over axes, in the form that the opset wants."""
@@ -162,7 +178,7 @@ class OnnxGraph:
         def info(pairs: list[tuple[str, Tensor]]) -> list[Any]:
             shapes = [[None] * t.dim() if name in open_names else list(t.shape) for name, t in pairs]
             return [
-                helper.make_tensor_value_info(name, _TYPES[t.dtype], shape)
+                helper.make_tensor_value_info(name, _type_of(t.dtype), shape)
                 for (name, t), shape in zip(pairs, shapes, strict=True)
             ]
 

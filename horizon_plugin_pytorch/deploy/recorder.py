@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._decomp import get_decompositions
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from horizon_plugin_pytorch.errors import ExportError, source_line
+from horizon_plugin_pytorch.errors import ExportError, at, is_user_code, source_line
 from horizon_plugin_pytorch.fx.tracer import user_frames
 from horizon_plugin_pytorch.nested import fresh, tensors_of
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -20,12 +23,13 @@ from horizon_plugin_pytorch.qtensor import QTensor
 
 @dataclass(frozen=True)
 class Step:
-    """One operator: its overload, arguments and results."""
+    """One operator: its overload, arguments and results, and where in the model it was called."""
 
     operator: Any
     args: tuple
     kwargs: dict[str, Any]
     outputs: Any
+    place: str = ""  # of the model, for messages
 
     @property
     def name(self) -> str:
@@ -79,10 +83,12 @@ class Recorder(TorchDispatchMode):
         inputs: the model's inputs. What does not depend on them is a constant, and is computed as ever: a fused kernel
             and its simpler operators differ in the last bit.
         kept: memory with data of an earlier run.
+        model: whose modules and lines the operators are said to come from.
     """
 
-    def __init__(self, inputs: Any, kept: frozenset[Hashable] = frozenset()) -> None:
+    def __init__(self, inputs: Any, kept: frozenset[Hashable] = frozenset(), model: nn.Module | None = None) -> None:
         super().__init__()
+        self._paths = {} if model is None else {id(module): path for path, module in model.named_modules()}
         self.steps: list[Step] = []
         self.reads: str | None = None  # the line that reads data of an earlier run
         self._kept = kept
@@ -106,10 +112,40 @@ class Recorder(TorchDispatchMode):
             finally:
                 self._is_inside = was_inside
         out = func(*args, **(kwargs or {}))
-        self.steps.append(Step(func, args, kwargs or {}, out))
+        self.steps.append(Step(func, args, kwargs or {}, out, _place(sys._getframe(1), self._paths)))
         if is_data:
             self._data.update(_memory(x) for x in tensors_of(out))
         return out
+
+
+def _place(frame: FrameType | None, paths: dict[int, str]) -> str:
+    """The innermost module of the model that is running, and the user's line."""
+    path, line = None, ""
+    while frame is not None and (path is None or not line):
+        owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
+        known = paths.get(id(owner))
+        if path is None and known is not None:
+            path, line = known, line or getattr(owner, "line", "")
+        if not line and file.startswith("<eval_with_key>"):
+            scope, line = _place_of_node(owner, frame.f_lineno)
+            path = path or scope
+        elif not line and is_user_code(file):
+            line = f"{os.path.basename(file)}:{frame.f_lineno}"
+        if known == "" and frame.f_code.co_name == "forward":
+            break  # what is above called the model
+        frame = frame.f_back
+    return at(path or "", line)
+
+
+def _place_of_node(graph_module: Any, lineno: int) -> tuple[str, str]:
+    """The user's module and line of what runs at a line of the code that fx has written."""
+    code = getattr(graph_module, "code", "").split("\n")
+    name = code[lineno - 1].split("=")[0].split(":")[0].strip() if 0 < lineno <= len(code) else ""
+    for node in graph_module.graph.nodes if hasattr(graph_module, "graph") else ():
+        if node.name == name:
+            scopes = list((node.meta.get("nn_module_stack") or {"": ("", None)}).values())
+            return str(scopes[-1][0]), source_line(node.stack_trace)
+    return "", ""
 
 
 def plain(x: Any) -> Any:
@@ -138,7 +174,7 @@ def record(model: torch.nn.Module, args: tuple) -> tuple[list[Step], Any]:
     rehearsal = Rehearsal(args)
     with torch.no_grad(), rehearsal:
         model(*fresh(args))
-    recorder = Recorder(args, rehearsal.kept())
+    recorder = Recorder(args, rehearsal.kept(), model)
     with torch.no_grad(), recorder:
         outputs = model(*fresh(args))
     if recorder.reads is not None:

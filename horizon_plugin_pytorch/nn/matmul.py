@@ -118,9 +118,13 @@ def split_equation(equation: str) -> tuple[str, str, str]:
 
 
 def multiply(equation: str, a: Any, b: Any, matmul: Any, mul: Any) -> Any:
-    """An einsum by reshaping around ``matmul(x, y)``, or around ``mul(x, y)`` where nothing is summed."""
+    """An einsum by reshaping around ``matmul(x, y)``, or around ``mul(x, y)`` where nothing is summed.
+
+    Args:
+        mul: None where only `matmul` has the output that is wanted; nothing is then summed over an axis of one element.
+    """
     p = Product.of(equation, a.dim(), b.dim())
-    if not p.summed:
+    if not p.summed and mul is not None:
         return mul(_spread(a, p.left, p.out), _spread(b, p.right, p.out))
     sizes = {**_sizes(p.right, b), **{c: n for c, n in _sizes(p.left, a).items() if n != 1 or c not in p.right}}
     left = _grouped(a, p.left, p.batch, p.rows, p.summed)

@@ -48,6 +48,7 @@ class Einsum(Composite):
     def __init__(self, equation: str, qconfig: Any) -> None:
         super().__init__()
         self.equation, self.qconfig = equation, qconfig
+        self.is_real = qconfig.activation is None  # only matrix products have a high-precision output
         self.product = FloatFunctional(qconfig)
 
     @classmethod
@@ -56,7 +57,7 @@ class Einsum(Composite):
         return cls(mod.equation, mod.qconfig)
 
     def forward(self, a: Any, b: Any) -> Any:
-        return floats.multiply(self.equation, a, b, self.product.matmul, self.product.mul)
+        return floats.multiply(self.equation, a, b, self.product.matmul, None if self.is_real else self.product.mul)
 
     def extra_repr(self) -> str:
         return self.equation

@@ -115,7 +115,11 @@ class QuantizedModule(PlacedModule):
 
     def out_scale(self) -> Tensor:
         """The output's scale in float64, on the CPU."""
-        assert self.scale is not None, "this operator has no high-precision output"
+        if self.scale is None:
+            raise ConversionError(
+                f"`{type(self).__name__}` {self.place} has a qconfig without activation quantization, and only layers "
+                "and matrix products have a high-precision output. Give it a qconfig with an activation fake-quant."
+            )
         return self.scale.detach().double().cpu()
 
     def ratio(self, *scales: Tensor) -> Tensor:
