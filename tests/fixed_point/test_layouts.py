@@ -143,8 +143,10 @@ def test_parts_of_wide_layers_in_blocks(inputs: int, chunk: int, monkeypatch: py
 @pytest.mark.parametrize("kernel", [(2, 2), (1, 5), (3, 2), (3, 3), (3, 4), (4, 4)])
 def test_taps_of_a_saturated_int16_depthwise_layer(kernel: tuple[int, int], fill: str, output: str) -> None:
     """Each part of the taps stays below 2**24 when weights and inputs are at their extremes."""
-    layer = Layer(inputs=1, outputs=1, groups=6, kernel=kernel, size=(5, 5), input_bits=16, output=output, ratio=2.0**-11,
-                  weight_fill=fill, input_fill=fill)  # fmt: skip
+    layer = Layer(
+        inputs=1, outputs=1, groups=6, kernel=kernel, size=(5, 5), input_bits=16, output=output, ratio=2.0**-11,
+        weight_fill=fill, input_fill=fill,
+    )  # fmt: skip
     plan = check(layer)
     if plan.input_digits == 1 and not plan.is_double:
         for piece in plan.weights:
