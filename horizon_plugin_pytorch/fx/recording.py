@@ -342,8 +342,20 @@ class Recorder(TorchFunctionMode):
         finally:
             self._stack = before
 
+    def _refuse_lent(self, path: str) -> None:
+        """Insist that a leaf runs on its own parameters: `torch.func.functional_call` gives it others for one call."""
+        owned = self._model.get_submodule(path)._parameters
+        lent = [name for name, p in owned.items() if p is not None and not isinstance(p, nn.Parameter)]
+        if lent:
+            raise UnsupportedOperatorError(
+                f"{at(path, caller(current_scope()).line).removeprefix('at ')} is called with another `{lent[0]}` than "
+                "its own, as `torch.func.functional_call` does, which the prepared model cannot follow. Call the "
+                "function with that tensor, as in `F.linear(x, weight, bias)`."
+            )
+
     def _leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str) -> Any:
         scope, leaves = current_scope(), _leaves((args, kwargs))
+        self._refuse_lent(path)
         self._note_reads(leaves)
         stale = self._memory.stale(leaves)
 

@@ -31,6 +31,7 @@ from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.operator_table import row_named, row_of_module
 from horizon_plugin_pytorch.nn.placed import FusedAway
+from horizon_plugin_pytorch.nn.plain_model import plain_modules, unwrapped
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -233,8 +234,9 @@ def _prepare_by_running(
     hybrid: HybridConfig | None,
 ) -> nn.Module:
     march = require_march("prepare")
+    model = unwrapped(model, "prepare")
     require_float(model, "prepare")
-    copied = own_fused(plain_weights(plain_transformers(copy_model(model, "prepare"))))
+    copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "prepare")))))
     children = {path: {name for name, _ in module._modules.items()} for path, module in copied.named_modules()}
     own = OwnScales.of(own_scales, copied, "prepare")
     split_aliases(copied, own)

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
+from horizon_plugin_pytorch.nn.plain_model import plain_modules, unwrapped
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.notes import share_notes
@@ -93,10 +94,11 @@ def prepare_qat(
     """
     march = require_march("prepare_qat")
     _warn_mapping(mapping, "prepare_qat", get_qat_module_mappings(), model)
+    model = unwrapped(model, "prepare_qat")
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
-    model = own_fused(plain_weights(plain_transformers(model)), is_eager=True)
+    model = own_fused(plain_weights(plain_transformers(plain_modules(model))), is_eager=True)
     groups = _tied(model, march, optimize_graph, optimize_kwargs, example_inputs, example_kw_inputs)
     choices, lines = resolve_qconfigs(model, None), None
     if qconfig_setter is not None:

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.fx.float_parts import keep_float
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
+from horizon_plugin_pytorch.nn.plain_model import plain_modules, require_numbers, unwrapped
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.notes import share_notes
@@ -104,7 +105,8 @@ def copy_model(model: nn.Module, what: str) -> nn.Module:
 
 
 def require_float(model: nn.Module, what: str) -> None:
-    """A model is prepared once."""
+    """A model is prepared once, and has weights by then."""
+    require_numbers(model, what)
     for path, module in model.named_modules():
         if isinstance(module, (QATModule, QuantizedModule)):
             raise TypeError(
@@ -170,7 +172,8 @@ def fuse_fx(
     >>> type(fuse_fx(nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())).get_submodule("0")).__name__
     'ConvReLU2d'
     """
-    copied = own_fused(plain_weights(plain_transformers(copy_model(model, "fuse_fx"))))
+    model = unwrapped(model, "fuse_fx")
+    copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "fuse_fx")))))
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
     follow_training(graph_module)
     follow_writes(graph_module)
@@ -288,8 +291,9 @@ def prepare_by_tracing(
             "prepare_qat_fx: give qconfig_dict or qconfig_setter, not both; `ModuleNameQconfigSetter` sets qconfigs by "
             "name beside other setters."
         )
+    model = unwrapped(model, "prepare_qat_fx")
     require_float(model, "prepare_qat_fx")
-    copied = own_fused(plain_weights(plain_transformers(copy_model(model, "prepare_qat_fx"))))
+    copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "prepare_qat_fx")))))
     own = OwnScales.of(own_scales, copied, "prepare_qat_fx")
     split_aliases(copied, own)
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)

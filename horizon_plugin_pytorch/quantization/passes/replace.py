@@ -512,11 +512,21 @@ def check_modules(model: fx.GraphModule, quantized: Region, choices: dict[str, C
             _check_method(node, path, choice, march)
             continue
         row = row_of_module(type(module))
+        _check_size(node, row, march)
         if row is not None and row.support(march) is not None:
             continue
         if row is None and not type(module).__module__.startswith("torch."):
             continue  # a module of the user's that symbolic trace was told not to look into
         raise _unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
+
+
+def _check_size(node: fx.Node, row: Operator | None, march: March) -> None:
+    """Insist that a transposed convolution is not given the size of its result, by which it chooses its padding."""
+    if row is None or not row.name.startswith("conv_transpose"):
+        return
+    if node.kwargs.get("output_size") is not None or any(size is not None for size in node.args[1:]):
+        advice = "give the layer the size once, by its `output_padding`, instead of `output_size` at each call"
+        raise _unsupported(str(node.target), node, march, row, advice)
 
 
 def check_operands(model: fx.GraphModule, quantized: Region, choices: dict[str, Choice]) -> None:

@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.hooks import copy_hooks, drop_hooks
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator, row_of_module
 from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.plain_model import require_float32_weights
 from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight
 from horizon_plugin_pytorch.nn.qat.half import Float16
@@ -144,6 +145,7 @@ def qat_form(
     if qconfig is not None:
         _check_output(row, path, qconfig, march)
         _check_dynamic(row, path, qconfig, march)
+    require_float32_weights(module, at(path))
     module.qconfig = qconfig
     module.path = path  # type: ignore[assignment]
     if choice is not None and choice.products is not None:

@@ -1,0 +1,91 @@
+"""The model inside of what `torch.compile`, DataParallel and DistributedDataParallel put around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, at, warn
+
+_COMPILED = "OptimizedModule"  # by name: to import the compiler takes seconds
+
+
+def _inside(module: nn.Module) -> nn.Module | None:
+    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return module.module
+    return module._modules.get("_orig_mod") if type(module).__name__ == _COMPILED else None
+
+
+def unwrapped(model: nn.Module, what: str) -> nn.Module:
+    """The model itself; what was around it is told.
+
+    Args:
+        what: the verb, for the message.
+
+    >>> type(unwrapped(nn.Linear(1, 1), "prepare")).__name__
+    'Linear'
+    """
+    around: list[str] = []
+    inner = _inside(model)
+    while inner is not None:
+        around.append("torch.compile" if type(model).__name__ == _COMPILED else type(model).__name__)
+        model, inner = inner, _inside(inner)
+    if around:
+        warn(
+            f"{what} takes `{type(model).__name__}` out of {' and '.join(around)}: its paths and the keys of its "
+            "state_dict have no prefix of these. Put the prepared model into DataParallel or DistributedDataParallel "
+            "again; compiled code cannot compute with scales.",
+            QuantizationWarning,
+        )
+    return model
+
+
+def plain_modules(model: nn.Module) -> nn.Module:
+    """Take parts of a model out of what compiles or distributes them, in the model itself."""
+    for module in list(model.modules()):
+        module._compiled_call_impl = None  # type: ignore[assignment]
+        for name, child in module._modules.items():
+            inner = None if child is None else _inside(child)
+            while inner is not None:
+                module._modules[name] = inner
+                inner = _inside(inner)
+    return model
+
+
+def require_numbers(model: nn.Module, what: str) -> None:
+    """Insist that all parameters and buffers have numbers.
+
+    Raises:
+        QuantizationConfigError: names one of a lazy module that has not run, or on the meta device.
+    """
+    tensors: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for path, tensor in tensors.items():
+        place = at(path.rpartition(".")[0])
+        if is_lazy(tensor):
+            raise QuantizationConfigError(
+                f"{what}: the module {place} is lazy and has no weights yet. Run the float model once on an input, "
+                "then prepare it."
+            )
+        if tensor.is_meta:
+            raise QuantizationConfigError(
+                f"{what}: the module {place} is on the meta device, which has no numbers. Give the model its weights "
+                "(`to_empty(device='cpu')` and `load_state_dict`), then prepare it."
+            )
+
+
+def require_float32_weights(module: nn.Module, place: str) -> None:
+    """Insist that a layer to be quantized has weights in float32.
+
+    Raises:
+        QuantizationConfigError: names the layer and its type.
+    """
+    other = next((p.dtype for p in module.parameters() if p.is_floating_point() and p.dtype != torch.float32), None)
+    if other is not None:
+        raise QuantizationConfigError(
+            f"`{type(module).__name__}` {place} has weights of {other}, and is to be quantized: integers are made of "
+            "float32. Call `model.float()` before you prepare it; a layer that computes in float16 on the chip is "
+            "asked for with a qconfig (`get_qconfig(out_dtype=torch.float16)`)."
+        )
