@@ -311,7 +311,7 @@ def prepare_by_tracing(
         add_names(own, shared_with_norm(observed))
     wrapped = place_code(observed, region, wrapped) if wrapped else []
     unshare(observed, region, own)
-    find_modules(observed, wrapped)
+    find_modules(observed, wrapped, march)
     choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     if hybrid:
         region = split_devices(observed, region, choices, march, HybridConfig(hybrid_dict))

@@ -512,8 +512,18 @@ def test_code_without_a_qconfig_refuses_quantized_tensors() -> None:
     net = Called(CALLS["a method of a part"]).eval()
     net.heads[1].qconfig = None
     qat = prepare_qat_fx(net, {"": qconfig()})
-    with pytest.raises((NotImplementedError, UnsupportedOperatorError, RuntimeError, TypeError)):
+    with pytest.raises(NotImplementedError, match=r"`Conv2d` at `heads.1.conv` \(test_wrapped_code.py.*no qconfig"):
         qat(X)
+
+
+def test_what_the_chip_does_not_have_is_refused_with_its_line() -> None:
+    set_march(March.BERNOULLI2)
+    for code in (lambda s, x: s.head(x), lambda s, x: x.softmax(1)):
+        qat = prepare_qat_fx(Single(code).eval(), {"": qconfig()})
+        with pytest.raises(UnsupportedOperatorError, match=r"softmax.*test_wrapped_code.py:\d+.*supported on bayes"):
+            calibrate(qat, [X], progress=False)
+        with pytest.raises(UnsupportedOperatorError, match=r"softmax.*supported on bayes"):
+            prepare_qat_fx(Single(code).eval(), {"": qconfig()}, example_inputs=X)
 
 
 def test_values_that_code_reads_are_real_and_cannot_be_exported(tmp_path: Any) -> None:
@@ -528,6 +538,18 @@ def test_values_that_code_reads_are_real_and_cannot_be_exported(tmp_path: Any) -
     assert torch.equal(quantized(X), qat(X))
     with pytest.raises(ExportError, match="reads a number out of a computed tensor"):
         export_quantized_onnx(quantized, (X,), tmp_path / "model.onnx")
+
+
+def test_weights_of_functions_are_loaded_once() -> None:
+    net = Single(CODE["layer as a function"]).eval()
+    first, second = (prepare_qat_fx(net, {"": qconfig()}) for _ in range(2))
+    calibrate(first, [X], progress=False)
+    second.load_state_dict(first.state_dict())
+    second.weight.data.mul_(0.5)  # as an average of models does, before it has run
+    wanted = second.weight.detach().clone()
+    set_fake_quantize(second.eval(), FakeQuantState.VALIDATION)
+    second(X)
+    assert torch.equal(second.weight, wanted)
 
 
 # -- other verbs

@@ -81,5 +81,13 @@ def take_unmet(model: nn.Module, path: str, module: nn.Module | None) -> bool:
     if path not in unmet:
         return False
     if module is not None:
-        module.load_state_dict(unmet.pop(path), strict=False)
+        state, shared = unmet.pop(path), _shared(model, path, module)
+        module.load_state_dict({name: value for name, value in state.items() if name not in shared}, strict=False)
     return True
+
+
+def _shared(model: nn.Module, path: str, module: nn.Module) -> set[str]:
+    """Tensors that a module has of another, as in `F.linear(x, self.weight)`: that one has loaded its own."""
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    others = {id(value) for name, value in tensors if not name.startswith(f"{path}.")}
+    return {name for name, value in (*module.named_parameters(), *module.named_buffers()) if id(value) in others}

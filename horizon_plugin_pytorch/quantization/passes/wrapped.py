@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.fx.children import hide_added
 from horizon_plugin_pytorch.fx.reach import modules_named_by
 from horizon_plugin_pytorch.fx.tracer import is_leaf, is_marked, scope_of
 from horizon_plugin_pytorch.fx.wrapped import PassedScope, WrappedDispatcher
+from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.leaf import LeafCode, LeafMethod, TensorMethod, bind_methods, leaf_name
 from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, is_fact
@@ -167,13 +168,16 @@ def _free_path(model: fx.GraphModule, path: str) -> str:
     return f"{parent}.{next(n for n in names if not hasattr(taken, n))}".lstrip(".")
 
 
-def find_modules(model: fx.GraphModule, nodes: Iterable[fx.Node]) -> None:
-    """Note the modules that such code may call; they are quantized like those that the graph calls."""
+def find_modules(model: fx.GraphModule, nodes: Iterable[fx.Node], march: March) -> None:
+    """Note the modules that such code may call; they are quantized like those that the graph calls.
+
+    One that the chip does not have stays float: if it gets a quantized tensor, its function says that there is no form.
+    """
     found: dict[str, str] = {}
     for node in nodes:
         for path, module in _modules_of(model, node).items():
             row = row_of_module(type(module))
-            if row is not None and row.qat is not None:
+            if row is not None and row.qat is not None and row.support(march) is not None:
                 found.setdefault(path, source_line(node.stack_trace))
     model.__dict__[_MODULES] = found
 
