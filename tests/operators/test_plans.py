@@ -284,14 +284,14 @@ def test_weights_that_training_writes_unseen_are_observed() -> None:
     net = prepare_qat_fx(QuantWrapper(nn.Linear(8, 8)), {"": qconfig()})
     for state in (FakeQuantState.CALIBRATION, FakeQuantState.QAT):
         set_fake_quantize(net, state)
+        quantizer, x = net.module.weight_fake_quant, torch.randn(4, 8)
         with torch.no_grad():
-            for factor in (1.0, 1.0, 3.0):
-                net.module.weight.data.mul_(factor)
-                net(torch.randn(4, 8))
-        largest = net.module.weight.detach().abs().amax(1)
-        quantizer = net.module.weight_fake_quant
-        expected = largest / quantizer.activation_post_process.half_range
-        assert torch.allclose(quantizer.scale, expected) or quantizer.activation_post_process.averaging_constant < 1
+            net(x)
+            net(x)
+            before = quantizer.scale.clone()
+            net.module.weight.data.mul_(3)
+            net(x)
+        assert (quantizer.scale > before).all(), state
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
