@@ -18,7 +18,12 @@ from tabulate import tabulate
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
+from horizon_plugin_pytorch.errors import (
+    CalibrationError,
+    CalibrationWarning,
+    OperatorInputError,
+    QuantizationConfigError,
+)
 from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.results import own_tensors
 from horizon_plugin_pytorch.quantization.batches import (
@@ -267,7 +272,7 @@ def _rehearsed(forward: Forward, model: nn.Module, data: Iterable[Any]) -> Itera
 def _call(forward: Forward, model: nn.Module, batch: Any, step: int) -> None:
     try:
         forward(model, batch)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, OperatorInputError) as error:
         is_whole = isinstance(batch, Mapping) and bool(arguments_of(model, batch)[0])
         if forward is not run_batch or not (is_whole or isinstance(error, TypeError)):
             raise
