@@ -54,7 +54,9 @@ class Run:
     def enter(self, path: str, module: nn.Module) -> None:
         """The forward of a module begins."""
         self.scopes.append(path)
-        self._children.append((path, module, dict(module._modules)))
+        # What was made for a call may be replaced by its QAT form in another thread, which meets it at the same time.
+        own = {name: child for name, child in module._modules.items() if not name.startswith("_generated_")}
+        self._children.append((path, module, own))
 
     def leave(self, path: str) -> None:
         """It has ended, and with it what an error left behind."""

@@ -209,7 +209,8 @@ class Dispatcher:
         if call is None:
             return NotImplemented
         variant = self.variant_of(variants, call)
-        if variant is None and self.learn(here(name), op, target, call_args, call_kwargs) is not None:
+        if variant is None:
+            variants = self.learn(here(name), op, target, call_args, call_kwargs, len(variants)) or variants
             variant = self.variant_of(variants, call)
         if variant is None:
             raise self._other_settings(variants, call, name)
@@ -274,8 +275,14 @@ class Dispatcher:
         """Does a call cast a tensor to the type that it has in float?"""
         return site in self.casts
 
-    def learn(self, site: CallSite, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> list[Variant] | None:
-        """The modules of a call site after one was made for a call that is new there; None where none is made."""
+    def learn(
+        self, site: CallSite, op: str, target: Any, args: tuple, kwargs: dict[str, Any], known: int = -1
+    ) -> list[Variant] | None:
+        """The modules of a call site after one was made for a call that is new there; None where none is made.
+
+        Args:
+            known: how many modules of the call site the caller has seen; -1 where the site itself is new.
+        """
         return None
 
     def variant_of(self, variants: list[Variant], call: Call) -> Variant | None:

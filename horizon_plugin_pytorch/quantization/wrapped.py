@@ -67,18 +67,20 @@ def make_module(
     like = _nearest_quantizer(root, site.scope)
     is_converted = any(isinstance(x, QTensor) and x.is_integer and x.dtype != qbool for x in _tensors((args, kwargs)))
     is_learning = not is_converted and (like is None or like.is_observing or not like.is_quantizing)
-    known = {place: list(variants) for place, variants in sites.items() if place == site}
-    call = _OneCall(root, site, sites)
+    own = {site: list(sites[site])} if site in sites else {}
+    call = _OneCall(root, site, own)
     try:
         paths = call.prepare(op, target, args, kwargs)
-        if not is_learning and not all(take_unmet(root, path, None) for path in paths if _has_state(root, path)):
-            call.undo(known)
+        is_known = all(take_unmet(root, path, None) for path in paths if _has_state(root, path))
+        if not is_learning and not is_known:
+            call.undo()
             return False
+        for path in paths:
+            call.finish(path, like, is_converted)
     except BaseException:
-        call.undo(known)
+        call.undo()
         raise
-    for path in paths:
-        call.finish(path, like, is_converted)
+    sites[site] = own[site]  # only now: other threads run the model, too
     _warn_parameters(root, site, paths)
     return True
 
@@ -145,13 +147,11 @@ class _OneCall:
         link_stubs(self.model)
         return self.model.added
 
-    def undo(self, known: dict[CallSite, list[Variant]]) -> None:
+    def undo(self) -> None:
         """The model as it was before."""
         for path in self.model.added:
             owner, name, _ = self._place(path)
             del owner._modules[name]
-        self.sites.pop(self.site, None)
-        self.sites.update(known)
 
     def finish(self, path: str, like: FakeQuantize | None, is_converted: bool) -> None:
         """Let a module have the scale that was loaded for it and the state of its neighbours."""

@@ -7,6 +7,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -550,6 +551,17 @@ def test_weights_of_functions_are_loaded_once() -> None:
     set_fake_quantize(second.eval(), FakeQuantState.VALIDATION)
     second(X)
     assert torch.equal(second.weight, wanted)
+
+
+def test_threads_meet_calls_at_once() -> None:
+    qat = prepare_qat_fx(Plain().eval(), {"": qconfig()})
+    qat.eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(qat, [X] * 8))
+    assert all(torch.equal(results[0], one) for one in results)
+    names = [name for name, _ in qat.named_modules() if name.rpartition(".")[2].startswith("_generated_")]
+    assert len(names) == len({name.rstrip("_") for name in names}) == 5
 
 
 # -- other verbs
