@@ -69,6 +69,7 @@ from horizon_plugin_pytorch.quantization.passes.tied_scales import (
 )
 from horizon_plugin_pytorch.quantization.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.quantization.passes.unmet import keep_unmet
+from horizon_plugin_pytorch.quantization.passes.unread import drop_unread
 from horizon_plugin_pytorch.quantization.passes.wrapped import (
     attach,
     find_modules,
@@ -177,6 +178,7 @@ def fuse_fx(
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
     follow_training(graph_module)
     follow_writes(graph_module)
+    drop_unread(graph_module)
     choices = resolve_qconfigs(copied, None)
     replace_fusable(graph_module, choices)  # `x + y` must become a module before it can be fused
     if FuseMode.of(fuse_mode, "fuse_fx") is not FuseMode.NoFuse:
@@ -299,6 +301,7 @@ def prepare_by_tracing(
     observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
     follow_training(observed)
     follow_writes(observed)
+    drop_unread(observed)
     answer_facts(observed)
     wrapped = wrapped_nodes(observed)
     stubbed = with_stubs(observed, wrapped)

@@ -88,3 +88,25 @@ def test_the_notes_of_a_prepared_model_are_found_whatever_it_has(name: str) -> N
     assert "fc" in explain(model, "fc")
     assert compare_graphs(model, copy.deepcopy(model)) == ""
     check_qat_model(model, (x,), save_results=False)
+
+
+def test_words_of_python_below_numbered_modules() -> None:
+    """The path of a module is then read by `getattr` in the code that torch makes, and by a word of Python after it."""
+
+    class Numbered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.levels = nn.ModuleList([nn.ModuleDict({"for": nn.Linear(8, 8), "form": nn.Linear(8, 8)})])
+
+        def forward(self, x: Tensor) -> Tensor:
+            level: Any = self.levels[0]
+            return self.dequant(level["form"](level["for"](self.quant(x))) * level["for"].weight.shape[0])
+
+    set_march(March.NASH_M)
+    net, x = Numbered().eval(), torch.randn(4, 8)
+    model = prepare(net, (x,), default_calibration_qconfig_setter, method="symbolic", out_dir=None)
+    calibrate(model, [x], progress=False)
+    with torch.no_grad():
+        assert (model(x) - net(x)).norm() < 0.05 * net(x).norm()
+        assert torch.equal(model(x), convert(copy.deepcopy(model))(x))

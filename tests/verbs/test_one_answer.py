@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import HorizonError
+from horizon_plugin_pytorch.fx.fx_helper import wrap
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
@@ -477,3 +478,31 @@ def test_a_converted_model_without_parameters_lists_those_of_float_to_its_forwar
         for model in (quantized, copy.deepcopy(quantized), pickle.loads(pickle.dumps(quantized))):
             assert not list(model.parameters())
             assert not mismatches(_outputs(model), _outputs(quantized))
+
+
+class _Counting(Net):
+    """Computes what nobody reads, and calls wrapped code for what it does."""
+
+    calls = 0
+
+    @wrap()
+    def count(self, x: Tensor) -> None:
+        self.calls += 1
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.quant(x)
+        torch.relu(self.fc2(x))
+        self.count(x)
+        return self.dequant(self.fc(x))
+
+
+def test_what_nobody_reads_stays_float_by_tracing_and_wrapped_code_is_called() -> None:
+    net = _Counting(None)  # type: ignore[arg-type]
+    models = {method: calibrate(_prepared(net, method), (X,)) for method in METHODS}
+    names = {method: {n for n in model.state_dict() if n.startswith("fc2.")} for method, model in models.items()}
+    assert names["symbolic"] == {"fc2.weight", "fc2.bias"}
+    assert "fc2.activation_post_process.scale" in names["jit"] & names["jit-strip"]
+    before = {method: model.calls for method, model in models.items()}
+    outputs = [_outputs(model) for model in models.values()]
+    assert all(mismatches(outputs[0], other) == 0 for other in outputs)
+    assert all(model.calls == before[method] + 1 for method, model in models.items())

@@ -7,6 +7,7 @@ import inspect
 import keyword
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,30 +52,42 @@ def _state_of(model: nn.Module) -> dict[str, Any]:
     return {**state, _HOOKS: [(wrapped.hook, wrapped.with_module) for wrapped in state[_HOOKS].values()]}
 
 
-_KEYWORD = re.compile(rf"(?<=self)((?:\.\w+)*?)\.({'|'.join(keyword.kwlist)})\b")
-
-
 def _spell_keywords(graph: fx.Graph) -> None:
     """Let the code of a graph reach modules that are named like a word of Python, as ``branches.class``."""
-    names = {part for node in graph.nodes if isinstance(node.target, str) for part in node.target.split(".")}
-    if names.isdisjoint(keyword.kwlist) or getattr(graph, "_spells_keywords", False):
+    if not _keyword_targets(graph) or getattr(graph, "_spells_keywords", False):
         return
     graph._spells_keywords = True  # type: ignore[attr-defined]
-    graph.on_generate_code(lambda before: lambda lines: [_spelt(x) for x in (before(lines) if before else lines)])
+    graph.on_generate_code(
+        lambda before: lambda lines: _spelt(before(lines) if before else lines, _keyword_targets(graph))
+    )
 
 
-def _spelt(line: str) -> str:
-    """A line of generated code.
+def _keyword_targets(graph: fx.Graph) -> list[str]:
+    targets = {node.target for node in graph.nodes if isinstance(node.target, str)}
+    return [target for target in targets if not set(keyword.kwlist).isdisjoint(target.split("."))]
 
-    >>> _spelt("branches_class = self.branches.class(x);  x = None")
-    'branches_class = getattr(self.branches, "class")(x);  x = None'
+
+def _spelt(lines: list[str], targets: list[str]) -> list[str]:
+    """Generated code in which paths with words of Python are read by `getattr`.
+
+    >>> _spelt(["a = self.branches.class(x);  x = None"], ["branches.class"])
+    ['a = getattr(self.branches, "class")(x);  x = None']
     """
-    found = _KEYWORD.search(line)
-    while found is not None:
-        owner = line[: found.start()].rpartition("self")[0]
-        line = f'{owner}getattr(self{found[1]}, "{found[2]}"){line[found.end() :]}'
-        found = _KEYWORD.search(line)
-    return line
+    wrong = {_path(target, str.isidentifier): target for target in targets}
+    if not wrong:
+        return lines
+    longest_first = sorted(wrong, key=len, reverse=True)
+    found = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, longest_first))})(?!\w)")
+    return [found.sub(lambda m: _path(wrong[m[1]], lambda n: n.isidentifier() and not keyword.iskeyword(n)), x)
+            for x in lines]  # fmt: skip
+
+
+def _path(target: str, is_name: Callable[[str], bool]) -> str:
+    """How generated code reads an attribute: torch writes what is an identifier with a dot."""
+    path = "self"
+    for name in target.split("."):
+        path = f"{path}.{name}" if is_name(name) else f'getattr({path}, "{name}")'
+    return path
 
 
 class GraphModuleWithAttr(torch.fx.GraphModule):

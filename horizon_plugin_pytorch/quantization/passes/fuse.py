@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.quantization.passes.own_scales import OwnScales
 from horizon_plugin_pytorch.quantization.passes.read_tensors import is_read
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, module_at
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
+from horizon_plugin_pytorch.quantization.passes.unread import drop_unread
 
 
 def call_counts(model: fx.GraphModule) -> Counter[int]:
@@ -231,7 +232,7 @@ def fuse_graph(
     after = dict(model.named_modules())
     replace_references(model, ((old, after[path]) for path, old in before.items() if path in after))
     if isinstance(model, fx.GraphModule):  # in a recorded graph everything was computed
-        model.graph.eliminate_dead_code()
+        drop_unread(model)
     model.recompile()
     return model
 

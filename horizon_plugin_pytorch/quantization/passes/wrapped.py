@@ -30,10 +30,11 @@ def wrapped_modules(model: Any) -> dict[str, str]:
 
 def wrapped_nodes(model: fx.GraphModule) -> list[fx.Node]:
     """The nodes of a traced graph that call such code."""
-    return [node for node in model.graph.nodes if _is_wrapped(model, node)]
+    return [node for node in model.graph.nodes if is_wrapped(model, node)]
 
 
-def _is_wrapped(model: fx.GraphModule, node: fx.Node) -> bool:
+def is_wrapped(model: fx.GraphModule, node: fx.Node) -> bool:
+    """Does a node call such code?"""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         return isinstance(module, LeafCode) or is_marked(module)
