@@ -179,7 +179,7 @@ class FakeQuantize(nn.Module):
         """A switch buffer as a bool, on a GPU read again only after it was written to: reading waits for the device."""
         buffer = self._buffers[name]
         assert buffer is not None
-        if buffer.device.type == "cpu":
+        if not is_asynchronous(buffer):
             return bool(buffer.item())
         return self._known[name].get((buffer,), lambda: bool(buffer.item()))
 

@@ -217,18 +217,19 @@ class LearnableFakeQuantize(FakeQuantize):
 
     def sound_scale(self) -> Tensor:
         """The scale, mended if a step of the optimizer has left it negative, too small, or no number."""
-        self._checked.get((self.scale,), self._mend)
+        if not self._checked.holds((self.scale,)):
+            self._mend()
+            self._checked.get((self.scale,), lambda: True)  # after the write, which would count as another change
         return self.scale
 
     @torch.no_grad()
-    def _mend(self) -> bool:
+    def _mend(self) -> None:
         scale = self.scale.detach()  # shares its count of writes, unlike `data`
         if is_asynchronous(scale) or not _is_sound(scale):
             good = self._good.to(scale.device).expand_as(scale)
             mended = torch.where(scale.isfinite(), torch.where(scale > 0, scale, good / 2), good)
             scale.copy_(mended.clamp_(_SMALLEST, _LARGEST))
         self._good = scale.clone()
-        return True
 
     def current_scale(self) -> Tensor:
         self.sound_scale()
