@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -182,7 +183,8 @@ class _Nodes(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self._watch.node = n
-        return super().run_node(n)
+        out = super().run_node(n)
+        return self.fetch_args_kwargs_from_env(n)[0][0] if n.target is operator.setitem else out  # as generated code
 
 
 def _has_unfinished(tensors: list[Tensor]) -> bool:

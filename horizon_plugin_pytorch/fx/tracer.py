@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import operator
+import re
 import sys
 import weakref
 from collections import Counter
@@ -362,7 +363,9 @@ def trace(model: nn.Module) -> torch.fx.Graph:
     except Exception as error:
         where = _innermost_user_line(error)
         raise TraceError(
-            f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: {_remedy(error)}"
+            f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: {_remedy(error)} "
+            "Or prepare with `prepare(model, example_inputs, ...)`, which runs the forward: sizes and lengths are "
+            "numbers there, and what lies outside of the stubs may be any Python."
         ) from error
     _tell_lost(model, tracer.lost_hooks)
     _tell_written(model, before)
@@ -445,17 +448,23 @@ def _refuse_names(model: nn.Module) -> None:
 
 
 def _remedy(error: Exception) -> str:
-    text = str(error)
+    text = re.sub(r"'_(Parts|Written|Proxy)'", "a tensor that is traced", str(error))
     if "cannot be iterated" in text:
         return (
             "a tensor's length is not known while tracing, so it cannot be looped over, passed to zip() or unpacked "
-            "with *. Take a known number of parts: `a, b = x.unbind(1)`, `for part in x.chunk(2, 1)`, or "
-            "`x[:, i]` for i in range(2)."
+            "with *; nor is the length of what wrapped code gives. Take a known number of parts: `a, b = x.unbind(1)`, "
+            "`for part in x.chunk(2, 1)`, or `x[:, i]` for i in range(2); of wrapped code, `parts[i]` for i in "
+            "range(2)."
         )
     if "cannot be interpreted as an integer" in text:
         return (
             "a size is not known as a number while tracing, so `range(x.shape[0])` cannot be run. Write the number, or "
             "take it from the model's configuration: `range(self.levels)`."
+        )
+    if "__array_" in text or "to a NumPy" in text:
+        return (
+            "numpy cannot take tensors or sizes that are not known as numbers while tracing. Compute with them in "
+            "torch and Python, or take the numbers from the model's configuration."
         )
     if "assignment to `x.data`" in text:
         return "a graph has no form for `x.data = y`. Go on with the new tensor, as in `x = y`."

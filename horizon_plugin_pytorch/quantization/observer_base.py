@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
-from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
+from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, warn
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.clipping import CLIPPED
 from horizon_plugin_pytorch.quantization.partial import Partial, show_signature
@@ -360,7 +359,9 @@ class ObserverBase(nn.Module):
             lowest, highest = min(max(lowest, low), high), min(max(highest, low), high)
         if lowest == highest and x.numel() > 1 and not (self.is_per_channel or self.may_be_constant):
             self._warn(
-                "constant", f"saw a tensor whose values are all {lowest:g}; its scale says little about other data"
+                "constant",
+                f"saw a tensor whose values are all {lowest:g}; its scale says little about other data. If it is not "
+                "always so, calibrate with data in which it varies",
             )
         if self.batches is None:  # `calibrate` counts for itself
             self.extreme = max(self.extreme, -lowest, highest)
@@ -522,7 +523,7 @@ class ObserverBase(nn.Module):
     def _warn(self, kind: str, what: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(f"`{self._name}` {what}.", CalibrationWarning, stacklevel=3)
+            warn(f"`{self._name}` {what}.", CalibrationWarning)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         self._has_range = False

@@ -8,6 +8,7 @@ import threading
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,8 +119,33 @@ def test_a_model_that_cannot_be_traced_names_the_line() -> None:
     first = inspect.getsourcelines(Branch.forward)[1]
     with pytest.raises(TraceError) as error:
         prepare_qat_fx(QuantWrapper(Branch()), QCONFIG)
-    for word in ("QuantWrapper", f"test_bad_input.py:{first + 1}", "wrap"):
+    for word in ("QuantWrapper", f"test_bad_input.py:{first + 1}", "wrap", "`prepare(model, example_inputs, ...)`"):
         assert word in str(error.value), str(error.value)
+
+
+@wrap()
+def halves(x: Tensor) -> list[Tensor]:
+    return [x[:, :2], x[:, 2:]]
+
+
+UNKNOWN_LENGTHS = {
+    "shape-in-numpy": (lambda x: x.reshape(np.array(x.shape).tolist()), "numpy cannot take tensors or sizes"),
+    "value-as-number": (lambda x: x * float(x.max()), "not a tensor that is traced"),
+    "wrapped-list": (lambda x: torch.cat(list(halves(x)), 1), "of wrapped code, `parts[i]` for i in range(2)"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_LENGTHS)
+def test_what_tracing_does_not_know_has_a_remedy(name: str) -> None:
+    function, remedy = UNKNOWN_LENGTHS[name]
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    with pytest.raises(TraceError) as error:
+        prepare_qat_fx(QuantWrapper(Net()), QCONFIG)
+    assert remedy in str(error.value) and "test_bad_input.py" in str(error.value), str(error.value)
 
 
 def test_a_wrapped_module_is_not_traced() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import TraceError
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert_fx, prepare_qat_fx
+from horizon_plugin_pytorch.errors import CalibrationWarning, TraceError
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, calibrate, convert_fx, prepare, prepare_qat_fx
+from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 from tests.routes import assert_one_arithmetic, prepared, qconfig
 
 
@@ -49,6 +53,26 @@ def test_constants_that_indices_and_sizes_select(function: Any, tmp_path: Any) -
     model, x = _Constants(function).eval(), torch.randn(2, 4, 8)
     quantized = assert_one_arithmetic(prepared(model, (x,), "qint16"), (x,), tmp_path)
     assert (quantized(x) - model(x)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("method", ["symbolic", "jit-strip"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: x * torch.from_numpy(np.full((4, 8), 0.5, np.float32)),
+        lambda m, x: x * m.gamma,
+        lambda m, x: torch.cat([x, torch.zeros(x.shape[0], 1, 8)], 1),
+    ],
+)
+def test_constants_whose_values_are_equal_are_no_alarm(function: Any, method: str) -> None:
+    set_march(March.NASH_M)
+    model, x = _Constants(function).eval(), torch.randn(2, 4, 8)
+    model.gamma = nn.Parameter(torch.full((8,), 0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CalibrationWarning)
+        calibrated = prepare(model, x, default_calibration_qconfig_setter, method, out_dir=None)
+        calibrate(calibrated, [x], progress=False)
+    assert calibrated._generated_quant_0.activation_post_process.has_statistics
 
 
 def test_tracing_leaves_torch_as_it_was() -> None:

@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.quantization import (
     QuantStub,
     auto_calibrate,
     calibrate,
+    check_model,
     convert,
     prepare,
 )
@@ -97,3 +98,28 @@ def test_what_the_caller_gives_stays_as_it_is(name: str, tmp_path: Any) -> None:
         wanted, found = net(new()), converted(new())
         assert torch.equal(model(new()), found) and (found - wanted).norm() < 0.05 * wanted.norm()
     assert torch.equal(run_onnx(file, [x()])[0], found)
+
+
+class WritesByKey(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.fc = QuantStub(), DeQuantStub(), nn.Linear(4, 4)
+
+    def forward(self, data: Any) -> Tensor:
+        data["x"] = data["x"] * 2 - 1
+        data["meta"] = None
+        return self.dequant(self.fc(self.quant(data["x"])))
+
+
+@pytest.mark.parametrize("method", ["symbolic", "jit-strip"])
+def test_a_converted_model_that_writes_by_key_is_checked_and_exported(method: str, tmp_path: Any) -> None:
+    set_march(March.NASH_M)
+    given = {"x": x()}
+    model = prepare(WritesByKey().eval(), (given,), default_calibration_qconfig_setter, method, out_dir=None)
+    calibrate(model, [(given,)], progress=False)
+    converted = convert(model)
+    assert check_model(converted, (given,)) == 0
+    file = export_quantized_onnx(converted, (given,), tmp_path / "model.onnx")
+    assert _is_untouched(given, {"x": x()})
+    with torch.no_grad():
+        assert torch.equal(run_onnx(file, [x()])[0], converted({"x": x()}))

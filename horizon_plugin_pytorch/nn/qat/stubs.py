@@ -47,6 +47,9 @@ class QuantStub(QATModule):
             cls = _WrappedCalibFakeQuantize
         self = cls(getattr(mod, "scale", None), None, getattr(mod, "qconfig", None))
         self.requantizes = getattr(mod, "requantizes", False)
+        observer = getattr(self.activation_post_process, "activation_post_process", None)
+        if observer is not None:
+            observer.may_be_constant = getattr(mod, "may_be_constant", False)
         return self
 
     def forward(self, x: Any) -> Any:

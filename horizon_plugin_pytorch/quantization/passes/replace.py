@@ -431,7 +431,7 @@ def insert_stub(
             path = _free_name(model, scope, "quant", counters)
         stubs[key] = path
         made = QuantStub().train(model.training)
-        made.requantizes = requantizes
+        made.requantizes, made.may_be_constant = requantizes, not requantizes
         model.add_submodule(path, made)
         choices.setdefault(path, choice)
     with model.graph.inserting_before(node):
