@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -55,25 +56,38 @@ def plain_modules(model: nn.Module) -> nn.Module:
     return model
 
 
-def require_numbers(model: nn.Module, what: str) -> None:
-    """Insist that all parameters and buffers have numbers.
+def require_shapes(model: nn.Module, what: str) -> None:
+    """Insist that all parameters and buffers are there.
 
     Raises:
-        QuantizationConfigError: names one of a lazy module that has not run, or on the meta device.
+        QuantizationConfigError: names one of a lazy module that has not run.
     """
-    tensors: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for path, tensor in tensors.items():
-        place = at(path.rpartition(".")[0])
+    for path, tensor in _tensors(model):
         if is_lazy(tensor):
             raise QuantizationConfigError(
-                f"{what}: the module {place} is lazy and has no weights yet. Run the float model once on an input, "
-                "then prepare it."
+                f"{what}: the module {at(path.rpartition('.')[0])} is lazy and has no weights yet. Run the float model "
+                "once on an input, then prepare it."
             )
+
+
+def require_numbers(model: nn.Module, what: str) -> None:
+    """Insist that all parameters and buffers have numbers, for a model that is to run.
+
+    Raises:
+        QuantizationConfigError: names one on the meta device.
+    """
+    for path, tensor in _tensors(model):
         if tensor.is_meta:
             raise QuantizationConfigError(
-                f"{what}: the module {place} is on the meta device, which has no numbers. Give the model its weights "
-                "(`to_empty(device='cpu')` and `load_state_dict`), then prepare it."
+                f"{what}: the module {at(path.rpartition('.')[0])} is on the meta device, which has no numbers to run "
+                "with. Give the model its weights (`to_empty(device='cpu')` and `load_state_dict`), then prepare it."
             )
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
 
 
 def require_float32_weights(module: nn.Module, place: str) -> None:

@@ -31,7 +31,7 @@ from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.operator_table import row_named, row_of_module
 from horizon_plugin_pytorch.nn.placed import FusedAway
-from horizon_plugin_pytorch.nn.plain_model import plain_modules, unwrapped
+from horizon_plugin_pytorch.nn.plain_model import plain_modules, require_numbers, unwrapped
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -131,6 +131,7 @@ def prepare(
     if qconfig_setter is not None and qconfig_dict:
         raise QuantizationConfigError("prepare: give qconfig_setter or qconfig_dict, not both.")
     fuse_mode = FuseMode.of(fuse_mode, "prepare")
+    require_numbers(model, "prepare")
     _tell_left_out(model, example_inputs)
     if fuse_mode is FuseMode.NoFuse and method is PrepareMethod.EAGER:
         raise QuantizationConfigError("prepare: PrepareMethod.EAGER fuses nothing by itself; leave fuse_mode out.")

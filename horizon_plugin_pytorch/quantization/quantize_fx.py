@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.fx.float_parts import keep_float
 from horizon_plugin_pytorch.fx.tracer import QuantizationTracer, trace
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
-from horizon_plugin_pytorch.nn.plain_model import plain_modules, require_numbers, unwrapped
+from horizon_plugin_pytorch.nn.plain_model import plain_modules, require_shapes, unwrapped
 from horizon_plugin_pytorch.nn.plain_weights import plain_weights
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.notes import share_notes
@@ -107,7 +107,7 @@ def copy_model(model: nn.Module, what: str) -> nn.Module:
 
 def require_float(model: nn.Module, what: str) -> None:
     """A model is prepared once, and has weights by then."""
-    require_numbers(model, what)
+    require_shapes(model, what)
     for path, module in model.named_modules():
         if isinstance(module, (QATModule, QuantizedModule)):
             raise TypeError(
