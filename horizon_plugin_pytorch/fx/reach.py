@@ -23,7 +23,7 @@ def modules_named_by(function: Any, owner: nn.Module) -> list[nn.Module]:
     found: dict[int, nn.Module] = {}
     pending, seen = [function], set()
     while pending:
-        here = inspect.unwrap(pending.pop()) if callable(function) else None
+        here = inspect.unwrap(pending.pop())
         here = getattr(here, "__func__", here)
         here = getattr(here, "func", here)  # functools.partial
         if not isinstance(here, FunctionType) or here in seen or not is_user_code(here.__code__.co_filename):

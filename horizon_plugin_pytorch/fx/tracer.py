@@ -185,10 +185,11 @@ class QuantizationTracer(torch.fx.Tracer):
         saved = {kind: dict(getattr(module, kind)) for kind in ("_forward_pre_hooks", "_forward_hooks", *BACKWARD)}
         for kind, hooks in saved.items():
             for number, hook in hooks.items():
-                getattr(module, kind)[number] = self._watched(hook, path)
                 if kind in BACKWARD:
                     self._lose(hook, path)
                     del getattr(module, kind)[number]
+                else:
+                    getattr(module, kind)[number] = self._watched(hook, path)
         try:
             yield
         finally:
@@ -354,7 +355,7 @@ def trace(model: nn.Module) -> torch.fx.Graph:
     before = {path: (buffer, buffer._version) for path, buffer in model.named_buffers()}
     tracer = QuantizationTracer()
     try:
-        with _own_attributes(model):
+        with _own_attributes(model, tracer):
             graph = tracer.trace(model)
             if tracer.keeps_proxies:  # does the next forward read them?
                 tracer.successor = QuantizationTracer()
@@ -405,13 +406,13 @@ def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def _own_attributes(model: nn.Module) -> Iterator[None]:
+def _own_attributes(model: nn.Module, tracer: QuantizationTracer) -> Iterator[None]:
     """Attributes that hold values of the traced forward afterwards get back what they were."""
     before = [(vars(m), {k: (v, _items(v)) for k, v in vars(m).items()}) for m in model.modules()]
     try:
         yield
     finally:
-        for attributes, values in before:
+        for attributes, values in before if tracer.successor is not None or tracer.keeps_proxies else ():
             for name in [name for name, value in attributes.items() if first_proxy(_items(value) or value) is not None]:
                 if name not in values:
                     del attributes[name]

@@ -57,7 +57,8 @@ def _module(row: Operator, call: Any, x: QTensor) -> QATModule:
     key: tuple = (row.name, repr(sorted(call.settings.items(), key=lambda item: item[0])), str(x.device))
     if is_average:
         key = (*key, str(x._format), float(x.scale), _state(x))
-    if key not in _MADE:
+    made = _MADE.get(key)  # read once: another thread may clear the table
+    if made is None:
         if len(_MADE) >= _MOST:
             _MADE.clear()
         float_module = call.make()
@@ -67,7 +68,7 @@ def _module(row: Operator, call: Any, x: QTensor) -> QATModule:
         for quantizer in made.fake_quantizers():
             quantizer.set_state(_state(x))
         _MADE[key] = made.eval()
-    return _MADE[key]
+    return made
 
 
 def _qconfig_of(x: QTensor) -> QConfig:

@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.fx.call_site import CallSite, Variant
 from horizon_plugin_pytorch.fx.children import hide_added
 from horizon_plugin_pytorch.fx.results import own_tensors
 from horizon_plugin_pytorch.fx.tracer import user_frames
+from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.leaf import LeafCode
 from horizon_plugin_pytorch.nn.operator_table import Kind, row_of_module
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -65,7 +66,7 @@ def make_module(
         sites: the call sites that are known; the new one is added.
     """
     like = _nearest_quantizer(root, site.scope)
-    is_converted = any(isinstance(x, QTensor) and x.is_integer and x.dtype != qbool for x in _tensors((args, kwargs)))
+    is_converted = any(isinstance(x, QTensor) and x.is_integer and x.dtype != qbool for x in tensors_of((args, kwargs)))
     is_learning = not is_converted and (like is None or like.is_observing or not like.is_quantizing)
     own = {site: list(sites[site])} if site in sites else {}
     call = _OneCall(root, site, own)
@@ -212,16 +213,6 @@ class _OneCall:
             named = (*self.root.named_parameters(), *self.root.named_buffers())
             self._attributes = {id(value): path for path, value in named}
         return self._attributes.get(id(x), f"_constant_{len(self._nodes)}")
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for part in tree:
-            yield from _tensors(part)
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
 
 
 def _own_children(owner: nn.Module, added: str) -> list[str]:

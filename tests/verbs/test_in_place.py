@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
@@ -138,6 +139,35 @@ def test_readers_after_an_in_place_operator_see_what_it_wrote(body: Any) -> None
     model = QuantWrapper(Body(body))
     qat = prepared(model, (X.clone(),), "qint16")
     assert (qat(X.clone()) - model(X.clone())).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.add_(1.0),
+        lambda x: x.mul_(2.0),
+        lambda x: x.clamp_(0.0),
+        lambda x: x.relu_(),
+        lambda x: x.__iadd__(1.0),
+        lambda x: F.relu(x, inplace=True),
+        lambda x: x.__setitem__(0, 0.0),
+    ],
+)
+def test_fuse_fx_does_not_move_a_layer_past_a_write_to_its_input(write: Callable[[Tensor], Any]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.sum = nn.Conv1d(4, 4, 1), FloatFunctional()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * 1.0
+            y = self.conv(x)
+            write(x)
+            return self.sum.add(y, x)
+
+    model = Net().eval()
+    assert torch.equal(fuse_fx(model)(X), model(X))
 
 
 def test_writing_to_memory_that_a_view_shows_is_refused() -> None:

@@ -126,7 +126,7 @@ class _Matcher:
                     return None
                 if not self._is_tensor(other):
                     return None
-                if self._is_read(start) or _is_overwritten(start, node):  # the layer moves to the place of the add
+                if self._is_read(start) or self._is_overwritten(start, node):  # the layer moves to the place of the add
                     return None
                 if any(member.meta.get("is_measured") for member in chain) and _changes_shape(chain):
                     return None  # the layer runs where the add is, so its result's shape is not known before
@@ -154,17 +154,21 @@ class _Matcher:
         """Does the model read a parameter or buffer of a layer or batch norm elsewhere?"""
         return any(f"{called_path(self.model, layer)}.{name}" in self.read for name in _TENSORS)
 
+    def _is_overwritten(self, layer: fx.Node, add: fx.Node) -> bool:
+        """Is the input of a layer changed in place, by something other than the add that the layer is fused into?"""
+        source = layer.args[0]
+        others = [user for user in source.users if user.meta.get("writes") and user is not add]  # type: ignore[union-attr]
+        return any(self._operands(user)[0] is source for user in others)
+
+    def _operands(self, node: fx.Node) -> tuple:
+        """The arguments of a call; a method of a FloatFunctional has its owner before them, one of a tensor has not."""
+        is_functional = node.op == "call_method" and called_path(self.model, node) is not None
+        return node.args[1:] if is_functional else node.args
+
     def _module(self, node: fx.Node) -> nn.Module:
         path = called_path(self.model, node)
         assert path is not None
         return module_at(self.model, path)
-
-
-def _is_overwritten(layer: fx.Node, add: fx.Node) -> bool:
-    """Is the input of a layer changed in place, by something other than the add that the layer is fused into?"""
-    source = layer.args[0]
-    others = [user for user in source.users if user.meta.get("writes") and user is not add]  # type: ignore[union-attr]
-    return any((user.args[1] if user.op == "call_method" else user.args[0]) is source for user in others)
 
 
 def _changes_shape(chain: list[fx.Node]) -> bool:

@@ -11,10 +11,14 @@ from horizon_plugin_pytorch.writing import writes, writes_by_name
 def drop_unread(model: fx.GraphModule) -> None:
     """Erase what nobody reads.
 
-    What writes somewhere stays, for others to follow or refuse; so does code that tracing does not enter, which may do
-    more than compute a result.
+    What writes somewhere, or is read by the next forward, stays, for others to follow or refuse; so does code that
+    tracing does not enter, which may do more than compute a result.
     """
-    model.graph.eliminate_dead_code(lambda node: node.is_impure() or _writes(node) or is_wrapped(model, node))
+    model.graph.eliminate_dead_code(lambda node: node.is_impure() or _is_wanted(node) or is_wrapped(model, node))
+
+
+def _is_wanted(node: fx.Node) -> bool:
+    return "read_later" in node.meta or _writes(node)
 
 
 def _writes(node: fx.Node) -> bool:
