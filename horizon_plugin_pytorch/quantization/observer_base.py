@@ -83,7 +83,7 @@ class ObserverBase(nn.Module):
     _method_settings: tuple[str, ...] | None = None
     learns = True  # from the tensors that it sees
     clipped_from: float = CLIPPED  # so many times its range are worth a warning
-    extreme: float = 0.0  # the largest magnitude that a moving average has seen since the state was set
+    extreme: float = 0.0  # the end of the widest range that a moving average has seen since the state was set
     _has_met: bool = False  # have the processes that share ranges found that they are at the same tensor?
     _counted: ClassVar[tuple[str, ...]] = ("batches", "widest")  # what it has learned beside the range
 
@@ -175,9 +175,14 @@ class ObserverBase(nn.Module):
         return self._has_range
 
     @property
+    def _covers_everything(self) -> bool:
+        """Is a new range that of all data so far, so that there is nothing to average?"""
+        return False
+
+    @property
     def clipping(self) -> float:
-        """The largest magnitude that a moving average of ranges has seen, over the one that it has taken."""
-        is_average = not (self.is_per_channel or self._needs_values) and self.averaging_constant
+        """The end of the widest range that a moving average of ranges has seen, over the one that it has taken."""
+        is_average = self.averaging_constant and not (self.is_per_channel or self._covers_everything)
         if not is_average or self.batches is not None or not self.has_statistics:
             return 1.0
         taken = float(torch.maximum(self.min_val.neg(), self.max_val))
@@ -363,11 +368,16 @@ class ObserverBase(nn.Module):
                 f"saw a tensor whose values are all {lowest:g}; its scale says little about other data. If it is not "
                 "always so, calibrate with data in which it varies",
             )
-        if self.batches is None:  # `calibrate` counts for itself
-            self.extreme = max(self.extreme, -lowest, highest)
+        if not self._needs_values:
+            self._meet_end(max(-lowest, highest))
         if smallest.dtype is not self.min_val.dtype:
             smallest, largest = smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype)
         return Usable(x, smallest, largest, limits)
+
+    def _meet_end(self, end: float) -> None:
+        """The range of a tensor ends here; `calibrate` counts for itself."""
+        if self.batches is None:
+            self.extreme = max(self.extreme, end)
 
     def _extremes(self, smallest: Tensor, largest: Tensor) -> tuple[float, float]:
         """The two numbers; NaN stays NaN."""

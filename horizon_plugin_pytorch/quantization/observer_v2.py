@@ -104,6 +104,7 @@ class SketchObserver(ObserverBase):
         end = self._take(sketch) if sketch.total else None
         if end is None:
             return None
+        self._meet_end(end)  # the one that it chooses: what it cuts off of a single tensor, it means to
         value = self._filled(end)
         return -value, value
 
@@ -250,7 +251,6 @@ class CountingObserver(SketchObserver):
 
     @property
     def _covers_everything(self) -> bool:
-        """Is a new range that of all data so far, so that there is nothing to average?"""
         return self.batches is not None and not self.is_per_channel
 
     def _update(self, smallest: Tensor, largest: Tensor) -> None:

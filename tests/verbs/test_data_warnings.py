@@ -28,6 +28,10 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.qconfig_template import (
+    calibration_8bit_weight_16bit_act_qconfig_setter,
+    default_calibration_qconfig_setter,
+)
 from tests.models import ZOO, make
 
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -242,6 +246,45 @@ def test_so_they_are_in_a_loop_by_hand() -> None:
         model(X)
     set_state(model, "CALIBRATION")
     assert not said(lambda: set_state(model, "VALIDATION"))
+
+
+def looped(model: nn.Module, data: list[torch.Tensor]) -> list[str]:
+    """What is said of a calibration by hand."""
+    model.eval()
+    set_state(model, "CALIBRATION")
+    with torch.no_grad():
+        for x in data:
+            model(x)
+    return said(lambda: set_state(model, "VALIDATION"))
+
+
+@pytest.mark.parametrize("scales", [(1, 1, 1, 4), (1, 255, 1)])
+@pytest.mark.parametrize("observer", ["min_max", "mse", "percentile", "kl", "mix"])
+def test_so_they_are_by_each_observer_that_averages(observer, scales) -> None:
+    (message,) = looped(prepared(net(), activation_observer=observer), [X * s for s in scales])
+    assert "ranges differ between batches" in message and "`quant` " in message
+
+
+@pytest.mark.parametrize(
+    "setter", [default_calibration_qconfig_setter, calibration_8bit_weight_16bit_act_qconfig_setter]
+)
+@pytest.mark.parametrize("method", ["jit-strip", "jit", "symbolic", "eager"])
+def test_so_they_are_by_the_setters(method, setter) -> None:
+    model = prepare(net(), (X,), setter, method=method, out_dir=None)
+    (message,) = looped(model, [X, X, X * 100])
+    assert "ranges differ between batches" in message and "`quant` " in message
+
+
+def test_an_observer_of_all_data_clips_by_its_own_choice_only() -> None:
+    model = prepared(net(), activation_observer="histogram")
+    assert not looped(model, [X, X, X * 4]) and not looped(model, [X * 4, X, X, X])
+
+
+@pytest.mark.parametrize("observer", ["min_max", "mse", "percentile", "kl", "mix", "histogram"])
+def test_ordinary_batches_in_a_loop_by_hand_are_left_alone(observer) -> None:
+    generator = torch.Generator().manual_seed(3)
+    data = [torch.randn(16, 3, 8, 8, generator=generator) * (1 + (i % 3 - 1) / 20) for i in range(12)]
+    assert not looped(prepared(net(), activation_observer=observer), data)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05, 0.1])

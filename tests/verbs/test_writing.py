@@ -153,3 +153,25 @@ def _inverse_sigmoid(m: Any, x: Tensor) -> Tensor:
 def test_the_logarithm_of_a_quotient_is_told() -> None:
     with pytest.warns(QuantizationWarning, match=r"logarithm of a quotient \(.*test_writing.py:\d+\).*torch.logit"):
         prepare(_Model(_inverse_sigmoid).eval(), (torch.randn(2, 4, 8),), qconfig_dict={"": qconfig()}, out_dir=None)
+
+
+class _Keeps(nn.Module):
+    """Writes a quantized tensor into its input."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__()
+        self.key, self.quant, self.dequant, self.fc = key, QuantStub(), DeQuantStub(), nn.Linear(8, 8)
+
+    def forward(self, data: Any) -> Tensor:
+        data[self.key] = self.fc(self.quant(data[self.key]))
+        return self.dequant(data[self.key])
+
+
+@pytest.mark.parametrize(("key", "make"), [("x", lambda x: {"x": x}), (0, lambda x: [x])], ids=["dict", "list"])
+def test_a_quantized_tensor_written_into_an_input_runs_by_running_and_is_refused_by_tracing(key, make) -> None:
+    x = torch.randn(2, 8)
+    by_running = prepare(_Keeps(key).eval(), (make(x),), qconfig_dict={"": qconfig()}, out_dir=None)
+    assert by_running(make(x)).shape == x.shape
+    traced = prepare_qat_fx(_Keeps(key).eval(), {"": qconfig()})
+    with pytest.raises(NotImplementedError, match=r"written into an input.*test_writing\.py:\d+.*JIT_STRIP"):
+        traced(make(x))

@@ -37,6 +37,12 @@ class Assign(Composite):
         return cls(mod.qconfig)
 
     def forward(self, x: Any, value: Any, index: Any) -> Any:
+        if isinstance(x, (dict, list)):
+            raise NotImplementedError(
+                f"a quantized tensor is written into an input of the model, a {type(x).__name__}, {self.place}, which "
+                "tracing cannot follow. Keep it under a name of its own, or in a new dict or list; or let `prepare` "
+                "run the model (`method=PrepareMethod.JIT_STRIP`), which can."
+            )
         if isinstance(index, QTensor):
             mask = truth(index)
             mask = mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim()))
