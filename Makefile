@@ -3,6 +3,7 @@
 #   make demo            digits: train, calibrate, train on the integer grid, convert, export, ONNX Runtime
 #   make demo-imagenet   pretrained EfficientNet-Lite0 to integers
 #   make test            lint, types, layers, all tests and the examples in docstrings
+#   make soak            ten thousand generated models on every route, about two hours
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
 #   make accuracy        accuracy of five networks on real images, hours
 #   make docs            the documentation as a web site, in site/
@@ -19,7 +20,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo demo-imagenet test bench accuracy docs lint format clean
+.PHONY: demo demo-imagenet test soak bench accuracy docs lint format clean
 
 demo: .venv/.demo
 	$(BIN)/python -m demo.digits
@@ -39,6 +40,9 @@ format: .venv/.dev
 # Two workers with a thread each: more threads than cores make small tests slower.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+soak: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.clients --count 10000
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks.run

@@ -89,7 +89,6 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from model.named_buffers()
 
 
-
 def require_float32_weights(module: nn.Module, place: str) -> None:
     """Insist that a layer to be quantized has weights in float32.
 

@@ -405,7 +405,7 @@ def levels(w: Writer) -> None:
 def features_in_a_dict(w: Writer) -> None:
     v = w.pick()
     feats = w.name("feats")
-    w.line(f'{feats} = {{"a": {v.name}, "b": [{w.pick().name}]}}')
+    w.line(f'{feats} = {{"a": {v.name}, "b": [{v.name}]}}')
     w.let(f'F.relu({feats}["a"])', *v.shape)
 
 
