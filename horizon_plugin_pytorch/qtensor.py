@@ -688,8 +688,8 @@ handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
 handle(Tensor.float)(_float)
 handle(Tensor.requires_grad.__set__)(_set_requires_grad)  # type: ignore[attr-defined]
 handle(
-    torch.ones_like, torch.full_like, torch.empty_like, torch.rand_like, torch.randn_like, torch.randint_like,
-    Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor,
+    torch.ones_like, torch.full_like, torch.rand_like, torch.randn_like, torch.randint_like,
+    Tensor.new_ones, Tensor.new_full, Tensor.new_tensor,
 )(_filled)  # fmt: skip
 handle(Tensor.long, Tensor.int)(_integers)
 handle(Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__)(_number)

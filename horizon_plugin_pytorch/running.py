@@ -8,14 +8,29 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
 from torch.overrides import TorchFunctionMode
+
+
+class EmptyIsZero(TorchFunctionMode):
+    """``torch.empty`` gives zeros: what happens to be in memory is in the range of no tensor.
+
+    >>> import torch
+    >>> with EmptyIsZero():
+    ...     torch.empty(2)
+    tensor([0., 0.])
+    """
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **kwargs or {})
+        return out.zero_() if func is torch.empty else out
 
 
 class Run:

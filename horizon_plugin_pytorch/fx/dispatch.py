@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.dtype import QuantDType
@@ -39,7 +38,7 @@ from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
 from horizon_plugin_pytorch.nn.unfinished import Unfinished
 from horizon_plugin_pytorch.qtensor import QTensor, become, keeps_scale, settled
-from horizon_plugin_pytorch.running import Run, current, innermost, interceptor
+from horizon_plugin_pytorch.running import EmptyIsZero, Run, current, innermost, interceptor
 from horizon_plugin_pytorch.writing import writes
 
 
@@ -68,7 +67,7 @@ class Dispatcher:
     Args:
         sites: the generated modules of each call site that was recorded; none where the call is left alone.
         cpu: calls that run on the CPU in float, with the path of the stub that dequantizes what they take, or "".
-        is_mixed: do ordinary tensors reach call sites as well, of float16 operators or of the CPU?
+        is_mixed: do calls on ordinary tensors matter as well, of float16 operators, of the CPU or of ``torch.empty``?
         casts: call sites that cast to the type which a tensor had in float, whatever type it is asked for now.
         met: every call site that was recorded.
         called: paths of the modules that were called.
@@ -344,7 +343,7 @@ class FusedStep:
         )
 
 
-class _PlainCalls(TorchFunctionMode):
+class _PlainCalls(EmptyIsZero):
     """Sends calls on ordinary tensors to the modules made for them, while a model runs that mixes both."""
 
     def __init__(self, run: Run) -> None:
@@ -357,7 +356,7 @@ class _PlainCalls(TorchFunctionMode):
         is_plain = not any(issubclass(t, QTensor) for t in types)  # a QTensor asks the dispatcher itself
         if is_plain and current() is self.run:  # and not a model that this one calls
             out = self.run.handler(func, args, kwargs, has_scale=False)
-        return func(*args, **kwargs) if out is NotImplemented else out
+        return super().__torch_function__(func, types, args, kwargs) if out is NotImplemented else out
 
 
 class OnCpu:

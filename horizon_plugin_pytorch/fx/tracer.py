@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, is_user_code, source_line, warn
@@ -30,8 +30,18 @@ from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
 _LEAF_CLASSES: set[type] = set()
 # Torch's own code does not see a size that is being traced among these arguments: `torch.zeros(x.shape[0], 1)`,
 # `self.positions[:, : x.shape[1]]` of a buffer.
+_EMPTY = torch.empty
 _MAKERS = ("zeros", "ones", "empty", "rand", "randn")
-_SHAPERS = ("expand", "repeat", "reshape", "view", "tile", "new_zeros", "new_ones", "new_full")
+_SHAPERS = ("expand", "repeat", "reshape", "view", "tile", "new_zeros", "new_ones", "new_full", "new_empty")
+
+
+def empty_as_zeros(*size: Any, **settings: Any) -> Tensor:
+    """``torch.empty`` in a traced graph: what happens to be in memory is in the range of no tensor.
+
+    >>> empty_as_zeros(2)
+    tensor([0., 0.])
+    """
+    return _EMPTY(*size, **settings).zero_()
 
 
 def add_leaf_class(cls: type) -> None:
@@ -258,7 +268,8 @@ class QuantizationTracer(torch.fx.Tracer):
         saved = {name: getattr(torch, name) for name in _MAKERS}
         try:
             for name, function in saved.items():
-                setattr(torch, name, self._recording("call_function", function, function))
+                made = empty_as_zeros if name == "empty" else function
+                setattr(torch, name, self._recording("call_function", made, function))
             for name in _SHAPERS:  # inherited from the class below, and again so when they are deleted
                 setattr(torch.Tensor, name, self._recording("call_method", name, getattr(torch.Tensor, name)))
             with _Subscripts(self._recording("call_function", operator.getitem, operator.getitem)):

@@ -14,7 +14,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.nn.real_tensor import unmarked
-from horizon_plugin_pytorch.running import Run, current
+from horizon_plugin_pytorch.running import EmptyIsZero, Run, current
 
 
 class LeafCode(nn.Module):
@@ -64,7 +64,8 @@ class LeafCode(nn.Module):
     def _in_scope(self, run: Run, args: tuple, kwargs: dict[str, Any]) -> Any:
         run.scopes.append(self.path)
         try:
-            return self.call(*args, **kwargs)
+            with EmptyIsZero():
+                return self.call(*args, **kwargs)
         finally:
             del run.scopes[len(run.scopes) - 1 - run.scopes[::-1].index(self.path) :]
 

@@ -90,8 +90,12 @@ def _with_zero(x: Any) -> Any:
     return x
 
 
+# What `empty_like` gives is written before it is read, and until then is in nobody's range: zeros are on every grid.
+_ZEROS_FOR: dict[Callable, Callable] = {torch.empty_like: torch.zeros_like, Tensor.new_empty: Tensor.new_zeros}
+
+
 def _keep_with_zeros(func: Callable, args: tuple, kwargs: dict) -> Any:
-    return _with_zero(keep_scale(func, args, kwargs))
+    return _with_zero(keep_scale(_ZEROS_FOR.get(func, func), args, kwargs))
 
 
 def _without_writing(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -396,7 +400,7 @@ _ROWS: dict[str, _Row] = {
         marches=on(bayes=Support(WIDE, WIDE, limits=(_FIRST,))),
         signature="input dim0 dim1",
     ),
-    "zeros": _Row("zeros_like new_zeros", _keep_with_zeros, _MOVES_EVERYWHERE),
+    "zeros": _Row("zeros_like new_zeros empty_like new_empty", _keep_with_zeros, _MOVES_EVERYWHERE),
     "expand": _Row("expand expand_as broadcast_to repeat tile repeat_interleave", marches=FROM_BAYES),
     "split": _Row("split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind"),
     "slice": _Row("__getitem__", _getitem, _SELECTS),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
-import torch  # noqa: F401 - for the docstring's example
+import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import (
@@ -259,6 +259,7 @@ def _prepare_by_running(
         region = split_devices(captured, region, choices, march, hybrid)
     observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse, own)
     is_mixed = hybrid is not None or any(isinstance(m, Float16) for m in copied.modules())
+    is_mixed = is_mixed or any(node.target is torch.empty for node in graph.nodes)
     dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed, casts, met, called)
     for path, module in scoped:
         ScopeHooks(path, dispatcher).attach(module)

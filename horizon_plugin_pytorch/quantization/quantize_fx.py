@@ -48,7 +48,7 @@ from horizon_plugin_pytorch.quantization.passes.own_scales import (
     split_aliases,
     unshare,
 )
-from horizon_plugin_pytorch.quantization.passes.read_tensors import answer_facts, mark_reads
+from horizon_plugin_pytorch.quantization.passes.read_tensors import answer_facts, answer_types, mark_reads
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, quantized_nodes
 from horizon_plugin_pytorch.quantization.passes.replace import (
     check_modules,
@@ -306,6 +306,7 @@ def prepare_by_tracing(
     wrapped = wrapped_nodes(observed)
     stubbed = with_stubs(observed, wrapped)
     region = quantized_nodes(observed, stubbed=stubbed)
+    answer_types(observed, region)
     refuse_chance(observed.graph, region.__contains__)
     refuse_states(observed.graph, region)
     if not has_stub(observed) and not hybrid and not stubbed:

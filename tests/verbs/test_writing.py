@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, prepare, prepare_qat_fx
+from horizon_plugin_pytorch.fx.fx_helper import wrap
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert, prepare, prepare_qat_fx
 from tests.routes import assert_one_arithmetic, calibrate, qconfig
 
 
@@ -25,6 +26,17 @@ class _Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dequant(self.function(self, self.fc(self.quant(x))))
+
+
+class _Wrapped(_Model):
+    """The same in code that tracing does not enter."""
+
+    @wrap()
+    def inner(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.inner(self.fc(self.quant(x))))
 
 
 def _slice_of_constant(m: Any, x: Tensor) -> Tensor:
@@ -107,6 +119,65 @@ def _view(m: Any, x: Tensor) -> Tensor:
     part = x[:, 0]
     part += 1
     return x
+
+
+def _into(make: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def function(m: Any, x: Tensor) -> Tensor:
+        out = make(x)
+        out[..., :8], out[..., 8:] = x, m.embed(x)
+        return out
+
+    return function
+
+
+_GARBAGE = {
+    "new_empty": lambda x: x.new_empty(2, 4, 16),
+    "empty_like": lambda x: torch.empty_like(torch.cat([x, x], -1)),
+    "empty of sizes": lambda x: torch.empty(x.shape[0], 4, 16),
+    "empty of a type": lambda x: torch.empty((x.shape[0], 4, 16), dtype=x.dtype, device=x.device),
+    "zeros of a type": lambda x: torch.zeros(x.shape[0], 4, 16, dtype=x.dtype),
+}
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize("is_traced", [False, True])
+@pytest.mark.parametrize("name", _GARBAGE)
+def test_what_was_in_memory_is_in_no_range(name: str, is_traced: bool, is_wrapped: bool) -> None:
+    model, x = (_Wrapped if is_wrapped else _Model)(_into(_GARBAGE[name])).eval(), torch.randn(2, 4, 8)
+    torch.use_deterministic_algorithms(True)  # memory that was not written is NaN then
+    try:
+        if is_traced:
+            prepared = prepare_qat_fx(model, {"": qconfig("qint16")})
+        else:
+            prepared = prepare(model, (x,), qconfig_dict={"": qconfig("qint16")}, out_dir=None)
+        calibrate(prepared, (x,))
+        with torch.no_grad():
+            want, got, converted = model(x), prepared(x), convert(prepared)(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(got, converted)
+    assert float((got - want).norm() / want.norm()) < 0.05
+
+
+_TYPES = {
+    "arange": lambda m, x: x + torch.arange(8, dtype=x.dtype, device=x.device),
+    "full": lambda m, x: torch.cat([x, torch.full((x.size(0), 4, 2), 0.5, dtype=x.dtype)], -1),
+    "tensor": lambda m, x: x * torch.tensor([0.5] * 8, dtype=x.dtype),
+    "as_tensor": lambda m, x: x + torch.as_tensor([0.5] * 8, dtype=x.dtype),
+    "parameter": lambda m, x: x + m.query.to(x.dtype),
+    "mask": lambda m, x: x.masked_fill(torch.ones(8, dtype=(x > 0).dtype), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", _TYPES)
+def test_the_type_of_a_quantized_tensor_makes_others_in_a_traced_graph(name: str) -> None:
+    model, x = _Model(_TYPES[name]).eval(), torch.randn(2, 4, 8)
+    prepared = prepare_qat_fx(model, {"": qconfig()})
+    calibrate(prepared, (x,))
+    with torch.no_grad():
+        want, got, converted = model(x), prepared(x), convert(prepared)(x)
+    assert torch.equal(got, converted)
+    assert float((got - want).norm() / want.norm()) < 0.05
 
 
 def test_a_write_through_a_view_is_refused() -> None:

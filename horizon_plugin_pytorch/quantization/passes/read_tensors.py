@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.nn.operator_table import Kind
 from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.quantization.passes.region import is_fact, value_inputs, value_of
+from horizon_plugin_pytorch.quantization.passes.region import Region, is_fact, value_inputs, value_of
 
 HOME = "_generated_home"
 _NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
@@ -39,6 +40,21 @@ def answer_facts(model: fx.GraphModule) -> None:
                 user.replace_input_with(node, _home(model, node))
         if not node.users:
             model.graph.erase_node(node)
+    model.recompile()
+
+
+def answer_types(model: fx.GraphModule, region: Region) -> None:
+    """Let a traced graph know that real numbers are float32 to the user's code: ``torch.zeros(3, dtype=x.dtype)``.
+
+    A quantized tensor says how it is stored instead, which no function of torch takes.
+    """
+    types = {Kind.QUANTIZED: torch.float32, Kind.BOOL: torch.bool}
+    for node in list(model.graph.nodes):
+        if node.op == "call_function" and node.target is getattr and node.args[1] == "dtype":
+            kinds = region.kinds(node.args[0])
+            if len(kinds) == 1 and kinds[0] in types:
+                region.remove(node)
+                _replace(model, node, types[kinds[0]])
     model.recompile()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.fx.tracer import empty_as_zeros
 from horizon_plugin_pytorch.nn.leaf import LeafCode
 from horizon_plugin_pytorch.nn.operator_table import (
     Kind,
@@ -27,14 +28,15 @@ from horizon_plugin_pytorch.quantization.passes.numbers import with_numbers
 _FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
 _VIEWS = ("T", "mT", "H", "mH", "data")
 # Functions that make tensors of numbers; with a float type, or turned to float, they are constants of the model.
-_MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye}
+_MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye, empty_as_zeros}
 # Methods that read only the shape or type of the tensor they are given.
 _SHAPED_LIKE = {"expand_as", "reshape_as", "view_as", "type_as", "to"}
 # Functions that make tensors of numbers in the shape of another, whose values they do not read.
 _FILLERS = {
-    torch.ones_like, torch.full_like, torch.empty_like, torch.rand_like, torch.randn_like, torch.randint_like,
-    "new_ones", "new_full", "new_empty", "new_tensor",
+    torch.ones_like, torch.full_like, torch.rand_like, torch.randn_like, torch.randint_like,
+    "new_ones", "new_full", "new_tensor",
 }  # fmt: skip
+_ZEROS = {torch.zeros_like, torch.empty_like, "new_zeros", "new_empty"}
 _FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
 
 
@@ -97,7 +99,7 @@ def is_filled(node: fx.Node) -> bool:
     """Does the node make numbers in the shape of a tensor, such as ``torch.ones_like(x)``?"""
     if node.op not in ("call_function", "call_method"):
         return False
-    if node.target in (torch.zeros_like, "new_zeros"):  # float zeros are on every grid, and keep the scale
+    if node.target in _ZEROS:  # float zeros are on every grid, and keep the scale
         return node.kwargs.get("dtype") not in (None, torch.float32)
     return node.target in _FILLERS
 
@@ -164,6 +166,8 @@ def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
         return node.kwargs.get("dtype") in (None, torch.float32)
     tensors = [source for source in value_inputs(node) if not is_size(source)]
     if node.target in _MAKERS:
+        return not tensors
+    if node.target in (torch.tensor, torch.as_tensor) and node.kwargs.get("dtype") is torch.float32:
         return not tensors
     has_float = False
     for source in tensors:
