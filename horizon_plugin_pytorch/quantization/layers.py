@@ -191,6 +191,8 @@ class LayerWalk:
         order: list[str] = []
         computed: set[str] = set()
         exact_ever: set[str] = set()
+        # Before they run: VALIDATION looks at weights that nobody has looked at.
+        fresh = {path for path, layer in layers.items() if not layer.weight_fake_quant.has_statistics}
         for batch in self._batches:
             calls = _run(self._float, layers, batch, lambda path, x, residual, weight: (path, weight is not None))
             exact = Counter(_run(self._model, layers, batch, lambda path, *_: path))
@@ -208,7 +210,7 @@ class LayerWalk:
                 self.left_out[path] = "it runs only as a part of the module around it"
             elif not any(path in counts for counts in self._counts):
                 self.left_out[path] = _OTHERWISE
-            elif not layers[path].weight_fake_quant.has_statistics:
+            elif path in fresh:
                 raise CalibrationError(f"{self._caller}: `{path}` has no scale; calibrate the model before.")
         return [path for path in order if path not in self.left_out]
 
