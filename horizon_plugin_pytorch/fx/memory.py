@@ -38,7 +38,8 @@ class Memory:
     >>> first, last = x[0], x[1]
     >>> for tensor in (x, first, last):
     ...     memory.know(tensor)
-    >>> memory.write([first.add_(1)], first, "add_")
+    >>> memory.know(first.add_(1))  # it has its new value
+    >>> memory.write([first], first, "add_")
     >>> memory.stale([x]), memory.stale([first]), memory.stale([last])
     ('add_', None, None)
     """
