@@ -126,6 +126,11 @@ class Operator:
         return self.scale_rule in (ScaleRule.OWN, ScaleRule.FIXED)
 
     @property
+    def does_nothing(self) -> bool:
+        """Does a deployed model have nothing for it? Whatever comes, accumulators too, passes as it is."""
+        return self.name in ("identity", "dropout", "alpha_dropout")
+
+    @property
     def is_real(self) -> bool:
         """Is it pre- or post-processing, which computes in real numbers and has no quantized form?"""
         return self.qat is None and self.results == (Kind.FLOAT,)

@@ -219,7 +219,9 @@ def require_templates(templates: Any, what: str) -> None:
 class HighPrecisionOutputTemplate(QconfigTemplate):
     """Outputs in high precision: the accumulator of a convolution, linear layer or matmul leaves as it is.
 
-    It must be taken by DeQuantStubs or the model's output only. A warning names the outputs where it is not possible.
+    It must be taken by DeQuantStubs or the model's output only. What a deployed model has nothing for may be between:
+    the `nn.Identity` that fusion before prepare leaves behind, a clone, a Dropout. A warning names the outputs where it
+    is not possible.
     """
 
     def apply(self, view: GraphView, qconfig: QConfig) -> None:
@@ -281,7 +283,7 @@ def _obstacle(view: GraphView, operator: OperatorView) -> str:
         return f"{operator.row.name} has none"
     if view.is_output(operator):
         return ""
-    other = next(c for c in view.consumers(operator) if not view.is_exit(c.node))
+    other = next(c for c in view.takers_as_it_is(operator) if not view.is_exit(c.node))
     return f"{other.name} takes it too" if not other.keeps_format else f"{other.name} is between"
 
 

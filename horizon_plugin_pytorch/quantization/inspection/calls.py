@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.tracer import is_leaf
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nested import fresh, tensors_of
+from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_method
 from horizon_plugin_pytorch.nn.placed import FusedAway, PlacedModule, listening
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.notes import note_of
@@ -131,7 +132,8 @@ class Recording:
     Args:
         operators: every operator of the model, called or not, in the order of definition.
         uses: how often each call's results are used by other calls, by functions and as outputs of the model.
-        functions: names of the functions that take each call's results, or what comes of them by functions.
+        functions: names of the functions that take each call's results, or what comes of them by functions, but for
+            those that a deployed model has nothing for.
         results: the calls whose results the model hands out as they are.
         training_only: operators that run in training mode and not in eval mode.
         training_failure: the error that ended the run in training mode, if there was one.
@@ -218,6 +220,11 @@ def _is_called_by_model() -> bool:
     while frame is not None and is_torch_code(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and not is_package_code(frame.f_code.co_filename)
+
+
+def _does_nothing(func: Callable) -> bool:
+    row = row_of_function(func) or row_of_method(getattr(func, "__name__", ""))
+    return row is not None and row[0].does_nothing
 
 
 class _Watch(TorchFunctionMode):
@@ -313,7 +320,7 @@ class _Watch(TorchFunctionMode):
         for mark in marks:
             if mark.producer is not None:
                 self.uses[mark.producer] += 1
-            if mark.origin is not None:
+            if mark.origin is not None and not _does_nothing(func):
                 self.functions[mark.origin][getattr(func, "__name__", str(func))] = None
         if marks:
             for x in results:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.nn.operator_table import row_named
+from horizon_plugin_pytorch.nn.operator_table import row_named, row_of_module
 from horizon_plugin_pytorch.nn.qat.batchnorm import QATBatchNorm
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
@@ -421,10 +421,20 @@ def _can_be_real(call: ModuleCall) -> bool:
     return row is not None and row.has_real_output and call.method in ("", "matmul")
 
 
+def _is_nothing(module: nn.Module) -> bool:
+    row = row_of_module(type(module))
+    return row is not None and row.does_nothing
+
+
 def _is_output(recording: Recording, call: ModuleCall) -> bool:
-    """Does a result go to DeQuantStubs only?"""
+    """Does a result go to DeQuantStubs only, perhaps through a Dropout?"""
     consumers = recording.consumers(call)
-    return bool(consumers) and all(isinstance(c.module, DeQuantStub) and not c.module.is_before_cpu for c in consumers)
+    return bool(consumers) and all(
+        _is_output(recording, c)
+        if _is_nothing(c.module)
+        else isinstance(c.module, DeQuantStub) and not c.module.is_before_cpu
+        for c in consumers
+    )
 
 
 def _is_shared_output(recording: Recording, call: ModuleCall) -> bool:

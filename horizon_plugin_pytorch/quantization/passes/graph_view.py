@@ -296,9 +296,14 @@ class GraphView:
         return found
 
     def is_output(self, operator: OperatorView) -> bool:
-        """Is its result taken by DeQuantStubs and the model's output only?"""
-        users = [user for node in operator.nodes for user in node.users if not is_fact(user)]
-        return bool(users) and all(self.is_exit(user) for user in users)
+        """Is its result taken by DeQuantStubs and the model's output only, as it is?"""
+        takers = self.takers_as_it_is(operator)
+        return bool(takers) and all(self.is_exit(taker.node) for taker in takers)
+
+    def takers_as_it_is(self, operator: OperatorView) -> list[Consumer]:
+        """Who takes an operator's result, but for calls that do nothing once the model is deployed."""
+        found = self.consumers(operator)
+        return [c for c in found if c.row is None or not c.row.does_nothing or not c.keeps_format]
 
     def is_exit(self, node: fx.Node) -> bool:
         """Is a node a DeQuantStub, or the model's output?"""
