@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import TraceError
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     QuantStub,
@@ -110,3 +111,50 @@ def test_words_of_python_below_numbered_modules() -> None:
     with torch.no_grad():
         assert (model(x) - net(x)).norm() < 0.05 * net(x).norm()
         assert torch.equal(model(x), convert(copy.deepcopy(model))(x))
+
+
+class Functions(nn.Module):
+    """A part without modules."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.relu(x) * 0.5 + x
+
+
+class Sum(nn.Module):
+    """A part with a module for its sum only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum = FloatFunctional()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sum.add(nn.functional.relu(x) * 0.5, x)
+
+
+class Parts(nn.Module):
+    """A part that has no layers, below a name."""
+
+    def __init__(self, name: str, part: type[nn.Module]) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.inner, self.name = QuantStub(), DeQuantStub(), nn.ModuleDict(), name
+        (self if name in TORCHS else self.inner).add_module(name, part())
+
+    def forward(self, x: Tensor) -> Tensor:
+        part: Any = getattr(self, self.name) if self.name in TORCHS else self.inner[self.name]
+        return self.dequant(part(self.quant(x)))
+
+
+@pytest.mark.parametrize("name", ["lambda", "class", "0", *TORCHS])
+@pytest.mark.parametrize("method", ["jit", "jit-strip", "symbolic"])
+@pytest.mark.parametrize("part", [Functions, Sum])
+def test_a_name_that_only_generated_modules_are_below(part: type[nn.Module], name: str, method: str) -> None:
+    """The graph of the model has no module there; the passes put one."""
+    if method == "symbolic" and name in TORCHS:
+        return  # refused, see above
+    set_march(March.NASH_M)
+    net, x = Parts(name, part).eval(), torch.randn(4, 8)
+    model = prepare(net, (x,), default_calibration_qconfig_setter, method=method, out_dir=None)
+    calibrate(model, [x], progress=False)
+    again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert torch.equal(model(x), convert(again)(x))
+    assert (model(x) - net(x)).abs().max() < 0.05

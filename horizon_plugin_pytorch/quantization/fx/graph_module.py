@@ -7,6 +7,7 @@ import inspect
 import keyword
 import re
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -57,12 +58,15 @@ def _spell_keywords(graph: fx.Graph) -> None:
     if not _keyword_targets(graph) or getattr(graph, "_spells_keywords", False):
         return
     graph._spells_keywords = True  # type: ignore[attr-defined]
+    own = weakref.ref(graph)  # a copy of the graph takes the function with it, and must not keep this model alive
     graph.on_generate_code(
-        lambda before: lambda lines: _spelt(before(lines) if before else lines, _keyword_targets(graph))
+        lambda before: lambda lines: _spelt(before(lines) if before else lines, _keyword_targets(own()))
     )
 
 
-def _keyword_targets(graph: fx.Graph) -> list[str]:
+def _keyword_targets(graph: fx.Graph | None) -> list[str]:
+    if graph is None:
+        return []
     targets = {node.target for node in graph.nodes if isinstance(node.target, str)}
     return [target for target in targets if not set(keyword.kwlist).isdisjoint(target.split("."))]
 
@@ -96,13 +100,17 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
     _source_class: type | None = None
 
     def __init__(self, root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule") -> None:
-        _spell_keywords(graph)
         super().__init__(root, graph, class_name)
         if isinstance(root, nn.Module):
             self._take_attributes(root)
             copy_hooks(self, root, of_users=True)
             bind_methods(self)
             self.train(root.training)
+
+    def recompile(self) -> fx.graph.PythonCode:
+        """Write the code of the graph anew."""
+        _spell_keywords(self.graph)  # a pass may have put the first module below such a name
+        return super().recompile()
 
     def _take_attributes(self, source: nn.Module) -> None:
         # torch rebuilds the tree from bare modules and only where the graph goes; users' containers stay as they are.

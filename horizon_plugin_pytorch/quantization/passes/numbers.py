@@ -48,7 +48,7 @@ def _number(model: Any, node: fx.Node, is_eager: bool) -> Any:
 def _value(model: Any, node: fx.Node) -> Any:
     value: Any = node.meta.get("value")
     if value is None:
-        value = model
+        value = model.get_submodule("")
         for name in str(node.target).split("."):
             value = getattr(value, name, None)
     return value

@@ -52,7 +52,7 @@ def value_of(model: nn.Module, node: fx.Node) -> Any:
     """
     if "value" in node.meta:
         return node.meta["value"]
-    value: Any = model
+    value: Any = model.get_submodule("")  # not the `graph` of a captured model: the user's module of that name
     for name in str(node.target).split("."):
         value = getattr(value, name)
     return value
