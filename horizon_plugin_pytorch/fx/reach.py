@@ -15,10 +15,13 @@ from horizon_plugin_pytorch.errors import is_user_code
 _ANY = frozenset("children named_children modules named_modules get_submodule getattr _modules __dict__ vars".split())
 
 
-def modules_named_by(function: Any, owner: nn.Module) -> list[nn.Module]:
+def modules_named_by(function: Any, owner: nn.Module, is_certain: bool = False) -> list[nn.Module]:
     """Children of `owner` that a function, or one that it calls, names; with all that is inside them.
 
     What a function does is not known before it runs. It names the modules that it calls: ``self.conv(x)``.
+
+    Args:
+        is_certain: leave out those that it may find in other ways, as ``self.children()``.
     """
     found: dict[int, nn.Module] = {}
     pending, seen = [function], set()
@@ -30,7 +33,7 @@ def modules_named_by(function: Any, owner: nn.Module) -> list[nn.Module]:
             continue
         seen.add(here)
         names = set(_names(here.__code__))
-        if names & _ANY:
+        if names & _ANY and not is_certain:
             found.update((id(child), child) for child in owner.children())
         for name in names:
             value = _attribute(owner, name)

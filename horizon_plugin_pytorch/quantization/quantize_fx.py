@@ -319,9 +319,9 @@ def prepare_by_tracing(
     choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     if hybrid:
         region = split_devices(observed, region, choices, march, HybridConfig(hybrid_dict))
-    float_modules = {path: observed.get_submodule(path) for path in wrapped_modules(observed)}
+    floats = dict(observed.named_modules())
     observe(observed, observed, region, choices, march, qconfig_setter, is_fused, own, joins_calls, tied)
-    keep_float_forms(observed, float_modules)
+    keep_float_forms(observed, {path: floats[path] for path in wrapped_modules(observed)})
     keep_notes(observed, march=march, choices=choices)
     observed.recompile()
     if wrapped:

@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.quantization.passes.read_tensors import is_read
 from horizon_plugin_pytorch.quantization.passes.region import Region, called_path, has_stub, module_at
 from horizon_plugin_pytorch.quantization.passes.successors import keep_attributes, replace_references
 from horizon_plugin_pytorch.quantization.passes.unread import drop_unread
+from horizon_plugin_pytorch.quantization.passes.wrapped import called_by_code_too, note_module
 
 
 def call_counts(model: fx.GraphModule) -> Counter[int]:
@@ -66,6 +67,10 @@ class _Matcher:
     def __init__(self, model: fx.GraphModule, choices: dict[str, Choice], only: Region | None, own: OwnScales) -> None:
         self.model, self.choices, self.only, self.own = model, choices, only, own
         self.counts = call_counts(model)
+        # A recorded graph has what such code calls; a traced one does not.
+        is_traced = isinstance(model, fx.GraphModule)
+        self.elsewhere = called_by_code_too(model) if is_traced else {}
+        self.perhaps = called_by_code_too(model, is_certain=False) if is_traced else {}
         self.has_stub = has_stub(model)
         self.partners = self._partners()
         # A tensor without a reader was a setting of a function that is a module now.
@@ -106,7 +111,8 @@ class _Matcher:
         if role is Role.ADD and self.own.has_calls(path):
             return False  # other calls may be other methods, which a layer does not have
         # A shared ReLU has no state; a shared layer, batch norm or FloatFunctional serves several places.
-        return role is Role.RELU or self.counts[id(module_at(self.model, path))] == 1
+        module = module_at(self.model, path)
+        return role is Role.RELU or (self.counts[id(module)] == 1 and id(module) not in self.elsewhere)
 
     def match(self, rule: FusionRule, start: fx.Node, operand: int) -> list[fx.Node] | None:
         """Nodes that follow the rule from `start`, with the chain entering the add as that operand."""
@@ -227,7 +233,10 @@ def fuse_graph(
                     break
     still_called = {called_path(model, node) for node in model.graph.nodes}
     for path, places in replaced.items():
-        if path not in still_called:
+        member = model.get_submodule(path)
+        if id(member) in matcher.elsewhere:  # a ReLU, which others have not lost
+            note_module(model, path, matcher.elsewhere[id(member)])
+        elif path not in still_called and not (id(member) in matcher.perhaps and role_of(member) is Role.RELU):
             left = nn.Identity() if isinstance(model, fx.GraphModule) else FusedAway()  # which the user's forward calls
             left.__dict__[FUSED_INTO] = [model.get_submodule(place) for place in places]
             if isinstance(left, FusedAway):

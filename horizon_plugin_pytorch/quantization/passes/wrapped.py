@@ -57,20 +57,44 @@ def _row_name(module: nn.Module) -> str:
 
 def _modules_of(model: fx.GraphModule, node: fx.Node) -> dict[str, nn.Module]:
     """The modules that a call of such code may reach and that the graph does not call, by path."""
-    called = {id(model.get_submodule(path)) for n in model.graph.nodes if (path := called_path(model, n)) is not None}
+    wanted = {id(m) for m in _reached(model, node) if not isinstance(m, LeafCode)} - _called(model)
+    return {path: m for path, m in model.named_modules() if id(m) in wanted}
+
+
+def _called(model: fx.GraphModule) -> set[int]:
+    """The modules that the graph calls."""
+    return {id(model.get_submodule(path)) for n in model.graph.nodes if (path := called_path(model, n)) is not None}
+
+
+def _reached(model: fx.GraphModule, node: fx.Node, is_certain: bool = False) -> list[nn.Module]:
+    """The modules that a call of such code may reach, or names."""
     found: list[nn.Module] = []
     owner: nn.Module = model
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
-        owner = model.get_submodule(str(node.target).rpartition(".")[0]) if isinstance(module, LeafCode) else module
-        found = modules_named_by(module.function, owner) if isinstance(module, LeafCode) else list(module.modules())
-        if isinstance(module, LeafCode) and module.function is _run:
+        is_code = isinstance(module, LeafCode)
+        owner = model.get_submodule(str(node.target).rpartition(".")[0]) if is_code else module
+        found = modules_named_by(module.function, owner, is_certain) if is_code else list(module.modules())
+        if is_code and module.function is _run:
             found = list(owner.modules())
     for source in node.all_input_nodes:
         value = _module_read(model, source)
         found += [] if value is None else list(value.modules())
-    wanted = {id(m) for m in found if not isinstance(m, LeafCode)} - called
-    return {path: m for path, m in model.named_modules() if id(m) in wanted}
+    return found
+
+
+def called_by_code_too(model: fx.GraphModule, is_certain: bool = True) -> dict[int, str]:
+    """Modules that the graph calls and that such code names, or may reach: ids, with the line that calls this code."""
+    called, found = _called(model), dict[int, str]()
+    for node in wrapped_nodes(model):
+        shared = {id(m) for m in _reached(model, node, is_certain)} & called
+        found.update(dict.fromkeys(shared, source_line(node.stack_trace)))
+    return found
+
+
+def note_module(model: fx.GraphModule, path: str, line: str) -> None:
+    """Note a module that such code calls, and the graph no longer does."""
+    wrapped_modules(model).setdefault(path, line)
 
 
 def _module_read(model: fx.GraphModule, node: fx.Node) -> nn.Module | None:
