@@ -18,14 +18,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, is_user_code, source_line, warn
+from horizon_plugin_pytorch.fx.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.fx.call_site import ModuleCall
+from horizon_plugin_pytorch.fx.container_writes import only_writes
+from horizon_plugin_pytorch.fx.given import GUARD, Arguments, Place, tests_none
+from horizon_plugin_pytorch.fx.proxies import KnownItems, Parts, TracedProxy, Written, stand_in
 from horizon_plugin_pytorch.hooks import BACKWARD
 from horizon_plugin_pytorch.nn.arguments import by_position, operands_by_position
 from horizon_plugin_pytorch.nn.leaf import first_proxy
 from horizon_plugin_pytorch.nn.operator_table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
-from horizon_plugin_pytorch.plain_values import array_ufunc, plain_arguments
-from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
+from horizon_plugin_pytorch.plain_values import plain_arguments
 
 _LEAF_CLASSES: set[type] = set()
 # Torch's own code does not see a size that is being traced among these arguments: `torch.zeros(x.shape[0], 1)`,
@@ -54,46 +57,6 @@ def is_marked(module: nn.Module) -> bool:
     return type(module) in _LEAF_CLASSES and row_of_module(type(module)) is None
 
 
-class _Proxy(torch.fx.Proxy):
-    """A proxy that may be kept until the model is traced once more, and says so when it is read."""
-
-    @classmethod
-    def __torch_function__(cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None) -> Any:
-        now: Any = torch.fx.node.map_aggregate((args or (), kwargs or {}), _current)
-        return super().__torch_function__(orig_method, types, *now)
-
-
-def _current(value: Any) -> Any:
-    """What stands in the second trace for a proxy of the first."""
-    successor = getattr(value.tracer, "successor", None) if isinstance(value, torch.fx.Proxy) else None
-    return value if successor is None else successor.stand_in(value)
-
-
-class _Written(_Proxy):
-    """A proxy that records ``x += y`` as what it is: torch's own takes it for ``x = x + y``, and loses it for views."""
-
-    __array_ufunc__ = array_ufunc
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "data":
-            raise TypeError("assignment to `x.data`")
-        super().__setattr__(name, value)
-
-
-def _in_place(target: Any) -> Any:
-    def record(self: torch.fx.Proxy, other: Any) -> torch.fx.Proxy:
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
-
-    return record
-
-
-for _target in IN_PLACE_OPERATORS:
-    setattr(_Written, f"__{_target.__name__}__", _in_place(_target))
-
-
 def is_leaf(module: nn.Module) -> bool:
     """Is the module one node of a graph? torch's and our own are, and those that the user marked."""
     cls = type(module)
@@ -102,20 +65,6 @@ def is_leaf(module: nn.Module) -> bool:
     if getattr(module, "is_traced_through", False) or isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         return False
     return cls.__module__.startswith(("horizon_plugin_pytorch.nn.", "torch.nn", "torch.ao.nn"))
-
-
-class _Parts(_Proxy):
-    """What a call such as ``x.chunk(2, 1)`` gives: the number of parts is in the call, so they can be iterated."""
-
-    def __init__(self, node: torch.fx.Node, tracer: torch.fx.Tracer, count: int) -> None:
-        super().__init__(node, tracer)
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([self[i] for i in range(self._count)])  # type: ignore[index] # Proxy's operators are made at import
 
 
 class QuantizationTracer(torch.fx.Tracer):
@@ -147,13 +96,66 @@ class QuantizationTracer(torch.fx.Tracer):
         self.lost_hooks: dict[str, None] = {}  # hooks that the graph does not call
         self._proxies: list[weakref.ref] = []
         self.successor: QuantizationTracer | None = None  # what traces the model once more
+        self.arguments: Arguments | None = None  # what is known of those of the forward
+        self._places: dict[torch.fx.Node, Place] = {}
 
     @property
     def keeps_proxies(self) -> bool:
         """Has the model, or whoever it gave them to, kept tensors of the forward that was traced?"""
         return any(proxy() is not None for proxy in self._proxies)
 
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        if self.arguments is None or not is_module or concrete_args is not None:
+            return function, args
+        self.arguments.rely_on_given()
+        return function, [args[0], *map(self._argument, args[1:])]
+
+    def _argument(self, proxy: Any) -> Any:
+        """What stands for an argument of the forward."""
+        assert self.arguments is not None
+        name = str(proxy.node.target)
+        self._places[proxy.node] = Place(name)
+        if not self.arguments.is_known(name):
+            return proxy
+        made = stand_in(proxy.node, self, Place(name), self.arguments.known(name))
+        return made.plain() if name.startswith("*") else made
+
+    def rely(self, place: Place, question: str, answer: Any, about: Any = None) -> None:
+        """Note what the forward was told of an argument: the graph is for calls where this is so."""
+        assert self.arguments is not None
+        self.arguments.guard.rely(place, question, answer, about, source_line(user_frames()))
+
+    def class_of(self, proxy: TracedProxy) -> type | None:
+        """The class of what a proxy stands for, where it is known."""
+        place = self._places.get(proxy.node)
+        if place is not None and self.arguments is not None:
+            known = place.value(self.arguments.values) if self.arguments.is_known(place.name) else None
+            cls = Tensor if known is None or isinstance(known, Tensor) else type(known)
+            self.rely(place, "class", True, cls)
+            return cls
+        if isinstance(proxy, KnownItems):
+            return proxy.given_class
+        if isinstance(proxy, Parts):
+            return tuple
+        return Tensor if self._is_tensor(proxy.node) else None
+
+    def _is_tensor(self, node: torch.fx.Node) -> bool:
+        """Is it known that a node gives one tensor?"""
+        if node.op in ("placeholder", "get_attr"):
+            return not (self.arguments and self.arguments.is_known(str(node.target))) or isinstance(
+                self.arguments.known(str(node.target)), Tensor
+            )
+        if node.op == "call_module":
+            row = row_of_module(type(self.root.get_submodule(str(node.target))))
+            return row is not None and len(row.results) == 1
+        row = _row_of(node)
+        is_one = row is not None and len(row.results) == 1 and row.name not in ("split", "to_numbers")
+        return is_one and any(map(self._is_tensor, node.all_input_nodes))
+
     def create_arg(self, a: Any) -> Any:
+        if isinstance(a, KnownItems) and a.is_written:
+            return super().create_arg(a.plain())
         return super().create_arg(self.stand_in(a) if isinstance(a, torch.fx.Proxy) and a.tracer is not self else a)
 
     def stand_in(self, earlier: torch.fx.Proxy) -> torch.fx.Proxy:
@@ -176,9 +178,23 @@ class QuantizationTracer(torch.fx.Tracer):
         is_operator = getattr(target, "__module__", "") == operator.add.__module__  # `x + array`: no sizes there
         arrays = "tensor" if kind == "call_module" or is_operator else "list"
         args, kwargs = plain_arguments(args, kwargs, is_index, arrays)
+        if kind == "call_method" and only_writes(target) and isinstance(args[0], torch.fx.Proxy):
+            raise TypeError(f"`{target}` writes into a list or dictionary of which nothing is known")
         if kind == "call_function" or (kind == "call_method" and row_of_method(target) is not None):
             args, kwargs = operands_by_position(target, args, kwargs)
-        return super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        if target is operator.getitem or (kind == "call_method" and target == "get"):
+            self._note_item(proxy, args)
+        return proxy
+
+    def _note_item(self, item: torch.fx.Proxy, args: tuple) -> None:
+        """An item of an argument of which nothing is known counts as given, too."""
+        place = self._places.get(args[0].node) if isinstance(args[0], torch.fx.Proxy) else None
+        if place is not None and type(args[1]) in (str, int):
+            self._places[item.node] = place.item(args[1])
+            code = user_code()
+            if not self.arguments.is_known(place.name) and code is not None and tests_none(code):  # type: ignore[union-attr]
+                self.rely(place.item(args[1]), "given", True)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         args, kwargs = by_position(type(m).forward, args, kwargs) if is_leaf(m) else (args, kwargs)
@@ -238,7 +254,7 @@ class QuantizationTracer(torch.fx.Tracer):
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
         count = _known_length(node)
-        proxy = _Written(node, self) if count is None else _Parts(node, self, count)
+        proxy = Written(node, self) if count is None else Parts(node, self, count)
         self._proxies.append(weakref.ref(proxy))
         return proxy
 
@@ -265,9 +281,11 @@ class QuantizationTracer(torch.fx.Tracer):
     @contextlib.contextmanager
     def _sizes_as_arguments(self) -> Iterator[None]:
         """While tracing, functions and methods of ordinary tensors that are given traced sizes record themselves."""
-        saved = {name: getattr(torch, name) for name in _MAKERS}
+        saved = {name: getattr(torch, name) for name in (*_MAKERS, "is_tensor")}
         try:
-            for name, function in saved.items():
+            torch.is_tensor = _is_tensor  # type: ignore[assignment]
+            for name in _MAKERS:
+                function = saved[name]
                 made = empty_as_zeros if name == "empty" else function
                 setattr(torch, name, self._recording("call_function", made, function))
             for name in _SHAPERS:  # inherited from the class below, and again so when they are deleted
@@ -309,6 +327,20 @@ class _Subscripts(TorchFunctionMode):
         return self.subscript(*args) if func is torch.Tensor.__getitem__ else func(*args, **(kwargs or {}))
 
 
+def _is_tensor(value: Any) -> bool:
+    """``torch.is_tensor`` while something is traced."""
+    return isinstance(value, Tensor) or (isinstance(value, TracedProxy) and value.asked_class() is Tensor)
+
+
+def _row_of(node: torch.fx.Node) -> Any:
+    """The operator that a node calls, if it is in the table."""
+    if node.op == "call_function":
+        found = row_of_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+    else:
+        found = row_of_method(str(node.target), node.args, node.kwargs) if node.op == "call_method" else None
+    return None if found is None else found[0]
+
+
 def _known_length(node: torch.fx.Node) -> int | None:
     """How many tensors a call gives, where its arguments say so."""
     if node.target in ("chunk", torch.chunk):
@@ -317,11 +349,16 @@ def _known_length(node: torch.fx.Node) -> int | None:
     if node.target in ("split", "split_with_sizes", torch.split, torch.split_with_sizes):
         sizes = node.args[1] if len(node.args) > 1 else next(iter(node.kwargs.values()), None)
         return len(sizes) if isinstance(sizes, (list, tuple)) else None
-    if node.op == "call_function":
-        found = row_of_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
-    else:
-        found = row_of_method(str(node.target), node.args, node.kwargs) if node.op == "call_method" else None
-    return None if found is None or len(found[0].results) == 1 else len(found[0].results)
+    row = _row_of(node)
+    return None if row is None or len(row.results) == 1 else len(row.results)
+
+
+def user_code() -> Any:
+    """The code of the innermost function outside torch and this package."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else frame.f_code
 
 
 def user_frames() -> str:
@@ -358,30 +395,63 @@ def _recorder(tracer: QuantizationTracer, name: str, method: Any) -> Any:
     return record
 
 
-def trace(model: nn.Module) -> torch.fx.Graph:
-    """The model's graph, or an error that names the line which cannot be traced."""
+def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None) -> torch.fx.Graph:
+    """The model's graph, or an error that names the line which cannot be traced.
+
+    Args:
+        example: the arguments and keyword arguments of a call like those to come. Without one, an argument that may be
+            None counts as given, where the forward can be followed so.
+    """
     if isinstance(model, torch.fx.GraphModule):
         return model.graph
     _refuse_names(model)
     before = {path: (buffer, buffer._version) for path, buffer in model.named_buffers()}
-    tracer = QuantizationTracer()
+    arguments = Arguments(model, example)
     try:
-        with _own_attributes(model, tracer):
-            graph = tracer.trace(model)
-            if tracer.keeps_proxies:  # does the next forward read them?
-                tracer.successor = QuantizationTracer()
-                with contextlib.suppress(Exception):
-                    tracer.successor.trace(model)
+        tracer, graph = _traced(model, arguments)
     except Exception as error:
-        where = _innermost_user_line(error)
-        raise TraceError(
-            f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: {_remedy(error)} "
-            "Or prepare with `prepare(model, example_inputs, ...)`, which runs the forward: sizes and lengths are "
-            "numbers there, and what lies outside of the stubs may be any Python."
-        ) from error
+        absent = frozenset(() if arguments.has_example else arguments.optional)
+        arguments = Arguments(model, None, absent)
+        try:
+            if not absent:
+                raise error
+            tracer, graph = _traced(model, arguments)
+        except Exception:
+            where = _innermost_user_line(error)
+            raise TraceError(
+                f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: "
+                f"{_remedy(error)} {'' if example else _EXAMPLE}Or prepare with `prepare(model, example_inputs, ...)`, "
+                "which runs the forward: sizes and lengths are numbers there, and what lies outside of the stubs may "
+                "be any Python."
+            ) from error
+        tell_absent(model, absent, _innermost_user_line(error))
+    else:
+        follow_absent(model, arguments, graph, _traced)
+    model.__dict__.pop(GUARD, None)
+    if arguments.guard.facts:
+        model.__dict__[GUARD] = arguments.guard
     _tell_lost(model, tracer.lost_hooks)
     _tell_written(model, before)
     return graph
+
+
+_EXAMPLE = (
+    "If it is about a list, a dictionary, a flag or an optional argument of the forward, give example_inputs: symbolic "
+    "trace then knows what these hold. "
+)
+
+
+def _traced(model: nn.Module, arguments: Arguments) -> tuple[QuantizationTracer, torch.fx.Graph]:
+    tracer = QuantizationTracer()
+    tracer.arguments = arguments
+    with _own_attributes(model, tracer):
+        graph = tracer.trace(model)
+        if tracer.keeps_proxies:  # does the next forward read them?
+            tracer.successor = QuantizationTracer()
+            tracer.successor.arguments = arguments
+            with contextlib.suppress(Exception):
+                tracer.successor.trace(model)
+    return tracer, graph
 
 
 def _tell_written(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]]) -> None:
@@ -460,7 +530,12 @@ def _refuse_names(model: nn.Module) -> None:
 
 
 def _remedy(error: Exception) -> str:
-    text = re.sub(r"'_(Parts|Written|Proxy)'", "a tensor that is traced", str(error))
+    names = "(TracedProxy|Parts|Written|Known(Number|List|Dict))"
+    text = re.sub(rf"'{names}'|(?<=not ){names}\b", "a tensor that is traced", str(error))
+    if "__delitem__" in text:
+        return "`del x[...]` has no form in a graph."
+    if "of which nothing is known" in text:
+        return f"{text}."
     if "cannot be iterated" in text:
         return (
             "a tensor's length is not known while tracing, so it cannot be looped over, passed to zip() or unpacked "

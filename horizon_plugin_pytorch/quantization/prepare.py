@@ -148,6 +148,8 @@ def prepare(
     if method is PrepareMethod.EAGER:
         prepared: Any = _prepare_eager(model, example_inputs, example_kw_inputs, qconfig_setter, hybrid)
     elif method is PrepareMethod.SYMBOLIC:
+        has_example = example_inputs is not None or example_kw_inputs
+        example = arguments_of(model, example_inputs, example_kw_inputs) if has_example else None
         prepared = prepare_by_tracing(
             model,
             qconfig_dict,
@@ -156,9 +158,10 @@ def prepare(
             qconfig_setter=qconfig_setter,
             own_scales=own_scales,
             is_fused=fuse_mode is not FuseMode.NoFuse,
+            example=example,
         )
-        if example_inputs is not None or example_kw_inputs:
-            meet_calls(prepared, *arguments_of(model, example_inputs, example_kw_inputs))
+        if example is not None:
+            meet_calls(prepared, *example)
     else:
         if example_inputs is None and not example_kw_inputs:
             raise ValueError(

@@ -214,8 +214,9 @@ def prepare_qat_fx(
         own_scales: shared modules whose calls have activation scales of their own; see `prepare`.
         hybrid: run operators that have no quantized form on the CPU, in float; stubs are put around them.
         hybrid_dict: further operators for the CPU: ``{"module_type": [cls], "module_name": [path]}``.
-        example_inputs: for `verbose`, and for code that tracing does not enter (`wrap`): the model runs once on them,
-            so that functions there have their modules at once, rather than when they are first met.
+        example_inputs: arguments of a call like those to come. They say which optional arguments are None, what flags
+            are, and what lists and dictionaries hold. Code that tracing does not enter (`wrap`) runs once on them, so
+            that functions there have their modules at once, rather than when they are first met; `verbose` needs them.
         verbose: 1 writes ``model_check_result.txt`` and prints it: shared and unfused operators, formats.
         optimize_graph: give the operands of a cat and its result one scale, on Bernoulli chips.
         opset_version: ``"hbdk3"`` or ``"hbdk4"``; there is one arithmetic here, so it changes nothing.
@@ -230,13 +231,15 @@ def prepare_qat_fx(
     """
     _check_opset(opset_version)
     is_tied = optimize_graph and is_effective(require_march("prepare_qat_fx"), "prepare_qat_fx")
+    example = None if example_inputs is None else arguments_of(model, example_inputs)
     prepared = prepare_by_tracing(
         model, qconfig_dict, prepare_custom_config_dict, hybrid, hybrid_dict, qconfig_setter, own_scales,
         joins_calls=False,  # the guides print scales that average over the calls of a shared module
         tied=TiedOperators() if is_tied else None,
+        example=example,
     )  # fmt: skip
-    if example_inputs is not None:
-        meet_calls(prepared, *arguments_of(model, example_inputs))
+    if example is not None:
+        meet_calls(prepared, *example)
     if verbose:
         check_verbosely(prepared, example_inputs, "prepare_qat_fx")
     return prepared
@@ -277,6 +280,7 @@ def prepare_by_tracing(
     joins_calls: bool = True,
     is_fused: bool = True,
     tied: TiedOperators | None = None,
+    example: tuple[tuple, dict[str, Any]] | None = None,
 ) -> ObservedGraphModule:
     """`prepare_qat_fx`, and `prepare` by symbolic trace.
 
@@ -284,6 +288,7 @@ def prepare_by_tracing(
         is_fused: fuse layers with what follows them.
         joins_calls: let all calls of a module in one forward count as one batch.
         tied: operators that have one scale with what they take.
+        example: the arguments and keyword arguments of a call like those to come.
     """
     march = require_march("prepare_qat_fx")
     if hybrid_dict and not hybrid:
@@ -298,7 +303,7 @@ def prepare_by_tracing(
     copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "prepare_qat_fx")))))
     own = OwnScales.of(own_scales, copied, "prepare_qat_fx")
     split_aliases(copied, own)
-    observed = ObservedGraphModule(copied, trace(copied), type(model).__name__)
+    observed = ObservedGraphModule(copied, trace(copied, example), type(model).__name__)
     follow_training(observed)
     follow_writes(observed)
     drop_unread(observed)
@@ -372,6 +377,7 @@ def observe(
         own: which calls have own scales.
         joins_calls: let all calls of a module in one forward count as one batch.
         tied: operators that have one scale with what they take.
+        example: the arguments and keyword arguments of a call like those to come.
     """
     own = own or OwnScales()
     replace_functions(model, region, choices, march)

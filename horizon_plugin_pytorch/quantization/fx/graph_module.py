@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from horizon_plugin_pytorch.errors import is_user_code
+from horizon_plugin_pytorch.fx.given import GUARD
 from horizon_plugin_pytorch.fx.packing import pack, unpack
 from horizon_plugin_pytorch.hooks import copy_hooks
 from horizon_plugin_pytorch.nn.compiled import run_uncompiled
@@ -137,6 +138,12 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
             self.__dict__["_source_class"] = source._source_class
         elif source_class is not nn.Module and not isinstance(source, torch.fx.GraphModule):
             self.__dict__["_source_class"] = source_class
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        guard = self.__dict__.get(GUARD)
+        if guard is not None:
+            guard.check(args, kwargs)
+        return super().__call__(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         for name in self._non_persistent_buffers_set:  # earlier versions saved them

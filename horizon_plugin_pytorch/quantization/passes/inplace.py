@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx, nn
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
+from horizon_plugin_pytorch.fx.container_writes import CONTAINER_REMEDY, is_of_container
 from horizon_plugin_pytorch.fx.tracer import scope_of
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.quantization.passes.region import is_size, module_at
@@ -102,7 +103,11 @@ def follow_writes(model: fx.GraphModule) -> fx.GraphModule:
             continue
         node.meta["writes"] = True
         others = [n for n in sharing[memory[node]] if n not in (node, first) and not _are_apart(parts[n], parts[node])]
-        if any(_reads_before_write_back(order, other, node) for other in others):
+        is_stale = any(_reads_before_write_back(order, other, node) for other in others)
+        if is_stale and is_of_container(node):
+            where = at(scope_of(node), source_line(node.stack_trace))
+            raise UnsupportedOperatorError(f"`{_name(node)}` {where} {CONTAINER_REMEDY}")
+        if is_stale:
             raise UnsupportedOperatorError(
                 f"`{_name(node)}` {at(scope_of(node), source_line(node.stack_trace))} changes a tensor in place whose "
                 "memory another tensor shows, and that one is read later. Write it without in-place operators, as in "

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.fx.proxies import write_into
 from horizon_plugin_pytorch.fx.tracer import empty_as_zeros
 from horizon_plugin_pytorch.nn.leaf import LeafCode
 from horizon_plugin_pytorch.nn.operator_table import (
@@ -333,7 +334,7 @@ def _downstream(model: fx.GraphModule, sources: set[fx.Node]) -> Region:
             region.add(node)
         if name in ("quant", "dequant") or node.op in ("placeholder", "get_attr", "output"):
             continue
-        if is_fact(node) or is_filled(node):
+        if is_fact(node) or is_filled(node) or node.target is write_into:
             continue
         inputs = value_inputs(node)
         if node in sources or any(_is_inside(region, source) or source in sources for source in inputs):

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError, at, source_line, warn
 from horizon_plugin_pytorch.fx.call_site import Variant
 from horizon_plugin_pytorch.fx.chance import BY_CHANCE
+from horizon_plugin_pytorch.fx.container_writes import CONTAINER_REMEDY, is_of_container
 from horizon_plugin_pytorch.fx.tracer import scope_of
 from horizon_plugin_pytorch.fx.wrapped import name_of
 from horizon_plugin_pytorch.march import March
@@ -62,6 +63,8 @@ def _unsupported(
     what: str, node: fx.Node, march: March, row: Operator | None, advice: str = ""
 ) -> UnsupportedOperatorError:
     where = at(str(node.target) if node.op == "call_module" else scope_of(node), source_line(node.stack_trace))
+    if is_of_container(node):
+        return UnsupportedOperatorError(f"`{node.target}` {where} {CONTAINER_REMEDY}")
     if row is not None and row.support(march) is None:
         advice = (
             f"it is supported on {', '.join(row.march_names)}. Choose one of these with set_march, replace it by a "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from horizon_plugin_pytorch.fx.container_writes import writes_container
 from horizon_plugin_pytorch.quantization.passes.wrapped import is_wrapped
 from horizon_plugin_pytorch.writing import writes, writes_by_name
 
@@ -23,6 +24,6 @@ def _is_wanted(node: fx.Node) -> bool:
 
 def _writes(node: fx.Node) -> bool:
     if node.op == "call_method":
-        return writes_by_name(str(node.target))
+        return writes_by_name(str(node.target)) or writes_container(str(node.target))
     is_function = node.op == "call_function" and callable(node.target)
     return is_function and ("out" in node.kwargs or writes(node.target, node.args, node.kwargs))  # type: ignore[arg-type]
