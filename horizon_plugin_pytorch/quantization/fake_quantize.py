@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -71,6 +72,17 @@ class LoadedScale(Enum):
     IGNORED = "ignored"
 
 
+def _answer_to_torch(cls: type) -> None:
+    """Let ``model.apply(torch.quantization.disable_observer)`` and its relatives reach the fake quantizers of a class.
+
+    They act on torch's own base class alone and pass over everything else in silence. It is known by name, as
+    `torch.ao` is leaving torch and is never imported here.
+    """
+    base = getattr(sys.modules.get("torch.ao.quantization.fake_quantize"), "FakeQuantizeBase", None)
+    if base is not None:
+        base.register(cls)
+
+
 class FakeQuantize(nn.Module):
     """Observe a tensor, update the scale, and round the tensor to the grid of that scale.
 
@@ -110,6 +122,7 @@ class FakeQuantize(nn.Module):
         **observer_kwargs: Any,
     ) -> None:
         super().__init__()
+        _answer_to_torch(FakeQuantize)
         try:
             self.activation_post_process = observer(channel_len=channel_len, **observer_kwargs)
         except TypeError as error:
@@ -589,6 +602,7 @@ class DynamicFakeQuantize(nn.Module):
             )
         if not isinstance(dim, int):
             raise QuantizationConfigError(f"DynamicFakeQuantize: dim must be an int, got {dim!r}.")
+        _answer_to_torch(DynamicFakeQuantize)
         self.is_quantizing = True
 
     @classmethod
@@ -613,6 +627,12 @@ class DynamicFakeQuantize(nn.Module):
     def disable_fake_quant(self) -> None:
         """Do not round."""
         self.enable_fake_quant(False)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """There is nothing to switch: each tensor has the scales of its own values."""
+
+    def disable_observer(self) -> None:
+        """There is nothing to switch, as above."""
 
     def set_state(self, state: FakeQuantState) -> None:
         """Round as the state says."""

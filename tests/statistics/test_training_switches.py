@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, default_fp16_fake_cast
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.fake_quantize import DynamicFakeQuantize, FakeQuantize
 from horizon_plugin_pytorch.utils.quant_switch import GlobalFakeQuantSwitch
 
 STE, LSQ = default_qat_8bit_fake_quant_qconfig, default_qat_8bit_lsq_quant_qconfig
@@ -307,3 +308,50 @@ def test_batches_with_nan_are_left_out_on_a_device_and_reported_at_the_end(monke
     assert (float(ranged.min_val), float(ranged.max_val)) == (-0.5, 1.5)
     with pytest.warns(UserWarning, match="left out 2 batches.*NaN or infinite"):
         quantizer.set_state(FakeQuantState.VALIDATION)
+
+
+@pytest.mark.parametrize("qconfig", [STE, LSQ], ids=["ste", "lsq"])
+@pytest.mark.parametrize(
+    ("switch", "off", "name"),
+    [
+        (torch.quantization.disable_observer, torch.quantization.enable_observer, "observer_enabled"),
+        (torch.quantization.disable_fake_quant, torch.quantization.enable_fake_quant, "fake_quant_enabled"),
+    ],
+    ids=["observer", "rounding"],
+)
+def test_the_switches_of_torch_reach_every_fake_quantizer(qconfig: QConfig, switch: Any, off: Any, name: str) -> None:
+    """``model.apply(torch.quantization.disable_observer)``, as loops written for torch's own quantization have it."""
+    set_march(March.NASH_E)
+    model = prepare(Net().eval(), (X,), qconfig_dict={"": qconfig}, out_dir=None)
+    calibrate(model, [X], progress=False)
+    set_fake_quantize(model.train(), FakeQuantState.QAT)
+    quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
+    model.apply(off)
+    before = [bool(getattr(q, name)) for q in quantizers]
+    model.apply(switch)
+    assert any(before)
+    assert not any(bool(getattr(q, name)) for q in quantizers)
+
+
+def test_scales_stay_when_torch_switches_observers_off() -> None:
+    set_march(March.NASH_E)
+    model = prepare(Net().eval(), (X,), qconfig_dict={"": STE}, out_dir=None)
+    calibrate(model, [X], progress=False)
+    set_fake_quantize(model.train(), FakeQuantState.QAT)
+    model.apply(torch.quantization.disable_observer)
+    scales = {key: value.clone() for key, value in model.state_dict().items() if key.endswith(".scale")}
+    model(X * 9)
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in scales.items())
+    model.apply(torch.quantization.enable_observer)
+    model(X * 9)
+    assert not torch.equal(
+        model.state_dict()["quant.activation_post_process.scale"], scales["quant.activation_post_process.scale"]
+    )
+
+
+def test_the_switches_of_torch_reach_scales_of_single_tensors() -> None:
+    quantizer = DynamicFakeQuantize()
+    quantizer.apply(torch.quantization.disable_fake_quant).apply(torch.quantization.disable_observer)
+    assert torch.equal(quantizer(X), X)
+    quantizer.apply(torch.quantization.enable_fake_quant).apply(torch.quantization.enable_observer)
+    assert not torch.equal(quantizer(X), X)
