@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import CalibrationWarning, TraceError
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, calibrate, convert_fx, prepare, prepare_qat_fx
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 from tests.routes import assert_one_arithmetic, prepared, qconfig
@@ -53,6 +54,32 @@ def test_constants_that_indices_and_sizes_select(function: Any, tmp_path: Any) -
     model, x = _Constants(function).eval(), torch.randn(2, 4, 8)
     quantized = assert_one_arithmetic(prepared(model, (x,), "qint16"), (x,), tmp_path)
     assert (quantized(x) - model(x)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("method", ["symbolic", "jit-strip"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: x * (m.relu(m.table) / (m.relu(m.table).sum(0) + 1e-4))[2],  # weights of a BiFPN
+        lambda m, x: x + m.norm(m.table)[:4],
+        lambda m, x: x + m.linear(m.drop(m.table))[:4],
+        lambda m, x: m.relu(x) + m.relu(m.table)[:4],  # one module, on a constant and on quantized numbers
+        lambda m, x: m.linear(x) + m.linear(m.table)[:4],
+        lambda m, x: x + m.sum.add(m.table[:4], m.positions[0, :4]),
+        lambda m, x: x * m.sigmoid(m.embedding.weight)[0],
+    ],
+)
+def test_constants_that_modules_compute(function: Any, method: str) -> None:
+    set_march(March.NASH_M)
+    model, x = _Constants(function).eval(), torch.randn(2, 4, 8)
+    model.relu, model.linear, model.drop, model.sigmoid = nn.ReLU(), nn.Linear(8, 8), nn.Dropout(0.1), nn.Sigmoid()
+    model.sum = FloatFunctional()
+    model.eval()
+    qat = prepare(model, (x,), default_calibration_qconfig_setter, method=method, out_dir=None)
+    calibrate(qat, [x], progress=False)
+    with torch.no_grad():
+        assert torch.equal(qat(x), convert_fx(qat)(x))
+        assert (qat(x) - model(x)).norm() < 0.05 * model(x).norm()
 
 
 @pytest.mark.parametrize("method", ["symbolic", "jit-strip"])

@@ -38,6 +38,7 @@ _FILLERS = {
     "new_ones", "new_full", "new_tensor",
 }  # fmt: skip
 _ZEROS = {torch.zeros_like, torch.empty_like, "new_zeros", "new_empty"}
+_CALLS = ("call_function", "call_method", "call_module")
 _FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
 
 
@@ -161,11 +162,14 @@ def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
     if node.op == "get_attr":
         value = value_of(model, node)
         return isinstance(value, Tensor) and value.is_floating_point()
-    if node.op not in ("call_function", "call_method") or is_fact(node):
+    if node.op not in _CALLS or is_fact(node) or is_code(model, node):
         return False
     if is_filled(node):
         return node.kwargs.get("dtype") in (None, torch.float32)
-    tensors = [source for source in value_inputs(node) if not is_size(source)]
+    is_module = called_path(model, node) is not None
+    if is_module and _row_name(model, node) in ("quant", "dequant"):
+        return False
+    tensors = [source for source in (operands(model, node) if is_module else value_inputs(node)) if not is_size(source)]
     if node.target in _MAKERS:
         return not tensors
     if node.target in (torch.tensor, torch.as_tensor) and node.kwargs.get("dtype") is torch.float32:
@@ -396,6 +400,6 @@ def _has_quant(model: fx.GraphModule) -> bool:
     return any(_row_name(model, node) == "quant" for node in model.graph.nodes)
 
 
-def _row_name(model: fx.GraphModule, node: fx.Node) -> str:
+def _row_name(model: nn.Module, node: fx.Node) -> str:
     row = row_of_module(type(module_at(model, str(node.target)))) if node.op == "call_module" else None
     return "" if row is None else row.name
