@@ -20,11 +20,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
+from horizon_plugin_pytorch import sharing
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
-from horizon_plugin_pytorch.errors import QuantizationWarning, is_package_code, is_user_code
+from horizon_plugin_pytorch.errors import (
+    QuantizationWarning,
+    UnsupportedOperatorError,
+    is_package_code,
+    is_user_code,
+)
 from horizon_plugin_pytorch.plain_values import array_ufunc, plain_arguments
-from horizon_plugin_pytorch.running import interceptor
-from horizon_plugin_pytorch.writing import written
+from horizon_plugin_pytorch.running import current, interceptor
+from horizon_plugin_pytorch.writing import VIEW_ATTRIBUTES, written
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
@@ -242,6 +248,10 @@ class QTensor(Tensor):
         out._scale = scale
         return out
 
+    def spoil(self, change: sharing.Write) -> None:
+        """Refuse readers from now on: a write changed this tensor through another one."""
+        _Stale.make_of(self, change)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         kind = "integers" if self._is_integer else "values"
         axis = f", per_channel_axis={self._axis}" if self._axis >= 0 else ""
@@ -284,10 +294,40 @@ class QTensor(Tensor):
         if kwargs.get("out") is not None:
             raise NotImplementedError(f"{described(func)} has no quantized form with `out`: use its result instead.")
         plain_args, plain_kwargs = plain_arguments(args, kwargs, is_index=func in _INDEXING)
-        return settled(func, args, kwargs, handler(func, plain_args, plain_kwargs))
+        out = handler(func, plain_args, plain_kwargs)
+        follow_views(func, args, out)
+        return settled(func, args, kwargs, out)
 
 
 _INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
+# What gives a view or a copy, as it finds the memory.
+_AS_FOUND = frozenset("reshape flatten unflatten ravel contiguous reshape_as to cpu cuda".split())
+
+
+def follow_views(func: Callable, args: tuple, out: Any, kind: type | None = None) -> None:
+    """Note which results show the memory of the tensor that a function was called on.
+
+    Args:
+        kind: of tensors that are followed; None for QTensor.
+    """
+    source, kind = args[0] if args else None, kind or QTensor
+    if not isinstance(source, kind):
+        return
+    if kind is QTensor and func is Tensor.__getitem__ and _selects_position(args[1]):  # `index_select` makes it here
+        sharing.join(source, out, None)
+        return
+    may_show = getattr(func, "__name__", "") in _AS_FOUND
+    for part in (out,) if isinstance(out, Tensor) else out if isinstance(out, (tuple, list)) else ():
+        if isinstance(part, kind):
+            sharing.follow_view(source, part, may_show)
+
+
+def _selects_position(index: Any) -> bool:
+    """Has an index that gives a view in float a computed position, as in ``x[:, i]``?"""
+    parts = index if isinstance(index, tuple) else (index,)
+    positions = [part for part in parts if isinstance(part, Tensor) and part.dim() == 0 and part.dtype != torch.bool]
+    others = (part for part in parts if not any(part is position for position in positions))
+    return bool(positions) and all(part is None or isinstance(part, (int, slice, type(...))) for part in others)
 
 
 def reads_no_numbers(func: Callable, args: tuple, kind: type) -> bool:
@@ -344,8 +384,95 @@ def settled(func: Callable, args: tuple, kwargs: dict, out: Any) -> Any:
     target = written(func, args, kwargs)
     if not isinstance(target, Tensor) or not isinstance(out, Tensor) or out is target:
         return out
-    become(target, out)
+    if type(target) is Tensor and isinstance(out, QTensor):
+        require_own_memory(target, described(func))
+    write(target, out, described(func), args[1] if func is Tensor.__setitem__ else ...)
     return target
+
+
+def require_own_memory(x: Tensor, by: str) -> None:
+    """Insist that no other tensor shows the memory of an ordinary tensor that becomes a quantized one.
+
+    Args:
+        by: the call that writes to it, with its line.
+
+    Raises:
+        UnsupportedOperatorError: where another does.
+    """
+    if sharing.is_shown_elsewhere(x):
+        raise UnsupportedOperatorError(
+            f"{by} writes quantized values into an ordinary tensor whose memory another tensor shows, which would not "
+            "see them. Write to the tensor itself and not to a view, as in `x[0, :4] = y` rather than `x[0][:4] = y`, "
+            "and take views of it afterwards."
+        )
+
+
+def write(target: Tensor, out: Tensor, by: str, index: Any = ...) -> None:
+    """Give a tensor another value, which all its names see; others that show its memory in float are stale.
+
+    Args:
+        by: the call that writes, with its line.
+        index: the part that it writes.
+    """
+    if sharing.is_same_memory(target, out):  # `x.squeeze_()` changes no value
+        become(target, out)
+        sharing.take_place(target)
+        return
+    sharing.forget(out)
+    settle = sharing.note_write(target, by, index)
+    become(target, out)
+    settle()
+
+
+def stale_error(change: sharing.Write) -> UnsupportedOperatorError:
+    """The error for who reads, now, a tensor that was changed through another one."""
+    run = current()
+    scope = f" at `{run.scope}`" if run is not None and run.scope else ""
+    return UnsupportedOperatorError(
+        f"a tensor that is read{scope}{calling_line()} was changed in place by {change.by} through another tensor that "
+        "shows its memory, such as a view, which quantized tensors cannot express. Write to the tensor itself, as in "
+        "`x[:, 0] = y`, or make a new one, as in `x = x + 1`."
+    )
+
+
+class _Stale(sharing.Spoiled, QTensor):
+    """A tensor that was changed through another one, which shows its memory in float; reading it is an error.
+
+    Its shape and device can be asked for.
+    """
+
+    _valid = QTensor
+
+    def refuse(self) -> UnsupportedOperatorError:
+        """The error for a reader."""
+        return stale_error(self._change)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in QTensor.__annotations__:
+            raise self.refuse()
+        raise AttributeError(name)
+
+    def plain(self) -> Tensor:
+        raise self.refuse()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return "Stale()"
+
+    def __deepcopy__(self, memo: dict) -> QTensor:
+        raise self.refuse()
+
+    def __reduce_ex__(self, proto: Any) -> Any:
+        raise self.refuse()
+
+    @classmethod
+    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in _METADATA and func not in _REVEALING:
+            with _PLAIN():
+                return func(*args, **kwargs or {})
+        x = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, _Stale))
+        if func is Tensor.__setitem__ and x is args[0] and x.is_written_back(*args[1:]):
+            return x.assign_back(*args[1:])
+        raise x.refuse()
 
 
 def real_qtensor(
@@ -498,10 +625,14 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
                 return v
             return v._grid if has_grid and v._grid is not None else v.plain()
 
-        return func(*map(payload, args), **{k: payload(v) for k, v in kwargs.items()})
+        given = {id(v): payload(v) for v in (*args, *kwargs.values())}
+        out = func(*(given[id(v)] for v in args), **{k: given[id(v)] for k, v in kwargs.items()})
+        return x if out is given[id(x)] else out
 
     grid: Any = None if x._grid is None else run(True)
     out = grid if x._is_deferred else run(False)
+    if out is x:  # `x.contiguous()` of what is: the same tensor, as in float
+        return x
     if isinstance(out, Tensor):
         return _with_scale_of(x, out, grid)
     grids = [None] * len(out) if grid is None else grid
@@ -682,7 +813,7 @@ def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Ca
     return register
 
 
-for _property in ("T", "mT", "H", "mH", "data"):
+for _property in VIEW_ATTRIBUTES:
     handle(getattr(Tensor, _property).__get__, keeps=True)(keep_scale)
 handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
 handle(Tensor.float)(_float)

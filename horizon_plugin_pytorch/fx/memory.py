@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.sharing import overlap, place_of
+
 
 @dataclass(frozen=True)
 class _Write:
@@ -72,21 +74,24 @@ class Memory:
         """
         for x in changed if writer is None else (writer,):
             reference = None if writer is None else weakref.ref(writer)
-            write = _Write(self._time if writer is not None else self._time + 1, reference, _place(x), by)
+            write = _Write(self._time if writer is not None else self._time + 1, reference, place_of(x), by)
             self._writes.setdefault(_memory(x), []).append(write)
         self._time += writer is None
 
-    def stale(self, leaves: list[Tensor], is_assignment: bool = False) -> Any:
+    def stale(self, leaves: list[Tensor], index: Any = None) -> Any:
         """The call that wrote to the memory of one of these tensors, through another one, since it became known.
 
         Args:
-            is_assignment: is it ``x[0] = part``, where `part` may have been written to: the last step of ``x[0] += y``?
+            index: that of ``x[index] = part``, in brackets, where `part` may have been written to: the last step of
+                ``x[index] += y``.
         """
         for leaf in leaves:
             known = self._known.get(id(leaf))
             for write in self._writes.get(_memory(leaf), ()) if known is not None else ():
-                is_back = is_assignment and leaf is leaves[0] and _is(write.writer, leaves[-1])
-                if write.time > known and not is_back and _overlap(write.place, leaf):  # type: ignore[operator]
+                if write.time <= known or not overlap(write.place, place_of(leaf)):  # type: ignore[operator]
+                    continue
+                is_last = index is not None and leaf is leaves[0] and _is(write.writer, leaves[-1])
+                if not (is_last and place_of(leaf[index[0]]) == write.place):
                     return write.by
         return None
 
@@ -97,25 +102,6 @@ def _is(reference: weakref.ref | None, x: Tensor) -> bool:
 
 def _memory(x: Tensor) -> int:
     return x.untyped_storage().data_ptr() if x.layout is torch.strided else 0
-
-
-def _place(x: Tensor) -> Any:
-    return (x.storage_offset(), tuple(x.shape), x.stride()) if x.layout is torch.strided else (0, (), ())
-
-
-def _overlap(place: Any, x: Tensor) -> bool:
-    """Do two views of one memory have a place in common? Those of ``q, k, v = x.chunk(3, -1)`` have not."""
-    if place == _place(x) or x.layout is not torch.strided:
-        return True
-    offset, shape, strides = place
-    size = 1 + max(_end(offset, shape, strides), _end(*_place(x)))
-    seen = torch.zeros(size, dtype=torch.bool, device="cpu")
-    seen.as_strided(shape, strides, offset).fill_(True)
-    return bool(seen.as_strided(x.shape, x.stride(), x.storage_offset()).any())
-
-
-def _end(offset: int, shape: tuple, strides: tuple) -> int:
-    return offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size)
 
 
 def versions(leaves: list[Tensor]) -> list[int]:

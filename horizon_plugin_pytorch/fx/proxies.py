@@ -13,7 +13,7 @@ import torch.fx
 from horizon_plugin_pytorch.errors import is_user_code
 from horizon_plugin_pytorch.fx.given import Place, is_setting
 from horizon_plugin_pytorch.plain_values import array_ufunc
-from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
+from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, VIEW_ATTRIBUTES
 
 
 class TracedProxy(torch.fx.Proxy):
@@ -55,6 +55,11 @@ class Written(TracedProxy):
 
     def __ne__(self, other: Any) -> Any:
         return True if other is None else self.tracer.create_proxy("call_function", operator.ne, (self, other), {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in VIEW_ATTRIBUTES:  # what torch's own gives is no proxy of this class
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        return super().__getattr__(name)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})

@@ -270,7 +270,7 @@ class Recorder(TorchFunctionMode):
             out = result = distinct(out, leaves)
         if is_shape(func) and id(args[0]) in self._nodes:
             self._nodes[id(args[0])].meta["is_measured"] = True
-        stale = self._memory.stale(leaves, is_assignment)
+        stale = self._memory.stale(leaves, (args[1],) if is_assignment else None)
         if any(isinstance(x, Tensor) for x in pytree.tree_leaves(result)):
             op, target, call_args, call_kwargs = as_call(func, args, kwargs)
             site = here(operator_name(op, target, call_args, call_kwargs))

@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.errors import OperatorInputError, at, is_user_code
 from horizon_plugin_pytorch.nn.arguments import by_position
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.real_tensor import RealTensor, as_output, marked, unmarked
-from horizon_plugin_pytorch.qtensor import QTensor, become
+from horizon_plugin_pytorch.qtensor import QTensor, calling_line, write
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.running import interceptor
 
@@ -161,7 +161,7 @@ class PlacedModule(Successor):
     def _written(self, target: Any, out: Any) -> Any:
         """The result, written to what the module was called on."""
         if isinstance(target, Tensor) and isinstance(out, Tensor) and target is not out:
-            become(target, out)
+            write(target, out, f"`{(self.written_as or type(self)).__name__}`{calling_line()}")
             return target
         return out
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.qtensor import QTensor, reads_no_numbers
+from horizon_plugin_pytorch.qtensor import QTensor, follow_views, is_metadata, reads_no_numbers, stale_error
 from horizon_plugin_pytorch.running import interceptor
+from horizon_plugin_pytorch.sharing import Spoiled, Write
 
 
 class RealTensor(Tensor):
@@ -38,7 +39,33 @@ class RealTensor(Tensor):
             return out
         if any(isinstance(x, Tensor) and x.is_floating_point() for x in pytree.tree_leaves(out)):
             model.require_met(func, args, kwargs)
-        return marked(out)
+        out = marked(out)
+        follow_views(func, args, out, RealTensor)
+        return out
+
+    def spoil(self, change: Write) -> None:
+        """Refuse readers from now on: a write changed this tensor through another one."""
+        _Stale.make_of(self, change)
+
+
+class _Stale(Spoiled, RealTensor):
+    """Such a tensor that was changed through another one; reading it is an error."""
+
+    _valid = RealTensor
+
+    @property
+    def _plain(self) -> Tensor:  # type: ignore[override]
+        raise stale_error(self._change)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if is_metadata(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs or {})
+        x = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, _Stale))
+        if func is Tensor.__setitem__ and x is args[0] and x.is_written_back(*args[1:]):
+            return x.assign_back(*args[1:])
+        raise stale_error(x._change)
 
 
 class RealOutput(Tensor):

@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.where import Where
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
 from horizon_plugin_pytorch.nn.support import FROM_BAYES
-from horizon_plugin_pytorch.qtensor import QTensor, become, bool_qtensor, described, handle
+from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, described, handle, require_own_memory, write
 
 
 class Assign(Composite):
@@ -94,6 +94,7 @@ def _assign(func: Any, args: tuple, kwargs: dict) -> None:
     if isinstance(new, Tensor) and new.numel() != 1:
         raise NotImplementedError(f"{described(func)} of several booleans: write `x = torch.where(mask, values, x)`.")
     if is_bool:
-        become(x, bool_qtensor((mask & truth(new)) | (~mask & old)))
+        write(x, bool_qtensor((mask & truth(new)) | (~mask & old)), described(func), index)
     else:
-        become(x, torch.where(mask, new, old).to(old.dtype))
+        require_own_memory(x, described(func))
+        write(x, torch.where(mask, new, old).to(old.dtype), described(func))

@@ -12,13 +12,13 @@ from horizon_plugin_pytorch.fx.container_writes import CONTAINER_REMEDY, is_of_c
 from horizon_plugin_pytorch.fx.tracer import scope_of
 from horizon_plugin_pytorch.nn.operator_table import row_of_module
 from horizon_plugin_pytorch.quantization.passes.region import is_size, module_at
-from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, writes, writes_by_name
+from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, VIEW_ATTRIBUTES, writes, writes_by_name
 
 _SAME_MEMORY = {
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split",
     "narrow", "select", "expand", "t", "getitem", "unbind", "view_as", "movedim", "swapaxes", "contiguous", "detach",
     "to", "dropout", "expand_as", "reshape_as", "split_with_sizes", "tensor_split", "moveaxis", "swapdims",
-    "hsplit", "vsplit", "dsplit", "diagonal", "unfold", "ravel", "adjoint", "broadcast_to", "T", "mT", "mH", "data",
+    "hsplit", "vsplit", "dsplit", "diagonal", "unfold", "ravel", "adjoint", "broadcast_to", *VIEW_ATTRIBUTES,
     "float", "cpu", "cuda", "type_as", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
 }  # fmt: skip
 _SAME_MEMORY_MODULES = (
@@ -55,7 +55,14 @@ def _shares_memory(model: fx.GraphModule, node: fx.Node) -> bool:
         module = module_at(model, str(node.target))
         row = row_of_module(type(module))  # float stubs give back what they get
         return isinstance(module, _SAME_MEMORY_MODULES) or (row is not None and row.name in ("quant", "dequant"))
-    return node.op in ("call_function", "call_method") and _name(node) in _SAME_MEMORY
+    if node.op not in ("call_function", "call_method") or _name(node) not in _SAME_MEMORY:
+        return False
+    return not (node.target is operator.getitem and _has_list(node.args[1]))
+
+
+def _has_list(index: Any) -> bool:
+    """Does an index have a list of positions, which are copied?"""
+    return isinstance(index, list) or (isinstance(index, tuple) and any(isinstance(part, list) for part in index))
 
 
 def _part(node: fx.Node) -> tuple[Any, int] | None:
@@ -77,7 +84,14 @@ def _reads_before_write_back(order: dict[fx.Node, int], whole: fx.Node, part: fx
     readers = [user for user in whole.users if order[user] > order[part]]
     first = min(readers, key=order.__getitem__, default=None)
     is_written_back = first is not None and first.target is operator.setitem and first.args[::2] == (whole, part)
-    return bool(readers) and not is_written_back
+    return bool(readers) and not (is_written_back and _source(part).args == first.args[:2])  # type: ignore[union-attr]
+
+
+def _source(part: fx.Node) -> fx.Node:
+    """What a node was before it was written to."""
+    while part.meta.get("writes") and isinstance(part.args[0], fx.Node):
+        part = part.args[0]
+    return part
 
 
 def follow_writes(model: fx.GraphModule) -> fx.GraphModule:

@@ -374,7 +374,7 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
         # Not taken by `from_qat`: a twin has no calls of its own.
         quantized.own_calls, quantized.member = module.own_calls, module.member
         if module.float_form is not None and not any(True for _ in module.float_form.parameters()):
-            quantized.float_form = module.float_form
+            quantized.__dict__["float_form"] = module.float_form
         if not remove_qconfig and "qconfig" in module.__dict__:
             quantized.__dict__["qconfig"] = module.qconfig
         keep_reads(quantized, module)
