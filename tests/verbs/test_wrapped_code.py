@@ -443,6 +443,24 @@ def test_names_do_not_depend_on_the_order_in_which_calls_are_met() -> None:
     assert all(torch.equal(first(x), second(x)) for x in inputs)
 
 
+def test_a_module_of_the_user_may_be_called_like_a_generated_one() -> None:
+    class Net(Parts):
+        def __init__(self) -> None:
+            super().__init__()
+            self._generated_add_0 = Head()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dequant(self._generated_add_0(self.quant(x)))
+
+    torch.manual_seed(0)
+    net, data = Net().eval(), torch.randn(1, 4, 6, 6)
+    first, second = (prepare_qat_fx(net, {"": qconfig()}) for _ in range(2))
+    calibrate(first, [data], progress=False)
+    second.load_state_dict(first.state_dict())
+    set_fake_quantize(second.eval(), FakeQuantState.VALIDATION)
+    assert torch.equal(first(data), second(data))
+
+
 def test_a_line_that_runs_with_other_settings_has_a_module_for_each() -> None:
     net = Single(lambda s, x: sum(torch.softmax(x, dim) for dim in (1, 2))).eval()
     qat = prepare_qat_fx(net, {"": qconfig()})

@@ -26,12 +26,12 @@ def unmet_keys(model: nn.Module, keys: Collection[str]) -> dict[str, tuple[str, 
     modules = dict(model.named_modules()) if has_code(model) else {}
     for key in keys if modules else ():
         parts = key.split(".")
-        index = next((i for i, part in enumerate(parts) if part.startswith(GENERATED)), None)
-        if index is None:
-            continue
-        scope, path = ".".join(parts[:index]), ".".join(parts[: index + 1])
-        if path not in modules and _may_grow(modules.get(scope)):
-            found[key] = path, ".".join(parts[index + 1 :])
+        for index, part in enumerate(parts):
+            scope, path = ".".join(parts[:index]), ".".join(parts[: index + 1])
+            if part.startswith(GENERATED) and path not in modules:  # a module of the user's may be called so
+                if _may_grow(modules.get(scope)):
+                    found[key] = path, ".".join(parts[index + 1 :])
+                break
     return found
 
 
