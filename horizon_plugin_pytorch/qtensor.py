@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
@@ -33,6 +33,7 @@ from horizon_plugin_pytorch.running import current, interceptor
 from horizon_plugin_pytorch.writing import VIEW_ATTRIBUTES, written
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
+_CALL = nn.Module.__call__.__code__
 
 
 def asked_by_model(frame: FrameType) -> bool:
@@ -42,6 +43,20 @@ def asked_by_model(frame: FrameType) -> bool:
         frame: of the code that asks.
     """
     return not is_package_code(frame.f_code.co_filename) and interceptor() is not None
+
+
+def asked_in_forward(frame: FrameType) -> bool:
+    """Does code of the user's ask that a module runs, as in a forward in eager mode, rather than a script?
+
+    Args:
+        frame: of the code that asks.
+    """
+    if not is_user_code(frame.f_code.co_filename):
+        return False
+    step: FrameType | None = frame
+    while step is not None and step.f_code is not _CALL:
+        step = step.f_back
+    return step is not None
 
 
 class QTensor(Tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.qat.notes import ModelNotes
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 from horizon_plugin_pytorch.nn.real_tensor import RealOutput, unmarked
-from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, asked_in_forward, exact_qtensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
@@ -56,6 +57,14 @@ class QATModule(PlacedModule):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._twin = Cache(is_exact=True)
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        # Without a graph nobody knows that a forward reads ``self.query_embed.weight``, until it does.
+        is_new = isinstance(value, Tensor) and name not in self.read_tensors
+        if is_new and asked_in_forward(sys._getframe(1)):
+            self.read_tensors = (*self.read_tensors, name)
+        return value
 
     def forget_twin(self) -> None:
         """Drop the cached integer form; it is made anew when needed."""

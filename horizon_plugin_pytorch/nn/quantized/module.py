@@ -11,10 +11,10 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, qbool
-from horizon_plugin_pytorch.errors import ConversionError
+from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, warn
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.quantized.plans import PlanCache
-from horizon_plugin_pytorch.qtensor import QTensor, asked_by_model, integer_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, asked_by_model, asked_in_forward, integer_qtensor
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 
@@ -59,6 +59,7 @@ class QuantizedModule(PlacedModule):
     """Base of quantized modules: an output scale and format, and plans for the inputs met so far."""
 
     scale: Tensor | None
+    _was_told: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +81,21 @@ class QuantizedModule(PlacedModule):
         is_stored = name == "weight" and isinstance(value, Tensor) and not value.is_floating_point()
         if is_stored and asked_by_model(sys._getframe(1)):
             return self.written_weight()
+        if is_stored and asked_in_forward(sys._getframe(1)):
+            self._tell_unread()
+            return self.written_weight()
         return value
+
+    def _tell_unread(self) -> None:
+        """Warn of a weight of which nobody knew, when the model was converted, that the forward reads it."""
+        if "float_weight" not in self._buffers and not self._was_told:
+            self._was_told = True
+            warn(
+                f"the forward reads the weight of `{type(self).__name__}` {self.place}, and did not before the model "
+                "was converted. It gets the rounded weight, and computes something else than the QAT model does: run "
+                "the QAT model once, in any state, before you convert it.",
+                CalibrationWarning,
+            )
 
     def written_weight(self) -> Tensor:
         """The weight in real numbers, as the user's forward reads it: one tensor for all readers."""

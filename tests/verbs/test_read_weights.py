@@ -1,0 +1,117 @@
+"""Layers whose weight the forward reads for itself, in eager mode and in code that tracing does not enter."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.errors import CalibrationWarning
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    calibrate,
+    convert,
+    convert_fx,
+    get_default_qat_qconfig,
+    prepare_qat,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.utils.fx_helper import wrap
+
+X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Reader(nn.Module):
+    """Adds what `read` makes of a layer's tensors, as queries of a decoder are the weight of an embedding."""
+
+    def __init__(self, layer: nn.Module, read: Callable[[Any], Tensor], calls: bool = False) -> None:
+        super().__init__()
+        self.quant, self.quant_read, self.dequant = QuantStub(), QuantStub(), DeQuantStub()
+        self.layer, self.read, self.calls, self.sum = layer, read, calls, FloatFunctional()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.quant(x)
+        y = self.layer(y) if self.calls else y
+        return self.dequant(self.sum.add(y, self.quant_read(self.read(self.layer))))
+
+
+class WrappedReader(Reader):
+    """The same, in a method that tracing does not enter."""
+
+    @wrap()
+    def add(self, y: Tensor) -> Tensor:
+        y = self.layer(y) if self.calls else y
+        return self.sum.add(y, self.quant_read(self.read(self.layer)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.add(self.quant(x)))
+
+
+def _bias_and_row(layer: Any) -> Tensor:
+    return layer.weight[0] + layer.bias.abs()
+
+
+CASES = {
+    "embedding": (lambda: nn.Embedding(5, 8), lambda layer: layer.weight, False),
+    "linear": (lambda: nn.Linear(8, 5), lambda layer: layer.weight, False),
+    "linear that is called": (lambda: nn.Linear(8, 8), _bias_and_row, True),
+    "batch norm": (lambda: nn.BatchNorm1d(8), lambda layer: layer.weight + layer.running_var, False),
+    "layer norm that is called": (lambda: nn.LayerNorm(8), lambda layer: layer.weight * 0.5 + layer.bias, True),
+}
+
+
+def _eager(model: Reader) -> nn.Module:
+    model.qconfig = get_default_qat_qconfig()  # type: ignore[assignment]
+    return prepare_qat(model)
+
+
+@pytest.mark.parametrize("route", ["eager", "wrapped"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_converted_model_reads_the_weight_that_validation_reads(name: str, route: str) -> None:
+    set_march(March.NASH_E)
+    torch.manual_seed(0)
+    make, read, calls = CASES[name]
+    model = (Reader if route == "eager" else WrappedReader)(make(), read, calls).eval()
+    qat = _eager(model) if route == "eager" else prepare_qat_fx(model, {"": get_default_qat_qconfig()})
+    calibrate(qat, [X], progress=False)
+    with torch.no_grad():
+        want = qat(X)
+        quantized = convert(qat) if route == "eager" else convert_fx(qat)
+        assert torch.equal(quantized(X), want)
+        assert torch.equal(copy.deepcopy(quantized)(X), want)
+        assert (want - model(X)).norm() < 0.05 * model(X).norm()
+
+
+def test_weights_that_scripts_read_are_not_kept() -> None:
+    set_march(March.NASH_E)
+    qat = _eager(Reader(nn.Linear(8, 8), lambda _: torch.ones(8), calls=True).eval())
+    calibrate(qat, [X], progress=False)
+    assert qat.layer.weight.requires_grad  # an optimizer's loop over layers
+    assert "float_weight" not in dict(convert(qat).layer.named_buffers())
+
+
+def test_a_read_that_conversion_did_not_know_of_is_told_once() -> None:
+    set_march(March.NASH_E)
+    calibrated = _eager(Reader(nn.Embedding(5, 8), lambda layer: layer.weight).eval())
+    calibrate(calibrated, [X], progress=False)
+    fresh = _eager(Reader(nn.Embedding(5, 8), lambda layer: layer.weight).eval())
+    fresh.load_state_dict(calibrated.state_dict())
+    set_fake_quantize(fresh, FakeQuantState.VALIDATION)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = convert(fresh)  # it never ran
+    with pytest.warns(CalibrationWarning, match=r"`layer`.*run the QAT model once"):
+        quantized(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantized(X)
