@@ -29,7 +29,7 @@ from horizon_plugin_pytorch.errors import (
     is_user_code,
 )
 from horizon_plugin_pytorch.plain_values import array_ufunc, plain_arguments
-from horizon_plugin_pytorch.running import current, interceptor
+from horizon_plugin_pytorch.running import current, current_forward, interceptor
 from horizon_plugin_pytorch.writing import VIEW_ATTRIBUTES, written
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
@@ -83,6 +83,7 @@ class QTensor(Tensor):
     _is_rounded: bool
     _is_deferred: bool = False
     _range: tuple[int, int] | None = None
+    _forward: int = 0  # that made it, if somebody counts them
 
     @staticmethod
     def __new__(
@@ -229,8 +230,17 @@ class QTensor(Tensor):
         out = payload.as_subclass(QTensor)
         out._scale, out._format, out._axis = self._scale, self._format, self._axis
         out._is_integer, out._is_rounded, out._grid = self._is_integer, self._is_rounded, grid
-        out._range = self._range
+        out._range, out._forward = self._range, self._forward
         return out
+
+    @property
+    def _is_of_earlier_forward(self) -> bool:
+        """Did a forward make it that is over, of a model whose code is seen only while it runs?"""
+        return self._forward != 0 and self._forward != current_forward() != 0
+
+    def _belong(self, forward: int) -> None:
+        """Let it be a tensor of a forward: its input."""
+        self._forward = forward
 
     def alias(self) -> QTensor:
         """Another tensor object of the same values."""
@@ -501,7 +511,7 @@ def real_qtensor(
     """A training-stage QTensor: real values, and their integers where these are known exactly."""
     out = value.as_subclass(QTensor)
     out._scale, out._format, out._axis, out._grid = scale, dtype, per_channel_axis, grid
-    out._is_integer, out._is_rounded = False, is_rounded
+    out._is_integer, out._is_rounded, out._forward = False, is_rounded, current_forward()
     return out
 
 
@@ -527,7 +537,7 @@ def integer_qtensor(grid: Tensor, scale: Tensor, dtype: QuantDType, per_channel_
     """A converted-stage QTensor: integers in a float32 carrier."""
     out = grid.as_subclass(QTensor)
     out._scale, out._format, out._axis, out._grid = scale, dtype, per_channel_axis, None
-    out._is_integer, out._is_rounded = True, True
+    out._is_integer, out._is_rounded, out._forward = True, True, current_forward()
     return out
 
 

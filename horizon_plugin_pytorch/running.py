@@ -6,6 +6,7 @@ a prepared model that another one calls, such as a teacher, has a run of its own
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -128,9 +129,29 @@ class Run:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.runs: list[Run] = []
+        self.forward = 0
 
 
 _THREAD = _Thread()
+
+
+_NUMBERS = itertools.count(1)
+
+
+def current_forward() -> int:
+    """The number of the forward that runs, of a model whose code nobody saw before; 0 if there is none."""
+    return _THREAD.forward
+
+
+def begin_forward() -> int:
+    """A forward of such a model begins: its number is another one than all before."""
+    _THREAD.forward = next(_NUMBERS)
+    return _THREAD.forward
+
+
+def end_forward() -> None:
+    """It has ended."""
+    _THREAD.forward = 0
 
 
 def current() -> Run | None:

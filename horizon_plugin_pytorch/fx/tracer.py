@@ -9,7 +9,7 @@ import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -160,6 +160,8 @@ class QuantizationTracer(torch.fx.Tracer):
 
     def stand_in(self, earlier: torch.fx.Proxy) -> torch.fx.Proxy:
         """A value of the trace before is read."""
+        if getattr(earlier.tracer, "successor", None) is not self:
+            raise TypeError("a tensor of a model that was traced before is read")
         earlier.node.meta.setdefault("read_later", user_frames())
         return self.create_proxy("get_attr", "_of_an_earlier_forward", (), {})
 
@@ -490,11 +492,13 @@ def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:
 def _own_attributes(model: nn.Module, tracer: QuantizationTracer) -> Iterator[None]:
     """Attributes that hold values of the traced forward afterwards get back what they were."""
     before = [(vars(m), {k: (v, _items(v)) for k, v in vars(m).items()}) for m in model.modules()]
+    classes = {cls: dict(vars(cls)) for m in model.modules() for cls in type(m).__mro__ if _is_of_users(cls)}
     try:
         yield
     finally:
-        for attributes, values in before if tracer.successor is not None or tracer.keeps_proxies else ():
-            for name in [name for name, value in attributes.items() if first_proxy(_items(value) or value) is not None]:
+        has_proxies = tracer.successor is not None or tracer.keeps_proxies
+        for attributes, values in before if has_proxies else ():
+            for name in _with_proxies(attributes):
                 if name not in values:
                     del attributes[name]
                     continue
@@ -502,6 +506,18 @@ def _own_attributes(model: nn.Module, tracer: QuantizationTracer) -> Iterator[No
                 if items is not None:
                     attributes[name].clear()
                     getattr(attributes[name], "extend" if isinstance(items, list) else "update")(items)
+        for cls, values in classes.items() if has_proxies else ():
+            for name in _with_proxies(vars(cls)):
+                setattr(cls, name, values[name]) if name in values else delattr(cls, name)
+
+
+def _with_proxies(attributes: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in attributes.items() if first_proxy(_items(value) or value) is not None]
+
+
+def _is_of_users(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    return cls is not object and is_user_code(getattr(module, "__file__", None) or "")
 
 
 def _items(value: Any) -> Any:
@@ -536,6 +552,11 @@ def _remedy(error: Exception) -> str:
         return "`del x[...]` has no form in a graph."
     if "of which nothing is known" in text:
         return f"{text}."
+    if "was traced before" in text:
+        return (
+            f"{text}: code keeps it in a global variable or another object, where the next forward finds it. Set that "
+            "back to what it was before any forward; and make such a state an input and an output of the model."
+        )
     if "cannot be iterated" in text:
         return (
             "a tensor's length is not known while tracing, so it cannot be looped over, passed to zip() or unpacked "

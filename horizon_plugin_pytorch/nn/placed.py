@@ -15,14 +15,23 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import OperatorInputError, at, is_user_code
+from horizon_plugin_pytorch.errors import OperatorInputError, UnsupportedOperatorError, at, is_user_code
 from horizon_plugin_pytorch.nn.arguments import by_position
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.real_tensor import RealTensor, as_output, marked, unmarked
 from horizon_plugin_pytorch.qtensor import QTensor, calling_line, write
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
-from horizon_plugin_pytorch.running import interceptor
+from horizon_plugin_pytorch.running import current_forward, interceptor
 
+# Of quantized tensors that a model keeps from one forward to the next.
+STATE_REASON = (
+    "a checkpoint or an exported file cannot keep such a state, and the first forward after loading would begin "
+    "without it."
+)
+STATE_REMEDY = (
+    "Make the state an input and an output of the model, with a QuantStub and a DeQuantStub; or keep "
+    "`self.dequant(y)`, and read it through a QuantStub."
+)
 _DEVICES = ("cuda", "cpu")
 
 
@@ -139,6 +148,8 @@ class PlacedModule(Successor):
             module = self.of_call()
             if module is not self:
                 return module(*args, **kwargs)
+        if current_forward():
+            self.refuse_states((*args, *kwargs.values()))
         is_run = interceptor() is not None  # by the forward of the user's model
         if is_run and self.is_on_real(args, kwargs):
             return self.current_float_form()(*args, **kwargs)
@@ -157,6 +168,17 @@ class PlacedModule(Successor):
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
         return self._written(given[0] if given else kwargs.get("input"), out) if self.writes_input else out
+
+    def refuse_states(self, values: Iterable[Any]) -> None:
+        """Insist that what it is called on belongs to the forward that runs."""
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                self.refuse_states(value)
+            elif isinstance(value, QTensor) and value._is_of_earlier_forward:
+                raise UnsupportedOperatorError(
+                    f"`{type(self).__name__}` {at(self.path)}{calling_line()} reads a quantized tensor that an earlier "
+                    f"forward made and kept: {STATE_REASON} {STATE_REMEDY}"
+                )
 
     def _written(self, target: Any, out: Any) -> Any:
         """The result, written to what the module was called on."""
@@ -324,6 +346,8 @@ def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
         module = self.of_call()
         if module is not self:
             return getattr(module, method.__name__)(*args, **kwargs)
+        if current_forward():
+            self.refuse_states((*args, *kwargs.values()))
         is_run = interceptor() is not None
         if is_run and self.is_on_real(args, kwargs):
             return getattr(self.current_float_form(), method.__name__)(*args, **kwargs)

@@ -31,6 +31,7 @@ from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, G
 from horizon_plugin_pytorch.quantization.passes.inputs import warn_unfit
 from horizon_plugin_pytorch.quantization.passes.left_out import tell_left_out
 from horizon_plugin_pytorch.quantization.passes.region import quantized_nodes
+from horizon_plugin_pytorch.quantization.passes.states import refuse_states_when_running
 from horizon_plugin_pytorch.quantization.passes.swap import to_qat, warn_int16
 from horizon_plugin_pytorch.quantization.passes.tied_scales import (
     TiedOperators,
@@ -117,6 +118,7 @@ def prepare_qat(
             QuantizationWarning,
         )
     follow_batches(prepared)
+    refuse_states_when_running(prepared)
     warn_int16(prepared, march)
     share_notes(prepared)
     keep_notes(prepared, march=march, choices=choices)

@@ -59,7 +59,7 @@ from horizon_plugin_pytorch.quantization.passes.replace import (
     warn_shared,
     warn_unquantized,
 )
-from horizon_plugin_pytorch.quantization.passes.states import refuse_states
+from horizon_plugin_pytorch.quantization.passes.states import refuse_states, refuse_states_when_running
 from horizon_plugin_pytorch.quantization.passes.swap import keep_float_forms, to_qat, to_quantized, warn_int16
 from horizon_plugin_pytorch.quantization.passes.tied_scales import (
     TiedOperators,
@@ -331,6 +331,7 @@ def prepare_by_tracing(
     observed.recompile()
     if wrapped:
         attach(observed, wrapped, make_module)
+        refuse_states_when_running(observed)
         observed.__dict__[SETTER] = qconfig_setter
         keep_unmet(observed)
     mark_reads(observed)

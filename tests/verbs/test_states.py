@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import ExportError, UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import ExportError, TraceError, UnsupportedOperatorError
 from horizon_plugin_pytorch.fx.fx_helper import wrap
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -157,6 +157,34 @@ class Global(Base):
         return y
 
 
+class OnTheClass(Base):
+    kept: Any = None
+
+    def step(self, y):
+        cls = type(self)
+        y, cls.kept = (y if cls.kept is None else y + cls.kept), y
+        return y
+
+
+class BySetattr(Base):
+    def step(self, y):
+        earlier = getattr(self, "earlier", None)
+        y = y if earlier is None else y + earlier
+        setattr(self, "earlier", y)  # noqa: B010 - it is the subject
+        return y
+
+
+class InNestedContainers(Base):
+    def begin(self) -> None:
+        self.past: dict = {"levels": {"first": []}}
+
+    def step(self, y):
+        levels = self.past["levels"]["first"]
+        y = y + levels[-1] if levels else y
+        levels.append(y)
+        return y
+
+
 class InEvalOnly(Base):
     def begin(self) -> None:
         self.h = None
@@ -211,7 +239,7 @@ class Cell(Base):
 
 
 REFUSED = [
-    InAClosure, Cell,
+    InAClosure, Cell, OnTheClass, BySetattr, InNestedContainers,
     BeginsAsNone, NotThereAtFirst, BeginsAsANumber, BeginsAsATensor, BeginsAsABuffer, List, Dict, Deque, OnASubmodule,
     OnAnotherObject, Global, InEvalOnly, OfTwoForwardsAgo, TheOutputItself,
 ]  # fmt: skip
@@ -221,7 +249,7 @@ REFUSED = [
 def fresh() -> None:
     global _kept
     set_march(March.NASH_E)
-    ELSEWHERE.state = _kept = None
+    ELSEWHERE.state = _kept = OnTheClass.kept = ByHandOnTheClass.kept = None
 
 
 def prepared(model: nn.Module, method: str) -> Any:
@@ -237,6 +265,13 @@ def prepared(model: nn.Module, method: str) -> Any:
 def test_a_quantized_state_is_refused_with_its_lines(cls, method) -> None:
     with pytest.raises(UnsupportedOperatorError, match=r"test_states.py:\d+.*input and an output of the model"):
         prepared(cls(), method)
+
+
+def test_a_tensor_that_an_earlier_trace_left_in_a_global_is_told() -> None:
+    with pytest.raises(UnsupportedOperatorError):
+        prepared(Global(), "fx")
+    with pytest.raises(TraceError, match=r"test_states.py:\d+.*traced before.*Set that back"):
+        prepared(Global(), "fx")
 
 
 # -- harmless
@@ -373,6 +408,65 @@ class ByHand(Base):
         return y
 
 
+class ByHandInAList(ByHand):
+    def step(self, y):
+        self.h = self.h or []
+        y = self.f.add(y, self.h[-1].detach().reshape(y.shape)) if self.h else y
+        self.h.append(y)
+        return y
+
+
+class ByHandInADeque(ByHand):
+    def begin(self) -> None:
+        self.f, self.h = FloatFunctional(), collections.deque(maxlen=2)
+
+    def step(self, y):
+        out = self.f.cat([y, *self.h], 1)
+        self.h.append(y)
+        return out
+
+
+class ByHandOnASubmodule(ByHand):
+    def step(self, y):
+        kept = getattr(self.c, "kept", None)
+        y = self.f.mul(y, kept["y"]) if kept else y
+        setattr(self.c, "kept", {"y": y.clone()})  # noqa: B010 - it is the subject
+        return y
+
+
+class ByHandOnTheClass(ByHand):
+    kept: Any = None
+
+    def step(self, y):
+        cls = type(self)
+        y, cls.kept = (y if cls.kept is None else self.f.add(y, cls.kept)), y
+        return y
+
+
+class ByHandInAGlobal(ByHand):
+    def step(self, y):
+        y, ELSEWHERE.state = (y if ELSEWHERE.state is None else self.f.sub(y, ELSEWHERE.state)), y
+        return y
+
+
+class ByHandThroughALayer(ByHand):
+    """The next forward's layer reads it, and no FloatFunctional."""
+
+    def step(self, y):
+        out, self.h = self.c(y if self.h is None else self.h), y
+        return out
+
+
+class RealByHand(ByHand):
+    """Real numbers may be kept."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c(self.q(x))
+        y = y if self.h is None else self.f.add(y, self.q2(self.h))
+        self.h = self.d(y)
+        return self.h
+
+
 class WrittenByHand(Base):
     def begin(self) -> None:
         self.zero = None
@@ -381,6 +475,12 @@ class WrittenByHand(Base):
         self.last = y
         self.zero = torch.zeros(3) if self.zero is None else self.zero
         return y
+
+
+class ReadInTheSameForward(ByHand):
+    def step(self, y):
+        self.h = y
+        return self.f.add(self.c(self.h), self.h)
 
 
 class Wrapped(Base):
@@ -396,14 +496,58 @@ class Wrapped(Base):
         return y
 
 
+class RealWrapped(Wrapped):
+    @wrap()
+    def step(self, y):
+        y = y if self.h is None else y + self.q2(self.h)
+        self.h = self.d(y)
+        return y
+
+
+def traced(model: nn.Module) -> Any:
+    return prepared(model, "fx")
+
+
+UNSEEN = [
+    *((eager, cls) for cls in (
+        ByHand, ByHandInAList, ByHandInADeque, ByHandOnASubmodule, ByHandOnTheClass, ByHandInAGlobal,
+        ByHandThroughALayer,
+    )),
+    (traced, Wrapped),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "cls"), UNSEEN)
+def test_a_state_of_code_that_nobody_saw_is_refused_when_it_is_read(make, cls) -> None:
+    model = make(cls())
+    model(X)
+    with pytest.raises(UnsupportedOperatorError, match=r"at `.+` \(test_states.py:\d+\) reads.*input and an output"):
+        model(X)
+
+
+@pytest.mark.parametrize("cls", [RealByHand, WrittenByHand, ReadInTheSameForward])
+def test_what_eager_mode_may_keep(cls) -> None:
+    model = eager(cls())
+    calibrate(model, [X, X], progress=False)
+    converted = convert(model)
+    for _ in range(2):
+        model(X), converted(X)
+
+
+def test_quantized_tensors_go_from_one_prepared_model_to_another() -> None:
+    """They are inputs there."""
+    first, second = eager(nn.Sequential(QuantStub(), nn.Conv2d(3, 3, 1))), eager(nn.Sequential(nn.Conv2d(3, 3, 1)))
+    y = first(X)
+    for _ in range(2):
+        second(second(y))
+    assert second[0](y).shape == X.shape
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("make", "cls"),
-    [
-        (eager, ByHand),
-        (lambda m: prepared(m, "jit-strip"), RealNumbers),
-        (lambda m: prepared(m, "symbolic"), Wrapped),
-    ],
+    [(eager, RealByHand), (lambda m: prepared(m, "jit-strip"), RealNumbers), (traced, RealWrapped)],
 )
 def test_a_state_is_not_exported_as_a_constant(make, cls) -> None:
     model = make(cls())

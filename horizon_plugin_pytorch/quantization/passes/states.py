@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from torch import fx
+from typing import Any
+
+from torch import fx, nn
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, source_line
+from horizon_plugin_pytorch.hooks import keep
+from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.nn.placed import STATE_REASON, STATE_REMEDY, Successor
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization.passes.region import Region
+from horizon_plugin_pytorch.running import begin_forward, end_forward
 
-_REMEDY = (
-    "Make the state an input and an output of the model, with a QuantStub and a DeQuantStub; or keep "
-    "`self.dequant(y)`, and read it through a QuantStub."
-)
 # What they give depends on the shape of their tensor, and not on its values.
 _SHAPES = frozenset({
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones",
@@ -34,13 +37,12 @@ def refuse_states(graph: fx.Graph, region: Region) -> None:
             raise UnsupportedOperatorError(
                 f"`{path}` is a tensor of the model that the forward replaces by a quantized one (line {line}): the "
                 "next forward would read other numbers than this one, and a checkpoint or an exported file cannot keep "
-                f"it. {_REMEDY}"
+                f"it. {STATE_REMEDY}"
             )
         if "read_later" in node.meta and _is_data(node):
             raise UnsupportedOperatorError(
                 f"a quantized tensor that one forward makes (line {line}) is kept and read by the next one (line "
-                f"{source_line(node.meta['read_later'])}): a checkpoint or an exported file cannot keep such a state, "
-                f"and the first forward after loading would begin without it. {_REMEDY}"
+                f"{source_line(node.meta['read_later'])}): {STATE_REASON} {STATE_REMEDY}"
             )
 
 
@@ -56,3 +58,21 @@ def _is_data(node: fx.Node) -> bool:
             pending.extend(source for source in here.all_input_nodes if source not in seen)
             seen.update(here.all_input_nodes)
     return False
+
+
+def refuse_states_when_running(model: nn.Module) -> None:
+    """Let modules refuse quantized tensors of earlier forwards: nobody saw the model's code when it was prepared."""
+    if not isinstance(model, Successor):
+        keep(model.register_forward_pre_hook, _begin, with_kwargs=True)
+        keep(model.register_forward_hook, _end, always_call=True)
+
+
+def _begin(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    number = begin_forward()
+    for x in tensors_of((args, kwargs)):
+        if isinstance(x, QTensor):
+            x._belong(number)
+
+
+def _end(model: nn.Module, args: tuple, out: Any) -> None:
+    end_forward()
