@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterable
 
 import numpy
 import torch
@@ -137,3 +138,14 @@ def at(path: str, line: str = "") -> str:
     """
     place = f"at `{path}`" if path else "in the top module"
     return f"{place} ({line})" if line else place
+
+
+def listed(names: Iterable[str], most: int = 6) -> str:
+    """Names as messages list them: the first few, and how many more there are.
+
+    >>> listed(["conv1", "conv2", "conv3"], most=2)
+    'conv1, conv2 and 1 more'
+    """
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -321,8 +321,8 @@ def check_source(site: CallSite, known: Iterable[CallSite]) -> None:
             )
 
 
-class ScopeHooks:
-    """Forward hooks of a module that keep the running scope; the outermost one also starts and stops `handler`.
+class Scope:
+    """Forward hooks of a module that keep the running scope: functions in its forward are at its path.
 
     Args:
         path: the module's path.
@@ -332,34 +332,51 @@ class ScopeHooks:
     def __init__(self, path: str, handler: Any) -> None:
         self.path, self.handler = path, handler
 
+    def own_run(self) -> Run | None:
+        """The run of this model, if it is the innermost."""
+        run = current()
+        return run if run is not None and run.handler is self.handler else None
+
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before the forward."""
-        if is_dynamo_compiling():
-            refuse_compiled(type(module).__name__, at(self.path))
-        run = current()
-        if run is None or run.handler is not self.handler:
-            frame: Any = sys._getframe(1)
-            while frame is not None and frame.f_code.co_filename != _MODULE_FILE:
-                frame = frame.f_back
-            run = Run(self.handler, module, self.path, frame=frame)
-            self.handler.start(run)
-        run.enter(self.path, module)
+        run = self.own_run()
+        if run is not None:
+            run.enter(self.path, module)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
-        """After the forward, also after an error in it."""
-        run = current()
-        if run is None or run.handler is not self.handler or self.path not in run.scopes:
-            return None  # another hook failed before `enter`
-        run.leave(self.path)
-        if run.scopes:
-            return None
-        self.handler.stop(run, out)
-        return outputs(out)
+        """After the forward, also after an error in it; without `enter` where another hook failed before."""
+        run = self.own_run()
+        if run is not None and self.path in run.scopes:
+            run.leave(self.path)
 
     def attach(self, module: nn.Module) -> None:
         """Register the hooks."""
         keep(module.register_forward_pre_hook, self.enter, with_kwargs=True, prepend=True)
         keep(module.register_forward_hook, self.leave, with_kwargs=True, always_call=True)
+
+
+class ScopeHooks(Scope):
+    """The hooks of a model that keeps its forward: the outermost module also starts and stops `handler`."""
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if is_dynamo_compiling():
+            refuse_compiled(type(module).__name__, at(self.path))
+        if self.own_run() is None:
+            frame: Any = sys._getframe(1)
+            while frame is not None and frame.f_code.co_filename != _MODULE_FILE:
+                frame = frame.f_back
+            self.handler.start(Run(self.handler, module, self.path, frame=frame))
+        super().enter(module, args, kwargs)
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+        run = self.own_run()
+        if run is None or self.path not in run.scopes:
+            return None
+        super().leave(module, args, kwargs, out)
+        if run.scopes:
+            return None
+        self.handler.stop(run, out)
+        return outputs(out)
 
 
 def unmet_module() -> tuple[nn.Module | None, str]:

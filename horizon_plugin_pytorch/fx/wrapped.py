@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import UnknownCallError, at
-from horizon_plugin_pytorch.fx.call_site import CallSite, Variant, check_source
+from horizon_plugin_pytorch.fx.call_site import CallSite, Scope, Variant, check_source
 from horizon_plugin_pytorch.fx.dispatch import Dispatcher
-from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.operator_table import Call
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.running import Run, current, innermost
+from horizon_plugin_pytorch.running import Run, innermost
 
 _LOCK = threading.RLock()  # several threads may meet a call site at once
 # Makes the module of a call: ``make(root, site, op, target, args, kwargs, sites)``; False where it must not.
@@ -109,31 +108,9 @@ def is_passed(module: nn.Module) -> bool:
     return _PASSED in module.__dict__
 
 
-class PassedScope:
-    """Hooks of a module of the user's that wrapped code may call: functions in its forward are in its scope.
-
-    Args:
-        path: the module's path.
-        handler: the model's dispatcher.
-    """
-
-    def __init__(self, path: str, handler: WrappedDispatcher) -> None:
-        self.path, self.handler = path, handler
-
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Before the forward."""
-        run = current()
-        if run is not None and run.handler is self.handler:
-            run.enter(self.path, module)
-
-    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """After the forward, also after an error in it."""
-        run = current()
-        if run is not None and run.handler is self.handler and self.path in run.scopes:
-            run.leave(self.path)
+class PassedScope(Scope):
+    """The hooks of a module of the user's that wrapped code may call."""
 
     def attach(self, module: nn.Module) -> None:
-        """Register the hooks."""
         module.__dict__[_PASSED] = True
-        keep(module.register_forward_pre_hook, self.enter, with_kwargs=True, prepend=True)
-        keep(module.register_forward_hook, self.leave, with_kwargs=True, always_call=True)
+        super().attach(module)

@@ -8,7 +8,7 @@ from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weig
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from horizon_plugin_pytorch.errors import QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
 
 _REMOVE = {WeightNorm: remove_weight_norm, SpectralNorm: remove_spectral_norm}
 
@@ -38,9 +38,8 @@ def plain_weights(model: nn.Module) -> nn.Module:
             if isinstance(hook, prune.BasePruningMethod):
                 pruned += [f"{path}.{name}" if path else name for name in _keep_pruned(module, hook._tensor_name)]
     if pruned:
-        shown = ", ".join(f"`{name}`" for name in pruned[:6])
         warn(
-            f"{shown}{f' and {len(pruned) - 6} more' if len(pruned) > 6 else ''} of `{type(model).__name__}` "
+            f"{listed(f'`{name}`' for name in pruned)} of `{type(model).__name__}` "
             f"{'are' if len(pruned) > 1 else 'is'} pruned: the zeros are in the prepared model, the mask is not, and "
             "training would fill them. To keep them, mask the gradients before training: `weight = layer.weight; "
             "weight.register_hook(lambda grad, kept=weight.detach() != 0: grad * kept)`.",

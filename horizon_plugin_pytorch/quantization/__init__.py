@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
     FakeQuantize,
     FakeQuantState,
     freeze_qat_module,
+    get_fake_quantize,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.learnable_fake_quantize import (
@@ -134,6 +135,7 @@ __all__ = [
     "get_default_qat_out_qconfig",
     "get_default_qat_qconfig",
     "get_default_qconfig",
+    "get_fake_quantize",
     "get_qat_mode",
     "get_qconfig",
     "load_calib_state_dict",

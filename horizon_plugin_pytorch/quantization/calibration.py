@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.errors import (
     CalibrationWarning,
     OperatorInputError,
     QuantizationConfigError,
+    listed,
 )
 from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.results import own_tensors
@@ -77,10 +78,9 @@ class CalibrationResult:
         lines = [table, f"{self.steps} batches; {self.ending}.", *unseen_lines(self.unseen)]
         if self.uneven:
             worst = sorted(self.uneven, key=self.uneven.__getitem__, reverse=True)
-            shown = [f"{name} {self.uneven[name]:.1f} times" for name in worst[:5]]
-            more = f", {len(worst) - 5} more" if len(worst) > 5 else ""
+            shown = listed((f"{name} {self.uneven[name]:.1f} times" for name in worst), most=5)
             lines.append(
-                f"A batch needed a wider range than the mean of all, which was taken: {', '.join(shown)}{more}. If "
+                f"A batch needed a wider range than the mean of all, which was taken: {shown}. If "
                 "clipping it hurts: larger batches, the observer histogram, or `auto_calibrate`."
             )
         return "\n".join(lines)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import CalibrationWarning, CheckpointError, QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import CalibrationWarning, CheckpointError, QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.nn.placed import FusedAway
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, LoadedScale
@@ -231,7 +231,7 @@ def _report(model: nn.Module, keys: Any) -> None:
 def _named(model: nn.Module, quantizers: Collection[FakeQuantize]) -> str:
     paths = {m: name for name, m in model.named_modules()}
     names = [m.activation_post_process.owner or paths[m] for m in quantizers]
-    return f"{', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"
+    return listed(names, _SHOWN)
 
 
 def _before_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -299,15 +299,14 @@ def _check(state_dict: Mapping[str, Any]) -> None:
     wrong = [key for key, value in scales.items() if not bool((value > 0).all() & torch.isfinite(value).all())]
     if wrong:
         raise CheckpointError(
-            f"the checkpoint has scales that are not positive numbers: {', '.join(wrong[:6])}"
-            f"{f' and {len(wrong) - 6} more' if len(wrong) > 6 else ''}. Calibration or training broke before it was "
-            "saved; look for NaN in the data or the loss."
+            f"the checkpoint has scales that are not positive numbers: {listed(wrong)}. Calibration or training "
+            "broke before it was saved; look for NaN in the data or the loss."
         )
     shifted = [k for k, v in tensors.items() if k.endswith(".zero_point") and _QUANTIZER.fullmatch(k) and v.any()]
     if shifted:
         raise CheckpointError(
-            f"the checkpoint is of asymmetric quantization, which the BPU does not have: the zero points {shifted[0]}"
-            f"{f' and {len(shifted) - 1} more' if len(shifted) > 1 else ''} are not 0. Calibrate the float model anew."
+            f"the checkpoint is of asymmetric quantization, which the BPU does not have: the zero points "
+            f"{listed(shifted, most=1)} are not 0. Calibrate the float model anew."
         )
 
 

@@ -713,6 +713,23 @@ def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
     tell_clipped(clipped, "calibration")
 
 
+def get_fake_quantize(model: nn.Module) -> FakeQuantState | None:
+    """The fake-quantization state of a model, or of a part of it; None if its parts differ, or have none.
+
+    A run of calibration and an evaluation look the same to the model: nothing warns of an accuracy that was measured
+    in the CALIBRATION state, which is that of float. Scales that are fixed have no state of their own.
+
+    >>> quantizer = FakeQuantize()
+    >>> set_fake_quantize(quantizer, FakeQuantState.VALIDATION)
+    >>> get_fake_quantize(quantizer).name
+    'VALIDATION'
+    """
+    quantizers = [module for module in model.modules() if isinstance(module, FakeQuantize)]
+    learning = [module for module in quantizers if not module.is_fixed] or quantizers
+    found = {(module._flag("observer_enabled"), module._flag("fake_quant_enabled")) for module in learning}
+    return next((state for state, switches in _SWITCHES.items() if found == {switches}), None)
+
+
 def freeze_qat_module(model: nn.Module) -> None:
     """Keep a model, or a part of it, as it is while the rest trains: weights, scales and batch-norm statistics.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, warn
+from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, listed, warn
 from horizon_plugin_pytorch.quantization.cache import Cache
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.quantization.observer_base import is_asynchronous
@@ -321,9 +321,8 @@ def parameter_groups(model: nn.Module, lr: float, scale_lr: float = 1e-3, **opti
         )
     if unknown:
         warn(
-            f"parameter_groups: no data have reached {', '.join(f'`{name}`' for name in unknown[:5])}"
-            f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}: their scales are not known, and have the "
-            "rate of the median of the others.",
+            f"parameter_groups: no data have reached {listed((f'`{name}`' for name in unknown), most=5)}: their "
+            "scales are not known, and have the rate of the median of the others.",
             CalibrationWarning,
         )
     known = {id(quantizer.scale) for quantizer in trained}

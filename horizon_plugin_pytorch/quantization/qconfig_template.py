@@ -51,7 +51,7 @@ import torch
 from torch import Tensor, fx
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Kind
 from horizon_plugin_pytorch.quantization.fake_cast import is_cast
@@ -237,10 +237,9 @@ class HighPrecisionOutputTemplate(QconfigTemplate):
                 why = f"high-precision output ({accumulator(view.march)})"
                 view.set(operator, with_output(current, None), why)
         if kept:
-            shown = [f"`{path}` ({why})" for path, why in list(kept.items())[:8]]
-            more = f" and {len(kept) - len(shown)} more" if len(kept) > len(shown) else ""
+            shown = listed((f"`{path}` ({why})" for path, why in kept.items()), most=8)
             warn(
-                f"outputs that are not in high precision: {', '.join(shown)}{more}. Only a convolution, a linear layer "
+                f"outputs that are not in high precision: {shown}. Only a convolution, a linear layer "
                 "or a matmul directly before the DeQuantStub has it; move what follows behind the DeQuantStub if the "
                 "precision matters.",
                 QuantizationWarning,
@@ -497,8 +496,7 @@ def warn_unknown(view: GraphView, rows: Sequence[Sensitivity], what: str) -> Non
         )
     if unknown:
         warn(
-            f"{what}: the sensitivity table names {', '.join(map(repr, unknown[:6]))}"
-            f"{f' and {len(unknown) - 6} more' if len(unknown) > 6 else ''}, which the quantized part of the model "
+            f"{what}: the sensitivity table names {listed(map(repr, unknown))}, which the quantized part of the model "
             "does not have. Was it made with another model?",
             QuantizationWarning,
         )

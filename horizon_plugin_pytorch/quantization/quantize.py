@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from horizon_plugin_pytorch.errors import QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.fx.dispatch import OnCpu
 from horizon_plugin_pytorch.fx.float_parts import keep_float
@@ -236,10 +236,10 @@ def _warn_mapping(mapping: dict | None, who: str, known: dict[type, type], model
     used = {type(module) for module in model.modules()} if isinstance(model, nn.Module) else set()
     wanted += [cls for cls in known if cls in used and cls not in mapping]  # torch would leave these as they are
     if wanted:
-        names = ", ".join(getattr(cls, "__name__", str(cls)) for cls in wanted[:6])
+        names = listed(getattr(cls, "__name__", str(cls)) for cls in wanted)
         warn(
             f"{who}: mapping is not used, the operator table says what a class becomes. It differs from the table in "
-            f"{names}{' and more' if len(wanted) > 6 else ''}; give a module `qconfig = None` to keep it as it is.",
+            f"{names}; give a module `qconfig = None` to keep it as it is.",
             QuantizationWarning,
         )
 
@@ -291,7 +291,7 @@ def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str
     if calls:
         names = [path.removesuffix(".activation_post_process") for path in calls]
         warn(
-            f"load_observer_params: calls of {', '.join(names[:6])}{' and more' if len(names) > 6 else ''} have own "
+            f"load_observer_params: calls of {listed(names)} have own "
             "scales in the source and one scale in the target, which covers the ranges of all now.",
             QuantizationWarning,
         )
@@ -302,9 +302,8 @@ def _tell_what_stays(paths: dict[str, list[str]]) -> None:
     """Warn of scales that `load_observer_params` does not copy, by the reason."""
     parts = []
     for why, found in paths.items():
-        names = ", ".join(path.removesuffix(".activation_post_process") for path in found[:6])
         if found:
-            parts.append(f"{why}: {names}{f' and {len(found) - 6} more' if len(found) > 6 else ''}")
+            parts.append(f"{why}: {listed(path.removesuffix('.activation_post_process') for path in found)}")
     if parts:
         warn(
             f"load_observer_params did not copy the scales that are {'; '.join(parts)}. Prepare both models alike, and "

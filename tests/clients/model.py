@@ -25,6 +25,16 @@ INPUTS = {
     "list": (", images", ["x = self.quant(images[0])", "y = self.quant2(images[1])"]),
     "keywords": (", image, **kwargs", ["x = self.quant(image)"]),
 }
+# On the model itself.
+HOOKS = (
+    "self.register_forward_pre_hook(lambda m, a: None)",
+    "self.register_forward_pre_hook(lambda m, a: ((a[0] - 0.1) / 1.1, *a[1:]))",
+    "self.register_forward_pre_hook(lambda m, a, k: (a, k), with_kwargs=True)",
+    "self.register_forward_pre_hook(lambda m, a, k: ((a[0] * 0.5,), k), with_kwargs=True)",
+    "self.register_forward_hook(lambda m, a, o: None)",
+    "self.register_forward_hook(lambda m, a, k, o: None, with_kwargs=True)",
+    "self.register_forward_hook(lambda m, a, k, o: o, with_kwargs=True)",
+)
 _UNTRACEABLE = ("written dict", "popped dict", "keywords")
 
 
@@ -87,14 +97,8 @@ def write(seed: int) -> Generated:
     scale = chance.choice(["", "", "", "scale=1 / 32", "1 / 32"])
     writer.made += [f"self.quant = QuantStub({scale})", "self.quant2 = QuantStub()", "self.dequant = DeQuantStub()"]
     writer.body += beginning
-    if chance.random() < 0.2:
-        hook = chance.choice(["lambda m, a: None", "lambda m, a, o: None", "normalise"])
-        if hook == "normalise" and style == "tensor":
-            writer.prepared.append("self.register_forward_pre_hook(lambda m, a: ((a[0] - 0.1) / 1.1, *a[1:]))")
-        elif hook == "lambda m, a: None":
-            writer.prepared.append(f"self.register_forward_pre_hook({hook})")
-        else:
-            writer.prepared.append("self.register_forward_hook(lambda m, a, o: None)")
+    if chance.random() < 0.25:
+        writer.prepared.append(chance.choice([hook for hook in HOOKS if style == "tensor" or "a[0]" not in hook]))
     writer.grow(IDIOMS, chance.randint(2, 6))
     text = "\n\n\n".join([HEADER, *source.classes, writer.text("Net", arguments, _ending(writer))])
     return Generated(seed, text + "\n", style, source.is_traceable, source.has_repeats, source.used)
@@ -109,7 +113,14 @@ def _ending(w: Writer) -> list[str]:
         '{{"a": self.dequant({a}), "b": [self.dequant2({b}){rest}]}}',
         "tuple(self.dequant(v) for v in ({a}, {b})) + (self.dequant({a}){rest},)",
     ]
-    if not rest:
+    if w.maybe(0.3):  # two heads, which share a DeQuantStub
+        c = w.values[-1].channels
+        scores, boxes = w.module(f"nn.Conv2d({c}, 3, 1)", "cls"), w.module(f"nn.Conv2d({c}, 4, 3, padding=1)", "reg")
+        ways = [
+            f"(self.dequant({scores}({{a}})), self.dequant({boxes}({{a}})){{rest}})",
+            f"[self.dequant(head({{a}})) for head in ({scores}, {boxes})] + [self.dequant({{a}}){{rest}}]",
+        ]
+    elif not rest:
         ways += ["self.dequant({a})", "Heads(self.dequant({a}), self.dequant2({b}))", "self.dequant({a})[0]"]
     return ["return " + w.choose(*ways).format(a=a, b=b, rest=rest)]
 

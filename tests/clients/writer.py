@@ -1,8 +1,8 @@
 """Writes models the way clients do: as source, with the idioms of real networks in random order.
 
 A `Writer` has the lines of one class and the tensors that are alive in its forward, with their shapes. An idiom takes
-some of them and adds lines; `idioms.py` has them all. The source is a module of its own, so that lines, call sites and
-pickles are those of a user's file.
+some of them and adds lines; `idioms/` has them all, most as tables. The source is a module of its own, so that lines,
+call sites and pickles are those of a user's file.
 """
 
 from __future__ import annotations
@@ -98,8 +98,12 @@ class Writer:
         """One of the last few values."""
         return self.random.choice(self.values[-3:])
 
-    def module(self, made: str, stem: str = "layer") -> str:
-        """Register a module under one of the ways that people use; gives the expression that reads it."""
+    def module(self, made: str, stem: str = "layer", is_alone: bool = False) -> str:
+        """Register a module under one of the ways that people use; gives the expression that reads it.
+
+        Args:
+            is_alone: it takes several arguments, which an `nn.Sequential` around it would not.
+        """
         name = self.name(stem)
         way = self.random.random()
         if way < 0.7:
@@ -117,8 +121,15 @@ class Writer:
             if all(f"self.{odd} =" not in line for line in self.made):
                 self.made.append(f"self.{odd} = {made}")
                 return f"self.{odd}"
-        self.made.append(f"self.{name} = nn.Sequential({made})")
+        self.made.append(f"self.{name} = {made if is_alone else f'nn.Sequential({made})'}")
         return f"self.{name}"
+
+    def attribute(self, place: str, made: str) -> None:
+        """Give the class an attribute; a tensor may be a buffer, or one that torch does not know of."""
+        is_tensor = made.startswith("torch.")
+        is_buffer = is_tensor and self.maybe(0.6)
+        name = place.removeprefix("self.")
+        self.made.append(f'self.register_buffer("{name}", {made})' if is_buffer else f"{place} = {made}")
 
     def line(self, text: str) -> None:
         self.body.append(text)
@@ -151,7 +162,7 @@ class Writer:
             idiom = self.random.choice(idioms)
             if idiom.is_traceable or self.is_wrapped or not self.source.is_traceable:  # type: ignore[attr-defined]
                 idiom(self)
-                self.source.used.add(idiom.__name__)
+                self.source.used.add(getattr(idiom, "name", "") or idiom.__name__)
 
     @contextmanager
     def apart(self, values: list[Value]) -> Iterator[list[str]]:

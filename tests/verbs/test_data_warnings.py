@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.quantization import (
     calibrate,
     convert,
     get_default_qconfig,
+    get_fake_quantize,
     prepare,
     prepare_qat,
     prepare_qat_fx,
@@ -149,6 +150,44 @@ def test_a_model_that_does_the_same_in_train_mode_may_be_in_it(layer) -> None:
     model.train()
     with torch.no_grad():
         assert not said(lambda: model(X))
+
+
+class FloatPart(nn.Module):
+    """A batch norm behind the quantized part, and a Dropout inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(3, 8, 3)
+        self.drop, self.norm = nn.Dropout(0.5), nn.BatchNorm2d(8)
+        self.norm.qconfig = None  # in eager mode nobody knows that it stays float
+
+    def forward(self, x):
+        return self.norm(self.dequant(self.drop(self.conv(self.quant(x)))))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_float_part_of_a_converted_model_in_train_mode_is_told_once(method) -> None:
+    model = prepared(FloatPart().eval(), method)
+    calibrate(model, [X], progress=False)
+    converted = convert(model)
+    with torch.no_grad():
+        assert not said(lambda: converted(X))
+        again = pickle.loads(pickle.dumps(copy.deepcopy(converted))).train()
+        (message,) = said(lambda: again(X))
+        assert "`BatchNorm2d` at `norm` of a converted model" in message and "`model.eval()`" in message
+        assert not said(lambda: again(X))
+        assert said(lambda: converted.train()(X))  # of a model of its own
+    assert not said(lambda: convert(model).train()(X))  # the float part may be trained
+
+
+def test_the_state_of_a_model_can_be_asked() -> None:
+    model = prepared(net())
+    for state in FakeQuantState:
+        set_fake_quantize(model, state)
+        assert get_fake_quantize(model) is state
+    set_fake_quantize(model.get_submodule("quant"), FakeQuantState.CALIBRATION)
+    assert get_fake_quantize(model) is None
+    assert get_fake_quantize(nn.ReLU()) is None
 
 
 def folded() -> nn.Module:

@@ -506,3 +506,16 @@ def test_what_nobody_reads_stays_float_by_tracing_and_wrapped_code_is_called() -
     outputs = [_outputs(model) for model in models.values()]
     assert all(mismatches(outputs[0], other) == 0 for other in outputs)
     assert all(model.calls == before[method] + 1 for method, model in models.items())
+
+
+def _tables(m: Any, x: Tensor) -> Tensor:
+    return m.fc(x) * m.table + torch.ones(8)
+
+
+def test_tensors_that_are_attributes_only_are_no_part_of_a_checkpoint() -> None:
+    models = assert_one_answer(make(_tables, {"table": lambda: torch.linspace(0.5, 1, 8)}))
+    for model in models.values():
+        assert "table" not in model.state_dict() and "shift" in model.state_dict()
+    model = models["symbolic"]
+    model.load_state_dict(model.state_dict() | {"table": torch.zeros(8)})  # as earlier versions saved it
+    assert model.get_buffer("table").any()

@@ -10,6 +10,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.train_mode import depends_on_mode
 from horizon_plugin_pytorch.quantization.clipping import CLIPPED
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 
@@ -63,7 +64,7 @@ class ModelNotes:
 
 def share_notes(model: nn.Module) -> None:
     """Give all QAT modules of a prepared model one set of notes."""
-    notes = ModelNotes(any(map(_depends_on_mode, model.modules())))
+    notes = ModelNotes(any(map(depends_on_mode, model.modules())))
     for module in model.modules():
         if hasattr(type(module), "notes"):
             module.notes = notes  # type: ignore[assignment]
@@ -82,9 +83,3 @@ def _set_limits(module: nn.Module, is_part: bool) -> None:
             child.activation_post_process.clipped_from = limit
         else:
             _set_limits(child, is_part or is_operator)
-
-
-def _depends_on_mode(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
-    return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats

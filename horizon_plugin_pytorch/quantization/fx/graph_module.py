@@ -125,11 +125,10 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
             own.update(theirs)  # type: ignore[arg-type]
             for name, value in traced.items():
                 own.setdefault(name, value)
-        # They are the code's and no part of a checkpoint, as in a model that runs its own forward.
+        # Tensors that the forward makes, or that are attributes only, are the code's and no part of a checkpoint, as in
+        # a model that runs its own forward.
         self._non_persistent_buffers_set.update(source._non_persistent_buffers_set)
-        self._non_persistent_buffers_set.update(
-            name for name in self._buffers if name.startswith(_CONSTANT) and name not in source._buffers
-        )
+        self._non_persistent_buffers_set.update(name for name in self._buffers if name not in source._buffers)
         for name, value in source.__dict__.items():
             if name not in self.__dict__ and name not in _INTERNAL and name not in self._buffers:
                 self.__dict__[name] = value
@@ -147,8 +146,7 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         for name in self._non_persistent_buffers_set:  # earlier versions saved them
-            if name.startswith(_CONSTANT):
-                state_dict.pop(prefix + name, None)
+            state_dict.pop(prefix + name, None)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.operator_table import Operator
 from horizon_plugin_pytorch.quantization.passes.graph_view import GraphView, OperatorView
@@ -39,8 +39,7 @@ def warn_weights(paths: list[str], march: March) -> None:
     """Say which weights were made int8."""
     if paths:
         warn(
-            f"weights are qint8 on {march}; int16 weights exist on nash chips only. Made qint8: {', '.join(paths[:6])}"
-            f"{f' and {len(paths) - 6} more' if len(paths) > 6 else ''}.",
+            f"weights are qint8 on {march}; int16 weights exist on nash chips only. Made qint8: {listed(paths)}.",
             QuantizationWarning,
         )
 

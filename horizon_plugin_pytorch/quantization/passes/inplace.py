@@ -40,13 +40,18 @@ def _name(node: fx.Node) -> str:
     return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
+def call_writes(node: fx.Node) -> bool:
+    """Does a function or method change its first argument?"""
+    if node.op == "call_method":
+        return writes_by_name(str(node.target))
+    return node.op == "call_function" and writes(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+
+
 def _writes(model: fx.GraphModule, node: fx.Node) -> bool:
     """Does the node change its first argument?"""
     if node.op == "call_module":
         return bool(getattr(module_at(model, str(node.target)), "inplace", False))
-    if node.op == "call_method":
-        return writes_by_name(str(node.target))
-    return node.op == "call_function" and writes(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+    return call_writes(node)
 
 
 def _shares_memory(model: fx.GraphModule, node: fx.Node) -> bool:

@@ -8,7 +8,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.dtype import QuantDType
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, at, source_line, warn
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, at, listed, source_line, warn
 from horizon_plugin_pytorch.nn.operator_table import ScaleRule
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.quantization.choice import Choice, Step
@@ -75,7 +75,7 @@ def warn_unfit(model: fx.GraphModule, region: Region, choices: dict[str, Choice]
     wanted = _wanted(model, region, choices, is_fitted=False)
     if wanted:
         warn(
-            f"{', '.join(f'`{path}`' for path in list(wanted)[:6])} "
+            f"{listed(f'`{path}`' for path in wanted)} "
             f"{'take' if len(wanted) > 1 else 'takes'} inputs as they come, not in the format asked for: eager mode "
             "puts no QuantStub between two formats. Use `prepare` with PrepareMethod.JIT_STRIP.",
             QuantizationWarning,

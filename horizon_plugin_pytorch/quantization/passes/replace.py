@@ -11,7 +11,14 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError, at, source_line, warn
+from horizon_plugin_pytorch.errors import (
+    QuantizationWarning,
+    UnsupportedOperatorError,
+    at,
+    listed,
+    source_line,
+    warn,
+)
 from horizon_plugin_pytorch.fx.call_site import Variant
 from horizon_plugin_pytorch.fx.chance import BY_CHANCE
 from horizon_plugin_pytorch.fx.container_writes import CONTAINER_REMEDY, is_of_container
@@ -584,7 +591,7 @@ def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str
             "default_qat_8bit_fake_quant_qconfig}` or `model.qconfig = ...`."
         )
     else:
-        shown = ", ".join(float_modules[:6]) + (f" and {len(float_modules) - 6} more" if len(float_modules) > 6 else "")
+        shown = listed(float_modules)
         unset = sum(1 for choice in left if choice and any(step.rule == NO_SETTER for step in choice.steps))
         text = (
             f"no setter gives {shown} a qconfig. One for single operators (sensitive_op_..., ModuleNameQconfigSetter) "
@@ -632,7 +639,7 @@ def warn_shared(model: fx.GraphModule, quantized: Region, choices: dict[str, Cho
         if len(lines) > 1
     ]
     if shared:
-        shown = ", ".join(shared[:6]) + (f" and {len(shared) - 6} more" if len(shared) > 6 else "")
+        shown = listed(shared)
         warn(
             f"`{model._get_name()}`: one scale must fit the results of several calls of {shown}, and the call with the "
             "smaller values loses precision. Give each call a module of its own, or scales of its own (own_scales=True "

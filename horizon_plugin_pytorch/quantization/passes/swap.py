@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, QuantizationWarning, at, warn
+from horizon_plugin_pytorch.errors import (
+    CalibrationWarning,
+    QuantizationConfigError,
+    QuantizationWarning,
+    at,
+    listed,
+    warn,
+)
 from horizon_plugin_pytorch.fx.children import list_parameters
 from horizon_plugin_pytorch.hooks import copy_hooks, drop_hooks
 from horizon_plugin_pytorch.march import March
@@ -19,6 +26,7 @@ from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.train_mode import watch_mode
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
 from horizon_plugin_pytorch.quantization.choice import Choice
@@ -174,9 +182,9 @@ def warn_int16(model: nn.Module, march: March) -> None:
         return
     found = [path for path, m in model.named_modules() if isinstance(m, FakeQuantize) and m.dtype.bits > 8]
     if found:
-        shown = ", ".join(p.removesuffix(".activation_post_process") for p in found[:6])
+        shown = listed(p.removesuffix(".activation_post_process") for p in found)
         warn(
-            f"int16 on {march}: {shown}{' and more' if len(found) > 6 else ''}. The guides give int16 to BAYES and "
+            f"int16 on {march}: {shown}. The guides give int16 to BAYES and "
             "later chips only; expect the compiler to refuse most of these operators.",
             QuantizationWarning,
         )
@@ -197,7 +205,7 @@ def warn_wide_weights(model: nn.Module, march: March, prefix: str = "") -> None:
             found += [path] if str(module.weight_fake_quant.dtype) not in support.weights else []
     if found:
         warn(
-            f"int16 weights on {march}: {', '.join(found[:6])}{' and more' if len(found) > 6 else ''}. Weights are "
+            f"int16 weights on {march}: {listed(found)}. Weights are "
             "qint8 there, int16 weights exist on nash chips only; expect the compiler to refuse these layers. Give "
             "them a qconfig with qint8 weights.",
             QuantizationWarning,
@@ -345,7 +353,7 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     _tell_state(model, quantizers)
     missing = _never_calibrated(model)
     if missing:
-        shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        shown = listed(missing, most=8)
         warn(
             f"{shown} {'have' if len(missing) > 1 else 'has'} not collected any statistics of activations; the "
             "scale is 1. Run calibration data through the model in the CALIBRATION or QAT state before "
@@ -386,6 +394,7 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     if isinstance(model, fx.GraphModule):
         read_float(model)
     share_integers(model)
+    watch_mode(model)
     for module in model.modules():
         if isinstance(module, Composite):
             module.drop_float_parameters()

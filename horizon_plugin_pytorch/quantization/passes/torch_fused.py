@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from horizon_plugin_pytorch.errors import QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.nn.intrinsic import fused_class
 from horizon_plugin_pytorch.quantization.fusion import fuse, layer_class, rule_for
 from horizon_plugin_pytorch.quantization.passes.swap import map_modules
@@ -37,7 +37,7 @@ def own_fused(model: nn.Module, is_eager: bool = False) -> nn.Module:
 
     model = map_modules(model, change)
     if chains and is_eager:
-        shown = ", ".join(chains[:6]) + (f" and {len(chains) - 6} more" if len(chains) > 6 else "")
+        shown = listed(chains)
         warn(
             f"torch's fuse_modules made {shown}, which the chip does not fuse: the members are quantized one after the "
             "other, each with a scale of its own. Leave these out of fuse_modules.",

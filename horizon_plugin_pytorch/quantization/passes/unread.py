@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import fx
 
 from horizon_plugin_pytorch.fx.container_writes import writes_container
+from horizon_plugin_pytorch.quantization.passes.inplace import call_writes
 from horizon_plugin_pytorch.quantization.passes.wrapped import is_wrapped
-from horizon_plugin_pytorch.writing import writes, writes_by_name
 
 
 def drop_unread(model: fx.GraphModule) -> None:
@@ -19,11 +19,6 @@ def drop_unread(model: fx.GraphModule) -> None:
 
 
 def _is_wanted(node: fx.Node) -> bool:
-    return "read_later" in node.meta or _writes(node)
-
-
-def _writes(node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return writes_by_name(str(node.target)) or writes_container(str(node.target))
-    is_function = node.op == "call_function" and callable(node.target)
-    return is_function and ("out" in node.kwargs or writes(node.target, node.args, node.kwargs))  # type: ignore[arg-type]
+    is_into_container = node.op == "call_method" and writes_container(str(node.target))
+    is_into_out = node.op == "call_function" and "out" in node.kwargs
+    return "read_later" in node.meta or is_into_container or is_into_out or call_writes(node)
