@@ -83,7 +83,9 @@ def journey(g: Generated, folder: Path) -> None:
             raise
     if len(results) == 2:
         _compare(model, g, formats, want, results)
-        if keys["running"] != keys["tracing"] and not g.has_repeats:  # in which lines may be fused by one route only
+        # A repeated line may be fused by one route only; wrapped code with `getattr` may call any module of its class.
+        is_vague = g.has_repeats or ("@wrap()" in g.text and "getattr(self" in g.text)
+        if keys["running"] != keys["tracing"] and not is_vague:
             raise Finding(f"keys differ: {sorted(keys['running'] ^ keys['tracing'])[:6]}")
 
 
