@@ -37,12 +37,16 @@ class Correlation(nn.Module):
         is_multiply: bool = True,
     ) -> None:
         super().__init__()
-        if kernel_size % 2 == 0:
-            raise ValueError(f"Correlation: kernel_size must be odd, got {kernel_size}.")
-        if not is_multiply:
-            raise ValueError("Correlation compares by products only: leave is_multiply=True.")
         self.kernel_size, self.max_displacement = kernel_size, max_displacement
         self.stride1, self.stride2, self.pad_size, self.is_multiply = stride1, stride2, pad_size, is_multiply
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Refuse settings that it does not have."""
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"Correlation: kernel_size must be odd, got {self.kernel_size}.")
+        if not self.is_multiply:
+            raise ValueError("Correlation compares by products only: leave is_multiply=True.")
 
     def forward(self, data1: Tensor, data2: Tensor) -> Tensor:
         """The cost volume [N, D, H', W'] of two images [N, C, H, W]."""

@@ -13,9 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import OperatorInputError, UnsupportedOperatorError, at, is_user_code
+from horizon_plugin_pytorch.errors import (
+    OperatorInputError,
+    QuantizationConfigError,
+    UnsupportedOperatorError,
+    at,
+    is_user_code,
+)
 from horizon_plugin_pytorch.nn.arguments import by_position
 from horizon_plugin_pytorch.nn.compiled import refuse_compiled
 from horizon_plugin_pytorch.nn.real_tensor import RealTensor, as_output, marked, unmarked
@@ -32,6 +39,8 @@ STATE_REMEDY = (
     "Make the state an input and an output of the model, with a QuantStub and a DeQuantStub; or keep "
     "`self.dequant(y)`, and read it through a QuantStub."
 )
+# Attributes of a module that are not its settings: each module has its own.
+NOT_SETTINGS = frozenset(vars(nn.Module())) | {"qconfig", "path", "line", "operator"}
 _DEVICES = ("cuda", "cpu")
 
 
@@ -206,8 +215,10 @@ class PlacedModule(Successor):
         return not any(isinstance(x, (QTensor, RealTensor)) for x in pytree.tree_leaves((args, kwargs)))
 
     def current_float_form(self) -> Any:
-        """The float module in whose place this one is, with the tensors that this one has now."""
+        """The float module in whose place this one is, with the tensors and settings that this one has now."""
         form = self.float_form
+        own, theirs = vars(self), vars(form)
+        theirs.update({name: own[name] for name in theirs if name in own and name not in NOT_SETTINGS})
         for mine, theirs in ((self._parameters, form._parameters), (self._buffers, form._buffers)):
             theirs.update({name: mine[name] for name in theirs if mine.get(name) is not None})
         return form.train(self.training)
@@ -233,6 +244,7 @@ class PlacedModule(Successor):
         )
 
 
+SETTINGS = "_former_settings"  # and here what it was set to
 FUSED_INTO = "_fused_into"  # what is left of a fused module has here a list of the modules that it became a part of
 
 
@@ -271,6 +283,66 @@ def as_written(module: Any, name: str) -> Any:
     return module.written_weight() if is_integer else getattr(module, name)
 
 
+@dataclass(frozen=True)
+class FormerSettings:
+    """The settings of a module that is fused into another.
+
+    Args:
+        cls: its class.
+        path: its place in the model.
+        values: its plain attributes when it was fused.
+    """
+
+    cls: type
+    path: str
+    values: dict[str, Any]
+
+    @classmethod
+    def of(cls, module: nn.Module, path: str) -> FormerSettings:
+        """Those of a module that is about to be fused."""
+        return cls(type(module), path, {k: v for k, v in vars(module).items() if k[0] != "_" and k not in NOT_SETTINGS})
+
+    def hand_over(self, fused: nn.Module, name: str, value: Any) -> None:
+        """Set it where it acts now.
+
+        Raises:
+            QuantizationConfigError: it is a part of the weights, or of the fused class.
+        """
+        is_trained = hasattr(fused, "twin_facts")
+        if is_trained and issubclass(self.cls, getattr(fused, "float_class", ())):
+            setattr(fused, name, value)
+        elif is_trained and issubclass(self.cls, _BatchNorm) and fused._modules.get("bn") is not None:
+            setattr(fused.bn, name, value)
+        elif name != "inplace" and value != self.values[name]:
+            raise QuantizationConfigError(
+                f"`{self.cls.__name__}.{name}` {at(self.path)} cannot become {value!r}: the module is fused into "
+                f"`{type(fused).__name__}` {at(getattr(fused, 'path', ''))}. Set it before the model is prepared."
+            )
+
+
+class Identity(nn.Identity):
+    """What is left in a traced graph of a module that is fused into another: nobody calls it."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return nn.Identity
+
+    def __reduce__(self) -> tuple:  # what pickle would do by itself asks for `__class__`
+        return Identity, (), self.__dict__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        hand_over(self, name, value)
+        super().__setattr__(name, value)
+
+
+def hand_over(left: nn.Module, name: str, value: Any) -> None:
+    """Hand a setting of a module of which nothing is left to those that it became a part of."""
+    former = left.__dict__.get(SETTINGS)
+    if former is not None and name in former.values:
+        for fused in left.__dict__[FUSED_INTO]:
+            former.hand_over(fused, name, value)
+
+
 class FusedAway(Successor):
     """What is left of a module that is fused into another: it gives back its argument.
 
@@ -295,6 +367,10 @@ class FusedAway(Successor):
         if name not in known:
             return super().__getattr__(name)
         return None if known[name] is None else known[name].of(name, self.__dict__[FUSED_INTO][0])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        hand_over(self, name, value)
+        super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple:  # what pickle would do by itself asks for `__class__`
         return FusedAway, (), self.__dict__

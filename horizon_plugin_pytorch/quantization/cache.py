@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def _load_memcmp() -> Any:
@@ -79,20 +79,26 @@ class Cache:
 
     def __init__(self, is_exact: bool = False) -> None:
         self._is_exact = is_exact
-        self._entry: tuple[tuple[_Copy, ...], Any] | None = None  # replaced as a whole: other threads may be reading
+        # Replaced as a whole: other threads may be reading.
+        self._entry: tuple[tuple[_Copy, ...], tuple, Any] | None = None
 
     def clear(self) -> None:
         """Forget."""
         self._entry = None
 
-    def get(self, sources: tuple[Tensor, ...], build: Callable[[], Any]) -> Any:
-        """The value for these tensors, built anew if any of them was replaced or written to."""
+    def get(self, sources: tuple[Tensor, ...], build: Callable[[], Any], facts: tuple = ()) -> Any:
+        """The value for these tensors, built anew if any of them was replaced or written to.
+
+        Args:
+            build: makes the value.
+            facts: what else the value depends on; see `plain_attributes`.
+        """
         entry = self._entry
-        if entry is not None and _match(entry[0], sources):
-            return entry[1]
+        if entry is not None and _are_equal(entry[1], facts) and _match(entry[0], sources):
+            return entry[2]
         copies = tuple([_Copy(t, self._is_exact) for t in sources])  # before: another thread may write meanwhile
         value = build()
-        self._entry = (copies, value)
+        self._entry = (copies, facts, value)
         return value
 
     def holds(self, sources: tuple[Tensor, ...]) -> bool:
@@ -105,6 +111,42 @@ class Cache:
 
     def __reduce__(self) -> tuple:
         return Cache, (self._is_exact,)
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """The public attributes of a module that are neither tensors with axes nor modules, as they are now.
+
+    >>> plain_attributes(nn.Flatten(2))
+    {'training': True, 'start_dim': 2, 'end_dim': -1}
+    """
+    return {name: _COPIES[type(v)](v) for name, v in vars(module).items() if name[0] != "_"}
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _number(value: Tensor) -> Any:
+    """A tensor without axes may be a setting; any other is what somebody keeps there, such as a hook."""
+    return None if value.dim() or type(value) is not Tensor else value.item()
+
+
+class _Copies(dict[type, Callable[[Any], Any]]):
+    """How to copy a value of each type: what can change without becoming another object is copied."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        self[kind] = _number if issubclass(kind, Tensor) else _itself
+        return self[kind]
+
+
+_COPIES = _Copies({list: tuple, dict: dict, set: frozenset})
+
+
+def _are_equal(a: tuple, b: tuple) -> bool:
+    try:
+        return a == b
+    except (RuntimeError, TypeError, ValueError):  # arrays, say, whose comparison is no truth value
+        return False
 
 
 def _match(copies: tuple[_Copy, ...], sources: tuple[Tensor, ...]) -> bool:

@@ -179,6 +179,12 @@ class FakeQuantize(nn.Module):
         return self.activation_post_process.ch_axis
 
     @property
+    def format(self) -> tuple[QuantDType, int, int, int]:
+        """The number format, the smallest and largest integer, and the channel axis."""
+        observer = self.activation_post_process
+        return observer.dtype, observer.quant_min, observer.quant_max, observer.ch_axis
+
+    @property
     def is_fixed(self) -> bool:
         """Was the scale given rather than observed?"""
         return self.activation_post_process.is_fixed

@@ -143,7 +143,7 @@ def test_fx_fuses_every_documented_combination(layer: str, has_bn: bool, add: st
     assert type(qat.get_submodule(place)).__module__.startswith("horizon_plugin_pytorch.nn.qat.")
     for path in {"layer", "bn", "plus", "relu"} - {place}:
         member = getattr(qat, path, None)
-        assert member is None or type(member) is nn.Identity, path
+        assert member is None or isinstance(member, nn.Identity), path
     called = [str(n.target) for n in qat.graph.nodes if n.op == "call_module"]
     assert called == ["quant", *(["other"] if add else []), place, "dequant"]
     calibrate(qat, inputs)
@@ -230,7 +230,7 @@ def test_fx_fuses_only_what_belongs_together(how: str, kept: dict[str, type], tm
     model = shake_norms(Two(how)).eval()
     x = torch.randn(2, 4, 5, 5)
     qat = prepare_qat_fx(model, {"": qconfig()})
-    assert {path: type(qat.get_submodule(path)) for path in kept} == kept
+    assert {path: qat.get_submodule(path).__class__ for path in kept} == kept
     assert_one_arithmetic(calibrate(qat, (x,)), (x,), tmp_path)
 
 

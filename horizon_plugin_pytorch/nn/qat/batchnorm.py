@@ -15,6 +15,14 @@ from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import batchnorm as quantized
 
 
+def _require_statistics(mod: Any, place: str) -> None:
+    if not mod.track_running_stats or mod.running_mean is None:
+        raise QuantizationConfigError(
+            f"{type(mod).__name__} {place} has no running statistics, so it has no integer form. "
+            "Train it with track_running_stats=True, or use InstanceNorm or GroupNorm, which need none."
+        )
+
+
 class QATBatchNorm(RoundedModule):
     """A batch normalisation whose output is rounded; in the VALIDATION state it uses its running statistics."""
 
@@ -28,12 +36,7 @@ class QATBatchNorm(RoundedModule):
     @classmethod
     def from_float(cls, mod: Any) -> Any:
         """The QAT form; parameters and statistics are shared with `mod`."""
-        path = getattr(mod, "path", "")
-        if not mod.track_running_stats or mod.running_mean is None:
-            raise QuantizationConfigError(
-                f"{type(mod).__name__} {at(path)} has no running statistics, so it has no integer form. "
-                "Train it with track_running_stats=True, or use InstanceNorm or GroupNorm, which need none."
-            )
+        _require_statistics(mod, at(getattr(mod, "path", "")))
         extra = {"process_group": mod.process_group} if isinstance(mod, nn.SyncBatchNorm) else {}
         with torch.device("meta"):
             self = cls(mod.num_features, mod.eps, mod.momentum, mod.affine, **extra)
@@ -43,6 +46,9 @@ class QATBatchNorm(RoundedModule):
         self.qconfig = mod.qconfig
         self.activation_post_process = mod.qconfig.activation(channel_len=1)
         return self
+
+    def require_settings(self) -> None:
+        _require_statistics(self, self.place)
 
     def value(self, x: Tensor) -> Tensor:
         if not self.is_exact:

@@ -15,14 +15,41 @@ from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LayerOfD
 _TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
-class QATConvolution(QATGemm):
-    """A convolution, mixed into torch's of the same kind."""
+_EACH_AXIS = ("stride", "padding", "output_padding", "dilation")
+
+
+class _Convolution(QATGemm):
+    """Settings that may be set later, as torch's layers take them."""
 
     stride: Any
-    padding_mode: Any
+    padding: Any
     dilation: Any
     groups: int
-    _reversed_padding_repeated_twice: list[int]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _EACH_AXIS and isinstance(value, (int, list)):
+            value = (value,) * (self.weight.dim() - 2) if isinstance(value, int) else tuple(value)
+        super().__setattr__(name, value)
+
+
+class QATConvolution(_Convolution):
+    """A convolution, mixed into torch's of the same kind."""
+
+    padding_mode: Any
+
+    @property
+    def _reversed_padding_repeated_twice(self) -> list[int]:
+        """Torch's layers compute it once; here it follows the settings."""
+        if self.padding == "valid" or not hasattr(self, "weight"):  # torch's constructor fills in a list of its own
+            return [0] * (2 * len(self.stride))
+        if self.padding != "same":
+            return [size for size in reversed(self.padding) for _ in range(2)]
+        totals = [d * (k - 1) for d, k in zip(self.dilation, self.weight.shape[2:], strict=True)]
+        return [size for total in reversed(totals) for size in (total // 2, total - total // 2)]
+
+    @_reversed_padding_repeated_twice.setter
+    def _reversed_padding_repeated_twice(self, value: list[int]) -> None:
+        pass
 
     def split_padding(self) -> tuple[list[int], list[int]]:
         """Padding that `F.pad` must do (other modes than zeros, or uneven), and padding that the convolution does."""
@@ -47,15 +74,11 @@ class QATConvolution(QATGemm):
         )
 
 
-class QATTransposedConvolution(QATGemm):
+class QATTransposedConvolution(_Convolution):
     """A transposed convolution, mixed into torch's of the same kind."""
 
     weight_axis = 1
-    stride: Any
-    padding: Any
     output_padding: Any
-    dilation: Any
-    groups: int
 
     def split_padding(self) -> tuple[list[int], list[int]]:
         """A transposed convolution pads by itself."""

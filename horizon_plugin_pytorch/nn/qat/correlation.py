@@ -19,10 +19,13 @@ class Correlation(RoundedModule, _Float):
     @classmethod
     def from_float(cls, mod: Any) -> Correlation:
         """The QAT form of a correlation."""
-        self = cls(mod.kernel_size, mod.max_displacement, mod.stride1, mod.stride2, mod.pad_size)
+        self = cls(mod.kernel_size, mod.max_displacement, mod.stride1, mod.stride2, mod.pad_size, mod.is_multiply)
         self.qconfig = mod.qconfig
         self.activation_post_process = mod.qconfig.activation(channel_len=1)
         return self
+
+    def require_settings(self) -> None:
+        self.check_settings()
 
 
 def _room(use: Use) -> tuple[float, float]:

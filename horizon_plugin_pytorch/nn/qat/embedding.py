@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.nn.operator_table import Call, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.composite import on_both
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -26,7 +26,7 @@ class Embedding(QATModule):
     def __init__(self, source: nn.Embedding, qconfig: Any) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = source.num_embeddings, source.embedding_dim
-        self.padding_idx, self.qconfig = source.padding_idx, qconfig
+        self.padding_idx, self.max_norm, self.qconfig = source.padding_idx, source.max_norm, qconfig
         self.scale_grad_by_freq, self.sparse = source.scale_grad_by_freq, source.sparse
         self.weight = source.weight
         self.activation_post_process = qconfig.activation(channel_len=1)
@@ -35,12 +35,17 @@ class Embedding(QATModule):
     @classmethod
     def from_float(cls, mod: nn.Embedding) -> Embedding:
         """The QAT form; the table is shared."""
-        if mod.max_norm is not None:
+        self = cls(mod, mod.qconfig)
+        self.path = getattr(mod, "path", "")
+        self.require_settings()
+        return self
+
+    def require_settings(self) -> None:
+        if self.max_norm is not None:
             raise UnsupportedOperatorError(
-                f"`Embedding` {at(getattr(mod, 'path', ''))} has no quantized form with max_norm, which changes the "
+                f"`Embedding` {self.place} has no quantized form with max_norm, which changes the "
                 "table while the model runs. Normalise the table before `prepare`, and leave max_norm out."
             )
-        return cls(mod, mod.qconfig)
 
     def forward(self, input: Tensor) -> Any:
         quantizer = self.activation_post_process

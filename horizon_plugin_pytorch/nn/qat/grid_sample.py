@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.nn.grid_sample import GridSample as _Float
 from horizon_plugin_pytorch.nn.grid_sample import Warp as _FloatWarp
 from horizon_plugin_pytorch.nn.grid_sample import autocasted_grid_sample_outer, channels_last, warp
@@ -35,16 +35,23 @@ class _Sampling(GridModule):
     """Positions are rounded as the chip rounds them; the gradient passes straight through that."""
 
     takes_real = True
+    mode: str
+    padding_mode: str
 
     @classmethod
     def from_float(cls, mod: Any) -> Any:
         """The QAT form of a sampling module."""
-        remedy = _remedy(mod.mode, mod.padding_mode)
-        if remedy:
-            raise UnsupportedOperatorError(f"{cls.__name__} {at(getattr(mod, 'path', ''))}: {remedy}.")
-        return cls(
+        self = cls(
             **{name: getattr(mod, name) for name in ("mode", "padding_mode", "align_corners") if hasattr(mod, name)}
         )
+        self.path = getattr(mod, "path", "")
+        self.require_settings()
+        return self
+
+    def require_settings(self) -> None:
+        remedy = _remedy(self.mode, self.padding_mode)
+        if remedy:
+            raise UnsupportedOperatorError(f"{type(self).__name__} {self.place}: {remedy}.")
 
     def _train(self, x: QTensor, grid: Any) -> Tensor:
         place = real(grid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.normalization import NORM, Normalization, norm_function, with_parameters
 from horizon_plugin_pytorch.nn.quantized import group_norm as quantized
-from horizon_plugin_pytorch.nn.quantized.normalization import channel_groups
+from horizon_plugin_pytorch.nn.quantized.normalization import Groups, channel_groups
 
 
 class GroupNorm(Normalization):
@@ -21,13 +22,17 @@ class GroupNorm(Normalization):
     quantized_class = quantized.GroupNorm
 
     def __init__(self, source: Any) -> None:
-        super().__init__(source, partial(channel_groups, num_groups=source.num_groups), source.eps)
+        super().__init__(source)
         self.num_groups = source.num_groups
 
     @classmethod
     def from_float(cls, mod: nn.GroupNorm) -> GroupNorm:
         """The QAT form of a group norm; weight and bias are shared with it."""
         return cls(mod)
+
+    @property
+    def groups(self) -> Callable[[tuple[int, ...]], Groups]:
+        return partial(channel_groups, num_groups=self.num_groups)
 
     def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
         return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)

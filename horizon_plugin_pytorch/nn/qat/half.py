@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd
-from horizon_plugin_pytorch.nn.placed import PlacedModule, tell
+from horizon_plugin_pytorch.nn.placed import NOT_SETTINGS, PlacedModule, tell
 from horizon_plugin_pytorch.nn.qat.module import real
 from horizon_plugin_pytorch.nn.real_tensor import marked, unmarked
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
@@ -56,6 +56,12 @@ class Float16(PlacedModule):
     def _cast(self, tree: Any) -> Any:
         cast = self.activation_post_process
         return pytree.tree_map(lambda x: cast(x) if isinstance(x, Tensor) and x.is_floating_point() else x, tree)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        operator = self.__dict__.get("_float")
+        if operator is not None and name in vars(operator) and name not in NOT_SETTINGS:
+            object.__setattr__(operator, name, value)  # a setting: what is asked of this module is what runs
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from horizon_plugin_pytorch.nn.qat.gemm import share_tensor
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.qat.normalization import NORM, Normalization, norm_function
 from horizon_plugin_pytorch.nn.quantized import instance_norm as quantized
-from horizon_plugin_pytorch.nn.quantized.normalization import each_channel
+from horizon_plugin_pytorch.nn.quantized.normalization import Groups, each_channel
 
 _RANKS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
@@ -30,12 +31,17 @@ class InstanceNorm(Normalization):
     quantized_class = quantized.InstanceNorm
 
     def __init__(self, source: Any) -> None:
-        super().__init__(source, partial(each_channel, rank=_rank_of(source)), source.eps)
+        super().__init__(source)
+        self.rank = _rank_of(source)
 
     @classmethod
     def from_float(cls, mod: Any) -> InstanceNorm | TrackedInstanceNorm:
         """The QAT form of an instance norm; parameters and statistics are shared with it."""
         return cls(mod) if mod.running_mean is None else TrackedInstanceNorm(mod)
+
+    @property
+    def groups(self) -> Callable[[tuple[int, ...]], Groups]:
+        return partial(each_channel, rank=self.rank)
 
     def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
         batch = x.reshape(self.groups(tuple(x.shape)).view)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.nn.interpolate import Interpolate as _Float
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
@@ -29,15 +29,19 @@ class _Resize(QATModule):
         QATModule.__init__(self)
         for name in cls.copied:
             setattr(self, name, getattr(mod, name))
-        if self.mode not in quantized.MODES or getattr(mod, "antialias", False):
-            raise UnsupportedOperatorError(
-                f"interpolate {at(getattr(mod, 'path', ''))} with mode={self.mode!r}"
-                f"{' and antialias' if getattr(mod, 'antialias', False) else ''} has no quantized form; use "
-                f"mode={', '.join(map(repr, quantized.MODES))}, without antialias."
-            )
+        self.path = getattr(mod, "path", "")
+        self.require_settings()
         self.qconfig = None  # it has no quantization parameters of its own
         self.activation_post_process = None
         return self
+
+    def require_settings(self) -> None:
+        has_antialias = getattr(self, "antialias", False)
+        if self.mode not in quantized.MODES or has_antialias:
+            raise UnsupportedOperatorError(
+                f"interpolate {self.place} with mode={self.mode!r}{' and antialias' if has_antialias else ''} has no "
+                f"quantized form; use mode={', '.join(map(repr, quantized.MODES))}, without antialias."
+            )
 
     def forward(self, x: Any, size: Any = None) -> Any:
         wanted = () if size is None else (size,)  # torch's Upsample modules take no size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from horizon_plugin_pytorch.nn.layer_norm import normalize_axis
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.normalization import Normalization, norm_function, with_parameters
 from horizon_plugin_pytorch.nn.quantized import layer_norm as quantized
-from horizon_plugin_pytorch.nn.quantized.normalization import last_axes, one_axis
+from horizon_plugin_pytorch.nn.quantized.normalization import Groups, last_axes, one_axis
 from horizon_plugin_pytorch.nn.support import INT8, INTS, Limit, Support, Use, at_most, on
 
 
@@ -25,16 +26,20 @@ class LayerNorm(Normalization):
     quantized_class = quantized.LayerNorm
 
     def __init__(self, source: Any) -> None:
-        dim: int | None = getattr(source, "dim", None)
-        shape = tuple(source.normalized_shape)
-        groups = partial(last_axes, normalized_shape=shape) if dim is None else partial(one_axis, dim=dim)
-        super().__init__(source, groups, source.eps)
-        self.normalized_shape, self.dim = shape, dim
+        super().__init__(source)
+        self.normalized_shape: tuple[int, ...] = tuple(source.normalized_shape)
+        self.dim: int | None = getattr(source, "dim", None)
 
     @classmethod
     def from_float(cls, mod: nn.LayerNorm) -> LayerNorm:
         """The QAT form of a layer norm; weight and bias are shared with it."""
         return cls(mod)
+
+    @property
+    def groups(self) -> Callable[[tuple[int, ...]], Groups]:
+        if self.dim is None:
+            return partial(last_axes, normalized_shape=tuple(self.normalized_shape))
+        return partial(one_axis, dim=self.dim)
 
     def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
         if self.dim is None:

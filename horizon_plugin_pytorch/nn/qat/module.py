@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qbool
-from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError
+from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.placed import PlacedModule
 from horizon_plugin_pytorch.nn.qat.notes import ModelNotes
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
 from horizon_plugin_pytorch.nn.real_tensor import RealOutput, unmarked
 from horizon_plugin_pytorch.qtensor import QTensor, asked_in_forward, exact_qtensor
 from horizon_plugin_pytorch.quantization import fake_quantize_base
-from horizon_plugin_pytorch.quantization.cache import Cache
+from horizon_plugin_pytorch.quantization.cache import Cache, plain_attributes
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
@@ -66,6 +66,15 @@ class QATModule(PlacedModule):
             self.read_tensors = (*self.read_tensors, name)
         return value
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "qconfig" and "written_as" in self.__dict__ and value is not self.__dict__.get("qconfig"):
+            warn(
+                f"the qconfig of `{type(self).__name__}` {self.place} is set after the model was prepared, and nobody "
+                "reads it any more. Set it on the float model, and prepare that again.",
+                QuantizationWarning,
+            )
+        super().__setattr__(name, value)
+
     def forget_twin(self) -> None:
         """Drop the cached integer form; it is made anew when needed."""
         self._twin.clear()
@@ -99,7 +108,7 @@ class QATModule(PlacedModule):
 
     def twin(self) -> nn.Module:
         """The quantized module for the current weights and scales."""
-        return self._twin.get(tuple(self.twin_sources()), self._make_twin)
+        return self._twin.get(tuple(self.twin_sources()), self._make_twin, self.twin_facts())
 
     def require_numbers(self) -> None:
         """Refuse scales and parameters that integers cannot have.
@@ -116,9 +125,13 @@ class QATModule(PlacedModule):
         """Names and values of the numbers that the integer form is made of."""
         return self.named_parameters(recurse=False)
 
+    def require_settings(self) -> None:
+        """Refuse settings that integers cannot have; they may have been set after the model was prepared."""
+
     def _make_twin(self) -> nn.Module:
         self._tell_unseen()
         self.require_numbers()
+        self.require_settings()
         twin = self.quantized_class.from_qat(self)
         twin.stub_paths = {}  # this module's inputs went through the stubs already
         return twin
@@ -143,6 +156,17 @@ class QATModule(PlacedModule):
         """The tensors that the quantized module is made of: it is made anew when one of them changes."""
         own = (*self._parameters.values(), *self._buffers.values())
         return [t for t in own if t is not None] + [q.scale for q in self.fake_quantizers()]
+
+    def twin_facts(self) -> tuple:
+        """What else the quantized module is made of: settings, formats, and which children they are of."""
+        facts: list[Any] = [plain_attributes(self)]
+        for child in self._modules.values():
+            facts.append(child)
+            if isinstance(child, FakeQuantize):
+                facts.append(child.format)
+            elif child is not None and not isinstance(child, QATModule):
+                facts.append(plain_attributes(child))
+        return tuple(facts)
 
     def exact(
         self, *inputs: Any, call: Callable[..., Any] | None = None, trained: Callable[[], Tensor] | None = None

@@ -52,7 +52,6 @@ class Normalization(PartedModule):
 
     Args:
         source: the float module; weight and bias are shared with it.
-        groups: which values are normalised together, given the input's shape.
         is_centred: subtract the mean.
     """
 
@@ -61,25 +60,37 @@ class Normalization(PartedModule):
     weight_mul: Any
     bias_add: Any
 
-    def __init__(
-        self, source: Any, groups: Callable[[tuple[int, ...]], Groups], eps: float, is_centred: bool = True
-    ) -> None:
+    def __init__(self, source: Any, is_centred: bool = True) -> None:
         super().__init__()
-        self.groups, self.eps, self.is_centred = groups, eps, is_centred
+        self.eps, self.is_centred = source.eps, is_centred
         self.weight: Tensor | None = source.weight
         self.bias: Tensor | None = getattr(source, "bias", None)
         self.qconfig = source.qconfig
         inner = shown_qconfig(self.qconfig)
         self.var_mean = (VarMean if is_centred else MeanSquare)(inner)
         table = getattr(source, "rsqrt_kwargs", None) or {}
-        self.rsqrt = SegmentLUT(Rsqrt(eps).quantized_function(), "rsqrt", inner, **table)
+        self.rsqrt = SegmentLUT(self._rsqrt(), "rsqrt", inner, **table)
         steps = ["mul"] + ["weight_mul"] * (self.weight is not None) + ["bias_add"] * (self.bias is not None)
         self.last = steps[-1]
         for step in steps:
             setattr(self, step, FloatFunctional(self.qconfig if step == self.last else inner))
 
+    @property
+    def groups(self) -> Callable[[tuple[int, ...]], Groups]:
+        """Which values are normalised together, given the input's shape."""
+        raise NotImplementedError
+
+    @property
+    def epsilon(self) -> float:
+        """What is added to the variance."""
+        return self.eps
+
+    def _rsqrt(self) -> Callable[[Tensor], Tensor]:
+        return Rsqrt(self.epsilon).quantized_function()
+
     def show_parts(self, x: QTensor, *masks: Tensor | None) -> None:
         groups = self.groups(tuple(x.shape))
+        self.rsqrt.function = self._rsqrt()
         deviation, variance = self.var_mean(x.reshape(groups.view), groups.dims)
         factor = self.rsqrt(variance)
         if self.last == "mul":

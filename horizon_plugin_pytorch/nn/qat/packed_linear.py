@@ -60,9 +60,8 @@ class PackedLinear(QATGemm):
         assert packed is not None
         setattr(*self.bias_place, nn.Parameter(packed.new_zeros(len(packed)), packed.requires_grad))
 
-    def twin(self) -> nn.Module:
-        sources = [p for p in self._packed() if p is not None] + [q.scale for q in self.fake_quantizers()]
-        return self._twin.get(tuple(sources), lambda: self.quantized_class.from_qat(self))
+    def twin_sources(self) -> list[Tensor]:
+        return [p for p in self._packed() if p is not None] + super().twin_sources()
 
     @contextmanager
     def rounded_once(self) -> Iterator[None]:

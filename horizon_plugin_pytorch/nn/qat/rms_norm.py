@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.normalization import NORM, Normalization, norm_function, with_parameters
 from horizon_plugin_pytorch.nn.quantized import rms_norm as quantized
-from horizon_plugin_pytorch.nn.quantized.normalization import last_axes
+from horizon_plugin_pytorch.nn.quantized.normalization import Groups, last_axes
 
 
 class RMSNorm(Normalization):
@@ -21,18 +22,24 @@ class RMSNorm(Normalization):
     quantized_class = quantized.RMSNorm
 
     def __init__(self, source: Any) -> None:
-        shape = tuple(source.normalized_shape)
-        eps = torch.finfo(torch.float32).eps if source.eps is None else source.eps  # torch's choice for None
-        super().__init__(source, partial(last_axes, normalized_shape=shape), eps, is_centred=False)
-        self.normalized_shape = shape
+        super().__init__(source, is_centred=False)
+        self.normalized_shape: tuple[int, ...] = tuple(source.normalized_shape)
 
     @classmethod
     def from_float(cls, mod: nn.RMSNorm) -> RMSNorm:
         """The QAT form of an RMS norm; the weight is shared with it."""
         return cls(mod)
 
+    @property
+    def groups(self) -> Callable[[tuple[int, ...]], Groups]:
+        return partial(last_axes, normalized_shape=tuple(self.normalized_shape))
+
+    @property
+    def epsilon(self) -> float:
+        return torch.finfo(torch.float32).eps if self.eps is None else self.eps  # torch's choice for None
+
     def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.epsilon)
 
 
 def _make(normalized_shape: Any, weight: Any, eps: float | None) -> nn.RMSNorm:

@@ -45,6 +45,7 @@ class SegmentLUT(RoundedModule):
     """
 
     quantized_class = quantized.SegmentLUT
+    _source: nn.Module | None = None  # the float module whose function it has
 
     def __init__(
         self,
@@ -56,9 +57,8 @@ class SegmentLUT(RoundedModule):
         **table_kwargs: Any,
     ) -> None:
         super().__init__()
-        self.function, self.name, self.qconfig = function, name, qconfig
-        self.form = None if table_kwargs else form
-        self.division = None if is_whole else fp.Division(**table_kwargs)
+        self.name, self.qconfig = name, qconfig
+        self._tabulate(function, is_whole, form, table_kwargs)
         self.activation_post_process = qconfig.activation(channel_len=1)
         if is_whole:
             self.activation_post_process.finest_scale = 1.0
@@ -70,10 +70,28 @@ class SegmentLUT(RoundedModule):
 
         Parameters of the table come from the attribute `table_kwargs` of the module, if it has one.
         """
-        made = next(_BY_MODULE[base] for base in type(mod).__mro__ if base in _BY_MODULE)
+        made = _declaration_of(mod)
         name = getattr(mod, "name", made.name)
         table_kwargs = getattr(mod, "table_kwargs", {})
-        return cls(made.tabulated(mod), name, mod.qconfig, made.is_whole, made.program(mod), **table_kwargs)
+        self = cls(made.tabulated(mod), name, mod.qconfig, made.is_whole, made.program(mod), **table_kwargs)
+        self.__dict__["_source"] = mod  # not a child
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        source = self._source
+        if source is None or name not in vars(source) or name in ("training", "qconfig", "path"):
+            return
+        setattr(source, name, value)
+        made = _declaration_of(source)
+        self._tabulate(made.tabulated(source), made.is_whole, made.program(source), getattr(source, "table_kwargs", {}))
+
+    def _tabulate(
+        self, function: Callable[[Tensor], Tensor], is_whole: bool, form: Callable | None, table_kwargs: dict
+    ) -> None:
+        self.function = function
+        self.form = None if table_kwargs else form
+        self.division = None if is_whole else fp.Division(**table_kwargs)
 
     def value(self, x: Tensor) -> Tensor:
         return self.function(x)
@@ -89,6 +107,10 @@ class SegmentLUT(RoundedModule):
 
     def extra_repr(self) -> str:
         return self.name
+
+
+def _declaration_of(mod: nn.Module) -> Function:
+    return next(_BY_MODULE[base] for base in type(mod).__mro__ if base in _BY_MODULE)
 
 
 TABLE = Support(INTS, INTS, note="look-up table")

@@ -78,7 +78,7 @@ class Normalization(QuantizedModule):
 
     def configure(self, mod: Any) -> None:
         self.groups: Callable[[tuple[int, ...]], Groups] = mod.groups
-        self.eps, self.is_centred = float(mod.eps), bool(mod.is_centred)
+        self.eps, self.is_centred = float(mod.epsilon), bool(mod.is_centred)
         for name in ("weight", "bias"):
             value = getattr(mod, name)
             self.register_buffer(name, None if value is None else value.detach().clone())

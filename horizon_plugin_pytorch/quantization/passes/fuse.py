@@ -9,7 +9,15 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.fx.children import list_parameters
 from horizon_plugin_pytorch.hooks import STATE, computes, copy_hooks
-from horizon_plugin_pytorch.nn.placed import FUSED_INTO, TENSORS, FormerTensor, FusedAway
+from horizon_plugin_pytorch.nn.placed import (
+    FUSED_INTO,
+    SETTINGS,
+    TENSORS,
+    FormerSettings,
+    FormerTensor,
+    FusedAway,
+    Identity,
+)
 from horizon_plugin_pytorch.quantization.choice import Choice
 from horizon_plugin_pytorch.quantization.fusion import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER
@@ -237,10 +245,11 @@ def fuse_graph(
         if id(member) in matcher.elsewhere:  # a ReLU, which others have not lost
             note_module(model, path, matcher.elsewhere[id(member)])
         elif path not in still_called and not (id(member) in matcher.perhaps and role_of(member) is Role.RELU):
-            left = nn.Identity() if isinstance(model, fx.GraphModule) else FusedAway()  # which the user's forward calls
+            left = Identity() if isinstance(model, fx.GraphModule) else FusedAway()  # which the user's forward calls
             left.__dict__[FUSED_INTO] = [model.get_submodule(place) for place in places]
+            left.__dict__[SETTINGS] = FormerSettings.of(member, path)
             if isinstance(left, FusedAway):
-                _remember_tensors(left, model.get_submodule(path))
+                _remember_tensors(left, member)
             _set_module(model, path, left.train(model.training), names)
     after = dict(model.named_modules())
     replace_references(model, ((old, after[path]) for path, old in before.items() if path in after))

@@ -269,6 +269,14 @@ def _line(path: str, lines: dict[str, str]) -> str | None:
 
 def _tell_state(model: nn.Module, quantizers: Sequence[FakeQuantize]) -> None:
     """Warn of a model that is still in the CALIBRATION state: what it gave so far was float."""
+    idle = [q.activation_post_process.owner for q in quantizers if q.is_observing is q.is_quantizing is False]
+    if idle and FakeQuantize.enabled:
+        warn(
+            f"{', '.join(idle[:8])}{' and more' if len(idle) > 8 else ''}: rounding is switched off here "
+            "(`disable_fake_quant`), so the prepared model computes in float what becomes integers now. Call "
+            "`set_fake_quantize(model, FakeQuantState.VALIDATION)` and evaluate the model before you convert it.",
+            QuantizationWarning,
+        )
     learning = [q for q in quantizers if not q.is_fixed]
     if learning and all(q.is_observing and not q.is_quantizing and q.has_statistics for q in learning):
         warn(
@@ -369,6 +377,7 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     for module in model.modules():
         if isinstance(module, QATModule):
             module.require_numbers()
+            module.require_settings()
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
         if isinstance(module, PlacedModule) and _ran_on_real(module):
