@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.nn.max_pool import max_pool2d
 from horizon_plugin_pytorch.nn.operator_table import Call, Kind, Operator, ScaleRule, advise, is_pair, register
 from horizon_plugin_pytorch.nn.support import (
     EVERYWHERE,
@@ -130,6 +131,13 @@ def _pad(func: Callable, args: tuple, kwargs: dict) -> QTensor:
 
 def _relu(func: Callable, args: tuple, kwargs: dict) -> Any:
     return keep_scale(torch.relu, args[:1] or (kwargs["input"],), {})
+
+
+def _max_pool(func: Callable, args: tuple, kwargs: dict) -> Any:
+    x = args[0] if args else kwargs["input"]
+    is_recorded = x.is_integer  # of a converted model: its file has torch's operator
+    is_trained = torch.is_grad_enabled() and x.requires_grad
+    return keep_scale(func if is_recorded or is_trained else max_pool2d, args, kwargs)
 
 
 _FOLD = _arguments("input, output_size, kernel_size, dilation=1, padding=0, stride=1")
@@ -427,6 +435,7 @@ _ROWS: dict[str, _Row] = {
     ),
     "max_pool": _Row(
         "max_pool2d",
+        handler=_max_pool,
         marches=_MAX_POOL,
         modules=(nn.MaxPool2d,),
         others=(F._max_pool2d,),  # type: ignore[attr-defined]

@@ -304,6 +304,7 @@ def prepare_by_tracing(
     own = OwnScales.of(own_scales, copied, "prepare_qat_fx")
     split_aliases(copied, own)
     observed = ObservedGraphModule(copied, trace(copied, example), type(model).__name__)
+    observed.write_later()
     follow_training(observed)
     follow_writes(observed)
     drop_unread(observed)
@@ -328,7 +329,7 @@ def prepare_by_tracing(
     observe(observed, observed, region, choices, march, qconfig_setter, is_fused, own, joins_calls, tied)
     keep_float_forms(observed, {path: floats[path] for path in wrapped_modules(observed)})
     keep_notes(observed, march=march, choices=choices)
-    observed.recompile()
+    observed.write()
     if wrapped:
         attach(observed, wrapped, make_module)
         refuse_states_when_running(observed)

@@ -99,6 +99,7 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
     """A `torch.fx.GraphModule` with the module tree, the attributes and the methods of the original model."""
 
     _source_class: type | None = None
+    _is_written_later = False  # are more changes of the graph to come, before anybody runs it?
 
     def __init__(self, root: Any, graph: torch.fx.Graph, class_name: str = "GraphModule") -> None:
         super().__init__(root, graph, class_name)
@@ -108,8 +109,19 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
             bind_methods(self)
             self.train(root.training)
 
-    def recompile(self) -> fx.graph.PythonCode:
+    def write_later(self) -> None:
+        """Let passes change the graph without writing its code each time, until `write`; it is not run meanwhile."""
+        self.__dict__["_is_written_later"] = True
+
+    def write(self) -> None:
+        """Write the code of the graph after `write_later`."""
+        self.__dict__.pop("_is_written_later", None)
+        self.recompile()
+
+    def recompile(self) -> Any:
         """Write the code of the graph anew."""
+        if self._is_written_later:
+            return None
         _spell_keywords(self.graph)  # a pass may have put the first module below such a name
         return super().recompile()
 

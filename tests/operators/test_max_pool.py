@@ -1,0 +1,48 @@
+"""Max pooling one axis after the other has the values of torch's, and leaves to torch what it does not do."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from horizon_plugin_pytorch.nn.max_pool import max_pool2d
+
+SIZES = [1, 2, 3, 5, (2, 3), (5, 1), 7, [3], (6, 2)]
+STRIDES: list[Any] = [None, 1, 2, 3, (1, 2), [2, 1]]
+PADDINGS: list[Any] = [0, 1, (0, 1), 2]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7, 9), (1, 1, 1, 1), (1, 2, 5, 1), (3, 8, 8), (0, 2, 4, 4)])
+def test_the_values_and_errors_are_those_of_torch(shape: tuple[int, ...]) -> None:
+    x = torch.randint(-128, 128, shape, generator=torch.Generator().manual_seed(0)).float()
+    for size, stride, padding, ceil in itertools.product(SIZES, STRIDES, PADDINGS, [False, True]):
+        try:
+            wanted = F.max_pool2d(x, size, stride, padding, ceil_mode=ceil)
+        except Exception as error:
+            with pytest.raises(type(error)):
+                max_pool2d(x, size, stride, padding, ceil_mode=ceil)
+            continue
+        given = max_pool2d(x, size, stride, padding, ceil_mode=ceil)
+        assert given.shape == wanted.shape and torch.equal(given, wanted), (size, stride, padding, ceil)
+        assert given.data_ptr() != x.data_ptr() or not x.numel()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite_are_those_of_torch(value: float) -> None:
+    x = torch.randn(1, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 2, 2] = value
+    assert torch.equal(max_pool2d(x, 3, 2, 1).nan_to_num(7e7), F.max_pool2d(x, 3, 2, 1).nan_to_num(7e7))
+
+
+def test_other_layouts_dilations_and_positions_are_left_to_torch() -> None:
+    x = torch.randn(1, 2, 9, 9, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(max_pool2d(x, 3, dilation=2), F.max_pool2d(x, 3, dilation=2))
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert max_pool2d(last, 3).is_contiguous(memory_format=torch.channels_last)
+    values, positions = max_pool2d(x, 3, return_indices=True)
+    assert torch.equal(positions, F.max_pool2d(x, 3, return_indices=True)[1])
+    assert torch.equal(values, max_pool2d(x, 3))
