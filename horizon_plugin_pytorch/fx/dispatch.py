@@ -164,8 +164,8 @@ class Dispatcher:
         """The parameter or buffer at a path of the model, as its forward reads it."""
         owner, _, name = path.rpartition(".")
         module = self.resolve(owner)
-        if name == "weight" and isinstance(module, QuantizedModule):
-            return module.written_weight()
+        if isinstance(module, QuantizedModule) and name in module._buffers:
+            return module.as_parameter(name)
         return getattr(module, name, None)
 
     def __call__(self, func: Callable, args: tuple, kwargs: dict[str, Any], has_scale: bool = True) -> Any:

@@ -279,8 +279,8 @@ class FormerTensor:
 
 def as_written(module: Any, name: str) -> Any:
     """A parameter or buffer of a module as the user's forward reads it: a converted layer has real numbers for that."""
-    is_integer = name == "weight" and hasattr(module, "written_weight")
-    return module.written_weight() if is_integer else getattr(module, name)
+    is_converted = name in module._buffers and hasattr(module, "as_parameter")
+    return module.as_parameter(name) if is_converted else getattr(module, name)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import CalibrationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.nn.quantized.former_parameter import FormerParameter
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
@@ -22,10 +24,13 @@ from horizon_plugin_pytorch.quantization import (
     convert,
     convert_fx,
     get_default_qat_qconfig,
+    get_qconfig,
+    prepare,
     prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.qconfig_setter import QconfigSetter
 from horizon_plugin_pytorch.utils.fx_helper import wrap
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -115,3 +120,55 @@ def test_a_read_that_conversion_did_not_know_of_is_told_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         quantized(X)
+
+
+BRANCHES: dict[str, Callable[[Any], bool]] = {
+    "a weight": lambda net: net.conv.weight.requires_grad,
+    "a bias": lambda net: net.conv.bias.requires_grad,
+    "the weight of a norm": lambda net: net.norm.weight.requires_grad,
+    "a weight that is frozen": lambda net: not net.frozen.weight.requires_grad,
+    "all parameters": lambda net: any(p.requires_grad for p in net.parameters()),
+    "a weight that is computed with": lambda net: bool((net.conv.weight * 0 + 1).sum() > 0) and net.conv.weight.is_leaf,
+}
+
+
+class Branching(nn.Module):
+    """A forward that doubles its result if the answer is what it is in float."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv, self.frozen, self.norm = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4)
+        self.frozen.weight.requires_grad_(False)
+        self.asked = asked
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.frozen(self.conv(self.quant(x))))
+        if BRANCHES[self.asked](self):
+            y = y * 2
+        return self.dequant(y)
+
+
+@pytest.mark.parametrize("asked", BRANCHES)
+def test_a_branch_on_requires_grad_is_the_same_after_conversion(asked: str) -> None:
+    set_march(March.BAYES)
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    qat = prepare(Branching(asked).eval(), (x,), qconfig_setter=QconfigSetter(get_qconfig(), []), out_dir=None)
+    set_fake_quantize(qat.eval(), FakeQuantState.CALIBRATION)
+    qat(x)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    wanted = qat(x).detach()
+    for model in (convert_fx(qat), copy.deepcopy(convert_fx(qat)), pickle.loads(pickle.dumps(convert_fx(qat)))):
+        given = model(x)
+        assert torch.equal(given, wanted) and not given.requires_grad
+
+
+def test_a_former_parameter_is_an_ordinary_tensor_but_for_that_answer() -> None:
+    numbers = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    weight: Any = FormerParameter.of(numbers)
+    assert weight.requires_grad and not (weight @ weight).requires_grad
+    for result in (weight * 2, weight.t(), weight[0], torch.cat([weight, weight]), weight.detach(), weight.data):
+        assert type(result) is Tensor and not result.requires_grad
+    assert (weight * 2).numpy().shape == (3, 3) and torch.equal(weight.sum(0), numbers.sum(0))
+    assert weight.data_ptr() == numbers.data_ptr()

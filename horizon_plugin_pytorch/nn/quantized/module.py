@@ -13,6 +13,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, qbool
 from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, warn
 from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.nn.quantized.former_parameter import FormerParameter
 from horizon_plugin_pytorch.nn.quantized.plans import PlanCache
 from horizon_plugin_pytorch.qtensor import QTensor, asked_by_model, asked_in_forward, integer_qtensor
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
@@ -60,6 +61,7 @@ class QuantizedModule(PlacedModule):
 
     scale: Tensor | None
     _was_told: bool = False
+    trained: frozenset[str] = frozenset()  # the parameters that wanted a gradient when they became numbers
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,18 +75,30 @@ class QuantizedModule(PlacedModule):
         self.is_accumulator = mod.is_accumulator
         self.set_output(mod.activation_post_process)
         self.configure(mod)
+        self.trained = frozenset(name for name, x in mod._parameters.items() if x is not None and x.requires_grad)
         return self
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
         # The model's own forward may ask for ``self.conv.weight.dtype``, and must get the answer it got in float.
         is_stored = name == "weight" and isinstance(value, Tensor) and not value.is_floating_point()
-        if is_stored and asked_by_model(sys._getframe(1)):
-            return self.written_weight()
+        if not is_stored and name not in self.trained:
+            return value
+        if asked_by_model(sys._getframe(1)):
+            return self.as_parameter(name)
         if is_stored and asked_in_forward(sys._getframe(1)):
             self._tell_unread()
-            return self.written_weight()
+            return self.as_parameter(name)
         return value
+
+    def as_parameter(self, name: str) -> Any:
+        """A former parameter as the user's forward reads it: real numbers, and one tensor for all readers."""
+        value = self._buffers[name]
+        if name == "weight" and value is not None and not value.is_floating_point():
+            value = self.written_weight()
+        if value is None or name not in self.trained:
+            return value
+        return self._plans.get((), ("parameter", name), lambda: FormerParameter.of(value))
 
     def _tell_unread(self) -> None:
         """Warn of a weight of which nobody knew, when the model was converted, that the forward reads it."""
