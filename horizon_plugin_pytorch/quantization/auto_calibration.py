@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
 from horizon_plugin_pytorch.fx.results import own_tensors
+from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
@@ -35,6 +36,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, Fake
 from horizon_plugin_pytorch.quantization.observer_base import ObserverBase, make_like, range_methods
 from horizon_plugin_pytorch.quantization.observer_v2 import CountingObserver, HistogramObserver
 from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT
+from horizon_plugin_pytorch.running import current_forward
 
 _JUDGED = 4  # batches on which candidates are compared; the result is checked on all
 _SAME = 1e-3  # candidates whose ranges differ by less than this share are one
@@ -362,6 +364,9 @@ class _Judge:
             position = self.ended
             if self._results is not None and position < min(self._kept, len(self._results)):
                 out = _copied(self._results[position])
+                for x in tensors_of(out):
+                    if isinstance(x, QTensor):
+                        x._belong(current_forward())  # an earlier forward made it, on the same batch
             else:
                 out = forward(*args, **kwargs)
                 if self._results is not None and position < self._kept:
