@@ -30,6 +30,8 @@ from horizon_plugin_pytorch.quantization.fx.graph_module import (
     GraphModuleWithAttr,
     ObservedGraphModule,
     QuantizedGraphModule,
+    write_later,
+    write_now,
 )
 from horizon_plugin_pytorch.quantization.passes.batches import follow_batches, join_calls
 from horizon_plugin_pytorch.quantization.passes.configure import named_modules_of, resolve_qconfigs
@@ -304,7 +306,7 @@ def prepare_by_tracing(
     own = OwnScales.of(own_scales, copied, "prepare_qat_fx")
     split_aliases(copied, own)
     observed = ObservedGraphModule(copied, trace(copied, example), type(model).__name__)
-    observed.write_later()
+    write_later(observed)
     follow_training(observed)
     follow_writes(observed)
     drop_unread(observed)
@@ -329,7 +331,7 @@ def prepare_by_tracing(
     observe(observed, observed, region, choices, march, qconfig_setter, is_fused, own, joins_calls, tied)
     keep_float_forms(observed, {path: floats[path] for path in wrapped_modules(observed)})
     keep_notes(observed, march=march, choices=choices)
-    observed.write()
+    write_now(observed)
     if wrapped:
         attach(observed, wrapped, make_module)
         refuse_states_when_running(observed)

@@ -109,15 +109,6 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
             bind_methods(self)
             self.train(root.training)
 
-    def write_later(self) -> None:
-        """Let passes change the graph without writing its code each time, until `write`; it is not run meanwhile."""
-        self.__dict__["_is_written_later"] = True
-
-    def write(self) -> None:
-        """Write the code of the graph after `write_later`."""
-        self.__dict__.pop("_is_written_later", None)
-        self.recompile()
-
     def recompile(self) -> Any:
         """Write the code of the graph anew."""
         if self._is_written_later:
@@ -196,6 +187,18 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
         # torch would trace the generated code again, through the FloatFunctionals and to a plain GraphModule.
         cls = next(c for c in type(self).__mro__ if c.__module__ == __name__)
         return _rebuild, (cls, self._get_name(), _state_of(self), pack(self.graph))
+
+
+# Functions: a method would share its name with what users call their own attributes.
+def write_later(model: GraphModuleWithAttr) -> None:
+    """Let passes change the graph without writing its code each time, until `write_now`; it is not run meanwhile."""
+    model.__dict__["_is_written_later"] = True
+
+
+def write_now(model: GraphModuleWithAttr) -> None:
+    """Write the code of the graph after `write_later`."""
+    model.__dict__.pop("_is_written_later", None)
+    model.recompile()
 
 
 class ObservedGraphModule(GraphModuleWithAttr):
