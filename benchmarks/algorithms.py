@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from demo.common import OUT, save_state
 from demo.digits.__main__ import TEST_IMAGES, train
 from demo.digits.data import Digits, load_digits
-from horizon_plugin_pytorch.fx.results import relative_error
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.quantization import (
@@ -36,7 +35,8 @@ from horizon_plugin_pytorch.quantization import (
     reestimate_bn,
     weight_reconstruction,
 )
-from horizon_plugin_pytorch.quantization.observer_base import range_methods
+from horizon_plugin_pytorch.runtime.results import relative_error
+from horizon_plugin_pytorch.statistics.observer_base import range_methods
 
 BATCH, BATCHES = 50, 10
 OBSERVERS = (*range_methods(), "histogram")

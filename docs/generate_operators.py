@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import horizon_plugin_pytorch  # fills the operator table
 from horizon_plugin_pytorch.nn.operator_table import Operator, rows
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
-from horizon_plugin_pytorch.nn.support import GROUPS, Support
+from horizon_plugin_pytorch.operators.support import GROUPS, Support
 
 PAGE = Path(__file__).parent / "operators.md"
 

@@ -12,6 +12,7 @@ from horizon_plugin_pytorch import functional
 from horizon_plugin_pytorch import fx, utils
 from horizon_plugin_pytorch import qconfig
 from horizon_plugin_pytorch.annotation import get_output_annotation, set_annotation
+from horizon_plugin_pytorch.doors import forward_old_paths
 from horizon_plugin_pytorch.functional import (
     abs,
     argmax,
@@ -32,6 +33,8 @@ from horizon_plugin_pytorch.functional import (
     rgb2gray,
     rgb2yuv,
 )
+
+forward_old_paths()
 
 
 def multi_tensor_legacynadamex(*args: object, **kwargs: object) -> None:

@@ -1,6 +1,6 @@
 """The path that one document gives of `quantization.qconfig`."""
 
-from horizon_plugin_pytorch.quantization.qconfig import (
+from horizon_plugin_pytorch.fake_quant.qconfig import (
     QConfig,
     default_calib_8bit_fake_quant_qconfig,
     default_calib_8bit_weight_16bit_act_fake_quant_qconfig,

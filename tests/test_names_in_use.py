@@ -79,7 +79,7 @@ def test_second_paths_give_the_same_thing() -> None:
 
 def test_mix_calibration_is_weight_reconstruction(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    module = importlib.import_module("horizon_plugin_pytorch.quantization.weight_reconstruction")
+    module = importlib.import_module("horizon_plugin_pytorch.calibration.weight_reconstruction")
     monkeypatch.setattr(module, "weight_reconstruction", lambda *args: seen.append(args))
     quantization.mix_calibration("model", "batches", custom_config_dict={"num_steps": 1})
     assert seen == [("model", "batches", None, {"num_steps": 1})]

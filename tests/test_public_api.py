@@ -522,12 +522,22 @@ def _inherits_a_docstring(path: str) -> bool:
     return any(getattr(vars(base).get(name), "__doc__", None) for base in cls.__mro__)
 
 
+def names_around(value: Any) -> dict[str, Any]:
+    """What the file that defines a class or function has; it may be shown under another path."""
+    methods = (
+        (getattr(member, "__func__", member) for member in vars(value).values()) if isinstance(value, type) else ()
+    )
+    for function in (value, *methods):
+        if inspect.isfunction(function) and function.__globals__.get("__name__", "").startswith(PACKAGE):
+            return function.__globals__
+    return vars(importlib.import_module(value.__module__))
+
+
 @pytest.mark.parametrize("path", USER_FUNCTIONS)
 def test_user_function_shows_an_example_that_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     value = resolve(path)
-    module = importlib.import_module(value.__module__)
-    globs = {**vars(module), "torch": torch}
+    globs = {**names_around(value), "torch": torch}
     tests = doctest.DocTestFinder(recurse=False).find(value, path, module=False, globs=globs)
     examples = [test for test in tests if test.examples]
     assert examples, f"`{path}` has no example"

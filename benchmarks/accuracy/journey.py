@@ -31,13 +31,13 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
     weight_reconstruction,
 )
-from horizon_plugin_pytorch.quantization.observer_base import range_methods
 from horizon_plugin_pytorch.quantization.observer_v2 import MSEObserver
 from horizon_plugin_pytorch.quantization.qconfig_setter import (
     ConvDtypeTemplate,
     MatmulDtypeTemplate,
     ModuleNameTemplate,
 )
+from horizon_plugin_pytorch.statistics.observer_base import range_methods
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 
 BATCH, CALIBRATION_BATCHES, TEST_BATCH = 100, 10, 500

@@ -59,7 +59,8 @@ from horizon_plugin_pytorch.nn.norms import ChannelScale2d, GroupNorm, RMSNorm
 from horizon_plugin_pytorch.nn.softmax import Softmax, SoftmaxBernoulli2
 from horizon_plugin_pytorch.nn.where import Where
 from horizon_plugin_pytorch.nn import qat
-from horizon_plugin_pytorch.nn import float_operators, grid_functions, pass_through  # noqa: F401 - fill the operator table
+from horizon_plugin_pytorch.nn import float_operators, grid_functions  # noqa: F401 - fill the operator table
+from horizon_plugin_pytorch.operators import pass_through  # noqa: F401 - fills the operator table
 from horizon_plugin_pytorch.nn import bare_functions  # noqa: F401 - looks at all rows
 from horizon_plugin_pytorch.nn import functional
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
+from horizon_plugin_pytorch.fake_quant.qconfig import QConfig
 from horizon_plugin_pytorch.nn.boxes import require_real
 from horizon_plugin_pytorch.nn.filtering import filter, rle
-from horizon_plugin_pytorch.nn.operator_table import NotBindable, Operator, ScaleRule, row_of_function, rows
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.operators.table import NotBindable, Operator, ScaleRule, row_of_function, rows
 from horizon_plugin_pytorch.qtensor import QTensor, described, handle, unsupported
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, FakeQuantState
-from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver
-from horizon_plugin_pytorch.quantization.qconfig import QConfig
 from horizon_plugin_pytorch.running import interceptor
+from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver
 
 _AVERAGES = ("avg_pool1d", "avg_pool2d", "avg_pool3d", *(f"adaptive_avg_pool{n}d" for n in (1, 2, 3)))
 _MADE: dict[tuple, QATModule] = {}  # modules keep their plans

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.colour import bgr2yuv, rgb2yuv
-from horizon_plugin_pytorch.nn.leaf import own_leaf
+from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
 @own_leaf

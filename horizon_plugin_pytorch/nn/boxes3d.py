@@ -13,9 +13,9 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn.boxes import require_real, top
-from horizon_plugin_pytorch.nn.leaf import own_leaf
 from horizon_plugin_pytorch.nn.nms import suppress
 from horizon_plugin_pytorch.nn.rotated_boxes import rotated_overlap, shared_areas
+from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 _SEEN_FROM_ABOVE = [0, 1, 3, 4, 6]
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn import finite
+from horizon_plugin_pytorch.operators import finite
 
 
 class Elementwise(nn.Module):

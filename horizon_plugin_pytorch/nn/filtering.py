@@ -7,8 +7,8 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import OperatorInputError
-from horizon_plugin_pytorch.nn.leaf import own_leaf
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
 @own_leaf

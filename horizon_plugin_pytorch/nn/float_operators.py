@@ -16,12 +16,12 @@ from horizon_plugin_pytorch.nn.detection_post_process_v1 import DetectionPostPro
 from horizon_plugin_pytorch.nn.filtering import filter, rle
 from horizon_plugin_pytorch.nn.matching import ig_region_match, max_iou_match
 from horizon_plugin_pytorch.nn.nms import batched_nms, nms
-from horizon_plugin_pytorch.nn.operator_table import Call, Kind, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.proposals import decode, get_top_n
 from horizon_plugin_pytorch.nn.rcnn_post_process import RcnnPostProcess
 from horizon_plugin_pytorch.nn.rotated_boxes import nms_rotated
-from horizon_plugin_pytorch.nn.support import INT8, INTS, WIDE, Marches, Support, on
 from horizon_plugin_pytorch.nn.voxelization import _voxelization, point_pillars_preprocess
+from horizon_plugin_pytorch.operators.support import INT8, INTS, WIDE, Marches, Support, on
+from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, register
 
 FLOAT = ("float32",)
 INDEX = ("int64",)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import OperatorInputError
-from horizon_plugin_pytorch.nn.leaf import own_leaf
+from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
 class GridSample(nn.Module):

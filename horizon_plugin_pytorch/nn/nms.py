@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.nn.boxes import overlap, require_real, top
-from horizon_plugin_pytorch.nn.leaf import own_leaf
+from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 _BLOCK = 512
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.fixed_point.scattering import cells_of, scatter
-from horizon_plugin_pytorch.nn.leaf import own_leaf
+from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
 def image_size(output_shape: Any) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn import boxes as geometry
 from horizon_plugin_pytorch.nn.boxes import require_real, top
-from horizon_plugin_pytorch.nn.leaf import own_leaf
+from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
 def _require_rows(who: str, **tensors: Any) -> None:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.nn.boxes import require_real, top
-from horizon_plugin_pytorch.nn.leaf import own_leaf
 from horizon_plugin_pytorch.nn.nms import suppress
+from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 _PAIRS_AT_ONCE = 1 << 15  # a pair takes about four kilobytes
 _TOLERANCE = 1e-9  # a corner this close to an edge lies on it, edges this close in direction are parallel

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, at, warn
-from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.hooks import keep
 
 
 def depends_on_mode(module: nn.Module) -> bool:

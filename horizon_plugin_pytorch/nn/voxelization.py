@@ -9,7 +9,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn.boxes import require_real
-from horizon_plugin_pytorch.nn.leaf import own_leaf
+from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
 @own_leaf

@@ -3,7 +3,7 @@
 from horizon_plugin_pytorch.dtype import qinfo, qint8, qint16  # noqa: I001 - statistics before operators before verbs
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode, set_qat_mode
-from horizon_plugin_pytorch.quantization import fake_quantize, observer, observer_v2
+from horizon_plugin_pytorch.quantization import fake_quantize, observer, observer_v2  # noqa: F401 - attributes
 from horizon_plugin_pytorch.quantization.observer import (
     FixedScaleObserver,
     MovingAverageMinMaxObserver,
@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import (
     get_fake_quantize,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.learnable_fake_quantize import (
+from horizon_plugin_pytorch.fake_quant.learnable import (
     PACTFakeQuantize,
     _LearnableFakeQuantize,
     parameter_groups,
@@ -48,13 +48,13 @@ from horizon_plugin_pytorch.quantization.qconfig import (
 )
 from horizon_plugin_pytorch import nn  # operators, on top of statistics
 from horizon_plugin_pytorch.nn.qat.stubs import _WrappedCalibFakeQuantize
-from horizon_plugin_pytorch.quantization.calibration import calibrate
+from horizon_plugin_pytorch.calibration.calibrate import calibrate
 from horizon_plugin_pytorch.quantization.auto_calibration import auto_calibrate, auto_calibration
 from horizon_plugin_pytorch.quantization.weight_reconstruction import mix_calibration, weight_reconstruction
-from horizon_plugin_pytorch.quantization.bias_correction import correct_bias
-from horizon_plugin_pytorch.quantization.bn_reestimation import reestimate_bn
-from horizon_plugin_pytorch.quantization.equalization import equalize
-from horizon_plugin_pytorch.quantization.checkpoint import load_calib_state_dict
+from horizon_plugin_pytorch.calibration.bias_correction import correct_bias
+from horizon_plugin_pytorch.calibration.bn_reestimation import reestimate_bn
+from horizon_plugin_pytorch.calibration.equalization import equalize
+from horizon_plugin_pytorch.workflow.checkpoint import load_calib_state_dict
 from horizon_plugin_pytorch.quantization.fuse_modules import (
     fuse_conv_shared_modules,
     fuse_known_modules,
@@ -62,24 +62,16 @@ from horizon_plugin_pytorch.quantization.fuse_modules import (
 )
 from horizon_plugin_pytorch.quantization import qconfig_setter, qconfig_template
 from horizon_plugin_pytorch.quantization.qconfig_setter import QconfigSetter
-from horizon_plugin_pytorch.quantization.choice import reason_of
+from horizon_plugin_pytorch.config.choice import reason_of
 from horizon_plugin_pytorch.quantization.explain import explain
 from horizon_plugin_pytorch.quantization.quantize import convert, load_observer_params, prepare_qat
 from horizon_plugin_pytorch.quantization.quantize_fx import convert_fx, fuse_fx, prepare_qat_fx
-from horizon_plugin_pytorch.quantization.graph_text import compare_graphs
-from horizon_plugin_pytorch.quantization.fuse_mode import FuseMode
+from horizon_plugin_pytorch.capture.graph_text import compare_graphs
+from horizon_plugin_pytorch.passes.fuse_mode import FuseMode
 from horizon_plugin_pytorch.quantization.prepare import PrepareMethod, prepare
-from horizon_plugin_pytorch.quantization.first_generation import prepare_calibration, prepare_calibration_fx
-from horizon_plugin_pytorch.deploy.check_model import check_model
-from horizon_plugin_pytorch.deploy.compiler import compile_model, export_hbir, perf_model, visualize_model
-
-# The documents list them beside FakeQuantize; here they are made of it, and live in the files above it.
-for _name, _class in (
-    ("_LearnableFakeQuantize", _LearnableFakeQuantize),
-    ("PACTFakeQuantize", PACTFakeQuantize),
-    ("_WrappedCalibFakeQuantize", _WrappedCalibFakeQuantize),
-):
-    setattr(fake_quantize, _name, _class)
+from horizon_plugin_pytorch.workflow.first_generation import prepare_calibration, prepare_calibration_fx
+from horizon_plugin_pytorch.analysis.limits import check_model
+from horizon_plugin_pytorch.export.compiler import compile_model, export_hbir, perf_model, visualize_model
 
 __all__ = [
     "CalibFakeQuantize",

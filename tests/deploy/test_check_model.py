@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import horizon_plugin_pytorch as horizon
-from horizon_plugin_pytorch.deploy.check_model import find_limits, operator_uses
+from horizon_plugin_pytorch.analysis.limits import find_limits, operator_uses
 from horizon_plugin_pytorch.errors import HorizonError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
-from horizon_plugin_pytorch.nn.support import GROUPS, Support, TensorFact, Use, at_most, between, on
+from horizon_plugin_pytorch.operators.support import GROUPS, Support, TensorFact, Use, at_most, between, on
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     QuantStub,
@@ -78,7 +78,7 @@ def test_formats_and_limits_of_a_row() -> None:
     tight = on(bayes=Support(inputs=("qint8",), limits=(between("kernel_size", 1, 2, "use a smaller kernel"),)))
     row = Operator("tight", ScaleRule.OWN, marches=tight)
     use = Use("tight", "`a`", (TensorFact((1, 2, 3, 3), "qint16"),), attributes={"kernel_size": (3, 1)})
-    from horizon_plugin_pytorch.deploy.check_model import _format_findings
+    from horizon_plugin_pytorch.analysis.limits import _format_findings
 
     found = list(_format_findings(row, use, March.BAYES))
     assert [(f.limit, f.advice) for f in found] == [

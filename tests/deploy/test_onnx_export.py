@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import files
 from horizon_plugin_pytorch import nn as hnn
-from horizon_plugin_pytorch.deploy.onnx_aten import ATEN
-from horizon_plugin_pytorch.deploy.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.export.onnx_aten import ATEN
+from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.deploy.recorder import plain, record
+from horizon_plugin_pytorch.export.recorder import plain, record
 from horizon_plugin_pytorch.fixed_point import library
 from horizon_plugin_pytorch.march import set_march
 from horizon_plugin_pytorch.quantization import convert_fx

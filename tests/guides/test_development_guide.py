@@ -17,6 +17,10 @@ import torch.ao.quantization as tq
 from torch import Tensor, nn
 
 import horizon_plugin_pytorch as horizon
+from horizon_plugin_pytorch.analysis.calls import record_calls
+from horizon_plugin_pytorch.analysis.check import inspect_model
+from horizon_plugin_pytorch.analysis.report import render
+from horizon_plugin_pytorch.analysis.rows import check_recording
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, get_march, set_march
 from horizon_plugin_pytorch.nn import qat
@@ -29,10 +33,6 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
-from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
-from horizon_plugin_pytorch.quantization.inspection.report import render
-from horizon_plugin_pytorch.quantization.inspection.rows import check_recording
 
 SCRIPTS = Path(__file__).parent / "scripts"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

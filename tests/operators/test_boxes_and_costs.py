@@ -13,7 +13,7 @@ from horizon_plugin_pytorch import nn as horizon_nn
 from horizon_plugin_pytorch.errors import OperatorInputError, UnsupportedOperatorError
 from horizon_plugin_pytorch.nn.functional import roi_align
 from horizon_plugin_pytorch.nn.operator_table import row_named
-from horizon_plugin_pytorch.nn.support import TensorFact, Use
+from horizon_plugin_pytorch.operators.support import TensorFact, Use
 from horizon_plugin_pytorch.quantization import convert_fx, prepare_qat_fx
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.operators.cases import bench

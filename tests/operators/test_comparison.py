@@ -22,7 +22,7 @@ from horizon_plugin_pytorch.nn.operator_table import row_named
 from horizon_plugin_pytorch.nn.qat import FloatFunctional as QATFunctional
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional, QFunctional
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
-from horizon_plugin_pytorch.nn.support import TensorFact, Use
+from horizon_plugin_pytorch.operators.support import TensorFact, Use
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, integer_qtensor, real_qtensor
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from horizon_plugin_pytorch.deploy.check_model import find_limits
+from horizon_plugin_pytorch.analysis.limits import find_limits
+from horizon_plugin_pytorch.capture.region import quantized_nodes, row_of_node
+from horizon_plugin_pytorch.capture.tracer import trace
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
-from horizon_plugin_pytorch.fx.tracer import trace
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.operator_table import Operator, rows
-from horizon_plugin_pytorch.nn.support import GROUPS, Limit, TensorFact, Use, group_of
+from horizon_plugin_pytorch.operators.support import GROUPS, Limit, TensorFact, Use, group_of
 from horizon_plugin_pytorch.quantization import convert_fx
-from horizon_plugin_pytorch.quantization.passes.region import quantized_nodes, row_of_node
 from tests.operators.cases import CASES, Case
 from tests.routes import as_numbers, mismatches, prepared
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.deploy.check_model import find_limits
+from horizon_plugin_pytorch.analysis.limits import find_limits
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat import conv2d, linear

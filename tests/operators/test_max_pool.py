@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from horizon_plugin_pytorch.nn.max_pool import max_pool2d
+from horizon_plugin_pytorch.operators.max_pool import max_pool2d
 
 SIZES = [1, 2, 3, 5, (2, 3), (5, 1), 7, [3], (6, 2)]
 STRIDES: list[Any] = [None, 1, 2, 3, (1, 2), [2, 1]]

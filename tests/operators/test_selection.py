@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import horizon_plugin_pytorch as horizon
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.deploy.check_model import find_limits
+from horizon_plugin_pytorch.analysis.limits import find_limits
 from horizon_plugin_pytorch.errors import OperatorInputError, TraceError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.qtensor import QTensor

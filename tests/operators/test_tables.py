@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as horizon_nn
-from horizon_plugin_pytorch.deploy.check_model import find_limits
+from horizon_plugin_pytorch.analysis.limits import find_limits
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import (
     ConversionError,
@@ -23,8 +23,8 @@ from horizon_plugin_pytorch.errors import (
     UnsupportedOperatorError,
 )
 from horizon_plugin_pytorch.march import March, set_march
-from horizon_plugin_pytorch.nn import finite
 from horizon_plugin_pytorch.nn.qat.segment_lut import DECLARATIONS, Function, SegmentLUT
+from horizon_plugin_pytorch.operators import finite
 from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
 from horizon_plugin_pytorch.quantization import (
     QuantWrapper,

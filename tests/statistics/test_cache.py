@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.quantization.cache import Cache
+from horizon_plugin_pytorch.statistics.cache import Cache
 
 
 def _fused_step(x: Tensor) -> None:

@@ -24,7 +24,6 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization import observer as first
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.quantization.observer_base import OBSERVERS, range_methods
 from horizon_plugin_pytorch.quantization.observer_v2 import (
     HistogramObserver,
     KLObserver,
@@ -34,7 +33,8 @@ from horizon_plugin_pytorch.quantization.observer_v2 import (
     PercentileObserver,
     SketchObserver,
 )
-from horizon_plugin_pytorch.quantization.sketch import Sketch
+from horizon_plugin_pytorch.statistics.observer_base import OBSERVERS, range_methods
+from horizon_plugin_pytorch.statistics.sketch import Sketch
 
 SEARCHING = [cls for cls in OBSERVERS.values() if issubclass(cls, SketchObserver)]
 

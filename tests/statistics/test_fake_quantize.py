@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.fake_quant.rounding import integer_limits, round_to_grid
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, QuantStub, convert_fx, set_fake_quantize
 from horizon_plugin_pytorch.quantization.fake_quantize import LoadedScale
 from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize
 from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAveragePerChannelMinMaxObserver
-from horizon_plugin_pytorch.quantization.rounding import integer_limits, round_to_grid
 from tests.routes import prepared
 from tests.strategies import formats
 

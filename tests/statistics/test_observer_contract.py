@@ -16,7 +16,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.dtype import as_dtype
 from horizon_plugin_pytorch.errors import CalibrationWarning
 from horizon_plugin_pytorch.quantization import observer_v2
-from horizon_plugin_pytorch.quantization.observer_base import ObserverBase
+from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
 from tests.strategies import seeds
 
 ABSTRACT = {

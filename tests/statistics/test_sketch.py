@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from horizon_plugin_pytorch.quantization.sketch import BINS, Sketch, best_ranges
+from horizon_plugin_pytorch.statistics.sketch import BINS, Sketch, best_ranges
 
 RANGES = {"int8": (-128, 127), "int16": (-32768, 32767)}
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
+from horizon_plugin_pytorch.fake_quant import rounding
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -23,17 +25,15 @@ from horizon_plugin_pytorch.quantization import (
     default_qat_8bit_fixed_act_fake_quant_qconfig,
     default_qat_8bit_lsq_quant_qconfig,
     fake_quantize,
-    fake_quantize_base,
     freeze_qat_module,
     get_default_qconfig,
     learnable_fake_quantize,
-    observer_base,
     prepare,
-    rounding,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, default_fp16_fake_cast
 from horizon_plugin_pytorch.quantization.fake_quantize import DynamicFakeQuantize, FakeQuantize
+from horizon_plugin_pytorch.statistics import observer_base
 from horizon_plugin_pytorch.utils.quant_switch import GlobalFakeQuantSwitch
 
 STE, LSQ = default_qat_8bit_fake_quant_qconfig, default_qat_8bit_lsq_quant_qconfig

@@ -36,7 +36,6 @@ from horizon_plugin_pytorch.quantization import (
     weight_reconstruction,
 )
 from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize
-from horizon_plugin_pytorch.quantization.observer_base import ObserverBase
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver, MinMaxObserver, MixObserver, MSEObserver
 from horizon_plugin_pytorch.quantization.qconfig_setter import (
     ConvDtypeTemplate,
@@ -44,6 +43,7 @@ from horizon_plugin_pytorch.quantization.qconfig_setter import (
     SensitivityTemplate,
     SetDynamicQuantTemplate,
 )
+from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
 from tests.routes import assert_one_arithmetic
 
 TABLE = [["module", "activation", "", 1.0, ""], ["module", "weight", "", 0.5, ""]]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import horizon_plugin_pytorch
-from horizon_plugin_pytorch.utils import serialization
+from horizon_plugin_pytorch.export import script_files as serialization
 from horizon_plugin_pytorch.utils.serialization import get_version_from_scriptmodule, save_with_version
 
 X = torch.ones(1, 2)

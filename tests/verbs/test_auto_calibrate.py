@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from horizon_plugin_pytorch.calibration.auto import _Judge
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, HorizonError, QuantizationConfigError
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.quantization import (
@@ -27,9 +28,8 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.auto_calibration import _Judge
-from horizon_plugin_pytorch.quantization.observer_base import range_methods
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
+from horizon_plugin_pytorch.statistics.observer_base import range_methods
 from tests.models import make, shake_norms
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.calibration.bias_correction import _shift, _split
+from horizon_plugin_pytorch.calibration.layers import LayerCall, LayerWalk
 from horizon_plugin_pytorch.errors import CalibrationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat.original import original
 from horizon_plugin_pytorch.quantization import QuantWrapper, calibrate, correct_bias, get_default_qconfig, prepare
-from horizon_plugin_pytorch.quantization.bias_correction import _shift, _split
-from horizon_plugin_pytorch.quantization.layers import LayerCall, LayerWalk
 
 
 @pytest.fixture(autouse=True)

@@ -35,8 +35,8 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.observer import NoopObserver, PerChannelMinMaxObserver
-from horizon_plugin_pytorch.quantization.observer_base import range_methods
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver, MinMaxObserver
+from horizon_plugin_pytorch.statistics.observer_base import range_methods
 from tests.processes import run_workers
 
 

@@ -16,6 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.analysis.calls import record_calls
+from horizon_plugin_pytorch.analysis.check import inspect_model
+from horizon_plugin_pytorch.analysis.report import render
+from horizon_plugin_pytorch.analysis.rows import ModelCheck, check_recording
+from horizon_plugin_pytorch.config.choice import reason_of
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import CheckError, HorizonError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer
@@ -37,12 +42,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.choice import reason_of
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
-from horizon_plugin_pytorch.quantization.inspection.calls import record_calls
-from horizon_plugin_pytorch.quantization.inspection.check import inspect_model
-from horizon_plugin_pytorch.quantization.inspection.report import render
-from horizon_plugin_pytorch.quantization.inspection.rows import ModelCheck, check_recording
 from horizon_plugin_pytorch.quantization.prepare import prepare as prepare_by_running
 from horizon_plugin_pytorch.quantization.qconfig import get_qconfig
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter

@@ -34,13 +34,13 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.checkpoint import compare_state_dict
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.prepare import prepare
 from horizon_plugin_pytorch.quantization.qconfig_template import (
     calibration_8bit_weight_16bit_act_qconfig_setter,
     default_calibration_qconfig_setter,
 )
+from horizon_plugin_pytorch.workflow.checkpoint import compare_state_dict
 from tests.models import ZOO, make
 from tests.routes import as_numbers, calibrate, mismatches, prepared, run_onnx
 

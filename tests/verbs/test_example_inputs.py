@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import CalibrationError, QuantizationWarning
-from horizon_plugin_pytorch.fx.arguments import arguments_of
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -28,6 +27,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat,
 )
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
+from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.utils.check_model import check_qat_model
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as hnn
-from horizon_plugin_pytorch.deploy.check_model import find_limits
+from horizon_plugin_pytorch.analysis.limits import find_limits
 from horizon_plugin_pytorch.errors import ExportError, QuantizationConfigError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat.half import Float16

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.deploy.recorder import record
+from horizon_plugin_pytorch.export.recorder import record
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.capture.graph_text import compare_graphs
 from horizon_plugin_pytorch.errors import TraceError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -21,7 +22,6 @@ from horizon_plugin_pytorch.quantization import (
     prepare,
 )
 from horizon_plugin_pytorch.quantization.explain import explain
-from horizon_plugin_pytorch.quantization.graph_text import compare_graphs
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 from horizon_plugin_pytorch.utils.check_model import check_qat_model
 

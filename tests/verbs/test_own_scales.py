@@ -28,7 +28,6 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.observer_base import ObserverBase
 from horizon_plugin_pytorch.quantization.prepare import prepare
 from horizon_plugin_pytorch.quantization.qconfig import get_qconfig
 from horizon_plugin_pytorch.quantization.qconfig_template import (
@@ -36,6 +35,7 @@ from horizon_plugin_pytorch.quantization.qconfig_template import (
     SensitiveOpQconfigSetter,
     default_calibration_qconfig_setter,
 )
+from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, calibrate, mismatches, run_onnx
 

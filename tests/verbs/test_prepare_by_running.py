@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.capture.graph_text import graph_text
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, UnknownCallError
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer
 from horizon_plugin_pytorch.nn import qat as nn_qat
@@ -24,10 +25,9 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.graph_text import graph_text
-from horizon_plugin_pytorch.quantization.prepare import FuseMode, PrepareMethod, prepare
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from horizon_plugin_pytorch.workflow.prepare import FuseMode, PrepareMethod, prepare
 from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx
 from tests.verbs.test_networks import NETWORKS, _float, _inputs
 

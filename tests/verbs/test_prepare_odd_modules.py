@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from horizon_plugin_pytorch.capture.graph_text import graph_text
 from horizon_plugin_pytorch.quantization import FakeQuantState, QuantWrapper, convert, prepare, set_fake_quantize
-from horizon_plugin_pytorch.quantization.graph_text import graph_text
 from tests.routes import as_numbers, calibrate, mismatches, qconfig
 
 

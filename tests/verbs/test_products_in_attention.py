@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import nn as hnn
+from horizon_plugin_pytorch.config.choice import reason_of
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import DeQuantStub, QconfigSetter, QuantStub, explain, get_qconfig, prepare
-from horizon_plugin_pytorch.quantization.choice import reason_of
 from horizon_plugin_pytorch.quantization.qconfig_setter import MatmulDtypeTemplate, ModuleNameTemplate
 from tests.routes import assert_one_arithmetic, calibrate
 

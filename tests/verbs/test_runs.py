@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from horizon_plugin_pytorch import running
+from horizon_plugin_pytorch.capture.recording import record
 from horizon_plugin_pytorch.dtype import qint8
-from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import DeQuantStub, FakeQuantState, QuantStub, set_fake_quantize
 from horizon_plugin_pytorch.quantization.prepare import prepare

@@ -12,10 +12,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.capture.recording import record
+from horizon_plugin_pytorch.capture.region import quantized_nodes
+from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER, GraphView
+from horizon_plugin_pytorch.config.resolve import resolve_qconfigs
+from horizon_plugin_pytorch.config.setters import (
+    apply_setters,
+    default_calibration_qconfig_setter,
+    default_qat_fixed_act_qconfig_setter,
+    default_qat_qconfig_setter,
+    qat_8bit_weight_16bit_fixed_act_qconfig_setter,
+    sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter,
+    sensitive_op_qat_8bit_weight_16bit_fixed_act_qconfig_setter,
+)
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationWarning
-from horizon_plugin_pytorch.fx.recording import record
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.passes.fuse import fuse_graph
+from horizon_plugin_pytorch.passes.replace import replace_functions
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantize,
@@ -29,22 +43,8 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.quantization.passes.configure import resolve_qconfigs
-from horizon_plugin_pytorch.quantization.passes.fuse import fuse_graph
-from horizon_plugin_pytorch.quantization.passes.graph_view import PLACEHOLDER, GraphView
-from horizon_plugin_pytorch.quantization.passes.region import quantized_nodes
-from horizon_plugin_pytorch.quantization.passes.replace import replace_functions
-from horizon_plugin_pytorch.quantization.prepare import Captured
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate
-from horizon_plugin_pytorch.quantization.qconfig_template import (
-    apply_setters,
-    default_calibration_qconfig_setter,
-    default_qat_fixed_act_qconfig_setter,
-    default_qat_qconfig_setter,
-    qat_8bit_weight_16bit_fixed_act_qconfig_setter,
-    sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter,
-    sensitive_op_qat_8bit_weight_16bit_fixed_act_qconfig_setter,
-)
+from horizon_plugin_pytorch.workflow.prepare import Captured
 from tests.models import ZOO, make
 from tests.routes import assert_one_arithmetic, calibrate
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from horizon_plugin_pytorch.calibration.fingerprint import digest
 from horizon_plugin_pytorch.errors import CalibrationError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import QuantWrapper, calibrate, get_default_qconfig, prepare, prepare_qat_fx
-from horizon_plugin_pytorch.quantization.fingerprint import digest
 from tests.verbs.test_calibrate import Stop
 
 

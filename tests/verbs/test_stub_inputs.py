@@ -22,13 +22,13 @@ from horizon_plugin_pytorch.quantization import (
     prepare,
     prepare_qat_fx,
 )
-from horizon_plugin_pytorch.quantization.observer_base import OBSERVERS
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
 from horizon_plugin_pytorch.quantization.qconfig_template import (
     calibration_8bit_weight_16bit_act_qconfig_setter,
     default_calibration_qconfig_setter,
     default_qat_qconfig_setter,
 )
+from horizon_plugin_pytorch.statistics.observer_base import OBSERVERS
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
-from horizon_plugin_pytorch.nn.placed import FusedAway
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
@@ -27,6 +26,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.runtime.located import FusedAway
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import as_numbers, calibrate, mismatches, prepared, qconfig, run_onnx
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from horizon_plugin_pytorch.capture.graph_text import graph_text
 from horizon_plugin_pytorch.errors import ConversionError, OperatorInputError, TraceError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import FakeQuantState, prepare, set_fake_quantize
-from horizon_plugin_pytorch.quantization.graph_text import graph_text
-from horizon_plugin_pytorch.quantization.prepare import FuseMode
+from horizon_plugin_pytorch.workflow.prepare import FuseMode
 from tests.routes import as_numbers, calibrate, mismatches, qconfig
 
 architectures = pytest.importorskip("tests.zoo.architectures", exc_type=ImportError)

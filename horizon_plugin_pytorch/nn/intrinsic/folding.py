@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.hooks import keep
 from horizon_plugin_pytorch.nn.intrinsic.fused import check_rank_hook
+from horizon_plugin_pytorch.runtime.hooks import keep
 
 
 def gain_of(bn: Any) -> Tensor:

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import adaptive_avg_pool as quantized
-from horizon_plugin_pytorch.nn.support import INT8, Support, on
+from horizon_plugin_pytorch.operators.support import INT8, Support, on
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, as_module, register
 
 ADAPTIVE = on(bayes=Support(INT8, INT8, note="the chip emulates it by AvgPool2d, whose windows may differ"))
 _UNPUBLISHED = on(bayes=Support(INT8, INT8, note="not in the published tables"))

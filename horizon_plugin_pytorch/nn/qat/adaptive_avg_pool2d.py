@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.adaptive_avg_pool import ADAPTIVE
 from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import adaptive_avg_pool2d as quantized
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, as_module, register
 
 
 class AdaptiveAvgPool2d(CopiedModule, nn.AdaptiveAvgPool2d):

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from horizon_plugin_pytorch.dtype import qint16
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn.affine_grid import AffineGrid as _Float
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
-from horizon_plugin_pytorch.nn.support import INTS, Support, on
+from horizon_plugin_pytorch.operators.support import INTS, Support, on
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor, real_qtensor
 
 _BITS = 14  # 1.0 is a whole number of steps, and so is every place in an image whose sides are powers of two

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.nn.assign import Assign as _Float
 from horizon_plugin_pytorch.nn.comparison import truth
-from horizon_plugin_pytorch.nn.operator_table import Call, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.composite import Composite, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.where import Where
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
-from horizon_plugin_pytorch.nn.support import FROM_BAYES
+from horizon_plugin_pytorch.operators.support import FROM_BAYES
+from horizon_plugin_pytorch.operators.table import Call, Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, described, handle, require_own_memory, write
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.nn import finite
 from horizon_plugin_pytorch.nn.atan2 import Atan2 as _Float
-from horizon_plugin_pytorch.nn.operator_table import Call, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.qat.segment_lut import FROM_BAYES
 from horizon_plugin_pytorch.nn.quantized import atan2 as quantized
+from horizon_plugin_pytorch.operators import finite
+from horizon_plugin_pytorch.operators.table import Call, Operator, ScaleRule, register
 
 
 class Atan2(RoundedModule):

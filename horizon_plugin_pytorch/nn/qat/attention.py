@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qbool
+from horizon_plugin_pytorch.fake_quant.qconfig import with_format
 from horizon_plugin_pytorch.nn import attention as floats
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.composite import Composite, Times, constant_stub, inner_qconfig, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.module import real
 from horizon_plugin_pytorch.nn.qat.softmax import Softmax
-from horizon_plugin_pytorch.nn.support import FROM_BAYES
+from horizon_plugin_pytorch.operators.support import FROM_BAYES
+from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.qconfig import with_format
 
 # exp(-1000) is 0 in every format: a float mask's value below this leaves its position out, as -inf does.
 _HIDDEN_BELOW = -1000.0

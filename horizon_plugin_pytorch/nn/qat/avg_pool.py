@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, advise, as_module, register
 from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import avg_pool as quantized
-from horizon_plugin_pytorch.nn.support import INT8, Limit, Support, at_most, between, on
+from horizon_plugin_pytorch.operators.support import INT8, Limit, Support, at_most, between, on
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, advise, as_module, register
 
 
 class AvgPool1d(CopiedModule, nn.AvgPool1d):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.avg_pool import AVERAGE, WINDOW_ARGUMENTS
 from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import avg_pool2d as quantized
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, as_module, register
 
 
 class AvgPool2d(CopiedModule, nn.AvgPool2d):

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
-from horizon_plugin_pytorch.nn.layer_support import BATCH_NORM, BATCH_NORM1D
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import batchnorm as quantized
+from horizon_plugin_pytorch.operators.layer_support import BATCH_NORM, BATCH_NORM1D
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 
 
 def _require_statistics(mod: Any, place: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from horizon_plugin_pytorch.nn.bev_pool_v2 import BevPoolV2 as _Float
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import bev_pool_v2 as quantized
-from horizon_plugin_pytorch.nn.support import INTS, Support, on
+from horizon_plugin_pytorch.operators.support import INTS, Support, on
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 
 
 class BevPoolV2(RoundedModule, _Float):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from horizon_plugin_pytorch.nn.norms import ChannelScale2d as _Float
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import channel_scale as quantized
-from horizon_plugin_pytorch.nn.support import INT8, INTS, Support, on
+from horizon_plugin_pytorch.operators.support import INT8, INTS, Support, on
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 
 
 class ChannelScale2d(RoundedModule, _Float):

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint16
 from horizon_plugin_pytorch.errors import ConversionError
-from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.fake_quant.qconfig import QConfig
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.qat.stubs import QuantStub
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.cache import Cache
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAverageMinMaxObserver
-from horizon_plugin_pytorch.quantization.qconfig import QConfig
+from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.statistics.cache import Cache
+from horizon_plugin_pytorch.statistics.observer import FixedScaleObserver, MovingAverageMinMaxObserver
 
 
 def inner_qconfig(qconfig: Any, scale: float | None = None) -> QConfig:

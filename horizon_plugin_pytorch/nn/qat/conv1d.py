@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.layer_support import CONV1D
 from horizon_plugin_pytorch.nn.qat.convolution import QATConvolution
 from horizon_plugin_pytorch.nn.qat.gemm import CONV, layer_function, qat_forms, register_layers
 from horizon_plugin_pytorch.nn.quantized import conv1d as quantized
+from horizon_plugin_pytorch.operators.layer_support import CONV1D
 
 
 class Conv1d(QATConvolution, nn.Conv1d):

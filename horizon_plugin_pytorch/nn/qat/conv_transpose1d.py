@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.layer_support import CONV_TRANSPOSE1D
 from horizon_plugin_pytorch.nn.qat.convolution import QATTransposedConvolution
 from horizon_plugin_pytorch.nn.qat.gemm import CONV_TRANSPOSE, layer_function, qat_forms, register_layers
 from horizon_plugin_pytorch.nn.quantized import conv_transpose1d as quantized
+from horizon_plugin_pytorch.operators.layer_support import CONV_TRANSPOSE1D
 
 
 class ConvTranspose1d(QATTransposedConvolution, nn.ConvTranspose1d):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from horizon_plugin_pytorch.fake_quant.learnable import LayerOfData, rounded_data
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
-from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LayerOfData, rounded_data
 
 _TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from horizon_plugin_pytorch.nn.correlation import Correlation as _Float
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import correlation as quantized
-from horizon_plugin_pytorch.nn.support import INT8, Limit, Support, Use, between, on
+from horizon_plugin_pytorch.operators.support import INT8, Limit, Support, Use, between, on
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 
 
 class Correlation(RoundedModule, _Float):

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.div import Div as _Float
 from horizon_plugin_pytorch.nn.elementwise import Reciprocal
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, advise, register
 from horizon_plugin_pytorch.nn.qat.composite import Composite, constant_stub, inner_qconfig, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional, smallest_divisor
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Functional
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
-from horizon_plugin_pytorch.nn.support import Support, on
+from horizon_plugin_pytorch.operators.support import Support, on
+from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, advise, register
 from horizon_plugin_pytorch.qtensor import QTensor
 
 _LARGEST = 1e30  # stands for 1 / 0 in the table, where it saturates

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, advise, is_pair, register
-from horizon_plugin_pytorch.nn.placed import placed, take_stubs
+from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.quantized.functional_modules import (
     FUNCTIONAL_METHODS,
@@ -22,9 +21,10 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import (
     transposed,
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
-from horizon_plugin_pytorch.nn.support import FROM_BAYES, Limit, Marches, Support, Use, at_most, between, on
+from horizon_plugin_pytorch.operators.support import FROM_BAYES, Limit, Marches, Support, Use, at_most, between, on
+from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, advise, is_pair, register
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization import fake_quantize_base
+from horizon_plugin_pytorch.runtime.located import placed, take_stubs
 
 
 class FloatFunctional(QATModule):

@@ -12,9 +12,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
+from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
+from horizon_plugin_pytorch.fake_quant.fake_quantize import DynamicFakeQuantize, FakeQuantize, is_dynamic
+from horizon_plugin_pytorch.fake_quant.qconfig import asked_input, spell
+from horizon_plugin_pytorch.fake_quant.rounding import NO_LIMIT
 from horizon_plugin_pytorch.nn import intrinsic
 from horizon_plugin_pytorch.nn.intrinsic import FORMS, Form, check_rank, derive
-from horizon_plugin_pytorch.nn.operator_table import (
+from horizon_plugin_pytorch.nn.qat.module import QATModule, real, relu_limits
+from horizon_plugin_pytorch.operators.support import Marches
+from horizon_plugin_pytorch.operators.table import (
     Binder,
     Call,
     NotBindable,
@@ -24,14 +31,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     register,
     row_of_module,
 )
-from horizon_plugin_pytorch.nn.qat.module import QATModule, real, relu_limits
-from horizon_plugin_pytorch.nn.support import Marches
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization import fake_quantize_base
-from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
-from horizon_plugin_pytorch.quantization.fake_quantize import DynamicFakeQuantize, FakeQuantize, is_dynamic
-from horizon_plugin_pytorch.quantization.qconfig import asked_input, spell
-from horizon_plugin_pytorch.quantization.rounding import NO_LIMIT
 
 
 class QATGemm(intrinsic.CalledByAdd, QATModule):

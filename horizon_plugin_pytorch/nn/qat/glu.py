@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.composite import Composite, inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.segment_lut import FROM_BAYES, SegmentLUT
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.qtensor import QTensor
 
 _SIGMOID_SCALE = 2 / 65535  # as for the exp of softmax: values lie in [0, 1]

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.fake_quant.rounding import round_to_grid
 from horizon_plugin_pytorch.nn.grid_sample import GridSample as _Float
 from horizon_plugin_pytorch.nn.grid_sample import Warp as _FloatWarp
 from horizon_plugin_pytorch.nn.grid_sample import autocasted_grid_sample_outer, channels_last, warp
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import GridModule, real
 from horizon_plugin_pytorch.nn.quantized import grid_sample as quantized
-from horizon_plugin_pytorch.nn.support import INT8, INTS, Limit, Support, Use, on
+from horizon_plugin_pytorch.operators.support import INT8, INTS, Limit, Support, Use, on
+from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
 _MODES, _PADDING_MODES = ("bilinear", "nearest"), ("zeros", "border", "reflection")
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.normalization import NORM, Normalization, norm_function, with_parameters
 from horizon_plugin_pytorch.nn.quantized import group_norm as quantized
 from horizon_plugin_pytorch.nn.quantized.normalization import Groups, channel_groups
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 
 
 class GroupNorm(Normalization):

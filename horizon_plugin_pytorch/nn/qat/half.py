@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd
-from horizon_plugin_pytorch.nn.placed import NOT_SETTINGS, PlacedModule, tell
 from horizon_plugin_pytorch.nn.qat.module import real
-from horizon_plugin_pytorch.nn.real_tensor import marked, unmarked
-from horizon_plugin_pytorch.quantization.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.running import interceptor
+from horizon_plugin_pytorch.runtime.located import NOT_SETTINGS, PlacedModule, tell
+from horizon_plugin_pytorch.runtime.real_tensor import marked, unmarked
 
 
 def _real(tree: Any) -> Any:

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.norms import InstanceNorm as _Float
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.gemm import share_tensor
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.qat.normalization import NORM, Normalization, norm_function
 from horizon_plugin_pytorch.nn.quantized import instance_norm as quantized
 from horizon_plugin_pytorch.nn.quantized.normalization import Groups, each_channel
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 
 _RANKS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.fake_quant.rounding import round_to_grid
 from horizon_plugin_pytorch.nn.interpolate import Interpolate as _Float
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
 from horizon_plugin_pytorch.nn.quantized import interpolate as quantized
-from horizon_plugin_pytorch.nn.support import INT8, Limit, Support, Use, between, on
+from horizon_plugin_pytorch.operators.support import INT8, Limit, Support, Use, between, on
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
 
 class _Resize(QATModule):

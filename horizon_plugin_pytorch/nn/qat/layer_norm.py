@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.layer_norm import LayerNorm as _Float
 from horizon_plugin_pytorch.nn.layer_norm import normalize_axis
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.normalization import Normalization, norm_function, with_parameters
 from horizon_plugin_pytorch.nn.quantized import layer_norm as quantized
 from horizon_plugin_pytorch.nn.quantized.normalization import Groups, last_axes, one_axis
-from horizon_plugin_pytorch.nn.support import INT8, INTS, Limit, Support, Use, at_most, on
+from horizon_plugin_pytorch.operators.support import INT8, INTS, Limit, Support, Use, at_most, on
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 
 
 class LayerNorm(Normalization):

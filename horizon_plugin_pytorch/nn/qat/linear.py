@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn.layer_support import LINEAR
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, layer_function, qat_forms, register_layers
 from horizon_plugin_pytorch.nn.quantized import linear as quantized
+from horizon_plugin_pytorch.operators.layer_support import LINEAR
 
 
 class Linear(QATGemm, nn.Linear):  # type: ignore[misc] # torch says that `bias` is never None

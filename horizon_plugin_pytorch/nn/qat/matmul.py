@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from horizon_plugin_pytorch.nn import matmul as floats
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.composite import Composite, Times, inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
 from horizon_plugin_pytorch.nn.quantized.functional_modules import QFunctional, is_number
-from horizon_plugin_pytorch.nn.support import INT8, INTS, WIDE, Support, at_most, on
+from horizon_plugin_pytorch.operators.support import INT8, INTS, WIDE, Support, at_most, on
+from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, register
 
 
 class AddMatmul(Composite):

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, QuantizationWarning, warn
-from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.fake_quant.rounding import round_to_grid
 from horizon_plugin_pytorch.nn.qat.notes import ModelNotes
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
-from horizon_plugin_pytorch.nn.real_tensor import RealOutput, unmarked
 from horizon_plugin_pytorch.qtensor import QTensor, asked_in_forward, exact_qtensor
-from horizon_plugin_pytorch.quantization import fake_quantize_base
-from horizon_plugin_pytorch.quantization.cache import Cache, plain_attributes
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.quantization.rounding import round_to_grid
+from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.runtime.real_tensor import RealOutput, unmarked
+from horizon_plugin_pytorch.statistics.cache import Cache, plain_attributes
 
 
 class _Exact(torch.autograd.Function):

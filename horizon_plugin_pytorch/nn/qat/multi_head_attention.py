@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import ConversionError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nn import attention as floats
-from horizon_plugin_pytorch.nn.operator_table import Kind, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.attention import Attention, as_mask, causal_mask, operand_qconfig
 from horizon_plugin_pytorch.nn.qat.composite import Composite, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.linear import Linear
 from horizon_plugin_pytorch.nn.qat.packed_linear import PackedLinear
-from horizon_plugin_pytorch.nn.support import Support, on
+from horizon_plugin_pytorch.operators.support import Support, on
+from horizon_plugin_pytorch.operators.table import Kind, Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor
 
 

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import ConversionError
+from horizon_plugin_pytorch.fake_quant.qconfig import QConfig
+from horizon_plugin_pytorch.fake_quant.rounding import round_to_grid
 from horizon_plugin_pytorch.nn import multi_scale_deform_attn as floats
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.composite import Composite, inner_qconfig, on_both, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.linear import Linear
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule, real
 from horizon_plugin_pytorch.nn.qat.softmax import Softmax
 from horizon_plugin_pytorch.nn.quantized import multi_scale_deform_attn as quantized
-from horizon_plugin_pytorch.nn.support import FROM_BAYES
+from horizon_plugin_pytorch.operators.support import FROM_BAYES
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.qconfig import QConfig
-from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
 
 class DeformableSampling(RoundedModule):

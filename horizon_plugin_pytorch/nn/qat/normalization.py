@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.elementwise import Rsqrt
-from horizon_plugin_pytorch.nn.operator_table import Binder, Call, depends_on_graph
 from horizon_plugin_pytorch.nn.qat.composite import PartedModule, shown_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.gemm import share_tensor, tensor_of
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.normalization import Groups
 from horizon_plugin_pytorch.nn.quantized.normalization import Normalization as _Quantized
-from horizon_plugin_pytorch.nn.support import INTS, Support, on
+from horizon_plugin_pytorch.operators.support import INTS, Support, on
+from horizon_plugin_pytorch.operators.table import Binder, Call, depends_on_graph
 from horizon_plugin_pytorch.qtensor import QTensor
 
 

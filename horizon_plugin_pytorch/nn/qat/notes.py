@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, warn
-from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nn.train_mode import depends_on_mode
-from horizon_plugin_pytorch.quantization.clipping import CLIPPED
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.statistics.clipping import CLIPPED
 
 
 class ModelNotes:

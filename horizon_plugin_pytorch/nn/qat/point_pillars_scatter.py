@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from horizon_plugin_pytorch.nn.operator_table import Call, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.point_pillars_scatter import PointPillarsScatter as _Float
 from horizon_plugin_pytorch.nn.point_pillars_scatter import point_pillars_scatter
 from horizon_plugin_pytorch.nn.qat.module import GridModule
 from horizon_plugin_pytorch.nn.quantized import point_pillars_scatter as quantized
-from horizon_plugin_pytorch.nn.support import INTS, Limit, Support, on
+from horizon_plugin_pytorch.operators.support import INTS, Limit, Support, on
+from horizon_plugin_pytorch.operators.table import Call, Operator, ScaleRule, register
 
 
 class PointPillarsScatter(GridModule, _Float):  # type: ignore[misc] # forward takes what theirs takes

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.gemm import share_tensor, tensor_of
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import prelu as quantized
-from horizon_plugin_pytorch.nn.support import FROM_BAYES
+from horizon_plugin_pytorch.operators.support import FROM_BAYES
+from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, register
 
 
 class PReLU(RoundedModule, nn.PReLU):

@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import ConversionError, UnsupportedOperatorError, at
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, keep_ranges, observe_together
+from horizon_plugin_pytorch.fake_quant.qconfig import QConfig
 from horizon_plugin_pytorch.nn import recurrent as floats
-from horizon_plugin_pytorch.nn.operator_table import Kind, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.composite import Composite, inner_qconfig, on_both, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient
 from horizon_plugin_pytorch.nn.qat.packed_linear import PackedLinear, PackedLinearAdd
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
-from horizon_plugin_pytorch.nn.support import Limit, Support, on
+from horizon_plugin_pytorch.operators.support import Limit, Support, on
+from horizon_plugin_pytorch.operators.table import Kind, Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor, real_qtensor
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize, keep_ranges, observe_together
-from horizon_plugin_pytorch.quantization.observer_v2 import ObserverBase
-from horizon_plugin_pytorch.quantization.qconfig import QConfig
+from horizon_plugin_pytorch.statistics.observer_v2 import ObserverBase
 
 _UNIT = 1 / 32767.5  # sigmoid and tanh lie in [-1, 1]
 

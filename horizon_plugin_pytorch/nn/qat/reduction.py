@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from horizon_plugin_pytorch.nn import reduction as floats
-from horizon_plugin_pytorch.nn.operator_table import Call, Kind, NotBindable, Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.module import CopiedModule, real
 from horizon_plugin_pytorch.nn.quantized import reduction as quantized
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
 from horizon_plugin_pytorch.nn.quantized.functional_modules import QFunctional
-from horizon_plugin_pytorch.nn.support import FROM_BAYES, INT8, INTS, Limit, Support, Use, on
+from horizon_plugin_pytorch.operators.support import FROM_BAYES, INT8, INTS, Limit, Support, Use, on
+from horizon_plugin_pytorch.operators.table import Call, Kind, NotBindable, Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.qtensor import QTensor
 
 

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.fake_quant.rounding import integer_limits
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized import relu as quantized
-from horizon_plugin_pytorch.nn.support import INT8, Support, on
+from horizon_plugin_pytorch.operators.support import INT8, Support, on
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, as_module, register
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.rounding import integer_limits
 
 
 class ReLU(QATModule):

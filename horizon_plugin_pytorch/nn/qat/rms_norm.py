@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.normalization import NORM, Normalization, norm_function, with_parameters
 from horizon_plugin_pytorch.nn.quantized import rms_norm as quantized
 from horizon_plugin_pytorch.nn.quantized.normalization import Groups, last_axes
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 
 
 class RMSNorm(Normalization):

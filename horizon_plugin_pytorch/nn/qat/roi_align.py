@@ -7,15 +7,15 @@ from typing import Any
 from torch import Tensor
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
-from horizon_plugin_pytorch.nn.operator_table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.fake_quant.rounding import round_to_grid
 from horizon_plugin_pytorch.nn.qat.module import GridModule, RoundedModule, real
 from horizon_plugin_pytorch.nn.quantized import roi_align as quantized
 from horizon_plugin_pytorch.nn.roi_align import MultiScaleRoIAlign as _FloatMulti
 from horizon_plugin_pytorch.nn.roi_align import RoIAlign as _Float
 from horizon_plugin_pytorch.nn.roi_align import roi_align
-from horizon_plugin_pytorch.nn.support import INT8, Limit, Support, on
+from horizon_plugin_pytorch.operators.support import INT8, Limit, Support, on
+from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.rounding import round_to_grid
 
 _ADAPTIVE = "sampling_ratio must be above 0: a number of samples that depends on the boxes has no quantized form"
 

@@ -13,8 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn import elementwise, finite
-from horizon_plugin_pytorch.nn.operator_table import (
+from horizon_plugin_pytorch.nn import elementwise
+from horizon_plugin_pytorch.nn.qat.module import RoundedModule
+from horizon_plugin_pytorch.nn.quantized import segment_lut as quantized
+from horizon_plugin_pytorch.operators import finite
+from horizon_plugin_pytorch.operators.support import INT8, INTS, Limit, Marches, Support, Use, on
+from horizon_plugin_pytorch.operators.table import (
     Binder,
     Call,
     NotBindable,
@@ -23,9 +27,6 @@ from horizon_plugin_pytorch.nn.operator_table import (
     as_module,
     register,
 )
-from horizon_plugin_pytorch.nn.qat.module import RoundedModule
-from horizon_plugin_pytorch.nn.quantized import segment_lut as quantized
-from horizon_plugin_pytorch.nn.support import INT8, INTS, Limit, Marches, Support, Use, on
 from horizon_plugin_pytorch.qtensor import QTensor
 
 

@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.nn.operator_table import (
+from horizon_plugin_pytorch.fake_quant.qconfig import default_qat_8bit_fake_quant_qconfig
+from horizon_plugin_pytorch.nn.qat.composite import PartedModule, on_both, shown_qconfig
+from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
+from horizon_plugin_pytorch.nn.qat.module import real
+from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
+from horizon_plugin_pytorch.nn.quantized import softmax as quantized
+from horizon_plugin_pytorch.nn.quantized.softmax import EXP_SCALE, softmax_axis
+from horizon_plugin_pytorch.nn.softmax import SoftmaxBernoulli2 as _FloatBernoulli2
+from horizon_plugin_pytorch.operators.support import INT8, INTS, Support, on
+from horizon_plugin_pytorch.operators.table import (
     Binder,
     Kind,
     NotBindable,
@@ -18,16 +27,7 @@ from horizon_plugin_pytorch.nn.operator_table import (
     as_module,
     register,
 )
-from horizon_plugin_pytorch.nn.qat.composite import PartedModule, on_both, shown_qconfig
-from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
-from horizon_plugin_pytorch.nn.qat.module import real
-from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
-from horizon_plugin_pytorch.nn.quantized import softmax as quantized
-from horizon_plugin_pytorch.nn.quantized.softmax import EXP_SCALE, softmax_axis
-from horizon_plugin_pytorch.nn.softmax import SoftmaxBernoulli2 as _FloatBernoulli2
-from horizon_plugin_pytorch.nn.support import INT8, INTS, Support, on
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
 
 
 class Softmax(PartedModule):

@@ -9,15 +9,15 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
+from horizon_plugin_pytorch.nn import stubs
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient, real
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
-from horizon_plugin_pytorch.nn.stub_input import require_tensor
-from horizon_plugin_pytorch.nn.support import INTS, WIDE, Support, on
+from horizon_plugin_pytorch.operators.support import INTS, WIDE, Support, on
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
-from horizon_plugin_pytorch.quantization import stubs
-from horizon_plugin_pytorch.quantization.clipping import CLIPPED_INPUT
-from horizon_plugin_pytorch.quantization.observer_v2 import FixedScaleObserver
+from horizon_plugin_pytorch.runtime.stub_input import require_tensor
+from horizon_plugin_pytorch.statistics.clipping import CLIPPED_INPUT
+from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver
 
 
 class QuantStub(QATModule):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from horizon_plugin_pytorch.nn.operator_table import Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.interpolate import RESIZE_MARCHES, UPSAMPLING_MARCHES, _Resize
 from horizon_plugin_pytorch.nn.quantized import upsampling as quantized
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
 
 _COPIED = ("name", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.nn.comparison import truth
-from horizon_plugin_pytorch.nn.operator_table import AS_IT_IS, Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule, real
 from horizon_plugin_pytorch.nn.quantized import where as quantized
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
-from horizon_plugin_pytorch.nn.support import INT8, Support, on
 from horizon_plugin_pytorch.nn.where import Where as _Float
+from horizon_plugin_pytorch.operators.support import INT8, Support, on
+from horizon_plugin_pytorch.operators.table import AS_IT_IS, Call, NotBindable, Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor, described, handle
 
 INFINITE = 1000.0  # smaller numbers are always meant

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import AccumulatorWarning, OperatorInputError, QuantizationWarning, warn
-from horizon_plugin_pytorch.nn.placed import placed, take_stubs
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, size_of
 from horizon_plugin_pytorch.plain_values import plain_value
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.located import placed, take_stubs
 
 # The methods, each with its row in the operator table.
 FUNCTIONAL_METHODS = {

@@ -11,11 +11,11 @@ from torch import Tensor
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype
 from horizon_plugin_pytorch.errors import AccumulatorWarning, ConversionError, QuantizationWarning
+from horizon_plugin_pytorch.fake_quant.rounding import integer_limits
 from horizon_plugin_pytorch.march import March, get_march
 from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd, Form, check_rank
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.rounding import integer_limits
 
 
 class QuantizedGemm(CalledByAdd, QuantizedModule):

@@ -12,12 +12,12 @@ from torch import Tensor
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, qbool
 from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, warn
-from horizon_plugin_pytorch.nn.placed import PlacedModule
+from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nn.quantized.former_parameter import FormerParameter
 from horizon_plugin_pytorch.nn.quantized.plans import PlanCache
 from horizon_plugin_pytorch.qtensor import QTensor, asked_by_model, asked_in_forward, integer_qtensor
-from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
-from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.runtime.located import PlacedModule
 
 
 def require_float32(fn: Callable[[Tensor], Tensor], what: str) -> None:

@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.nn.stub_input import require_tensor
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.stub_input import require_tensor
 
 
 class Quantize(QuantizedModule):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from horizon_plugin_pytorch.fake_quant.rounding import integer_limits
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization.rounding import integer_limits
 
 
 class ReLU(QuantizedModule):

@@ -1,8 +1,8 @@
 """`QconfigSetter` and its templates: number formats by rules that are applied in order."""
 
-from horizon_plugin_pytorch.quantization.qconfig_setter.rules import Rule, canonicalize_rules
-from horizon_plugin_pytorch.quantization.qconfig_setter.setter import QconfigSetter
-from horizon_plugin_pytorch.quantization.qconfig_setter.templates import (
+from horizon_plugin_pytorch.config.qconfig_setter import QconfigSetter
+from horizon_plugin_pytorch.config.rules import Rule, canonicalize_rules
+from horizon_plugin_pytorch.config.templates import (
     ConvDtypeTemplate,
     MatmulDtypeTemplate,
     ModuleNameTemplate,

@@ -1,0 +1,1 @@
+"""What a model does, as rows, tables and files."""

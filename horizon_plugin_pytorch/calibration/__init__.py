@@ -1,0 +1,1 @@
+"""Data through a model: calibrate, and the methods that improve on it."""

@@ -1,0 +1,395 @@
+"""What stands for tensors, numbers and containers while a forward is traced."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.fx
+
+from horizon_plugin_pytorch.capture.given import Place, is_setting
+from horizon_plugin_pytorch.errors import is_user_code
+from horizon_plugin_pytorch.plain_values import array_ufunc
+from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, VIEW_ATTRIBUTES
+
+
+class TracedProxy(torch.fx.Proxy):
+    """A proxy that may be kept until the model is traced once more, and says so when it is read."""
+
+    tracer: Any
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of what it stands for to the user's code, which may ask ``isinstance(x, Tensor)``."""
+        is_asked = is_user_code(sys._getframe(1).f_code.co_filename)
+        return (is_asked and self.asked_class()) or type(self)
+
+    def asked_class(self) -> type | None:
+        """The class of what it stands for; None where tracing does not know."""
+        class_of = getattr(self.tracer, "class_of", None)
+        return None if class_of is None else class_of(self)
+
+    @classmethod
+    def __torch_function__(cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None) -> Any:
+        now: Any = torch.fx.node.map_aggregate((args or (), kwargs or {}), _current)
+        return super().__torch_function__(orig_method, types, *now)
+
+
+def _current(value: Any) -> Any:
+    """What stands in the second trace for a proxy of the first."""
+    successor = getattr(value.tracer, "successor", None) if isinstance(value, torch.fx.Proxy) else None
+    return value if successor is None else successor.stand_in(value)
+
+
+class Written(TracedProxy):
+    """A proxy that records ``x += y`` as what it is: torch's own takes it for ``x = x + y``, and loses it for views."""
+
+    __array_ufunc__ = array_ufunc
+    __hash__ = torch.fx.Proxy.__hash__
+
+    def __eq__(self, other: Any) -> Any:  # a tensor is not None
+        return False if other is None else self.tracer.create_proxy("call_function", operator.eq, (self, other), {})
+
+    def __ne__(self, other: Any) -> Any:
+        return True if other is None else self.tracer.create_proxy("call_function", operator.ne, (self, other), {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in VIEW_ATTRIBUTES:  # what torch's own gives is no proxy of this class
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        return super().__getattr__(name)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data":
+            raise TypeError("assignment to `x.data`")
+        super().__setattr__(name, value)
+
+
+def _in_place(target: Any) -> Any:
+    def record(self: torch.fx.Proxy, other: Any) -> torch.fx.Proxy:
+        return self.tracer.create_proxy("call_function", target, (self, other), {})
+
+    return record
+
+
+for _target in IN_PLACE_OPERATORS:
+    setattr(Written, f"__{_target.__name__}__", _in_place(_target))
+
+
+class Parts(TracedProxy):
+    """What a call such as ``x.chunk(2, 1)`` gives: the number of parts is in the call, so they can be iterated."""
+
+    def __init__(self, node: torch.fx.Node, tracer: torch.fx.Tracer, count: int) -> None:
+        super().__init__(node, tracer)
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[i] for i in range(self._count)])  # type: ignore[index] # Proxy's operators are made at import
+
+
+class KnownNumber(Written):
+    """A number among the arguments: it takes part as an input, and where Python must know it, the graph is for it."""
+
+    def __init__(self, node: torch.fx.Node, tracer: Any, place: Place, value: Any) -> None:
+        super().__init__(node, tracer)
+        self._place, self._number = place, value
+
+    def asked_value(self) -> Any:
+        """The number; the graph is for this one only from here on."""
+        self.tracer.rely(self._place, "value", self._number)
+        return self._number
+
+    def __bool__(self) -> bool:
+        return bool(self.asked_value())
+
+    def __index__(self) -> int:
+        return operator.index(self.asked_value())
+
+    def __int__(self) -> int:
+        return int(self.asked_value())
+
+    def __float__(self) -> float:
+        return float(self.asked_value())
+
+    def __hash__(self) -> int:
+        return hash(self.asked_value())
+
+
+def _compared(compare: Any) -> Any:
+    def answer(self: KnownNumber, other: Any) -> Any:
+        if isinstance(other, (torch.fx.Proxy, torch.Tensor)):
+            if not isinstance(other, KnownNumber):
+                return self.tracer.create_proxy("call_function", compare, (self, other), {})
+            other = other.asked_value()
+        return compare(self.asked_value(), other)
+
+    return answer
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(KnownNumber, f"__{_name}__", _compared(getattr(operator, _name)))
+KnownNumber.__hash__ = lambda self: hash(self.asked_value())  # type: ignore[method-assign] # as `__eq__` took it away
+
+
+def stand_in(node: torch.fx.Node, tracer: Any, place: Place, value: Any) -> Any:
+    """What stands for an argument, or for something inside it, whose value is known."""
+    if is_setting(value):
+        tracer.rely(place, "value", value)
+        return value
+    if type(value) in (int, float):
+        return KnownNumber(node, tracer, place, value)
+    if isinstance(value, dict) and not hasattr(type(value), "__missing__"):
+        return KnownDict(node, tracer, place, value)
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return KnownList(node, tracer, place, value)
+    proxy = tracer.proxy(node)
+    if place.keys and isinstance(value, torch.Tensor):
+        tracer.rely(place, "given", True)
+    return proxy
+
+
+class _Unread:
+    """An item of an argument that the forward has not read yet."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class KnownItems(Written):
+    """A container among the arguments: what it holds is known, and reads of it are answered.
+
+    What code asks of it besides its items (its length, which keys it has) is noted, and the graph is for calls where
+    this is so.
+    """
+
+    def __init__(self, node: torch.fx.Node, tracer: Any, place: Place, value: Any) -> None:
+        super().__init__(node, tracer)
+        self._place, self._given, self._is_written = place, value, False
+        self._content: Any = self._unread(value)
+
+    def _unread(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _asked_all(self) -> None:
+        """Code depends on how many items there are, or on which."""
+        raise NotImplementedError
+
+    def _read(self, key: Any) -> Any:
+        """An item of the content, which is there; `key` is the one that the argument has."""
+        item = self._content[key]
+        if isinstance(item, _Unread):
+            made = self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
+            item = self._content[key] = stand_in(made.node, self.tracer, self._place.item(key), item.value)
+        return item
+
+    def plain(self) -> Any:
+        """The content in an ordinary container."""
+        raise NotImplementedError
+
+    @property
+    def given_class(self) -> type:
+        """The class of the container."""
+        return type(self._given)
+
+    @property
+    def is_written(self) -> bool:
+        """Has the forward written into it?"""
+        return self._is_written
+
+    def _write(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method that writes on the content, now, and on the caller's container when the graph runs."""
+        for key in range(len(self._content)) if isinstance(self._content, list) else list(self._content):
+            self._read(key)  # items that are read later are those of before
+        result = getattr(self._content, method)(*args, **kwargs)
+        self._is_written = True
+        self.tracer.create_proxy("call_function", write_into, (self.node_proxy, method, *args), kwargs)
+        return result
+
+    @property
+    def node_proxy(self) -> torch.fx.Proxy:
+        """The container itself, as the graph is given it."""
+        return torch.fx.Proxy(self.node, self.tracer)
+
+    def __len__(self) -> int:
+        self._asked_all()
+        return len(self._content)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+
+def write_into(container: Any, method: str, *args: Any, **kwargs: Any) -> None:
+    """What a graph does to a list or dictionary of the caller that the forward writes into.
+
+    >>> batch = {"x": 1}
+    >>> write_into(batch, "update", y=2)
+    >>> batch
+    {'x': 1, 'y': 2}
+    """
+    getattr(container, method)(*args, **kwargs)
+
+
+torch.fx.node.has_side_effect(write_into)
+
+
+def _writer(method: str) -> Any:
+    def write(self: KnownItems, *args: Any, **kwargs: Any) -> Any:
+        return self._write(method, *args, **kwargs)
+
+    return write
+
+
+class KnownList(KnownItems):
+    """A list or tuple among the arguments."""
+
+    def _unread(self, value: Any) -> Any:
+        return [_Unread(item) for item in value]
+
+    def _asked_all(self) -> None:
+        self.tracer.rely(self._place, "length", len(self._given))
+
+    def plain(self) -> Any:
+        items = list(self)
+        return tuple(items) if isinstance(self._given, tuple) else items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self._read(i) for i in range(len(self))])
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(list(self))
+
+    def __contains__(self, item: Any) -> bool:
+        return item in list(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, torch.fx.Proxy) and not isinstance(index, KnownNumber):
+            return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
+        if isinstance(index, slice):
+            return self.plain()[index]
+        index = operator.index(index)
+        return self._read(index if 0 <= index < len(self._content) else range(len(self))[index])
+
+    def _write(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self._given, tuple):
+            return getattr(self._given, method)(*args, **kwargs)  # which says that a tuple has no such thing
+        self._asked_all()
+        return super()._write(method, *args, **kwargs)
+
+    def extend(self, items: Any) -> None:
+        """As of a list."""
+        self._write("extend", list(items))
+
+    def __iadd__(self, items: Any) -> Any:
+        self.extend(items)
+        return self
+
+    def __add__(self, items: Any) -> Any:
+        return self.plain() + (items.plain() if isinstance(items, KnownList) else items)
+
+    def copy(self) -> list[Any]:
+        """As of a list."""
+        return list(self)
+
+    def index(self, item: Any, *ends: int) -> int:
+        """As of a list."""
+        return self.plain().index(item, *ends)
+
+    def count(self, item: Any) -> int:
+        """As of a list."""
+        return self.plain().count(item)
+
+    def sort(self, *_: Any, **__: Any) -> None:
+        """The order of tensors is not known."""
+        raise TypeError("a list of inputs cannot be sorted or searched for a tensor")
+
+    remove = sort
+
+
+for _name in ("__setitem__", "__delitem__", "append", "insert", "pop", "clear", "reverse"):
+    setattr(KnownList, _name, _writer(_name))
+
+
+class KnownDict(KnownItems):
+    """A dictionary among the arguments."""
+
+    def _unread(self, value: Any) -> Any:
+        return {key: _Unread(item) for key, item in value.items()}
+
+    def _asked_all(self) -> None:
+        self.tracer.rely(self._place, "keys", list(self._given))
+
+    def plain(self) -> Any:
+        return dict(self.items())
+
+    def __iter__(self) -> Iterator[Any]:
+        self._asked_all()
+        return iter(list(self._content))
+
+    def __contains__(self, key: Any) -> bool:
+        found = key in self._content
+        if found == (key in self._given):  # else the forward itself put it there, or took it away
+            self.tracer.rely(self._place, "has", found, key)
+        return found
+
+    def __getitem__(self, key: Any) -> Any:
+        if key not in self._content:
+            self.tracer.rely(self._place, "has", False, key)
+            raise KeyError(key)
+        return self._read(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As of a dict."""
+        return self._read(key) if key in self else default
+
+    def keys(self) -> Any:
+        """As of a dict."""
+        return dict.fromkeys(self).keys()
+
+    def values(self) -> Any:
+        """As of a dict."""
+        return [self._read(key) for key in self]
+
+    def items(self) -> Any:
+        """As of a dict."""
+        return [(key, self._read(key)) for key in self]
+
+    def copy(self) -> dict[Any, Any]:
+        """As of a dict."""
+        return self.plain()
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """As of a dict."""
+        if key not in self:
+            self[key] = default
+        return self._read(key)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """As of a dict."""
+        if key in self or not default:
+            return self._write("pop", key)
+        return default[0]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """As of a dict."""
+        self._write("update", {**dict(*args), **kwargs})
+
+    def popitem(self) -> Any:
+        """As of a dict."""
+        self._asked_all()
+        return self._write("popitem")
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+
+for _name in ("__setitem__", "__delitem__", "clear"):
+    setattr(KnownDict, _name, _writer(_name))

@@ -1,0 +1,620 @@
+"""A model's graph, recorded by running it: the original forward decides what happens, whatever Python it uses."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import operator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from horizon_plugin_pytorch.capture.memory import Memory, changed, distinct, versions
+from horizon_plugin_pytorch.capture.packing import PackedGraph
+from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf, user_frames
+from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at
+from horizon_plugin_pytorch.nested import tensors_in, tensors_of
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
+from horizon_plugin_pytorch.operators.table import Binder, Operator, row_of_function, row_of_method, row_of_module
+from horizon_plugin_pytorch.plain_values import plain_arguments, seen_ufunc
+from horizon_plugin_pytorch.running import Run, running
+from horizon_plugin_pytorch.runtime.call_site import (
+    CallSite,
+    ModuleCall,
+    caller,
+    counted,
+    current_scope,
+    entered,
+    here,
+    is_called,
+)
+from horizon_plugin_pytorch.runtime.results import own_tensors
+from horizon_plugin_pytorch.runtime.stochastic import mark_chance
+from horizon_plugin_pytorch.runtime.stub_input import require_tensor
+from horizon_plugin_pytorch.runtime.unfinished import is_shape
+from horizon_plugin_pytorch.writing import writes
+
+# Python's operators with the tensor on the right.
+_REVERSED: dict[str, Callable] = {
+    "__rsub__": operator.sub, "__rdiv__": operator.truediv, "__rtruediv__": operator.truediv, "__rpow__": operator.pow,
+    "__radd__": operator.add, "__rmul__": operator.mul, "__rmatmul__": operator.matmul,
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def _form(function: Callable) -> tuple[str, Any, str]:
+    """``call_function`` or ``call_method``, the target, and a note on the arguments."""
+    name = getattr(function, "__name__", "")
+    owner = getattr(function, "__self__", None)
+    if name == "__get__" and owner is not None:  # x.T
+        return "call_function", getattr, owner.__name__
+    if name in _REVERSED:
+        return "call_function", _REVERSED[name], "reversed"
+    if name.startswith("__") and hasattr(operator, name):  # x[...], x == y, ~x
+        return "call_function", getattr(operator, name), ""
+    is_function = any(getattr(owner, name, None) is function for owner in (torch, F))
+    if hasattr(Tensor, name) and not is_function:
+        return "call_method", name, ""
+    return "call_function", function, ""
+
+
+def as_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[str, Any, tuple, dict[str, Any]]:
+    """How a graph writes a call that torch reports: ``call_function`` or ``call_method``, target and arguments."""
+    op, target, note = _form(function)
+    args, kwargs = plain_arguments(args, kwargs, is_index=target in (operator.getitem, operator.setitem))
+    args, kwargs = operands_by_position(target, args, kwargs)
+    if target is getattr:
+        return op, target, (args[0], note), {}
+    if note:
+        return op, target, (args[1], args[0]), kwargs
+    if op == "call_method" and row_of_function(function) is not None:
+        return "call_function", function, args, kwargs
+    return op, target, args, kwargs
+
+
+def row_of_call(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Operator, Binder] | None:
+    """The row and binder of a call in a graph."""
+    find = row_of_function if op == "call_function" else row_of_method
+    return find(target, args, kwargs)
+
+
+CASTS = frozenset({"to", "to_numbers"})  # rows of casts: `x.to(y.dtype)`, `x.float()`
+
+
+def float_casts(graph: fx.Graph) -> frozenset[CallSite]:
+    """Call sites of a recorded graph that cast float tensors to the type they have."""
+    return frozenset(
+        node.meta["site"]
+        for node in graph.nodes
+        if "site" in node.meta
+        and node.meta["site"].name in CASTS
+        and isinstance(node.args[0], fx.Node)
+        and node.args[0].meta.get("dtype") == node.meta.get("dtype") == torch.float32
+    )
+
+
+def operator_name(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> str:
+    """The row's name, or the function's where it has none."""
+    found = row_of_call(op, target, args, kwargs)
+    return found[0].name if found is not None else getattr(target, "__name__", str(target))
+
+
+LoggedCall = tuple[tuple[ModuleCall, ...], CallSite]  # a module's call and those around it; and where it is written
+
+
+class Recorder(TorchFunctionMode):
+    """Records the calls of torch functions and of leaf modules while a float model runs.
+
+    A second run adds only what the first did not meet: branches on `self.training`, say. Calls of the same site are
+    the same node's.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.graph = PackedGraph()
+        self._model = model
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: dict[int, weakref.ref] = {}  # a tensor that is gone could share its id with a new one
+        self._own = {id(t): t for _, t in _tensors(model)}  # held, so that no other tensor gets the id of one
+        self._attributes = {id(t): path for path, t in _tensors(model)}
+        self._stored = frozenset(self._attributes.values())
+        self._known: dict[Any, fx.Node] = {}
+        self._met: Counter[Any] = Counter()
+        self._blocks: dict[CallSite, Counter[Any]] = {}  # what had been met before each block
+        self._block: CallSite | None = None
+        self._depth = 0
+        self._inputs = 0
+        self._constants = 0
+        self._stack: tuple[ModuleCall, ...] = ()
+        self._called: Counter[str] = Counter()
+        self.runs: list[list[LoggedCall]] = []
+        self._handed: dict[fx.Node, None] = {}
+        self._memory = Memory()
+        self._earlier: dict[int, tuple[weakref.ref, fx.Node]] = {}  # tensors of the runs before that are still there
+
+    # -- values
+
+    def _bind(self, value: Any, node: fx.Node) -> None:
+        """A call's result is `node`; parts of a tuple are its items."""
+        if isinstance(value, Tensor):
+            self._nodes[id(value)] = node
+            self._alive[id(value)] = weakref.ref(value, functools.partial(self._forget, id(value)))
+            self._memory.know(value)
+            node.meta.setdefault("dtype", value.dtype)
+            node.meta.setdefault("shape", () if value.is_nested else tuple(value.shape))
+            if node.op not in ("placeholder", "get_attr") and node.meta["shape"] == () and "number" not in node.meta:
+                self._note_number(value, node)
+        elif isinstance(value, (tuple, list)):
+            for index, part in enumerate(value):
+                if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(part)):
+                    key = ("item", node, index)
+                    if key not in self._known:
+                        self._known[key] = self.graph.call_function(operator.getitem, (node, index))
+                        self._known[key].meta.update(_meta(node))
+                    self._bind(part, self._known[key])
+        elif isinstance(value, dict):
+            for part in value.values():
+                self._bind(part, node)
+
+    def _note_number(self, value: Tensor, node: fx.Node) -> None:
+        """Note the number of a tensor without axes: where it is made of constants it is one."""
+        if value.is_nested or value.is_complex() or value.is_meta:
+            return
+        self._depth += 1
+        try:
+            node.meta["number"] = value.item()
+        finally:
+            self._depth -= 1
+
+    def _forget(self, key: int, gone: Any) -> None:
+        """A tensor is gone."""
+        self._alive.pop(key, None)
+        self._nodes.pop(key, None)
+        self._memory.forget(key)
+
+    def node_of(self, value: Tensor) -> fx.Node:
+        """The node whose result a tensor is."""
+        node = self._nodes.get(id(value))
+        if node is not None:
+            return node
+        if id(value) not in self._attributes:  # a list, a global or numpy has it; the model finds it there again
+            self._attributes[id(value)] = f"_constant_{self._constants}"
+            self._constants += 1
+        path = self._attributes[id(value)]
+        key = ("constant", path)
+        if key not in self._known:
+            self._known[key] = self.graph.create_node("get_attr", path)
+            self._known[key].meta["value"] = value
+        self._bind(value, self._known[key])
+        return self._known[key]
+
+    def _arguments(self, tree: Any) -> Any:
+        def one(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return self.node_of(value)
+            if isinstance(value, (tuple, list)):
+                return tuple(map(one, value)) if type(value) is not list else list(map(one, value))
+            if isinstance(value, dict):
+                return {k: one(v) for k, v in value.items()}
+            if isinstance(value, slice):
+                return slice(one(value.start), one(value.stop), one(value.step))
+            is_plain = value is None or isinstance(
+                value, (int, float, bool, complex, str, torch.dtype, torch.device, torch.memory_format, type(Ellipsis))
+            )
+            return value if is_plain else repr(value)
+
+        return one(tree)
+
+    def add_input(self, tree: Any) -> None:
+        """Tensors of the model's inputs."""
+        for leaf in tensors_of(tree):
+            if id(leaf) not in self._nodes:
+                key = ("input", self._inputs)
+                self._inputs += 1
+                if key not in self._known:
+                    self._known[key] = self.graph.placeholder(f"input_{key[1]}")
+                self._bind(leaf, self._known[key])
+
+    # -- calls
+
+    def _add(self, key: Any, make: Callable[[], fx.Node], out: Any, scope: str, stale: fx.Node | None) -> fx.Node:
+        occurrence = self._met[key]
+        self._met[key] += 1
+        full = (key, occurrence)
+        if full not in self._known:
+            node = self._known[full] = make()
+            node.stack_trace = user_frames()
+            node.meta["nn_module_stack"] = {scope: (scope, "")} if scope else {}
+            node.meta["block"] = self._block
+            node.meta["calls"] = self._stack
+            node.meta["is_training_only"] = self._model.training  # the eval run comes first
+            if isinstance(key, CallSite):
+                node.meta["site"] = key
+        node = self._known[full]
+        if stale is not None:
+            node.meta["stale_by"] = stale
+        self._bind(out, node)
+        return node
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if self._depth:
+            return func(*args, **kwargs)
+        self._depth += 1
+        try:
+            return self._function(func, args, kwargs)
+        finally:
+            self._depth -= 1
+
+    def _function(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a function that the model calls."""
+        leaves = _leaves((args, kwargs))
+        self._note_reads(leaves)
+        before = versions(leaves)
+        out = result = func(*args, **kwargs)
+        is_assignment = getattr(func, "__name__", "") == "__setitem__"
+        if is_assignment:
+            result = args[0]
+        elif not writes(func, args, kwargs):
+            out = result = distinct(out, leaves)
+        if is_shape(func) and id(args[0]) in self._nodes:
+            self._nodes[id(args[0])].meta["is_measured"] = True
+        stale = self._memory.stale(leaves, (args[1],) if is_assignment else None)
+        if any(isinstance(x, Tensor) for x in pytree.tree_leaves(result)):
+            op, target, call_args, call_kwargs = as_call(func, args, kwargs)
+            site = here(operator_name(op, target, call_args, call_kwargs))
+            node = self._add(
+                site,
+                lambda: self.graph.create_node(op, target, self._arguments(call_args), self._arguments(call_kwargs)),
+                result,
+                site.scope,
+                stale,
+            )
+            self._note_writes(node, changed(leaves, before), result)
+        return out
+
+    def _note_reads(self, leaves: list[Tensor]) -> None:
+        """A call is given tensors; some may be of an earlier run."""
+        for x in leaves if self._earlier else ():
+            tensor, node = self._earlier.get(id(x), (None, None))
+            if tensor is not None and node is not None and tensor() is x and id(x) not in self._nodes:
+                node.meta.setdefault("read_later", user_frames())
+
+    def _note_writes(self, node: fx.Node, changed: list[Tensor], out: Any) -> None:
+        """A call changed some of the tensors that it was given."""
+        if changed:
+            node.meta["writes"] = True
+            writer = next((x for x in changed if x is out), None)
+            self._memory.write(changed, writer, node)
+
+    def unseen(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """An operator ran, and torch did not report the function that called it."""
+        sources = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and id(x) in self._nodes]
+        if self._depth or not sources:
+            return
+        name = func.overloadpacket.__name__
+        if name in _SAME:
+            return self._bind(out, self._nodes[id(sources[0])])
+        site = here(name)
+
+        def make() -> fx.Node:
+            node = self.graph.call_function(func, self._arguments(args), self._arguments(kwargs))
+            node.meta["is_unseen"] = True
+            return node
+
+        self._add((site, "unseen"), make, out, site.scope, None)
+
+    def leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str = "") -> Any:
+        """Run a leaf module, or a method of a FloatFunctional, as one node."""
+        if self._depth:
+            return run()
+        if not (method or is_called()):
+            raise UnsupportedOperatorError(
+                f"the forward of {at(path, caller(current_scope()).line).removeprefix('at ')} is called by its name, "
+                "which the prepared model does not see. Call the module itself, as in `self.conv(x)`."
+            )
+        with self.called(path, caller(current_scope())):
+            return self._leaf(path, run, args, kwargs, method)
+
+    @contextlib.contextmanager
+    def called(self, path: str, site: CallSite) -> Iterator[None]:
+        """A module is called in here."""
+        if self._depth or not path:
+            yield
+            return
+        before, call = self._stack, ModuleCall(path, self._called[path])
+        self._called[path] += 1
+        self._stack = (*before, call)
+        self.runs[-1].append((self._stack, counted(site, path)))
+        try:
+            yield
+        finally:
+            self._stack = before
+
+    def _refuse_lent(self, path: str) -> None:
+        """Insist that a leaf runs on its own parameters: `torch.func.functional_call` gives it others for one call."""
+        owned = self._model.get_submodule(path)._parameters
+        lent = [name for name, p in owned.items() if p is not None and not isinstance(p, nn.Parameter)]
+        if lent:
+            raise UnsupportedOperatorError(
+                f"{at(path, caller(current_scope()).line).removeprefix('at ')} is called with another `{lent[0]}` than "
+                "its own, as `torch.func.functional_call` does, which the prepared model cannot follow. Call the "
+                "function with that tensor, as in `F.linear(x, weight, bias)`."
+            )
+
+    def _leaf(self, path: str, run: Callable[[], Any], args: tuple, kwargs: dict[str, Any], method: str) -> Any:
+        scope, leaves = current_scope(), _leaves((args, kwargs))
+        self._refuse_lent(path)
+        self._note_reads(leaves)
+        stale = self._memory.stale(leaves)
+
+        def make() -> fx.Node:
+            owner = self._model.get_submodule(path)
+            named = by_position(getattr(type(owner), method or "forward"), args, kwargs)
+            plain_args, plain_kwargs = plain_arguments(*named, arrays="tensor")
+            call_args, call_kwargs = self._arguments(plain_args), self._arguments(plain_kwargs)
+            if not method:
+                return self.graph.call_module(path, call_args, call_kwargs)
+            functional = self.graph.create_node("get_attr", path)
+            return self.graph.call_method(method, (functional, *call_args), call_kwargs)
+
+        self._depth += 1
+        try:
+            before = versions(leaves)
+            out = run()
+            written = changed(leaves, before)
+            out = out if written else distinct(out, leaves)
+            self._note_writes(self._add((path, method), make, out, scope, stale), written, out)
+        finally:
+            self._depth -= 1
+        return out
+
+    @contextlib.contextmanager
+    def block(self, site: CallSite) -> Iterator[None]:
+        """A dynamic block: when it runs again, its calls are those of its first run."""
+        outer, met, self._block = self._block, Counter(self._met), site
+        self._met = Counter(self._blocks.setdefault(site, Counter(met)))
+        try:
+            yield
+        finally:
+            self._block = outer
+            self._met |= met
+
+    def hand_out(self, result: Any) -> None:
+        """What the model gives, and what it keeps: somebody may read it."""
+        buffers = {path for path, _ in (*self._model.named_parameters(), *self._model.named_buffers())}
+        for path, tensor in _tensors(self._model):
+            is_other = self._attributes.get(id(tensor)) != path  # and not the same one, written to
+            is_read = path in buffers or ("constant", path) in self._known
+            if is_other and is_read and id(tensor) in self._nodes and path in self._stored:
+                self._nodes[id(tensor)].meta["kept_as"] = path
+        kept = (value for module in self._model.modules() for value in vars(module).values())
+        for tensor in tensors_in([result, *kept]):
+            node = self._nodes.get(id(tensor))
+            if node is not None and node.op not in ("placeholder", "get_attr"):
+                self._handed.setdefault(node)
+                stale = self._memory.stale([tensor])
+                if stale is not None:
+                    node.meta["handed_out_stale"] = stale
+
+    def keeps_tensors(self, given: Any) -> bool:
+        """Has the model, or whoever it gave them to, kept tensors that it computed, besides those that it gave?"""
+        computed = {key for key in self._alive if self._nodes[key].op not in ("placeholder", "get_attr")}
+        kept = tensors_in([list(vars(module).values()) for module in self._model.modules()])
+        return bool(computed - {id(x) for x in tensors_of(given)}) or any(id(x) in computed for x in kept)
+
+    @property
+    def has_read_earlier(self) -> bool:
+        """Has a run read what an earlier one has computed?"""
+        return any("read_later" in node.meta for node in self.graph.nodes)
+
+    def finish(self) -> fx.Graph:
+        """The graph; whatever nobody reads is an output too, as code that is not seen may have taken it."""
+        unread = [node for node in self.graph.nodes if not node.users and node.op != "placeholder"]
+        for node in unread:
+            node.meta["is_unread"] = node not in self._handed
+        self.graph.output(tuple(dict.fromkeys((*unread, *self._handed))))
+        return self.graph
+
+    def again(self) -> None:
+        """Before another run."""
+        for key, tensor in self._alive.items():
+            if self._nodes[key].op not in ("placeholder", "get_attr") and key not in self._own:
+                self._earlier[key] = (tensor, self._nodes[key])
+        self._met.clear()
+        self._blocks.clear()
+        self._nodes.clear()
+        self._alive.clear()
+        self._called.clear()
+        self._stack = ()
+        self.runs.append([])
+        self._memory.clear()
+        self._inputs = 0
+
+
+_SAME = frozenset({"alias", "detach", "view", "view_as"})  # how torch's own code makes another object of a tensor
+
+
+class Unseen(TorchDispatchMode):
+    """Tells a recorder of operators that code calls which torch does not report: of torch.jit.script, or in C++."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's wrapper for that would import the compiler, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        with torch._C.DisableTorchFunction():  # or else the recorder takes it for a call of the model's
+            out = func(*args, **(kwargs or {}))
+        self._recorder.unseen(func, args, kwargs or {}, out)
+        return out
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that the model has, with their paths: plain attributes too, which are no buffers."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{path}.{name}" if path else name, value
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _leaves(tree: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def _meta(node: fx.Node) -> dict[str, Any]:
+    return {k: node.meta[k] for k in ("stack_trace", "nn_module_stack") if k in node.meta}
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Leaf modules report to the recorder, and other modules are scopes, while this is active."""
+    undo: list[Callable[[], None]] = []
+
+    def patch(module: nn.Module, name: str, wrapper: Callable) -> None:
+        module.__dict__[name] = wrapper
+        undo.append(lambda: module.__dict__.pop(name))
+
+    Tensor.__array_ufunc__ = seen_ufunc  # type: ignore[attr-defined] # numpy computes where nobody sees it
+    undo.append(lambda: delattr(Tensor, "__array_ufunc__"))
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
+            continue
+        seen.add(id(module))
+        if is_functional(type(module)):
+            for method in FUNCTIONAL_METHODS:
+                if hasattr(module, method):
+                    patch(module, method, _method_of(recorder, path, module, method))
+        elif path and is_leaf(module):
+            patch(module, "forward", _forward_of(recorder, path, module))
+        else:
+            undo += [handle.remove for handle in _watch_scope(recorder, path, module)]
+    try:
+        yield
+    finally:
+        for step in undo:
+            step()
+
+
+def _method_of(recorder: Recorder, path: str, module: nn.Module, name: str) -> Callable:
+    method = getattr(module, name)
+    return lambda *args, **kwargs: recorder.leaf(path, lambda: method(*args, **kwargs), args, kwargs, name)
+
+
+def _forward_of(recorder: Recorder, path: str, module: nn.Module) -> Callable:
+    forward = module.forward
+    row = row_of_module(type(module))
+    if row is not None and row.name in ("quant", "dequant"):
+        # A float stub gives back its argument, and the model may go on with either: two tensors, not one.
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out = forward(*args, **kwargs)
+            if row.name == "quant":
+                require_tensor(out, at(path, caller(current_scope()).line))
+            return _views(out)
+
+        return lambda *args, **kwargs: recorder.leaf(path, lambda: run(*args, **kwargs), args, kwargs)
+    return lambda *args, **kwargs: recorder.leaf(path, lambda: forward(*args, **kwargs), args, kwargs)
+
+
+def _views(tree: Any) -> Any:
+    return pytree.tree_map(lambda x: x.view_as(x) if isinstance(x, Tensor) else x, tree)
+
+
+def _watch_scope(recorder: Recorder, path: str, module: nn.Module) -> list[RemovableHandle]:
+    """Let a module be a scope while it runs: its forward and, as in the prepared model, the hooks of the user's."""
+    running: list[contextlib.ExitStack] = []
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        stack = contextlib.ExitStack()
+        stack.enter_context(recorder.called(path, caller(current_scope())))
+        stack.enter_context(entered(path))
+        running.append(stack)
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        if running:  # not if a hook failed before `enter`
+            running.pop().close()
+
+    return [
+        module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+        module.register_forward_hook(leave, with_kwargs=True, always_call=True),
+    ]
+
+
+def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) -> fx.Graph:
+    """The graph of a float model on example inputs; see `record_runs`."""
+    return record_runs(model, args, kwargs)[0]
+
+
+@torch.no_grad()
+def record_runs(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None
+) -> tuple[fx.Graph, list[list[LoggedCall]], Any]:
+    """The graph of a float model on example inputs, in the eval and in the training mode; the model is not changed.
+
+    Returns:
+        The graph, the calls of modules in each of the runs, and what the model gave in eval mode.
+
+    Raises:
+        TraceError: when the model cannot run on these inputs.
+    """
+    runner = copy.deepcopy(model)
+    recorder, given = Recorder(runner), None
+    state = torch.get_rng_state()
+    try:
+        given = _record_run(recorder, runner, args, kwargs or {}, is_training=False)
+        if recorder.keeps_tensors(given):  # does the next forward read them?
+            with contextlib.suppress(TraceError):
+                _record_run(recorder, runner, args, kwargs or {}, is_training=False)
+            if not recorder.has_read_earlier:
+                recorder.runs.pop()
+        with contextlib.suppress(TraceError):  # the training branch may need targets; the eval graph is enough then
+            _record_run(recorder, runner, args, kwargs or {}, is_training=True)
+    finally:
+        torch.set_rng_state(state)
+    graph = recorder.finish()
+    mark_chance(graph)
+    graph.owning_module = model  # type: ignore[assignment]
+    return graph, recorder.runs, given
+
+
+def _record_run(recorder: Recorder, runner: nn.Module, args: tuple, kwargs: dict[str, Any], is_training: bool) -> Any:
+    """Run a model under a recorder; gives what the model gives."""
+    runner.train(is_training)
+    recorder.again()
+    own_args, own_kwargs = own_tensors((args, kwargs))
+    recorder.add_input((own_args, own_kwargs))
+    try:
+        with (
+            torch.set_grad_enabled(is_training),  # in training a forward may ask whether a tensor needs a gradient
+            _watched(runner, recorder),
+            Unseen(recorder),
+            recorder,
+            running(Run(recorder=recorder)),
+        ):
+            out = runner(*own_args, **own_kwargs)
+        recorder.hand_out(out)
+    except HorizonError:
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"`{type(runner).__name__}` cannot run on the example inputs: {str(error).rstrip('.')}. Give prepare the "
+            "inputs that the model takes in deployment, as a tuple."
+        ) from error
+    return out

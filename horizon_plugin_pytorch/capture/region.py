@@ -1,0 +1,405 @@
+"""Which part of the graph is quantized: what lies between QuantStub and DeQuantStub."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Set
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from horizon_plugin_pytorch.capture.numbers import with_numbers
+from horizon_plugin_pytorch.capture.proxies import write_into
+from horizon_plugin_pytorch.capture.tracer import empty_as_zeros
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of
+from horizon_plugin_pytorch.operators.table import (
+    Kind,
+    Operator,
+    ScaleRule,
+    row_named,
+    row_of_function,
+    row_of_method,
+    row_of_module,
+)
+from horizon_plugin_pytorch.runtime.leaf import LeafCode
+
+# Attributes that are tensors: results of max, topk and their kin by name, with their position; and views.
+_FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
+_VIEWS = ("T", "mT", "H", "mH", "data")
+# Functions that make tensors of numbers; with a float type, or turned to float, they are constants of the model.
+_MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye, empty_as_zeros}
+# Methods that read only the shape or type of the tensor they are given.
+_SHAPED_LIKE = {"expand_as", "reshape_as", "view_as", "type_as", "to"}
+# Functions that make tensors of numbers in the shape of another, whose values they do not read.
+_FILLERS = {
+    torch.ones_like, torch.full_like, torch.rand_like, torch.randn_like, torch.randint_like,
+    "new_ones", "new_full", "new_tensor",
+}  # fmt: skip
+_ZEROS = {torch.zeros_like, torch.empty_like, "new_zeros", "new_empty"}
+_CALLS = ("call_function", "call_method", "call_module")
+_FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
+
+
+def module_at(model: nn.Module, path: str) -> nn.Module:
+    """The module at a dotted path."""
+    return model.get_submodule(path)
+
+
+def value_of(model: nn.Module, node: fx.Node) -> Any:
+    """What a ``get_attr`` node gives: a module, parameter or buffer.
+
+    A recorded one may be a tensor that only the user's code knows how to find.
+    """
+    if "value" in node.meta:
+        return node.meta["value"]
+    value: Any = model.get_submodule("")  # not the `graph` of a captured model: the user's module of that name
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    return value
+
+
+def called_path(model: nn.Module, node: fx.Node) -> str | None:
+    """The path of the module that a node calls, also for a FloatFunctional's method; None if it calls no module."""
+    if node.op == "call_module":
+        return str(node.target)
+    if node.op == "call_method" and node.args and isinstance(node.args[0], fx.Node) and node.args[0].op == "get_attr":
+        return str(node.args[0].target) if isinstance(value_of(model, node.args[0]), nn.Module) else None
+    return None
+
+
+def is_code(model: nn.Module, node: fx.Node) -> bool:
+    """Does a node call code that tracing did not enter?"""
+    return node.op == "call_module" and isinstance(module_at(model, str(node.target)), LeafCode)
+
+
+def operands(model: nn.Module, node: fx.Node) -> list[fx.Node]:
+    """What a node computes with, in the order of its arguments; not the FloatFunctional whose method it calls."""
+    is_functional = node.op == "call_method" and called_path(model, node) is not None
+    found: list[fx.Node] = []
+    args = node.args[1:] if is_functional else node.args
+    fx.node.map_arg((args, node.kwargs), lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    return found
+
+
+def value_inputs(node: fx.Node) -> list[fx.Node]:
+    """The inputs whose numbers a node computes with, not only their shape or type."""
+    inputs = node.all_input_nodes
+    is_shaped = node.op == "call_method" and node.target in _SHAPED_LIKE
+    return inputs[:1] if is_shaped and node.args[:1] == tuple(inputs[:1]) else inputs
+
+
+def is_fact(node: fx.Node) -> bool:
+    """Does the node ask about a tensor (its shape, its device) rather than compute with it?"""
+    if node.op == "call_method":
+        return node.target in _FACTS
+    return node.op == "call_function" and node.target is getattr and node.args[1] not in (*_FIELDS, *_VIEWS)
+
+
+def is_filled(node: fx.Node) -> bool:
+    """Does the node make numbers in the shape of a tensor, such as ``torch.ones_like(x)``?"""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if node.target in _ZEROS:  # float zeros are on every grid, and keep the scale
+        return node.kwargs.get("dtype") not in (None, torch.float32)
+    return node.target in _FILLERS
+
+
+def is_size(node: fx.Node) -> bool:
+    """Is it a number that depends on shapes only?"""
+    return _settle(_size_rule, node)
+
+
+Rule = Generator[fx.Node, bool, bool]
+
+
+def _settle(rule: Callable[[fx.Node], Rule], node: fx.Node) -> bool:
+    """The answer of a rule, which yields the nodes whose answers it needs: graphs are too long for recursion."""
+    known: dict[fx.Node, bool] = {}
+    pending = [(node, rule(node))]
+    answer: Any = None
+    while pending:
+        asked, running = pending[-1]
+        try:
+            needed = running.send(answer)
+        except StopIteration as end:
+            known[asked] = answer = end.value
+            pending.pop()
+            continue
+        answer = known.get(needed)
+        if answer is None:
+            pending.append((needed, rule(needed)))
+    return known[node]
+
+
+def _size_rule(node: fx.Node) -> Rule:
+    sources = node.all_input_nodes
+    if is_fact(node):
+        return True
+    if node.op != "call_function" or node.target in _MAKERS:
+        return False
+    for source in sources:
+        if not (yield source):
+            return False
+    return bool(sources)
+
+
+def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+    """Is it a float tensor made of parameters, buffers and sizes, such as ``self.position[:, : x.shape[1]]``?
+
+    In a recorded graph it is also what is made of integers of any origin, as rotations are of positions; and there it
+    may be asked for other types.
+    """
+    if "is_beside" in node.meta:
+        return node.meta["is_beside"] and node.meta.get("dtype") in types
+    return _settle(partial(_constant_rule, model), node)
+
+
+def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
+    if "is_beside" in node.meta:
+        return node.meta["is_beside"] and node.meta.get("dtype") == torch.float32
+    if node.op == "get_attr":
+        value = value_of(model, node)
+        return isinstance(value, Tensor) and value.is_floating_point()
+    if node.op not in _CALLS or is_fact(node) or is_code(model, node):
+        return False
+    if is_filled(node):
+        return node.kwargs.get("dtype") in (None, torch.float32)
+    is_module = called_path(model, node) is not None
+    if is_module and _row_name(model, node) in ("quant", "dequant"):
+        return False
+    tensors = [source for source in (operands(model, node) if is_module else value_inputs(node)) if not is_size(source)]
+    if node.target in _MAKERS:
+        return not tensors
+    if node.target in (torch.tensor, torch.as_tensor) and node.kwargs.get("dtype") is torch.float32:
+        return not tensors
+    has_float = False
+    for source in tensors:
+        is_float = yield source
+        if not is_float and not _settle(partial(_stored_rule, model), source):
+            return False
+        has_float = has_float or is_float
+    return has_float
+
+
+def _stored_rule(model: nn.Module, node: fx.Node) -> Rule:
+    """Is it made of buffers of any type, such as the positions in ``self.table[self.index.view(-1)]``?"""
+    if node.op == "get_attr":
+        return isinstance(value_of(model, node), Tensor)
+    if node.op not in ("call_function", "call_method"):
+        return False
+    tensors = [source for source in value_inputs(node) if not is_size(source)]
+    for source in tensors:
+        if not (yield source):
+            return False
+    return bool(tensors)
+
+
+class Region:
+    """The quantized part of a graph: its nodes, and what each gives.
+
+    ``node in region`` asks whether a node gives or takes integers with a scale; what computes with positions alone (the
+    results of argmax) is not in it, and is left alone.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[fx.Node, tuple[Kind, ...]] = {}
+        self._takers: set[fx.Node] = set()
+
+    def __contains__(self, node: fx.Node) -> bool:
+        kinds = self._kinds.get(node)
+        return kinds is not None and (node in self._takers or any(kind is not Kind.INDEX for kind in kinds))
+
+    def add(self, node: fx.Node, *kinds: Kind) -> None:
+        """Put a node into the quantized part."""
+        self._kinds[node] = kinds or (Kind.QUANTIZED,)
+        if any(self.has_scale(source) for source in node.all_input_nodes):
+            self._takers.add(node)
+
+    def remove(self, node: fx.Node) -> None:
+        """Take a node out of the quantized part."""
+        self._kinds.pop(node, None)
+        self._takers.discard(node)
+
+    def replace(self, node: fx.Node, new: fx.Node) -> None:
+        """`new` gives what `node` gave."""
+        self._kinds[new] = self._kinds.pop(node, (Kind.QUANTIZED,))
+        if node in self._takers:
+            self._takers.add(new)
+
+    def kinds(self, node: fx.Node) -> tuple[Kind, ...]:
+        """What a node gives; empty for nodes outside of the quantized part."""
+        return self._kinds.get(node, ())
+
+    def has_scale(self, node: fx.Node) -> bool:
+        """Can this node's result be a QTensor?"""
+        return any(kind in (Kind.QUANTIZED, Kind.BOOL) for kind in self.kinds(node))
+
+
+def given_kinds(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[Kind, ...]:
+    """What a node gives whose inputs are in the quantized part."""
+    if _is_table(model, node):
+        return (Kind.QUANTIZED,)
+    sources = [source for source in node.all_input_nodes if region.kinds(source)]
+    if node.op == "call_function" and node.target in (operator.getitem, getattr):
+        kinds = region.kinds(node.args[0])  # type: ignore[arg-type]
+        index = _FIELDS.get(node.args[1], 0) if node.target is getattr else node.args[1]  # type: ignore[arg-type]
+        if isinstance(index, int) and len(kinds) > 1:
+            return (kinds[index],)
+    row = row_of_node(model, node)
+    chooses = row is not None and row.name in ("where", "masked_fill")  # between positions, by booleans
+    moved = [source for source in sources if not (chooses and region.kinds(source) == (Kind.BOOL,))]
+    if moved and all(region.kinds(source) == (Kind.INDEX,) for source in moved):
+        return (Kind.INDEX,)
+    if row is None:
+        return (Kind.QUANTIZED,)
+    if row.name in ("mul", "add") and _is_boolean(node, region):
+        return (Kind.BOOL,)
+    if row.name == "sum" and [region.kinds(source) for source in sources] == [(Kind.BOOL,)]:
+        return (Kind.INDEX,)  # how many are true
+    moves = row.scale_rule is ScaleRule.INHERIT and row.results == (Kind.QUANTIZED,)
+    moves = moves or row.name in ("assign", "masked_fill")
+    source = node.args[0] if node.args else None
+    if moves and isinstance(source, fx.Node) and region.kinds(source) == (Kind.BOOL,):
+        return (Kind.BOOL,)  # it moves booleans as well
+    return row.results
+
+
+def _is_boolean(node: fx.Node, region: Region) -> bool:
+    """Does a product or sum of masks give a mask? In torch it does if both are booleans."""
+    if "dtype" in node.meta:
+        return node.meta["dtype"] == torch.bool
+    masks = [isinstance(a, fx.Node) and region.kinds(a) == (Kind.BOOL,) for a in node.args[:2]]
+    return len(masks) == 2 and all(masks)
+
+
+def row_of_node(model: fx.GraphModule, node: fx.Node) -> Operator | None:
+    """The row of the operator that a node calls, however it is written."""
+    if node.op == "call_module":
+        return row_of_module(type(module_at(model, str(node.target))))
+    if called_path(model, node) is not None:  # of a FloatFunctional
+        return row_named(row_name_of(str(node.target), node.args[1:]))
+    found = None
+    if node.op == "call_function":
+        found = row_of_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+    elif node.op == "call_method":
+        found = row_of_method(str(node.target), node.args, node.kwargs)
+    if found is None or found[0].name not in FUNCTIONAL_METHODS:
+        return None if found is None else found[0]
+    return row_named(row_name_of(found[0].name, with_numbers(model, (*node.args[:2], node.kwargs.get("other")))))
+
+
+def quantized_nodes(
+    model: fx.GraphModule, cpu: Set[fx.Node] = frozenset(), stubbed: Set[fx.Node] = frozenset()
+) -> Region:
+    """What comes after a QuantStub, and after embeddings that meet it. Without either, all nodes that compute.
+
+    Args:
+        cpu: operators of the CPU; the quantized part also begins at those whose results meet it.
+        stubbed: calls of code that tracing does not enter and that has QuantStubs inside.
+    """
+    tables = [node for node in model.graph.nodes if _is_table(model, node) or node in cpu]
+    if not _has_quant(model) and not stubbed:
+        return _downstream(model, set(tables) or {node for node in model.graph.nodes if node.op == "placeholder"})
+    chosen: set[fx.Node] = set(stubbed)
+    while True:
+        region = _downstream(model, chosen)
+        met = {node for node in tables if node not in chosen and _meets(model, node, region)}
+        met |= _shared_calls(model, region)
+        if not met:
+            return region
+        chosen |= met
+
+
+def _shared_calls(model: fx.GraphModule, region: Region) -> set[fx.Node]:
+    """Calls on constants of modules that the quantized part calls too: a quantized module takes quantized tensors."""
+    calls: dict[int, list[fx.Node]] = {}
+    for node in model.graph.nodes:
+        path = called_path(model, node)
+        row = None if path is None else row_of_node(model, node)
+        if path is not None and row is not None and row.needs_qconfig and row.name != "quant":
+            calls.setdefault(id(module_at(model, path)), []).append(node)
+    shared = [nodes for nodes in calls.values() if any(node in region for node in nodes)]
+    return {
+        node
+        for nodes in shared
+        for node in nodes
+        if node not in region and any(is_constant(model, source) for source in operands(model, node))
+    }
+
+
+def _downstream(model: fx.GraphModule, sources: set[fx.Node]) -> Region:
+    """What comes after QuantStubs and after these nodes; embeddings among them belong to it themselves."""
+    region = Region()
+    for node in model.graph.nodes:
+        name = _row_name(model, node)
+        if name == "quant":
+            region.add(node)
+        if name in ("quant", "dequant") or node.op in ("placeholder", "get_attr", "output"):
+            continue
+        if is_fact(node) or is_filled(node) or node.target is write_into:
+            continue
+        inputs = value_inputs(node)
+        if node in sources or any(_is_inside(region, source) or source in sources for source in inputs):
+            region.add(node, *given_kinds(model, node, region))
+    return region
+
+
+def mark_beside(model: fx.GraphModule) -> None:
+    """Note in a recorded graph which nodes depend on no float input of the model: they stand beside the quantized part.
+
+    A float input that meets the quantized part lacks a QuantStub; what the model computes for itself gets one.
+    """
+    for node in model.graph.nodes:
+        is_input = node.op == "placeholder" and node.meta.get("dtype") == torch.float32
+        is_free = node.op in ("placeholder", "get_attr") or is_fact(node) or is_filled(node)
+        is_stub = _row_name(model, node) in ("quant", "dequant")
+        node.meta["is_beside"] = not (is_input or is_stub) and (
+            is_free or all(source.meta["is_beside"] for source in value_inputs(node))
+        )
+
+
+def _is_inside(region: Region, node: fx.Node) -> bool:
+    return region.kinds(node) not in ((), (Kind.FLOAT,))
+
+
+def _is_table(model: fx.GraphModule, node: fx.Node) -> bool:
+    """Does the node select rows of a table by plain indices?
+
+    A function that a recorded forward calls on plain tensors runs as it is: what it gives is a constant.
+    """
+    if "site" in node.meta:
+        return False
+    row = row_of_node(model, node)
+    return row is not None and row.is_source
+
+
+def _meets(model: fx.GraphModule, node: fx.Node, region: Region) -> bool:
+    """Does what a node gives reach the quantized part, or a DeQuantStub, other than through a QuantStub?"""
+    pending, seen = [node], {node}
+    while pending:
+        for user in pending.pop().users:
+            name = _row_name(model, user)
+            if name == "quant" or is_fact(user) or is_filled(user):
+                continue
+            if name == "dequant" or _is_inside(region, user):
+                return True
+            if user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return False
+
+
+def has_stub(model: fx.GraphModule) -> bool:
+    """Does the model say where it is quantized?"""
+    return _has_quant(model) or any(_is_table(model, node) for node in model.graph.nodes)
+
+
+def _has_quant(model: fx.GraphModule) -> bool:
+    return any(_row_name(model, node) == "quant" for node in model.graph.nodes)
+
+
+def _row_name(model: nn.Module, node: fx.Node) -> str:
+    row = row_of_module(type(module_at(model, str(node.target)))) if node.op == "call_module" else None
+    return "" if row is None else row.name

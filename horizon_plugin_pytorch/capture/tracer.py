@@ -1,0 +1,604 @@
+"""Symbolic trace that keeps FloatFunctional calls, scopes and source lines."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import operator
+import re
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
+from horizon_plugin_pytorch.capture.container_writes import only_writes
+from horizon_plugin_pytorch.capture.given import GUARD, Arguments, Place, tests_none
+from horizon_plugin_pytorch.capture.proxies import KnownItems, Parts, TracedProxy, Written, stand_in
+from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, is_user_code, source_line, warn
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
+from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
+from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module
+from horizon_plugin_pytorch.plain_values import plain_arguments
+from horizon_plugin_pytorch.runtime.call_site import ModuleCall
+from horizon_plugin_pytorch.runtime.hooks import BACKWARD
+from horizon_plugin_pytorch.runtime.leaf import first_proxy
+
+_LEAF_CLASSES: set[type] = set()
+# Torch's own code does not see a size that is being traced among these arguments: `torch.zeros(x.shape[0], 1)`,
+# `self.positions[:, : x.shape[1]]` of a buffer.
+_EMPTY = torch.empty
+_MAKERS = ("zeros", "ones", "empty", "rand", "randn")
+_SHAPERS = ("expand", "repeat", "reshape", "view", "tile", "new_zeros", "new_ones", "new_full", "new_empty")
+
+
+def empty_as_zeros(*size: Any, **settings: Any) -> Tensor:
+    """``torch.empty`` in a traced graph: what happens to be in memory is in the range of no tensor.
+
+    >>> empty_as_zeros(2)
+    tensor([0., 0.])
+    """
+    return _EMPTY(*size, **settings).zero_()
+
+
+def add_leaf_class(cls: type) -> None:
+    """Treat modules of this class as one node."""
+    _LEAF_CLASSES.add(cls)
+
+
+def is_marked(module: nn.Module) -> bool:
+    """Is it of a class that the user marked as a leaf?"""
+    return type(module) in _LEAF_CLASSES and row_of_module(type(module)) is None
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Is the module one node of a graph? torch's and our own are, and those that the user marked."""
+    cls = type(module)
+    if cls in _LEAF_CLASSES or row_of_module(cls) is not None or isinstance(module, torch.jit.ScriptModule):
+        return True
+    if getattr(module, "is_traced_through", False) or isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return False
+    return cls.__module__.startswith(("horizon_plugin_pytorch.nn.", "torch.nn", "torch.ao.nn"))
+
+
+class QuantizationTracer(torch.fx.Tracer):
+    """Traces into user modules, not into torch's or ours; a FloatFunctional call is one ``call_method`` node.
+
+    Args:
+        skipped_module_names, skipped_module_classes: further modules that it does not trace into, as torch's tracer of
+            this name takes them.
+        kwargs: of `torch.fx.Tracer`.
+
+    >>> class Block(nn.Module):
+    ...     def forward(self, x):
+    ...         return x + 1
+    >>> [node.op for node in QuantizationTracer([], [Block]).trace(nn.Sequential(Block())).nodes]
+    ['placeholder', 'call_module', 'output']
+    """
+
+    def __init__(
+        self,
+        skipped_module_names: Sequence[str] = (),
+        skipped_module_classes: Sequence[type[nn.Module]] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.skipped_module_names = tuple(skipped_module_names)
+        self.skipped_module_classes = tuple(skipped_module_classes)
+        self._calls: tuple[ModuleCall, ...] = ()
+        self._called: Counter[str] = Counter()
+        self.lost_hooks: dict[str, None] = {}  # hooks that the graph does not call
+        self._proxies: list[weakref.ref] = []
+        self.successor: QuantizationTracer | None = None  # what traces the model once more
+        self.arguments: Arguments | None = None  # what is known of those of the forward
+        self._places: dict[torch.fx.Node, Place] = {}
+
+    @property
+    def keeps_proxies(self) -> bool:
+        """Has the model, or whoever it gave them to, kept tensors of the forward that was traced?"""
+        return any(proxy() is not None for proxy in self._proxies)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        if self.arguments is None or not is_module or concrete_args is not None:
+            return function, args
+        self.arguments.rely_on_given()
+        return function, [args[0], *map(self._argument, args[1:])]
+
+    def _argument(self, proxy: Any) -> Any:
+        """What stands for an argument of the forward."""
+        assert self.arguments is not None
+        name = str(proxy.node.target)
+        self._places[proxy.node] = Place(name)
+        if not self.arguments.is_known(name):
+            return proxy
+        made = stand_in(proxy.node, self, Place(name), self.arguments.known(name))
+        return made.plain() if name.startswith("*") else made
+
+    def rely(self, place: Place, question: str, answer: Any, about: Any = None) -> None:
+        """Note what the forward was told of an argument: the graph is for calls where this is so."""
+        assert self.arguments is not None
+        self.arguments.guard.rely(place, question, answer, about, source_line(user_frames()))
+
+    def class_of(self, proxy: TracedProxy) -> type | None:
+        """The class of what a proxy stands for, where it is known."""
+        place = self._places.get(proxy.node)
+        if place is not None and self.arguments is not None:
+            known = place.value(self.arguments.values) if self.arguments.is_known(place.name) else None
+            cls = Tensor if known is None or isinstance(known, Tensor) else type(known)
+            self.rely(place, "class", True, cls)
+            return cls
+        if isinstance(proxy, KnownItems):
+            return proxy.given_class
+        if isinstance(proxy, Parts):
+            return tuple
+        return Tensor if self._is_tensor(proxy.node) else None
+
+    def _is_tensor(self, node: torch.fx.Node) -> bool:
+        """Is it known that a node gives one tensor?"""
+        if node.op in ("placeholder", "get_attr"):
+            return not (self.arguments and self.arguments.is_known(str(node.target))) or isinstance(
+                self.arguments.known(str(node.target)), Tensor
+            )
+        if node.op == "call_module":
+            row = row_of_module(type(self.root.get_submodule(str(node.target))))
+            return row is not None and len(row.results) == 1
+        row = _row_of(node)
+        is_one = row is not None and len(row.results) == 1 and row.name not in ("split", "to_numbers")
+        return is_one and any(map(self._is_tensor, node.all_input_nodes))
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, KnownItems) and a.is_written:
+            return super().create_arg(a.plain())
+        return super().create_arg(self.stand_in(a) if isinstance(a, torch.fx.Proxy) and a.tracer is not self else a)
+
+    def stand_in(self, earlier: torch.fx.Proxy) -> torch.fx.Proxy:
+        """A value of the trace before is read."""
+        if getattr(earlier.tracer, "successor", None) is not self:
+            raise TypeError("a tensor of a model that was traced before is read")
+        earlier.node.meta.setdefault("read_later", user_frames())
+        return self.create_proxy("get_attr", "_of_an_earlier_forward", (), {})
+
+    def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = super().create_node(*args, **kwargs)
+        node.stack_trace = user_frames()
+        node.meta["calls"] = self._calls
+        return node
+
+    def create_proxy(
+        self, kind: str, target: Any, args: tuple, kwargs: dict[str, Any], *rest: Any, **more: Any
+    ) -> torch.fx.Proxy:
+        if self.successor is not None:  # `y + self.state`, where the state is of the trace before
+            return self.successor.create_proxy(kind, target, args, kwargs, *rest, **more)
+        is_index = target in (operator.getitem, operator.setitem)
+        is_operator = getattr(target, "__module__", "") == operator.add.__module__  # `x + array`: no sizes there
+        arrays = "tensor" if kind == "call_module" or is_operator else "list"
+        args, kwargs = plain_arguments(args, kwargs, is_index, arrays)
+        if kind == "call_method" and only_writes(target) and isinstance(args[0], torch.fx.Proxy):
+            raise TypeError(f"`{target}` writes into a list or dictionary of which nothing is known")
+        if kind == "call_function" or (kind == "call_method" and row_of_method(target) is not None):
+            args, kwargs = operands_by_position(target, args, kwargs)
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        if target is operator.getitem or (kind == "call_method" and target == "get"):
+            self._note_item(proxy, args)
+        return proxy
+
+    def _note_item(self, item: torch.fx.Proxy, args: tuple) -> None:
+        """An item of an argument of which nothing is known counts as given, too."""
+        place = self._places.get(args[0].node) if isinstance(args[0], torch.fx.Proxy) else None
+        if place is not None and type(args[1]) in (str, int):
+            self._places[item.node] = place.item(args[1])
+            code = user_code()
+            if not self.arguments.is_known(place.name) and code is not None and tests_none(code):  # type: ignore[union-attr]
+                self.rely(place.item(args[1]), "given", True)
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        args, kwargs = by_position(type(m).forward, args, kwargs) if is_leaf(m) else (args, kwargs)
+        path = self.path_of_module(m)
+        with self.called(path), contextlib.nullcontext() if is_leaf(m) else self._watched_hooks(m, path):
+            return super().call_module(m, forward, args, kwargs)
+
+    @contextlib.contextmanager
+    def _watched_hooks(self, module: nn.Module, path: str) -> Iterator[None]:
+        """Note which hooks of a module that is traced through leave nothing in the graph.
+
+        Those that give something back are traced like the code around them.
+        """
+        saved = {kind: dict(getattr(module, kind)) for kind in ("_forward_pre_hooks", "_forward_hooks", *BACKWARD)}
+        for kind, hooks in saved.items():
+            for number, hook in hooks.items():
+                if kind in BACKWARD:
+                    self._lose(hook, path)
+                    del getattr(module, kind)[number]
+                else:
+                    getattr(module, kind)[number] = self._watched(hook, path)
+        try:
+            yield
+        finally:
+            for kind, hooks in saved.items():
+                getattr(module, kind).update(hooks)
+
+    def _watched(self, hook: Any, path: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            out = hook(*args)
+            if out is None:
+                self._lose(hook, path)
+            return out
+
+        return call
+
+    def _lose(self, hook: Any, path: str) -> None:
+        code = getattr(hook, "__code__", None)
+        line = f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code is not None else ""
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        self.lost_hooks[f"`{name}`{f' ({line})' if line else ''} of `{path}`"] = None
+
+    @contextlib.contextmanager
+    def called(self, path: str) -> Iterator[None]:
+        """A module is called in here."""
+        before = self._calls
+        self._calls = (*before, ModuleCall(path, self._called[path]))
+        self._called[path] += 1
+        try:
+            yield
+        finally:
+            self._calls = before
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        is_skipped = isinstance(m, self.skipped_module_classes) or module_qualified_name in self.skipped_module_names
+        return is_skipped or is_leaf(m)
+
+    def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
+        count = _known_length(node)
+        proxy = Written(node, self) if count is None else Parts(node, self, count)
+        self._proxies.append(weakref.ref(proxy))
+        return proxy
+
+    @contextlib.contextmanager
+    def _functional_calls(self, root: nn.Module) -> Iterator[None]:
+        """While tracing, a FloatFunctional method called with proxies records itself."""
+        classes = {type(m) for m in root.modules() if is_functional(type(m))}
+        saved: list[tuple[type, str, Any]] = []
+        for cls in classes:
+            for name in FUNCTIONAL_METHODS:
+                method = getattr(cls, name, None)
+                if method is not None:
+                    saved.append((cls, name, cls.__dict__.get(name)))
+                    setattr(cls, name, _recorder(self, name, method))
+        try:
+            yield
+        finally:
+            for cls, name, method in saved:
+                if method is None:
+                    delattr(cls, name)
+                else:
+                    setattr(cls, name, method)
+
+    @contextlib.contextmanager
+    def _sizes_as_arguments(self) -> Iterator[None]:
+        """While tracing, functions and methods of ordinary tensors that are given traced sizes record themselves."""
+        saved = {name: getattr(torch, name) for name in (*_MAKERS, "is_tensor")}
+        try:
+            torch.is_tensor = _is_tensor  # type: ignore[assignment]
+            for name in _MAKERS:
+                function = saved[name]
+                made = empty_as_zeros if name == "empty" else function
+                setattr(torch, name, self._recording("call_function", made, function))
+            for name in _SHAPERS:  # inherited from the class below, and again so when they are deleted
+                setattr(torch.Tensor, name, self._recording("call_method", name, getattr(torch.Tensor, name)))
+            with _Subscripts(self._recording("call_function", operator.getitem, operator.getitem)):
+                yield
+        finally:
+            for name, function in saved.items():
+                setattr(torch, name, function)
+            for name in _SHAPERS:
+                if name in vars(torch.Tensor):
+                    delattr(torch.Tensor, name)
+
+    def _recording(self, kind: str, target: Any, function: Any) -> Any:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            if first_proxy((args, kwargs)) is None:
+                return function(*args, **kwargs)
+            return self.create_proxy(kind, target, args, kwargs)
+
+        return record
+
+    def trace(self, root: Any, concrete_args: Any = None) -> torch.fx.Graph:
+        with self._functional_calls(root), self._sizes_as_arguments():
+            return super().trace(root, concrete_args)
+
+
+class _Subscripts(TorchFunctionMode):
+    """Inside, `x[...]` of an ordinary tensor is done by a function.
+
+    A method ``Tensor.__getitem__`` of Python's own could not be taken back: the interpreter would take tensors for
+    sequences ever after, and ``torch.tensor([x, y])`` of single numbers would fail.
+    """
+
+    def __init__(self, subscript: Callable) -> None:
+        super().__init__()
+        self.subscript = subscript
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return self.subscript(*args) if func is torch.Tensor.__getitem__ else func(*args, **(kwargs or {}))
+
+
+def _is_tensor(value: Any) -> bool:
+    """``torch.is_tensor`` while something is traced."""
+    return isinstance(value, Tensor) or (isinstance(value, TracedProxy) and value.asked_class() is Tensor)
+
+
+def _row_of(node: torch.fx.Node) -> Any:
+    """The operator that a node calls, if it is in the table."""
+    if node.op == "call_function":
+        found = row_of_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+    else:
+        found = row_of_method(str(node.target), node.args, node.kwargs) if node.op == "call_method" else None
+    return None if found is None else found[0]
+
+
+def _known_length(node: torch.fx.Node) -> int | None:
+    """How many tensors a call gives, where its arguments say so."""
+    if node.target in ("chunk", torch.chunk):
+        count = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
+        return count if isinstance(count, int) else None
+    if node.target in ("split", "split_with_sizes", torch.split, torch.split_with_sizes):
+        sizes = node.args[1] if len(node.args) > 1 else next(iter(node.kwargs.values()), None)
+        return len(sizes) if isinstance(sizes, (list, tuple)) else None
+    row = _row_of(node)
+    return None if row is None or len(row.results) == 1 else len(row.results)
+
+
+def user_code() -> Any:
+    """The code of the innermost function outside torch and this package."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else frame.f_code
+
+
+def user_frames() -> str:
+    """The calling lines outside torch and this package, outermost first.
+
+    `record_stack_traces` of torch would do, but it imports the compiler, which takes two seconds.
+    """
+    lines = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_user_code(file):
+            lines.append(f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}')
+        frame = frame.f_back  # type: ignore[assignment]
+    return "\n".join(reversed(lines))
+
+
+def is_functional(cls: type) -> bool:
+    """Is it a FloatFunctional, ours or torch's?"""
+    row = row_of_module(cls)
+    return row is not None and row.name == "functional"
+
+
+def _recorder(tracer: QuantizationTracer, name: str, method: Any) -> Any:
+    def record(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if first_proxy((args, kwargs)) is None:
+            return method(self, *args, **kwargs)
+        args, kwargs = by_position(method, args, kwargs)
+        path = tracer.path_of_module(self)
+        with tracer.called(path):
+            owner = tracer.create_proxy("get_attr", path, (), {})
+            return tracer.create_proxy("call_method", name, (owner, *args), kwargs)
+
+    return record
+
+
+def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None) -> torch.fx.Graph:
+    """The model's graph, or an error that names the line which cannot be traced.
+
+    Args:
+        example: the arguments and keyword arguments of a call like those to come. Without one, an argument that may be
+            None counts as given, where the forward can be followed so.
+    """
+    if isinstance(model, torch.fx.GraphModule):
+        return model.graph
+    _refuse_names(model)
+    before = {path: (buffer, buffer._version) for path, buffer in model.named_buffers()}
+    arguments = Arguments(model, example)
+    try:
+        tracer, graph = _traced(model, arguments)
+    except Exception as error:
+        absent = frozenset(() if arguments.has_example else arguments.optional)
+        arguments = Arguments(model, None, absent)
+        try:
+            if not absent:
+                raise error
+            tracer, graph = _traced(model, arguments)
+        except Exception:
+            where = _innermost_user_line(error)
+            raise TraceError(
+                f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: "
+                f"{_remedy(error)} {'' if example else _EXAMPLE}Or prepare with `prepare(model, example_inputs, ...)`, "
+                "which runs the forward: sizes and lengths are numbers there, and what lies outside of the stubs may "
+                "be any Python."
+            ) from error
+        tell_absent(model, absent, _innermost_user_line(error))
+    else:
+        follow_absent(model, arguments, graph, _traced)
+    model.__dict__.pop(GUARD, None)
+    if arguments.guard.facts:
+        model.__dict__[GUARD] = arguments.guard
+    _tell_lost(model, tracer.lost_hooks)
+    _tell_written(model, before)
+    return graph
+
+
+_EXAMPLE = (
+    "If it is about a list, a dictionary, a flag or an optional argument of the forward, give example_inputs: symbolic "
+    "trace then knows what these hold. "
+)
+
+
+def _traced(model: nn.Module, arguments: Arguments) -> tuple[QuantizationTracer, torch.fx.Graph]:
+    tracer = QuantizationTracer()
+    tracer.arguments = arguments
+    with _own_attributes(model, tracer):
+        graph = tracer.trace(model)
+        if tracer.keeps_proxies:  # does the next forward read them?
+            tracer.successor = QuantizationTracer()
+            tracer.successor.arguments = arguments
+            with contextlib.suppress(Exception):
+                tracer.successor.trace(model)
+    return tracer, graph
+
+
+def _tell_written(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]]) -> None:
+    """Name the buffers that the forward wrote to while it was traced: the graph has the reads, and not the writes."""
+    after = {path: (buffer, buffer._version) for path, buffer in model.named_buffers()}
+    written = [
+        path for path, (old, version) in before.items() if path not in after or not _is_same(old, version, after[path])
+    ]
+    if written:
+        shown = ", ".join(f"`{path}`" for path in written)
+        warn(
+            f"`{type(model).__name__}`: its forward writes to {shown}, which symbolic trace does not see: the prepared "
+            "model reads the buffer and never writes it. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its "
+            "own forward; or write it outside of the forward.",
+            QuantizationWarning,
+        )
+
+
+def _is_same(old: torch.Tensor, version: int, now: tuple[torch.Tensor, int]) -> bool:
+    return now[0] is old and now[1] == version
+
+
+def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:
+    """Name the hooks that the prepared model does not call."""
+    shown = ", ".join(hooks)
+    if shown:
+        warn(
+            f"`{type(model).__name__}`: the prepared model does not call the hooks {shown}: symbolic trace goes "
+            "through these modules, and the graph calls what is inside. Put such a hook on a layer inside or on the "
+            "whole model, or prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward with all hooks.",
+            QuantizationWarning,
+        )
+
+
+@contextlib.contextmanager
+def _own_attributes(model: nn.Module, tracer: QuantizationTracer) -> Iterator[None]:
+    """Attributes that hold values of the traced forward afterwards get back what they were."""
+    before = [(vars(m), {k: (v, _items(v)) for k, v in vars(m).items()}) for m in model.modules()]
+    classes = {cls: dict(vars(cls)) for m in model.modules() for cls in type(m).__mro__ if _is_of_users(cls)}
+    try:
+        yield
+    finally:
+        has_proxies = tracer.successor is not None or tracer.keeps_proxies
+        for attributes, values in before if has_proxies else ():
+            for name in _with_proxies(attributes):
+                if name not in values:
+                    del attributes[name]
+                    continue
+                attributes[name], items = values[name]
+                if items is not None:
+                    attributes[name].clear()
+                    getattr(attributes[name], "extend" if isinstance(items, list) else "update")(items)
+        for cls, values in classes.items() if has_proxies else ():
+            for name in _with_proxies(vars(cls)):
+                setattr(cls, name, values[name]) if name in values else delattr(cls, name)
+
+
+def _with_proxies(attributes: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in attributes.items() if first_proxy(_items(value) or value) is not None]
+
+
+def _is_of_users(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    return cls is not object and is_user_code(getattr(module, "__file__", None) or "")
+
+
+def _items(value: Any) -> Any:
+    """What a container of its own kind holds, as a plain list or dict."""
+    if type(value) in (list, collections.deque):
+        return list(value)
+    return dict(value) if type(value) in (dict, collections.OrderedDict, collections.defaultdict) else None
+
+
+_TAKEN = frozenset(dir(torch.fx.GraphModule)) - frozenset(dir(nn.Module)) | {
+    "_graph", "_code", "meta", "_tracer_cls", "_tracer_extras",
+}  # fmt: skip
+
+
+def _refuse_names(model: nn.Module) -> None:
+    """Insist that the model has nothing of the names that torch.fx gives to the attributes of a traced model."""
+    parts = {**model._modules, **model._parameters, **model._buffers}
+    methods = [name for name in vars(model) if name in _TAKEN and callable(getattr(torch.fx.GraphModule, name, None))]
+    taken = [name for name in (*parts, *methods) if name in _TAKEN]
+    if taken:
+        raise TraceError(
+            f"`{taken[0]}` of `{type(model).__name__}` has the name of something that every model of torch.fx has, so "
+            "that the traced model could not have both. Give it another name; or let `prepare` run the model "
+            "(`method=PrepareMethod.JIT_STRIP`), which takes any name."
+        )
+
+
+def _remedy(error: Exception) -> str:
+    names = "(TracedProxy|Parts|Written|Known(Number|List|Dict))"
+    text = re.sub(rf"'{names}'|(?<=not ){names}\b", "a tensor that is traced", str(error))
+    if "__delitem__" in text:
+        return "`del x[...]` has no form in a graph."
+    if "of which nothing is known" in text:
+        return f"{text}."
+    if "was traced before" in text:
+        return (
+            f"{text}: code keeps it in a global variable or another object, where the next forward finds it. Set that "
+            "back to what it was before any forward; and make such a state an input and an output of the model."
+        )
+    if "cannot be iterated" in text:
+        return (
+            "a tensor's length is not known while tracing, so it cannot be looped over, passed to zip() or unpacked "
+            "with *; nor is the length of what wrapped code gives. Take a known number of parts: `a, b = x.unbind(1)`, "
+            "`for part in x.chunk(2, 1)`, or `x[:, i]` for i in range(2); of wrapped code, `parts[i]` for i in "
+            "range(2)."
+        )
+    if "cannot be interpreted as an integer" in text:
+        return (
+            "a size is not known as a number while tracing, so `range(x.shape[0])` cannot be run. Write the number, or "
+            "take it from the model's configuration: `range(self.levels)`."
+        )
+    if "__array_" in text or "to a NumPy" in text:
+        return (
+            "numpy cannot take tensors or sizes that are not known as numbers while tracing. Compute with them in "
+            "torch and Python, or take the numbers from the model's configuration."
+        )
+    if "assignment to `x.data`" in text:
+        return "a graph has no form for `x.data = y`. Go on with the new tensor, as in `x = y`."
+    if "item assignment" in text:
+        return (
+            "writing into a part of a tensor has no form in a graph. Build the tensor from its parts with `torch.cat` "
+            "or `torch.stack`, or choose between two tensors with `torch.where`."
+        )
+    return (
+        f"{text.rstrip('.')}. The graph must not depend on the values of tensors: move that code out of the model's "
+        "forward. Before the QuantStub or after the DeQuantStub it can also be hidden in a function or module marked "
+        "with `horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then called as it is."
+    )
+
+
+def _innermost_user_line(error: BaseException) -> str:
+    lines = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        lines.append(f'File "{traceback.tb_frame.f_code.co_filename}", line {traceback.tb_lineno}')
+        traceback = traceback.tb_next
+    return source_line("\n".join(lines))
+
+
+def scope_of(node: torch.fx.Node) -> str:
+    """Path of the module whose forward made the node; empty for the top module."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [value[0] if isinstance(value, tuple) else key for key, value in stack.items()]
+    return paths[-1] if paths else ""

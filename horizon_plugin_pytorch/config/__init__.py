@@ -1,0 +1,1 @@
+"""Which number format each module gets, and why."""

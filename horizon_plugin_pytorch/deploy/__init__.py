@@ -1,1 +1,0 @@
-"""From a converted model to a graph that runs elsewhere."""

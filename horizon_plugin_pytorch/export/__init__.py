@@ -1,0 +1,1 @@
+"""Graphs that leave the package."""

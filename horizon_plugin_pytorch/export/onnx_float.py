@@ -1,0 +1,170 @@
+"""Torch operators that models compute in float16, as ONNX operators; their results are close, not equal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.export.onnx_aten import AtenLowering, lowers
+from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
+
+_PADDING = ("zeros", "border", "reflection")
+
+
+def _with(g: OnnxGraph, operator: str, x: str, number: float) -> str:
+    """The tensor with one number, such as its product."""
+    return g.node(operator, x, g.scalar(number, torch.float32))
+
+
+def _unary(operator: str, **attributes: Any) -> AtenLowering:
+    return lambda g, site, x: g.node(operator, x, **attributes)
+
+
+for _name, _operator in (
+    ("sin", "Sin"), ("cos", "Cos"), ("tan", "Tan"), ("asin", "Asin"), ("acos", "Acos"), ("atan", "Atan"),
+    ("sinh", "Sinh"), ("cosh", "Cosh"), ("asinh", "Asinh"), ("acosh", "Acosh"), ("atanh", "Atanh"), ("erf", "Erf"),
+):  # fmt: skip
+    lowers(_name, f"{_name}_")(_unary(_operator))
+lowers("hardsigmoid", "hardsigmoid_")(_unary("HardSigmoid", alpha=1 / 6, beta=0.5))
+
+
+@lowers("hardswish", "hardswish_")
+def hardswish(g: OnnxGraph, site: Site, x: str) -> str:
+    return g.node("Mul", x, g.node("HardSigmoid", x, alpha=1 / 6, beta=0.5))
+
+
+@lowers("elu", "elu_")
+def elu(g: OnnxGraph, site: Site, x: str, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> str:
+    """``scale * (max(x, 0) + min(alpha * (exp(input_scale * x) - 1), 0))``; selu is one of them."""
+    below = g.node("Elu", x if input_scale == 1 else _with(g, "Mul", x, input_scale), alpha=float(alpha))
+    out = g.node("Add", g.node("Relu", x), _with(g, "Min", below, 0.0))
+    return out if scale == 1 else _with(g, "Mul", out, scale)
+
+
+@lowers("celu", "celu_")
+def celu(g: OnnxGraph, site: Site, x: str, alpha: float = 1.0) -> str:
+    return elu(g, site, x, alpha, 1.0, 1.0 / alpha)
+
+
+@lowers("softplus")
+def softplus(g: OnnxGraph, site: Site, x: str, beta: float = 1.0, threshold: float = 20.0) -> str:
+    """Above the threshold torch gives x itself, which differs by less than float16 shows."""
+    out = g.node("Softplus", x if beta == 1 else _with(g, "Mul", x, beta))
+    return out if beta == 1 else _with(g, "Div", out, beta)
+
+
+@lowers("mish", "mish_")
+def mish(g: OnnxGraph, site: Site, x: str) -> str:
+    return g.node("Mul", x, g.node("Tanh", g.node("Softplus", x)))
+
+
+@lowers("log_sigmoid_forward")
+def log_sigmoid(g: OnnxGraph, site: Site, x: str) -> list[str | None]:
+    return [g.node("Neg", g.node("Softplus", g.node("Neg", x))), None]
+
+
+@lowers("glu")
+def glu(g: OnnxGraph, site: Site, x: str, dim: int = -1) -> str:
+    half = g.constant([site.input_shape[dim] // 2] * 2, torch.int64, "split")
+    first, gate = g.node("Split", x, half, outputs=2, axis=dim % site.rank)
+    return g.node("Mul", first, g.node("Sigmoid", gate))
+
+
+@lowers("log1p", "log1p_")
+def log1p(g: OnnxGraph, site: Site, x: str) -> str:
+    return g.node("Log", _with(g, "Add", x, 1.0))
+
+
+@lowers("exp2", "exp2_")
+def exp2(g: OnnxGraph, site: Site, x: str) -> str:
+    return g.node("Exp", _with(g, "Mul", x, math.log(2)))
+
+
+@lowers("clamp_min", "clamp_min_")
+def clamp_min(g: OnnxGraph, site: Site, x: str, low: float) -> str:
+    return _with(g, "Max", x, low)
+
+
+@lowers("clamp_max", "clamp_max_")
+def clamp_max(g: OnnxGraph, site: Site, x: str, high: float) -> str:
+    return _with(g, "Min", x, high)
+
+
+@lowers("_prelu_kernel")
+def prelu(g: OnnxGraph, site: Site, x: str, slope: str) -> str:
+    return g.node("PRelu", x, slope)
+
+
+@lowers("cumsum", "cumsum_")
+def cumsum(g: OnnxGraph, site: Site, x: str, dim: int, **kwargs: Any) -> str:
+    return g.node("CumSum", x, g.constant(dim % site.rank, torch.int64, "axis"))
+
+
+def _deviation(g: OnnxGraph, x: str, dims: list[int]) -> str:
+    return g.node("Sub", x, g.axes("ReduceMean", x, dims, True))
+
+
+@lowers("var")
+def var(
+    g: OnnxGraph, site: Site, x: str, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> str:
+    dims = [dim] if isinstance(dim, int) else list(dim or range(site.rank))
+    dims = [d % site.rank for d in dims]
+    count = math.prod(site.input_shape[d] for d in dims)
+    deviation = _deviation(g, x, dims)
+    total = g.axes("ReduceSum", g.node("Mul", deviation, deviation), dims, keepdim)
+    return _with(g, "Div", total, count - (1 if correction is None else correction))
+
+
+@lowers("linalg_vector_norm")
+def vector_norm(
+    g: OnnxGraph, site: Site, x: str, ord: float = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> str:
+    dims = [dim] if isinstance(dim, int) else list(dim or range(site.rank))
+    dims = [d % site.rank for d in dims]
+    if ord in (1, 2):
+        return g.axes(f"ReduceL{int(ord)}", x, dims, keepdim)
+    if math.isinf(ord):
+        return g.axes("ReduceMax" if ord > 0 else "ReduceMin", g.node("Abs", x), dims, keepdim)
+    raise ExportError(f"a float norm with p={ord} has no ONNX form; 1, 2 and infinity have.")
+
+
+def _normalized(g: OnnxGraph, deviation: str, variance: str, eps: float) -> str:
+    return g.node("Div", deviation, g.node("Sqrt", _with(g, "Add", variance, eps)))
+
+
+def _affine(g: OnnxGraph, site: Site, x: str, weight: str | None, bias: str | None) -> str:
+    shape = [1, -1, *[1] * (site.rank - 2)]
+    x = x if weight is None else g.node("Mul", x, g.reshape(weight, shape))
+    return x if bias is None else g.node("Add", x, g.reshape(bias, shape))
+
+
+@lowers("native_batch_norm")
+def batch_norm(
+    g: OnnxGraph, site: Site, x: str, weight: str | None, bias: str | None, mean: str | None, variance: str | None,
+    training: bool, momentum: float, eps: float,
+) -> list[str | None]:  # fmt: skip
+    """With the statistics of a model in eval mode, or of the input, which is how torch normalizes instances."""
+    if training:
+        dims = [d for d in range(site.rank) if d != 1]
+        deviation = _deviation(g, x, dims)
+        out = _normalized(g, deviation, g.axes("ReduceMean", g.node("Mul", deviation, deviation), dims, True), eps)
+    else:
+        assert mean is not None and variance is not None
+        shape = [1, -1, *[1] * (site.rank - 2)]
+        out = _normalized(g, g.node("Sub", x, g.reshape(mean, shape)), g.reshape(variance, shape), eps)
+    return [_affine(g, site, out, weight, bias), None, None]
+
+
+@lowers("grid_sampler_2d")
+def grid_sample(g: OnnxGraph, site: Site, x: str, grid: str, mode: int, padding: int, align_corners: bool) -> str:
+    if g.opset < 16:
+        raise ExportError("a float grid_sample has an ONNX form from opset 16 on; export with opset_version=17.")
+    linear = "linear" if g.opset >= 20 else "bilinear"
+    return g.node(
+        "GridSample", x, grid, mode="nearest" if mode == 1 else linear, padding_mode=_PADDING[padding],
+        align_corners=int(align_corners),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Fake quantizers: scales, rounding while training, trained scales, float16; and the qconfigs made of them."""

@@ -1,0 +1,774 @@
+"""Putting values on the integer grid while training, and switching that on and off."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.doors import show_at
+from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8, qint16
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
+from horizon_plugin_pytorch.fake_quant.rounding import NO_LIMIT, Rounded, clamped, integer_limits, round_to_grid
+from horizon_plugin_pytorch.qtensor import QTensor, is_backward, real_qtensor
+from horizon_plugin_pytorch.statistics.cache import Cache
+from horizon_plugin_pytorch.statistics.clipping import tell_clipped
+from horizon_plugin_pytorch.statistics.observer import (
+    CalibObserver,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
+from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
+from horizon_plugin_pytorch.statistics.partial import Partial, show_signature
+
+_HALF_RANGES = tuple((dtype.max - dtype.min) / 2 for dtype in (qint8, qint16))
+_OBSERVED = 1e-4  # how far the steps of an observed scale are from those of its format, as a share: rounding
+
+
+class FakeQuantState(Enum):
+    """What fake quantization does.
+
+    ============ ========= ==========
+    state        observes  quantizes
+    ============ ========= ==========
+    QAT          yes       yes
+    CALIBRATION  yes       no
+    VALIDATION   no        yes
+    _FLOAT       no        no
+    ============ ========= ==========
+    """
+
+    QAT = "qat"
+    CALIBRATION = "calibration"
+    VALIDATION = "validation"
+    _FLOAT = "_float"
+
+
+_SWITCHES = {
+    FakeQuantState.QAT: (True, True),
+    FakeQuantState.CALIBRATION: (True, False),
+    FakeQuantState.VALIDATION: (False, True),
+    FakeQuantState._FLOAT: (False, False),
+}
+
+
+class LoadedScale(Enum):
+    """What became of a checkpoint's scale.
+
+    AS_IT_IS: it was taken. CONVERTED: it was for another number format, and its range was taken. DOUBTFUL: it was
+    taken, and may be for another format, which the checkpoint does not say. IGNORED: the model has a given one.
+    """
+
+    AS_IT_IS = "as it is"
+    CONVERTED = "converted"
+    DOUBTFUL = "doubtful"
+    IGNORED = "ignored"
+
+
+def _answer_to_torch(cls: type) -> None:
+    """Let ``model.apply(torch.quantization.disable_observer)`` and its relatives reach the fake quantizers of a class.
+
+    They act on torch's own base class alone and pass over everything else in silence. It is known by name, as
+    `torch.ao` is leaving torch and is never imported here.
+    """
+    base = getattr(sys.modules.get("torch.ao.quantization.fake_quantize"), "FakeQuantizeBase", None)
+    if base is not None:
+        base.register(cls)
+
+
+class FakeQuantize(nn.Module):
+    """Observe a tensor, update the scale, and round the tensor to the grid of that scale.
+
+    Args:
+        observer: the observer's class.
+        saturate: give values outside the range no gradient; None means True.
+        in_place, compat_mask: accepted for compatibility; memory is reused where autograd allows.
+        channel_len: number of channels of a per-channel scale.
+        observer_kwargs: arguments of the observer: dtype, qscheme, ch_axis, averaging_constant, unclipped, scale, ...
+
+    >>> fq = FakeQuantize(dtype="qint8")
+    >>> fq(torch.tensor([-1.0, 0.3, 2.55])).int_repr()
+    tensor([-50,  15, 127], dtype=torch.int8)
+    """
+
+    enabled: ClassVar[bool] = True  # `utils.quant_switch.GlobalFakeQuantSwitch`
+    fake_quant_enabled: Tensor
+    observer_enabled: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    _gathered: list[Tensor] | None = None
+    _keeps_range: bool = False
+    loaded: LoadedScale = LoadedScale.AS_IT_IS  # what became of the last checkpoint's scale
+    state_is_loaded: bool = False  # did a checkpoint decide what it does, and nobody since?
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        show_signature(cls)
+
+    def __init__(
+        self,
+        observer: type = MovingAverageMinMaxObserver,
+        saturate: bool | None = None,
+        in_place: bool = False,
+        compat_mask: bool = True,
+        channel_len: int = 1,
+        **observer_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        _answer_to_torch(FakeQuantize)
+        try:
+            self.activation_post_process = observer(channel_len=channel_len, **observer_kwargs)
+        except TypeError as error:
+            raise QuantizationConfigError(
+                f"FakeQuantize cannot make its observer `{getattr(observer, '__name__', observer)}` from the arguments "
+                f"{', '.join(observer_kwargs)}: {error}."
+            ) from error
+        self.saturate = True if saturate is None else bool(saturate)
+        self.in_place, self.compat_mask, self.channel_len = in_place, compat_mask, channel_len
+        self.finest_scale = 0.0  # an observed scale is not smaller; whole numbers need no finer grid than 1
+        length = channel_len if self.activation_post_process.is_per_channel else 1
+        device = self.activation_post_process.min_val.device
+        self.register_buffer("fake_quant_enabled", torch.ones(1, dtype=torch.uint8, device=device))
+        self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8, device=device))
+        self.register_buffer("scale", torch.ones(length, device=device))
+        self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
+        self._known = {name: Cache() for name in ("fake_quant_enabled", "observer_enabled", "scale", "range")}
+        self._was_set = False
+        if self.is_fixed:
+            self.refresh_scale()
+
+    @classmethod
+    def with_args(cls, **kwargs: Any) -> Partial:
+        """A constructor with some arguments already given.
+
+        >>> FakeQuantize.with_args(dtype="qint16")().quant_max
+        32767
+        """
+        return Partial(cls, kwargs)
+
+    @property
+    def dtype(self) -> QuantDType:
+        """The number format."""
+        return self.activation_post_process.dtype
+
+    @property
+    def quant_min(self) -> int:
+        """The smallest integer."""
+        return self.activation_post_process.quant_min
+
+    @property
+    def quant_max(self) -> int:
+        """The largest integer."""
+        return self.activation_post_process.quant_max
+
+    @property
+    def qscheme(self) -> torch.qscheme:
+        """Per tensor or per channel."""
+        return self.activation_post_process.qscheme
+
+    @property
+    def ch_axis(self) -> int:
+        """The channel axis, -1 for one scale."""
+        return self.activation_post_process.ch_axis
+
+    @property
+    def format(self) -> tuple[QuantDType, int, int, int]:
+        """The number format, the smallest and largest integer, and the channel axis."""
+        observer = self.activation_post_process
+        return observer.dtype, observer.quant_min, observer.quant_max, observer.ch_axis
+
+    @property
+    def is_fixed(self) -> bool:
+        """Was the scale given rather than observed?"""
+        return self.activation_post_process.is_fixed
+
+    @property
+    def has_statistics(self) -> bool:
+        """Does the scale come from data, a checkpoint or the user, rather than being the initial 1?"""
+        return self._was_set or self.activation_post_process.has_statistics
+
+    def _flag(self, name: str) -> bool:
+        """A switch buffer as a bool, on a GPU read again only after it was written to: reading waits for the device."""
+        buffer = self._buffers[name]
+        assert buffer is not None
+        if not is_asynchronous(buffer):
+            return bool(buffer.item())
+        return self._known[name].get((buffer,), lambda: bool(buffer.item()))
+
+    @property
+    def is_observing(self) -> bool:
+        """Does it observe?"""
+        return FakeQuantize.enabled and self._flag("observer_enabled")
+
+    @property
+    def is_quantizing(self) -> bool:
+        """Does it round?"""
+        return FakeQuantize.enabled and self._flag("fake_quant_enabled")
+
+    @property
+    def is_calibrating(self) -> bool:
+        """Is it in the CALIBRATION state?"""
+        return self.is_observing and not self.is_quantizing
+
+    @property
+    def is_exact(self) -> bool:
+        """In the VALIDATION state the integers of deployment are computed, not an approximation of them."""
+        return self.is_quantizing and not self.is_observing
+
+    def set_owner(self, path: str) -> None:
+        """The module's path in the model, for messages."""
+        self.activation_post_process.owner = path
+
+    def check_nan(self, x: Tensor | None = None) -> None:
+        """Raise where values or the scale are NaN, if `fake_quantize_base.check_nan_scale` asks for it."""
+        if fake_quantize_base.check_nan_scale is not None:
+            fake_quantize_base.check(self.activation_post_process.owner, self.scale, x)
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Round to the grid, or not."""
+        self.fake_quant_enabled.fill_(int(bool(enabled)))
+
+    def disable_fake_quant(self) -> None:
+        """Do not round."""
+        self.enable_fake_quant(False)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Observe, or not."""
+        self.observer_enabled.fill_(int(bool(enabled)))
+
+    def disable_observer(self) -> None:
+        """Do not observe."""
+        self.enable_observer(False)
+
+    def set_state(self, state: FakeQuantState) -> None:
+        """Observe and quantize as the state says."""
+        observes, quantizes = _SWITCHES[state]
+        self.state_is_loaded = False
+        self.activation_post_process.extreme = 0.0
+        self.forget_scale()
+        self.finish()
+        self.enable_observer(observes)
+        self.enable_fake_quant(quantizes)
+
+    def finish(self) -> None:
+        """Observing ends, or pauses: take in what the observer still waits with."""
+        if self._flag("observer_enabled") and self.activation_post_process.finish():
+            self.refresh_scale()
+
+    def forget_scale(self) -> None:
+        """Look at the scale anew: ``scale.data`` may have been written to, which torch does not count."""
+        self._known["scale"].clear()
+        self._known["range"].clear()
+
+    def sound_scale(self) -> Tensor:
+        """The scale; one that is trained is mended if a step of the optimizer has spoilt it."""
+        return self.scale
+
+    def require_scale(self) -> None:
+        """Refuse a scale that integers cannot have.
+
+        Raises:
+            CalibrationError: it is not positive and finite.
+        """
+        scale = self.sound_scale()
+        if not bool(((scale > 0) & scale.isfinite()).all()):
+            fake_quantize_base.refuse(self.activation_post_process.owner, scale)
+
+    def set_qparams(self, scale: Tensor | float, zero_point: Any = None) -> None:
+        """Give the scale. It stays until an enabled observer sees the next tensor.
+
+        >>> fq = FakeQuantize()
+        >>> fq.set_qparams(0.5)
+        >>> fq.scale
+        tensor([0.5000])
+        """
+        if zero_point is not None and bool((torch.as_tensor(zero_point) != 0).any()):
+            raise QuantizationConfigError(f"quantization is symmetric: zero_point must be 0, got {zero_point}.")
+        value = torch.as_tensor(scale, dtype=self.scale.dtype, device=self.scale.device).detach().reshape(-1)
+        if value.numel() != 1 and self.ch_axis < 0:
+            raise QuantizationConfigError(
+                f"set_qparams: {value.numel()} scales need qscheme=torch.per_channel_symmetric."
+            )
+        if not bool((value > 0).all() & value.isfinite().all()):
+            raise QuantizationConfigError(f"set_qparams: scale must be positive and finite, got {scale}.")
+        self._store_scale(value)
+        self._was_set = True
+
+    def snapshot(self) -> Callable[[], None]:
+        """What puts state, scale and range back as they are now."""
+        tensors = {name: tensor.detach().clone() for name, tensor in self._own_tensors().items()}
+        was_set, undo_observer = self._was_set, self.activation_post_process.snapshot()
+
+        @torch.no_grad()
+        def undo() -> None:
+            for name, tensor in self._own_tensors().items():
+                if tensor.shape == tensors[name].shape:
+                    tensor.copy_(tensors[name])  # which is counted as a write
+                else:
+                    tensor.data = tensors[name].clone()
+            self._was_set = was_set
+            undo_observer()
+            self.forget_scale()
+
+        return undo
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        return {**dict(self.named_parameters(recurse=False)), **dict(self.named_buffers(recurse=False))}
+
+    @property
+    def _follows_range(self) -> bool:
+        """Is the scale that of the observer's range, rather than given or trained?"""
+        expected = self.activation_post_process.calculate_scale().clamp(min=self.finest_scale)
+        scale = self.sound_scale().detach()
+        return expected.shape == scale.shape and torch.allclose(expected, scale, rtol=1e-6, atol=0)
+
+    def _pull_range(self) -> None:
+        """Bring the observer's range after a scale that training has moved away from it."""
+
+    def copy_statistics(self, source: FakeQuantize) -> None:
+        """Take range and scale from another fake quantizer; a scale for another format follows from the range."""
+        if self.is_fixed or not source.has_statistics:
+            return
+        source._pull_range()
+        mine, theirs = self.activation_post_process, source.activation_post_process
+        has_range = not source.is_fixed and theirs.has_statistics
+        if has_range:
+            mine.copy_from(theirs)
+        is_other = source.dtype != self.dtype or source.quant_max != self.quant_max
+        if has_range and is_other and source._follows_range:
+            self.refresh_scale()
+        else:
+            ratio = (theirs.quant_max - theirs.quant_min) / (mine.quant_max - mine.quant_min)
+            self._store_scale(source.sound_scale().detach().to(self.scale.device) * ratio)
+        self._was_set = True
+
+    def join_statistics(self, sources: Sequence[FakeQuantize]) -> None:
+        """Take the range that covers those of several others, such as the calls of one module."""
+        known = [source for source in sources if source.has_statistics]
+        if self.is_fixed or not known:
+            return
+        widest = max(
+            known,
+            key=lambda source: float(source.sound_scale().detach().max()) * source.activation_post_process.half_range,
+        )
+        self.copy_statistics(widest)
+        observers = [source.activation_post_process for source in known if not source.is_fixed]
+        mine = self.activation_post_process
+        for source in known:
+            source._pull_range()
+        for other in observers:
+            mine.min_val = torch.minimum(mine.min_val, other.min_val.to(mine.min_val.device))
+            mine.max_val = torch.maximum(mine.max_val, other.max_val.to(mine.max_val.device))
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale and zero point from the observer."""
+        return self.activation_post_process.calculate_qparams()
+
+    def current_scale(self) -> Tensor:
+        """The scale as it is now. The buffer goes on changing while training; a tensor's scale must not."""
+        return self._known["scale"].get((self.scale,), self._copied_scale)
+
+    def _copied_scale(self) -> Tensor:
+        if self.is_exact:
+            self.require_scale()
+        return self.scale.detach().clone()
+
+    def _store_scale(self, value: Tensor) -> None:
+        if value.shape != self.scale.shape and value.numel() != 1:
+            self._resize(value)
+        with torch.no_grad():
+            self.scale.copy_(value)
+
+    def _resize(self, like: Tensor) -> None:
+        """Make room for as many scales as `like` has."""
+        self.scale = torch.ones_like(like, device=self.scale.device)
+        self.zero_point = torch.zeros_like(self.scale, dtype=torch.long)
+
+    @torch.no_grad()
+    def refresh_scale(self) -> None:
+        """Take the scale from the observer."""
+        scale = self.activation_post_process.calculate_scale()
+        self._store_scale(scale if self.is_fixed or not self.finest_scale else scale.clamp(min=self.finest_scale))
+
+    def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
+        """Update statistics and scale from a tensor, clamped to the limits of a fused activation."""
+        observer = self.activation_post_process
+        if self.is_fixed or (self._was_set and not observer.averaging_constant):
+            return  # given, or given once and frozen
+        if is_backward():
+            return  # a checkpoint recomputes what has been seen in the forward
+        observer.observe(x, *limits)
+        if observer.has_statistics and not self._known["range"].holds((observer.min_val, observer.max_val, self.scale)):
+            self.refresh_scale()
+            self._known["range"].get((observer.min_val, observer.max_val, self.scale), lambda: True)
+
+    def release(self) -> None:
+        """Take in what the observer was told to hold."""
+        if self.activation_post_process.release():
+            self.refresh_scale()
+
+    def gather(self, x: Tensor) -> bool:
+        """Inside `observe_together`, keep a tensor for the end; says whether it did."""
+        if self._gathered is None:
+            return False
+        self._gathered.append(x.detach())
+        return True
+
+    def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> Tensor:
+        """Real values on the grid; gradients pass straight through inside the range."""
+        return round_to_grid(x, self.scale, self.ch_axis, self.quant_min, self.quant_max, limits, self.saturate)
+
+    def forward(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT, owned: bool = False) -> QTensor:
+        """Observe and round as the state says.
+
+        Args:
+            x: real values.
+            limits: range of a fused activation, such as ``(0, 6)`` for ReLU6.
+            owned: nobody else needs `x`; its memory may be used again.
+        """
+        if type(x) is not Tensor:
+            x = x.as_subclass(Tensor)
+        self.check_nan(x)
+        if not self.gather(x) and self.is_observing and not self._keeps_range:
+            self.observe(x, limits)
+        if self.is_quantizing and self._gathered is None:
+            out = self.round(x, limits)
+        else:
+            out = x if limits == NO_LIMIT else clamped(x, limits, owned)
+        result = real_qtensor(out, self.current_scale(), self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
+        if limits != NO_LIMIT and not (self.is_observing and is_asynchronous(x)):  # only exact integers use the range
+            result.set_range(*integer_limits(self.scale.detach(), self.quant_min, self.quant_max, limits))
+        return result
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """Observe weights and round them as the state says; an ordinary tensor comes back."""
+        self.check_nan(weight)
+        if self.is_observing:
+            self.observe(weight)
+        return self.round_weight(weight) if self.is_quantizing else weight
+
+    def round_weight(self, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+        """The rounded weights, as an ordinary tensor.
+
+        Args:
+            scale: instead of the quantizer's own, one that follows from it (of weights folded with a batch norm).
+        """
+        scale = self.scale if scale is None else scale
+        # Weights rarely leave their range; where none does, the gradient needs no mask.
+        saturate = self.saturate and not self.covers(weight, scale)
+        return round_to_grid(weight, scale, self.ch_axis, self.quant_min, self.quant_max, saturate=saturate)
+
+    @torch.no_grad()
+    def covers(self, x: Tensor, scale: Tensor) -> bool:
+        """Is it known that every value lies where the gradient passes? On a GPU a mask is cheaper than to ask."""
+        if is_asynchronous(x):
+            return False
+        if scale.numel() > 1:
+            x = x.transpose(0, self.ch_axis).flatten(1)
+            smallest, largest = x.amin(1), x.amax(1)
+        else:
+            smallest, largest = torch.aminmax(x)
+        lower, upper = (self.quant_min - 0.5) * scale, (self.quant_max + 1) * scale
+        return bool(((smallest > lower) & (largest < upper)).all())
+
+    def extra_repr(self) -> str:
+        return (
+            f"fake_quant_enabled={self.fake_quant_enabled}, observer_enabled={self.observer_enabled}, "
+            f"quant_min={self.quant_min}, quant_max={self.quant_max}, dtype={self.dtype}, qscheme={self.qscheme}, "
+            f"ch_axis={self.ch_axis}, scale={self.scale}, zero_point={self.zero_point}"
+        )
+
+    @property
+    def quant_range(self) -> Tensor:
+        """The smallest and largest integer, as state dicts have them: what the scale is for."""
+        return torch.tensor([self.quant_min, self.quant_max], dtype=torch.int32, device=self.scale.device)
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        if not self.scale.is_meta and not self.has_statistics:
+            self.finish()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "quant_range"] = self.quant_range
+
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, local_metadata: dict, strict: bool, missing: list, unexpected: list,
+        errors: list,
+    ) -> None:  # fmt: skip
+        scale, written = state_dict.get(prefix + "scale"), state_dict.pop(prefix + "quant_range", None)
+        before = self.is_observing, self.is_quantizing
+        self.loaded = LoadedScale.AS_IT_IS
+        if isinstance(scale, Tensor):
+            if scale.shape != self.scale.shape and (self.ch_axis >= 0 or scale.numel() == 1):
+                self._resize(scale)  # else torch says that the sizes differ
+            self._was_set = self._was_set or bool((scale != 1).any())
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        self.state_is_loaded = self.state_is_loaded or before != (self.is_observing, self.is_quantizing)
+        if self.is_fixed:
+            self.refresh_scale()
+            if isinstance(scale, Tensor) and not torch.equal(scale.to(self.scale), self.scale):
+                self.loaded = LoadedScale.IGNORED
+        elif isinstance(scale, Tensor) and scale.shape == self.scale.shape:
+            end = _end_of_range(state_dict, prefix, scale)
+            if isinstance(written, Tensor) and written.shape == (2,):
+                smallest, largest = written.tolist()
+                self._fit_scale(scale, (largest - smallest) / 2, end)
+            elif end is not None:
+                self._guess_format(scale, end)
+
+    def _fit_scale(self, scale: Tensor, half_range: float, largest: Tensor | None) -> None:
+        """Take a scale for a format that has so many steps to its largest magnitude; the range stays.
+
+        A scale that was observed follows from the range, by this model's rule; one that was given covers the same.
+
+        Args:
+            largest: the end of its range, if there is one.
+        """
+        mine = (self.quant_max - self.quant_min) / 2
+        if 0.5 < half_range / mine < 2:
+            return
+        fitting = scale * (half_range / mine)
+        if largest is not None:
+            rules = half_range, math.floor(half_range)  # the second is that of `unclipped`
+            is_observed = torch.stack([(largest / scale / half - 1).abs() < _OBSERVED for half in rules]).any(0)
+            fitting = torch.where(is_observed, largest / self.activation_post_process.half_range, fitting)
+        with torch.no_grad():
+            self._store_scale(fitting.clamp(min=self.finest_scale).to(self.scale.device))
+        self.loaded = LoadedScale.CONVERTED
+
+    def _guess_format(self, scale: Tensor, largest: Tensor) -> None:
+        """State dicts did not always have `quant_range`: an observed scale has exactly as many steps as its range says.
+
+        A scale that was given is not that of its range, and stays as it is.
+        """
+        known = (largest > 0) & (scale > self.finest_scale)
+        if not bool(known.any()):
+            return
+        steps = largest[known] / scale[known]
+        mine = self.activation_post_process.half_range
+        nearest = min((mine, *_HALF_RANGES), key=lambda half: abs(float(steps.log().median()) - math.log(half)))
+        if bool(((steps / nearest - 1).abs() < _OBSERVED).all()):
+            self._fit_scale(scale, nearest, largest)
+        elif not 0.5 < nearest / mine < 2:
+            self.loaded = LoadedScale.DOUBTFUL
+
+
+class CalibFakeQuantize(FakeQuantize):
+    """The first generation's quantizer for calibration: a `FakeQuantize` whose observer counts all that it sees.
+
+    The documents name it, and its observer's histogram; arguments are those of `FakeQuantize`.
+
+    >>> fq = CalibFakeQuantize()
+    >>> type(fq.activation_post_process).__name__
+    'HistogramObserver'
+    """
+
+    def __init__(self, observer: type = CalibObserver, *args: Any, **kwargs: Any) -> None:
+        super().__init__(observer, *args, **kwargs)
+
+
+def _end_of_range(state_dict: dict, prefix: str, scale: Tensor) -> Tensor | None:
+    """The largest magnitudes that a state dict has beside a scale, if they can be its range."""
+    ends = [state_dict.get(f"{prefix}activation_post_process.{name}") for name in ("min_val", "max_val")]
+    if any(not isinstance(end, Tensor) or end.shape != scale.shape or not bool(end.isfinite().all()) for end in ends):
+        return None
+    return torch.maximum(ends[0].abs(), ends[1].abs()).to(scale.device)  # type: ignore[union-attr, arg-type]
+
+
+class DynamicFakeQuantize(nn.Module):
+    """Round a tensor with scales of its own values, computed each time: nothing is observed, and nothing is kept.
+
+    One scale for each slice along `dim` lets a row with outliers leave the others their precision. It is for the
+    `input` of a qconfig; linear layers take it (see `SetDynamicQuantTemplate`).
+
+    Args:
+        dtype: ``qint8``.
+        block_size: how many values along `dim` share a scale; ``"full"`` is all of them.
+        dim: the axis.
+
+    >>> DynamicFakeQuantize()(torch.tensor([[0.1, 255.0], [0.1, 0.2]]))
+    tensor([[0.0000e+00, 2.5400e+02],
+            [1.0039e-01, 1.9922e-01]])
+    """
+
+    def __init__(self, dtype: Any = qint8, block_size: int | str = "full", dim: int = -1, channel_len: int = 1) -> None:
+        super().__init__()
+        self.dtype, self.block_size, self.dim = as_dtype(dtype), block_size, dim
+        if self.dtype != qint8:
+            raise QuantizationConfigError(f"DynamicFakeQuantize: dtype must be qint8, got {dtype!r}.")
+        is_size = isinstance(block_size, int) and not isinstance(block_size, bool) and block_size > 0
+        if block_size != "full" and not is_size:
+            raise QuantizationConfigError(
+                f'DynamicFakeQuantize: block_size must be "full" or a positive int, got {block_size!r}.'
+            )
+        if not isinstance(dim, int):
+            raise QuantizationConfigError(f"DynamicFakeQuantize: dim must be an int, got {dim!r}.")
+        _answer_to_torch(DynamicFakeQuantize)
+        self.is_quantizing = True
+
+    @classmethod
+    def with_args(cls, **kwargs: Any) -> Partial:
+        """A constructor with some arguments already given."""
+        return Partial(cls, kwargs)
+
+    @property
+    def quant_min(self) -> int:
+        """The smallest integer."""
+        return self.dtype.min
+
+    @property
+    def quant_max(self) -> int:
+        """The largest integer."""
+        return self.dtype.max
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Round, or not."""
+        self.is_quantizing = bool(enabled)
+
+    def disable_fake_quant(self) -> None:
+        """Do not round."""
+        self.enable_fake_quant(False)
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """There is nothing to switch: each tensor has the scales of its own values."""
+
+    def disable_observer(self) -> None:
+        """There is nothing to switch, as above."""
+
+    def set_state(self, state: FakeQuantState) -> None:
+        """Round as the state says."""
+        self.enable_fake_quant(_SWITCHES[state][1])
+
+    def size_of_block(self, length: int) -> int:
+        """How many values share a scale where `dim` has this length."""
+        return length if isinstance(self.block_size, str) else self.block_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The nearest values of the slices' grids; gradients pass straight through."""
+        if isinstance(x, QTensor):
+            x = x.dequantize()
+        if not (self.is_quantizing and FakeQuantize.enabled):
+            return x
+        parts = []
+        for part in x.split(self.size_of_block(x.shape[self.dim]), self.dim):
+            scale = fp.block_scale(part.detach(), self.dim, self.quant_min, self.quant_max)
+            parts.append(Rounded.apply(part, scale, self.quant_min, self.quant_max, None))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
+
+    def extra_repr(self) -> str:
+        return f"dtype={self.dtype}, block_size={self.block_size}, dim={self.dim}"
+
+
+def is_dynamic(part: Any) -> bool:
+    """Does this part of a qconfig make a `DynamicFakeQuantize`?"""
+    return isinstance(part, Partial) and isinstance(part.cls, type) and issubclass(part.cls, DynamicFakeQuantize)
+
+
+@contextmanager
+def observe_together(quantizers: Sequence[FakeQuantize]) -> Iterator[None]:
+    """Let all that is seen inside, such as the steps of a sequence, count as one batch; nothing is rounded inside."""
+    observing = [q for q in quantizers if q.is_observing]
+    for quantizer in observing:
+        quantizer._gathered = []
+    try:
+        yield
+        for quantizer in observing:
+            if quantizer._gathered:
+                quantizer.observe(torch.cat([x.flatten() for x in quantizer._gathered]))
+    finally:
+        for quantizer in observing:
+            quantizer._gathered = None
+
+
+@contextmanager
+def keep_ranges(quantizers: Sequence[FakeQuantize]) -> Iterator[None]:
+    """Round, or not, as the state says, but let ranges and scales stay as they are."""
+    for quantizer in quantizers:
+        quantizer._keeps_range = True
+    try:
+        yield
+    finally:
+        for quantizer in quantizers:
+            quantizer._keeps_range = False
+
+
+def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
+    """Put a model, or a part of it, into a fake-quantization state.
+
+    >>> set_fake_quantize(FakeQuantize(), FakeQuantState.VALIDATION)
+    """
+    if not isinstance(state, FakeQuantState):
+        names = ", ".join(f"FakeQuantState.{s.name}" for s in FakeQuantState)
+        raise TypeError(f"set_fake_quantize: state must be one of {names}, got {state!r}.")
+    clipped: dict[str, float] = {}
+    for module in model.modules():
+        if isinstance(module, FakeQuantize) and state is FakeQuantState.VALIDATION and module.is_calibrating:
+            observer = module.activation_post_process
+            if observer.clipping > observer.clipped_from:
+                clipped[observer.owner] = observer.clipping
+        if isinstance(module, (FakeQuantize, DynamicFakeQuantize)):
+            module.set_state(state)
+        forget = getattr(module, "forget_twin", None)
+        if forget is not None:
+            forget()
+    tell_clipped(clipped, "calibration")
+
+
+def get_fake_quantize(model: nn.Module) -> FakeQuantState | None:
+    """The fake-quantization state of a model, or of a part of it; None if its parts differ, or have none.
+
+    A run of calibration and an evaluation look the same to the model: nothing warns of an accuracy that was measured
+    in the CALIBRATION state, which is that of float. Scales that are fixed have no state of their own.
+
+    >>> quantizer = FakeQuantize()
+    >>> set_fake_quantize(quantizer, FakeQuantState.VALIDATION)
+    >>> get_fake_quantize(quantizer).name
+    'VALIDATION'
+    """
+    quantizers = [module for module in model.modules() if isinstance(module, FakeQuantize)]
+    learning = [module for module in quantizers if not module.is_fixed] or quantizers
+    found = {(module._flag("observer_enabled"), module._flag("fake_quant_enabled")) for module in learning}
+    return next((state for state, switches in _SWITCHES.items() if found == {switches}), None)
+
+
+def freeze_qat_module(model: nn.Module) -> None:
+    """Keep a model, or a part of it, as it is while the rest trains: weights, scales and batch-norm statistics.
+
+    It is put into eval mode and the VALIDATION state, and its parameters want no gradient any more. Call it after
+    ``model.train()`` and ``set_fake_quantize(model, FakeQuantState.QAT)``, which would undo a part of it, and before
+    the model goes into DistributedDataParallel or an optimizer.
+
+    >>> backbone = FakeQuantize()
+    >>> freeze_qat_module(backbone)
+    >>> backbone.is_observing, backbone.training
+    (False, False)
+    """
+    model.eval().requires_grad_(False)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+
+
+default_8bit_fake_quant = FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, dtype=qint8)
+default_weight_8bit_fake_quant = FakeQuantize.with_args(
+    observer=MovingAveragePerChannelMinMaxObserver, qscheme=torch.per_channel_symmetric, ch_axis=0, dtype=qint8
+)
+
+show_at(
+    "quantization.fake_quantize",
+    FakeQuantState,
+    LoadedScale,
+    FakeQuantize,
+    CalibFakeQuantize,
+    DynamicFakeQuantize,
+    is_dynamic,
+    observe_together,
+    keep_ranges,
+    set_fake_quantize,
+    get_fake_quantize,
+    freeze_qat_module,
+)

@@ -1,0 +1,134 @@
+"""Putting values on a grid of integers, with the gradient that training takes for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
+
+NO_LIMIT = (-math.inf, math.inf)
+
+
+def on_grid(x: Tensor, step: Any, ends: tuple[Any, Any]) -> Tensor:
+    """The nearest multiples of the step, between the outermost ones."""
+    return torch.div(x, step).round_().clamp_(*ends).mul_(step)
+
+
+def inside(values: Tensor, x: Tensor, edges: tuple[Any, Any] | None) -> Tensor:
+    """The values where `x` lies in the open interval, else 0."""
+    if edges is None:
+        return values
+    lower, upper = edges
+    if isinstance(lower, float) and isinstance(upper, float):
+        return torch.ops.aten.hardtanh_backward(values, x, lower, upper)
+    return torch.where((x > lower) & (x < upper), values, 0.0)
+
+
+class Rounded(torch.autograd.Function):
+    """``clamp(round(x / s), low, high) * s`` with a straight-through gradient inside the open interval `edges`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Any, low: Any, high: Any, edges: tuple[Any, Any] | None) -> Tensor:
+        ctx.edges = edges
+        if edges is not None:
+            ctx.save_for_backward(x)
+        return on_grid(x, scale, (low, high))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        if ctx.edges is None:
+            return grad, None, None, None, None
+        (x,) = ctx.saved_tensors
+        return inside(grad, x, ctx.edges), None, None, None, None
+
+
+def grid_edges(
+    x: Tensor,
+    scale: Tensor,
+    ch_axis: int,
+    low: int,
+    high: int,
+    limits: tuple[float, float] = NO_LIMIT,
+    saturate: bool = True,
+) -> tuple[Any, tuple[Any, Any], tuple[Any, Any] | None]:
+    """The step as `x` can be divided by it, the outermost integers, and the open interval that passes gradients."""
+    step: Any
+    if scale.numel() > 1:
+        shape = [1] * x.dim()
+        shape[ch_axis] = -1
+        step = scale.reshape(shape)
+    else:
+        step = scale if is_asynchronous(x) else float(scale)
+    lower: Any = -math.inf
+    upper: Any = math.inf
+    ends: tuple[Any, Any] = (low, high)
+    if saturate:
+        # The value that set the scale lies at 127.5 steps and rounds to the last integer: it must keep its gradient,
+        # so the open interval that passes gradients ends a little beyond the outermost integers.
+        lower, upper = (low - 0.5) * step, (high + 1) * step
+    if limits != NO_LIMIT:
+        lower = _tighter(lower, limits[0], max)
+        upper = _tighter(upper, limits[1], min)
+        ends = (_limits_later if is_asynchronous(x) else integer_limits)(scale, low, high, limits)
+    has_edges = saturate or limits != NO_LIMIT
+    return step, ends, (lower, upper) if has_edges else None
+
+
+def round_to_grid(
+    x: Tensor,
+    scale: Tensor,
+    ch_axis: int,
+    low: int,
+    high: int,
+    limits: tuple[float, float] = NO_LIMIT,
+    saturate: bool = True,
+) -> Tensor:
+    """``clamp(round(x / scale), low, high) * scale`` with a straight-through gradient.
+
+    Args:
+        limits: real range of a fused activation; outside it there is no gradient.
+        saturate: give no gradient outside the integers' range either.
+    """
+    step, ends, edges = grid_edges(x, scale, ch_axis, low, high, limits, saturate)
+    return Rounded.apply(x, step, *ends, edges)
+
+
+def clamped(x: Tensor, limits: tuple[float, float], owned: bool) -> Tensor:
+    """The values inside the limits, in the memory of `x` if it is ours and no gradient needs it."""
+    return x.clamp_(*limits) if owned and not x.requires_grad else x.clamp(*limits)
+
+
+def _tighter(edge: Any, limit: float, choose: Any) -> Any:
+    if not math.isfinite(limit):
+        return edge
+    if isinstance(edge, Tensor):
+        return edge.clamp(min=limit) if choose is max else edge.clamp(max=limit)
+    return float(choose(edge, limit))
+
+
+def integer_limits(scale: float | Tensor, low: int, high: int, limits: tuple[float, float]) -> tuple[int, int]:
+    """The integers that an activation with real limits (ReLU6: 0 and 6) can take.
+
+    >>> integer_limits(0.1, -128, 127, (0.0, 6.0))
+    (0, 60)
+    """
+    step = float(scale) if not isinstance(scale, Tensor) or scale.numel() == 1 else float(scale.max())
+    if not 0 < step < math.inf:  # there are no integers; while training the values show it
+        return low, high
+    if math.isfinite(limits[0]):
+        low = max(low, round(limits[0] / step))
+    if math.isfinite(limits[1]):
+        high = min(high, round(limits[1] / step))
+    return low, max(low, high)
+
+
+def _limits_later(scale: Tensor, low: int, high: int, limits: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """`integer_limits` as tensors, without waiting for the device."""
+    step = scale.detach().amax().double()
+    lower = (limits[0] / step).round_().clamp_(low, high)
+    upper = (limits[1] / step).round_().clamp_(low, high)
+    return lower.to(scale.dtype), torch.maximum(lower, upper).to(scale.dtype)

@@ -1,0 +1,1 @@
+"""Steps of a prepare: each takes the captured model and changes or checks it."""

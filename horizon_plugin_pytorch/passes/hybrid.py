@@ -1,0 +1,288 @@
+"""Operators that run on the CPU, in float: what reaches them is dequantized, and what leaves them quantized."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.capture.numbers import with_numbers
+from horizon_plugin_pytorch.capture.region import (
+    Region,
+    called_path,
+    has_stub,
+    is_fact,
+    module_at,
+    quantized_nodes,
+    row_of_node,
+    value_inputs,
+)
+from horizon_plugin_pytorch.capture.tracer import scope_of
+from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
+from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
+from horizon_plugin_pytorch.nn.stubs import DeQuantStub, QuantStub
+from horizon_plugin_pytorch.operators.table import AS_IT_IS, Call, NotBindable, row_named
+from horizon_plugin_pytorch.passes.fusion_rules import Role, can_fold, role_of
+from horizon_plugin_pytorch.passes.replace import binder_of
+
+# The guide's heterogeneous models run these on the CPU although its tables give them to BAYES.
+_CPU_OPERATORS = ("prelu", "selu")
+
+
+class HybridConfig:
+    """Which operators run on the CPU.
+
+    Args:
+        hybrid_dict: ``{"module_type": [classes], "module_name": [paths]}``; operators inside such modules count too.
+    """
+
+    def __init__(self, hybrid_dict: dict[str, list] | None = None) -> None:
+        given = hybrid_dict or {}
+        unknown = [key for key in given if key not in ("module_type", "module_name")]
+        if unknown:
+            raise QuantizationConfigError(f"hybrid_dict has unknown keys {unknown}; it takes module_type, module_name.")
+        for key, listed in given.items():
+            if not isinstance(listed, (list, tuple)):
+                raise QuantizationConfigError(f"hybrid_dict[{key!r}] must be a list, got {listed!r}.")
+        self.types, self.names = tuple(given.get("module_type", ())), tuple(given.get("module_name", ()))
+        wrong = [repr(cls) for cls in self.types if not isinstance(cls, type)]
+        if wrong:
+            raise QuantizationConfigError(
+                f"hybrid_dict['module_type'] lists classes, such as nn.SiLU, got {', '.join(wrong)}; paths of modules "
+                "belong to 'module_name'."
+            )
+
+    def check(self, model: nn.Module) -> None:
+        """Insist that the model has the modules that are named, and warn of types that it has none of."""
+        found = dict(model.named_modules())
+        missing = [name for name in self.names if name not in found]
+        if missing:
+            raise QuantizationConfigError(
+                f"hybrid_dict['module_name'] names {', '.join(map(repr, missing))}, which the model does not have."
+            )
+        types = {type(module) for module in found.values()}
+        unused = [cls.__name__ for cls in self.types if cls not in types]
+        if unused:
+            warn(
+                f"hybrid_dict['module_type'] lists {', '.join(unused)}, and the model has no module of it.",
+                QuantizationWarning,
+            )
+
+    def lists(self, model: nn.Module, node: fx.Node) -> bool:
+        """Did the user say that a node runs on the CPU?"""
+        path = called_path(model, node) or scope_of(node)
+        while True:
+            if path in self.names or (path and type(module_at(model, path)) in self.types):
+                return True
+            if not path:
+                return False
+            path = path.rpartition(".")[0]
+
+
+def split_devices(model: Any, region: Region, choices: dict[str, Choice], march: March, config: HybridConfig) -> Region:
+    """Take the operators that run on the CPU out of the quantized part, with stubs where they meet it.
+
+    A stub before is called ``<node>_input_dequant``, one after it ``<node>_activation_post_process``. The stub after is
+    for the quantized operators that read the result: whoever else reads it, reads real numbers.
+
+    Returns:
+        The quantized part, which may begin at an operator of the CPU.
+    """
+    config.check(model)
+    nodes = [n for n in model.graph.nodes if n.op in ("call_module", "call_function", "call_method")]
+    is_quantized = any(choice.qconfig is not None for choice in choices.values())
+    left = {n for n in nodes if is_quantized and n in region and _is_left_float(model, n, choices)}
+    cpu = {n for n in nodes if n in left or _runs_on_cpu(model, n, region, march, config)}
+    # Without a QuantStub the quantized part begins at the first operator of the CPU.
+    region = quantized_nodes(model, cpu - {n for n in cpu if n in region} if has_stub(model) else cpu)
+    for node in nodes:
+        is_part = node.target is operator.getitem and node.args[0] in cpu
+        if node in region and (is_part or _runs_on_cpu(model, node, region, march, config)):
+            cpu.add(node)
+    cpu = {n for n in cpu if n in region}
+    real = _follow(model, nodes, region, cpu)
+    readers = {n: [user for user in n.users if user in region and user not in real] for n in nodes if n in real}
+    for node in real:
+        region.remove(node)
+    stubs = _Stubs(model, region, choices)
+    for node, found in readers.items():
+        if found and node not in _whole_of_parts(cpu):
+            stubs.quantize(node, found)
+    for node in nodes:
+        if node in cpu:
+            stubs.dequantize(node)
+    model.recompile()
+    return region
+
+
+def _follow(model: Any, nodes: list[fx.Node], region: Region, cpu: set[fx.Node]) -> set[fx.Node]:
+    """The nodes that give real numbers: operators of the CPU, and what only moves what these give.
+
+    One that reads quantized tensors besides joins the operators of the CPU.
+    """
+    real = set(cpu)
+    for node in nodes:
+        sources = [source for source in value_inputs(node) if source in region]
+        is_read = any(source in real for source in sources)
+        if node in real or node not in region or not is_read or not _moves(model, node):
+            continue
+        if isinstance(model, fx.GraphModule) and _is_for_quantized(model, node, region, cpu):
+            continue  # the guide's structure: the stub comes first
+        real.add(node)
+        if any(source not in real for source in sources):
+            cpu.add(node)
+    return real
+
+
+def _is_for_quantized(model: Any, node: fx.Node, region: Region, cpu: set[fx.Node]) -> bool:
+    """Is it a module that moves what only quantized operators read?"""
+    return node.op == "call_module" and all(
+        user in region and user not in cpu and (not _moves(model, user) or _is_for_quantized(model, user, region, cpu))
+        for user in node.users
+    )
+
+
+def _moves(model: Any, node: fx.Node) -> bool:
+    """Does it run as it is, whatever numbers it gets?"""
+    row = row_of_node(model, node)
+    if called_path(model, node) is not None:
+        return node.op == "call_module" and row is not None and row.qat is None
+    found = binder_of(node)
+    if found is None:
+        return node.target is getattr
+    if found[0].qat is None:
+        return True
+    try:
+        return found[1](*with_numbers(model, node.args), **with_numbers(model, node.kwargs)) is AS_IT_IS
+    except (NotBindable, TypeError):
+        return False
+
+
+def _whole_of_parts(cpu: set[fx.Node]) -> set[fx.Node]:
+    """Nodes that give several tensors, of which each is taken by itself."""
+    return {n for n in cpu if n.users and all(u in cpu and u.target is operator.getitem for u in n.users)}
+
+
+def _is_left_float(model: Any, node: fx.Node, choices: dict[str, Choice]) -> bool:
+    """Is it an operator without a qconfig, among others that have one?"""
+    row, path = row_of_node(model, node), called_path(model, node)
+    if is_fact(node) or row is None or row.qat is None or row.name in ("quant", "dequant"):
+        return False
+    choice = inherited_choice(choices, scope_of(node) if path is None else path)
+    return choice is not None and choice.qconfig is None
+
+
+def _runs_on_cpu(model: Any, node: fx.Node, region: Region, march: March, config: HybridConfig) -> bool:
+    row = row_of_node(model, node)
+    if is_fact(node) or (row is not None and row.name in ("quant", "dequant")):
+        return False
+    if config.lists(model, node):
+        return True
+    if node not in region or _is_folded(model, node):
+        return False
+    if row is not None and (row.name in _CPU_OPERATORS or row.support(march) is None):
+        return True
+    path = called_path(model, node)
+    if node.op == "call_module" or path is not None:
+        is_ours = row is not None or not type(module_at(model, str(path))).__module__.startswith("torch.")
+        method = row_named(row_name_of(str(node.target), node.args[1:])) if node.op == "call_method" else None
+        return not is_ours or (method is not None and method.support(march) is None)
+    found = binder_of(node)
+    if found is None:
+        return not (node.target is getattr or getattr(node.target, "__horizon_leaf__", False))
+    if found[0].qat is None:
+        return False
+    try:
+        call = found[1](*with_numbers(model, node.args), **with_numbers(model, node.kwargs))
+        if isinstance(call, Call):
+            call.make()
+    except (NotBindable, TypeError):
+        return True
+    return call is None
+
+
+def _is_folded(model: Any, node: fx.Node) -> bool:
+    """Is it a batch norm that fusion folds into the layer before it?"""
+    source = node.args[0] if node.args else None
+    if node.op != "call_module" or not isinstance(source, fx.Node) or source.op != "call_module":
+        return False
+    module, layer = module_at(model, str(node.target)), module_at(model, str(source.target))
+    return role_of(module) is Role.BN and can_fold(layer, module)
+
+
+class _Stubs:
+    """Puts stubs between operators of the CPU and the quantized part."""
+
+    def __init__(self, model: Any, region: Region, choices: dict[str, Choice]) -> None:
+        self.model, self.region, self.choices = model, region, choices
+        self._paths: dict[Any, str] = {}
+
+    def quantize(self, node: fx.Node, readers: list[fx.Node]) -> None:
+        """A QuantStub between a real result and the quantized operators that read it.
+
+        It has the qconfig of the operator that gives the result, or of the first that reads it.
+        """
+        made: dict[str, fx.Node] = {}
+        for reader in readers:
+            leaves, spec = pytree.tree_flatten((reader.args, reader.kwargs))
+            for place in [i for i, leaf in enumerate(leaves) if leaf is node]:
+                # A model's own forward has one stub for each argument of a call.
+                entry = ("read", called_path(self.model, reader) or reader.meta.get("site", reader), place)
+                path = self._paths.get(entry) or self._after(node, reader)
+                self._paths[entry] = path
+                if path not in made:
+                    with self.model.graph.inserting_after(node):
+                        made[path] = self.model.graph.create_node("call_module", path, (node,), name=path)
+                    _mark(made[path], node)
+                    self.region.add(made[path])
+                leaves[place] = made[path]
+            reader.args, reader.kwargs = pytree.tree_unflatten(leaves, spec)
+
+    def _after(self, node: fx.Node, reader: fx.Node) -> str:
+        """The path of the stub after a node."""
+        key = ("after", self._key(node))
+        if key not in self._paths:
+            self._paths[key] = path = f"{node.name}_activation_post_process"
+            found = (inherited_choice(self.choices, called_path(self.model, n) or scope_of(n)) for n in (node, reader))
+            own = next((choice for choice in found if choice is not None and choice.qconfig is not None), Choice(None))
+            stub = QuantStub().train(self.model.training)
+            stub.is_after_cpu = True
+            self.model.add_submodule(path, stub)
+            self.choices[path] = own.below()
+        return self._paths[key]
+
+    def dequantize(self, node: fx.Node) -> None:
+        """A DeQuantStub before an operator of the CPU."""
+        sources = [source for source in node.all_input_nodes if source in self.region]
+        node.meta["runs_on_cpu"] = True
+        if not sources:
+            return
+        key = ("before", self._key(node))
+        path = self._paths.setdefault(key, f"{node.name}_input_dequant")
+        stub = DeQuantStub().train(self.model.training)
+        stub.is_before_cpu = True
+        self.model.add_submodule(path, stub)
+        node.meta["dequantized_by"] = path
+        for index, source in enumerate(sources):
+            with self.model.graph.inserting_before(node):
+                call = self.model.graph.create_node(
+                    "call_module", path, (source,), name=f"{node.name}_input_dequant_{index}"
+                )
+            _mark(call, node)
+            node.replace_input_with(source, call)
+
+    def _key(self, node: fx.Node) -> Any:
+        """A call that is written once and runs again, and a module of a recorded model, have one stub."""
+        if isinstance(self.model, fx.GraphModule):
+            return node
+        return called_path(self.model, node) or node.meta.get("site", node)
+
+
+def _mark(stub: fx.Node, node: fx.Node) -> None:
+    kept = ("nn_module_stack", "block")
+    stub.meta = {**{key: node.meta[key] for key in kept if key in node.meta}, "made_by": "hybrid"}
+    stub.stack_trace = node.stack_trace

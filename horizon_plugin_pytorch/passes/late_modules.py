@@ -1,0 +1,295 @@
+"""Modules for functions in code that tracing does not enter: they are made when the model first meets the call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from horizon_plugin_pytorch.capture.captured import Captured
+from horizon_plugin_pytorch.capture.region import Region, given_kinds, mark_beside
+from horizon_plugin_pytorch.capture.tracer import user_frames
+from horizon_plugin_pytorch.config.graph_view import GraphView
+from horizon_plugin_pytorch.config.setters import apply_setters
+from horizon_plugin_pytorch.dtype import qbool
+from horizon_plugin_pytorch.errors import QuantizationWarning, at, warn
+from horizon_plugin_pytorch.fake_quant.fake_quantize import (
+    FakeQuantize,
+    FakeQuantState,
+    keep_ranges,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.notes import note_of
+from horizon_plugin_pytorch.operators.table import Kind, row_of_module
+from horizon_plugin_pytorch.passes.inputs import fit_inputs
+from horizon_plugin_pytorch.passes.replace import check_modules, replace_functions
+from horizon_plugin_pytorch.passes.stub_links import link_stubs
+from horizon_plugin_pytorch.passes.swap import (
+    follow_consistency,
+    name_modules,
+    qat_form,
+    to_quantized,
+    warn_wide_weights,
+)
+from horizon_plugin_pytorch.passes.unmet import take_unmet
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.call_site import CallSite, Variant
+from horizon_plugin_pytorch.runtime.children import hide_added
+from horizon_plugin_pytorch.runtime.leaf import LeafCode
+from horizon_plugin_pytorch.runtime.real_tensor import RealTensor
+from horizon_plugin_pytorch.runtime.results import own_tensors
+
+SETTER = "qconfig_setter"  # where a model with such code keeps its setters
+
+
+def make_module(
+    root: nn.Module,
+    site: CallSite,
+    op: str,
+    target: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    sites: dict[CallSite, list[Variant]],
+) -> bool:
+    """Make the module for a call that is met for the first time; False where the model must know it already.
+
+    A model that learns (CALIBRATION, QAT) makes it. One that does not (VALIDATION, converted) makes it only if it has
+    loaded its scale.
+
+    Args:
+        sites: the call sites that are known; the new one is added.
+    """
+    like = _nearest_quantizer(root, site.scope)
+    is_converted = any(isinstance(x, QTensor) and x.is_integer and x.dtype != qbool for x in tensors_of((args, kwargs)))
+    is_learning = not is_converted and (like is None or like.is_observing or not like.is_quantizing)
+    own = {site: list(sites[site])} if site in sites else {}
+    call = _OneCall(root, site, own)
+    try:
+        paths = call.prepare(op, target, args, kwargs)
+        is_known = all(take_unmet(root, path, None) for path in paths if _has_state(root, path))
+        if not is_learning and not is_known:
+            call.undo()
+            return False
+        for path in paths:
+            call.finish(path, like, is_converted)
+    except BaseException:
+        call.undo()
+        raise
+    sites[site] = own[site]  # only now: other threads run the model, too
+    _warn_parameters(root, site, paths)
+    return True
+
+
+def _has_state(root: nn.Module, path: str) -> bool:
+    return any(isinstance(m, FakeQuantize) for m in root.get_submodule(path).modules())
+
+
+class _Growing(Captured):
+    """A model to which passes add modules; it tells which."""
+
+    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(model, graph)
+        self.added: list[str] = []
+
+    def add_submodule(self, path: str, module: nn.Module) -> None:
+        super().add_submodule(path, module)
+        self.added.append(path)
+
+
+class _OneCall:
+    """A graph of one call, which goes through the passes that graphs go through."""
+
+    def __init__(self, root: nn.Module, site: CallSite, sites: dict[CallSite, list[Variant]]) -> None:
+        self.root, self.site, self.sites = root, site, sites
+        self.graph = fx.Graph()
+        self.graph.owning_module = root  # type: ignore[assignment]
+        self.region = Region()
+        self.model: Any = _Growing(root, self.graph)
+        self.model.__dict__["sites"] = sites
+        self._nodes: dict[int, fx.Node] = {}
+        self._attributes: dict[int, str] | None = None
+
+    def prepare(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> list[str]:
+        """Put the module of the call and the stubs of its operands into the model, in their QAT forms; their paths."""
+        choices, march = note_of(self.root, "choices"), note_of(self.root, "march")
+        args, kwargs = self._arguments((args, kwargs))
+        node = self.graph.create_node(op, target, args, kwargs)
+        node.stack_trace = user_frames()
+        scope = self.site.scope
+        node.meta.update(site=self.site, is_wrapped=True, nn_module_stack={scope: (scope, "")} if scope else {})
+        mark_beside(self.model)
+        self.region.add(node, *given_kinds(self.model, node, self.region))
+        replace_functions(self.model, self.region, choices, march)
+        self.sites.setdefault(self.site, [])
+        setter = self.root.__dict__.get(SETTER)
+        if setter is not None:
+            with warnings.catch_warnings():  # what setters say of a whole model was said when it was prepared
+                warnings.simplefilter("ignore")
+                apply_setters(GraphView(self.model, self.graph, self.region, choices, march), setter)
+        check_modules(self.model, self.region, choices, march)
+        fit_inputs(self.model, self.region, choices)
+        line = dict.fromkeys(self.model.added, self.site.line)
+        for path in self.model.added:
+            owner, name, module = self._place(path)
+            row = row_of_module(type(module))
+            assert row is not None
+            qat = qat_form(path, module, row, choices, march, next(self._devices(), None))
+            if qat is not None:
+                owner._modules[name] = qat
+                warn_wide_weights(qat, march, path)
+                follow_consistency(qat, march)
+                name_modules(qat, line, path)
+        link_stubs(self.model)
+        return self.model.added
+
+    def undo(self) -> None:
+        """The model as it was before."""
+        for path in self.model.added:
+            owner, name, _ = self._place(path)
+            del owner._modules[name]
+
+    def finish(self, path: str, like: FakeQuantize | None, is_converted: bool) -> None:
+        """Let a module have the scale that was loaded for it and the state of its neighbours."""
+        owner, name, module = self._place(path)
+        take_unmet(self.root, path, module)
+        module.train(owner.training)
+        for quantizer in module.modules():
+            if isinstance(quantizer, FakeQuantize) and like is not None:
+                _follow(quantizer, like)
+        if is_converted:
+            holder = nn.Module()
+            holder.add_module(name, module)
+            owner._modules[name] = to_quantized(holder)._modules[name]
+        if not isinstance(owner, LeafCode):
+            hide_added(owner, _own_children(owner, name))
+
+    def _place(self, path: str) -> tuple[nn.Module, str, nn.Module]:
+        parent, _, name = path.rpartition(".")
+        owner = self.root.get_submodule(parent)
+        module = owner._modules[name]
+        assert module is not None
+        return owner, name, module
+
+    def _devices(self) -> Iterator[torch.device]:
+        return (node.meta["device"] for node in self.graph.nodes if "device" in node.meta)
+
+    # -- operands
+
+    def _arguments(self, tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            return self._node(tree)
+        if isinstance(tree, (list, tuple)):
+            parts = [self._arguments(part) for part in tree]
+            return parts if isinstance(tree, list) else tuple(parts)
+        if isinstance(tree, dict):
+            return {name: self._arguments(part) for name, part in tree.items()}
+        if isinstance(tree, slice):
+            return slice(*(self._arguments(part) for part in (tree.start, tree.stop, tree.step)))
+        return tree
+
+    def _node(self, x: Tensor) -> fx.Node:
+        if id(x) in self._nodes:
+            return self._nodes[id(x)]
+        if isinstance(x, (QTensor, RealTensor)):
+            node = self.graph.placeholder(f"x{len(self._nodes)}")
+            is_bool = isinstance(x, QTensor) and x.dtype == qbool
+            node.meta.update(dtype=torch.bool if is_bool else torch.float32)
+            self.region.add(node, Kind.BOOL if is_bool else Kind.QUANTIZED)
+        else:
+            node = self.graph.create_node("get_attr", self._attribute(x))
+            node.meta.update(value=x, dtype=x.dtype)
+        node.meta.update(shape=tuple(x.shape), device=x.device)
+        self._nodes[id(x)] = node
+        return node
+
+    def _attribute(self, x: Tensor) -> str:
+        if self._attributes is None:
+            named = (*self.root.named_parameters(), *self.root.named_buffers())
+            self._attributes = {id(value): path for path, value in named}
+        return self._attributes.get(id(x), f"_constant_{len(self._nodes)}")
+
+
+def _own_children(owner: nn.Module, added: str) -> list[str]:
+    before: frozenset[str] = getattr(owner._modules, "added", frozenset())
+    return [name for name in dict(owner._modules) if name not in before and name != added]
+
+
+def _nearest_quantizer(root: nn.Module, scope: str) -> FakeQuantize | None:
+    """A quantizer of activations in the module whose code runs, or else in those around it: it has its state."""
+    while True:
+        for module in root.get_submodule(scope).modules():
+            quantizer = getattr(module, "activation_post_process", None) if isinstance(module, QATModule) else None
+            if isinstance(quantizer, FakeQuantize):
+                return quantizer
+        if not scope:
+            return None
+        scope = scope.rpartition(".")[0]
+
+
+def _state_of(quantizer: FakeQuantize) -> FakeQuantState:
+    observes, rounds = quantizer._flag("observer_enabled"), quantizer._flag("fake_quant_enabled")
+    if observes:
+        return FakeQuantState.QAT if rounds else FakeQuantState.CALIBRATION
+    return FakeQuantState.VALIDATION if rounds else FakeQuantState._FLOAT
+
+
+def _follow(quantizer: FakeQuantize, like: FakeQuantize) -> None:
+    """A new quantizer observes and rounds as its neighbour does, also where the model is being calibrated."""
+    quantizer.set_state(_state_of(like))
+    quantizer._keeps_range = like._keeps_range
+    mine, theirs = quantizer.activation_post_process, like.activation_post_process
+    if theirs.batches is not None and not quantizer.is_fixed:
+        mine.begin_calibration()
+        mine.hold(theirs._holds)
+
+
+def _warn_parameters(root: nn.Module, site: CallSite, paths: list[str]) -> None:
+    """Say that an optimizer which was made before lacks scales that are trained."""
+    modules = [root.get_submodule(path) for path in paths]
+    scales = [m for module in modules for m in module.modules() if isinstance(m, FakeQuantize) and m._parameters]
+    if scales and torch.is_grad_enabled() and any(m.training and m.is_quantizing for m in scales):
+        warn(
+            f"`{site.name}` {at(site.scope, site.line)} is in code that tracing does not enter, and its trained scale "
+            "was made just now, in the first forward: an optimizer, or a DistributedDataParallel, that was made before "
+            "does not have it. Prepare with example_inputs, or run the model once before you make them.",
+            QuantizationWarning,
+        )
+
+
+def has_unmet_code(model: nn.Module) -> bool:
+    """Has a prepared model code that tracing did not enter, and that has never run?"""
+    return any(isinstance(m, LeafCode) and m.handler is not None and not m.handler.has_run for m in model.modules())
+
+
+def meet_calls(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) -> None:
+    """Run a prepared model once on example inputs, if it has code that tracing did not enter."""
+    if has_unmet_code(model):
+        own_args, own_kwargs = own_tensors((args, kwargs or {}))
+        with meeting_calls(model):
+            model(*own_args, **own_kwargs)
+
+
+@contextmanager
+def meeting_calls(model: nn.Module) -> Iterator[None]:
+    """In here a model runs to meet the calls of wrapped code and to make their modules: nothing is observed."""
+    modes = {module: module.training for module in model.modules()}
+    quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
+    flags = {q: _state_of(q) for q in quantizers}
+    state = torch.get_rng_state()
+    set_fake_quantize(model.eval(), FakeQuantState.CALIBRATION)
+    try:
+        with torch.no_grad(), keep_ranges(quantizers):
+            yield
+    finally:
+        torch.set_rng_state(state)
+        for module in model.modules():
+            module.training = modes.get(module, modes[model])
+            if isinstance(module, FakeQuantize):
+                module.set_state(flags.get(module, flags[quantizers[0]]))
+                module._keeps_range = False

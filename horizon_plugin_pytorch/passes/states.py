@@ -1,0 +1,78 @@
+"""Tensors that a model keeps from one forward to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+
+from horizon_plugin_pytorch.capture.region import Region
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, source_line
+from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.running import begin_forward, end_forward
+from horizon_plugin_pytorch.runtime.hooks import keep
+from horizon_plugin_pytorch.runtime.located import STATE_REASON, STATE_REMEDY, Successor
+
+# What they give depends on the shape of their tensor, and not on its values.
+_SHAPES = frozenset({
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones",
+    "new_full", "new_empty", "new_tensor", "size", "dim", "shape", "numel",
+})  # fmt: skip
+
+
+def refuse_states(graph: fx.Graph, region: Region) -> None:
+    """Insist that no quantized tensor is kept for the next forward: it belongs to one run of the model.
+
+    What is kept and never read, and constants that are computed once, do no harm.
+
+    Raises:
+        UnsupportedOperatorError: one is; it names the lines.
+    """
+    for node in graph.nodes:
+        if not region.has_scale(node):
+            continue
+        line, path = source_line(node.stack_trace), node.meta.get("kept_as")
+        if path is not None:
+            raise UnsupportedOperatorError(
+                f"`{path}` is a tensor of the model that the forward replaces by a quantized one (line {line}): the "
+                "next forward would read other numbers than this one, and a checkpoint or an exported file cannot keep "
+                f"it. {STATE_REMEDY}"
+            )
+        if "read_later" in node.meta and _is_data(node):
+            raise UnsupportedOperatorError(
+                f"a quantized tensor that one forward makes (line {line}) is kept and read by the next one (line "
+                f"{source_line(node.meta['read_later'])}): {STATE_REASON} {STATE_REMEDY}"
+            )
+
+
+def _is_data(node: fx.Node) -> bool:
+    """Does its value depend on those of the model's inputs, rather than on shapes and parameters alone?"""
+    pending, seen = [node], {node}
+    while pending:
+        here = pending.pop()
+        if here.op == "placeholder":
+            return True
+        name = here.args[1] if here.target is getattr else getattr(here.target, "__name__", here.target)
+        if name not in _SHAPES:
+            pending.extend(source for source in here.all_input_nodes if source not in seen)
+            seen.update(here.all_input_nodes)
+    return False
+
+
+def refuse_states_when_running(model: nn.Module) -> None:
+    """Let modules refuse quantized tensors of earlier forwards: nobody saw the model's code when it was prepared."""
+    if not isinstance(model, Successor):
+        keep(model.register_forward_pre_hook, _begin, with_kwargs=True)
+        keep(model.register_forward_hook, _end, always_call=True)
+
+
+def _begin(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    number = begin_forward()
+    for x in tensors_of((args, kwargs)):
+        if isinstance(x, QTensor):
+            x._belong(number)
+
+
+def _end(model: nn.Module, args: tuple, out: Any) -> None:
+    end_forward()

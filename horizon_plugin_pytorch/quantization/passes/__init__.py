@@ -1,1 +1,0 @@
-"""Passes: each a function from graph module to graph module."""

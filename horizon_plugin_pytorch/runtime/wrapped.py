@@ -1,0 +1,116 @@
+"""Code that symbolic trace does not enter, in a prepared model: its functions get modules when they are first met."""
+
+from __future__ import annotations
+
+import re
+import threading
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.dtype import qbool
+from horizon_plugin_pytorch.errors import UnknownCallError, at
+from horizon_plugin_pytorch.operators.table import Call
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.running import Run, innermost
+from horizon_plugin_pytorch.runtime.call_site import CallSite, Scope, Variant, check_source
+from horizon_plugin_pytorch.runtime.dispatch import Dispatcher
+
+_LOCK = threading.RLock()  # several threads may meet a call site at once
+# Makes the module of a call: ``make(root, site, op, target, args, kwargs, sites)``; False where it must not.
+Make = Callable[[nn.Module, CallSite, str, Any, tuple, dict[str, Any], dict[CallSite, list[Variant]]], bool]
+
+
+class WrappedDispatcher(Dispatcher):
+    """Knows the modules of the call sites in wrapped code, as far as the model has met them.
+
+    Args:
+        sites: the call sites that were met, with their modules.
+        make: makes a module for a call that is new.
+        has_run: has any of this code run?
+    """
+
+    def __init__(self, sites: dict[CallSite, list[Variant]], make: Make, has_run: bool = False) -> None:
+        super().__init__(sites)
+        self.make, self.has_run = make, has_run
+
+    def __deepcopy__(self, memo: dict) -> WrappedDispatcher:
+        return memo.setdefault(id(self), WrappedDispatcher(*self.__getstate__()))
+
+    def __getstate__(self) -> tuple:
+        return {site: list(variants) for site, variants in self.sites.items()}, self.make, self.has_run
+
+    def start(self, run: Run) -> None:
+        self.has_run = True
+        super().start(run)
+
+    def learn(
+        self, site: CallSite, op: str, target: Any, args: tuple, kwargs: dict[str, Any], known: int = -1
+    ) -> list[Variant] | None:
+        root = innermost().root
+        assert root is not None
+        with _LOCK:
+            found = self.sites.get(site)
+            if found is not None and len(found) > known:  # another thread was faster
+                return found
+            is_made = self.make(root, site, op, target, args, kwargs, self.sites)
+        return self.sites.get(site) if is_made else None
+
+    def is_same_type(self, site: CallSite, func: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Real numbers are float32 to the user's code; booleans are cast as everywhere."""
+        x = args[0] if args else None
+        types = [v.dtype if isinstance(v, Tensor) else v for v in (*args[1:], *kwargs.values())]
+        types = [v for v in types if isinstance(v, torch.dtype)]
+        is_float = all(v is torch.float32 for v in types) if types else func is Tensor.float
+        return isinstance(x, QTensor) and x._format != qbool and is_float
+
+    def require_met(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+        """What has no module computes in real numbers here."""
+
+    def _unknown(self, site: CallSite) -> UnknownCallError:
+        check_source(site, self.sites)
+        return UnknownCallError(
+            f"`{site.name}` {at(site.scope, site.line)} is in code that tracing does not enter (`wrap`), and did not "
+            "run while the model learnt its scales, so it has none. Run data through this line in the CALIBRATION or "
+            "QAT state, load a checkpoint of a model that has, or give example_inputs when you prepare the model; if "
+            "a branch is chosen by values, both must have run."
+        )
+
+
+def name_of(site: CallSite, call: Call) -> str:
+    """The name of the module for a call, without ``_generated_``: it follows from the place and the settings alone.
+
+    So a checkpoint fits a model that has met its call sites in another order, or has not met them yet.
+    """
+    parts = [site.name]
+    for function, instruction, _ in reversed(site.calls):
+        name = re.sub(r"\W+", "_", function.rpartition(".")[2]).strip("_")
+        parts.append(f"{name}_{instruction}")
+    settings = Variant.of("", call).settings
+    if settings:
+        text = repr([call.factory.__qualname__, sorted((k, _spelt(v)) for k, v in settings.items())])
+        parts.append(f"{zlib.crc32(text.encode()):08x}"[:4])
+    return "_".join(parts)
+
+
+def _spelt(setting: Any) -> str:
+    return f"tensor {tuple(setting.shape)}" if isinstance(setting, Tensor) else repr(setting)
+
+
+_PASSED = "is_passed_scope"
+
+
+def is_passed(module: nn.Module) -> bool:
+    """Has a module the hooks of a `PassedScope`?"""
+    return _PASSED in module.__dict__
+
+
+class PassedScope(Scope):
+    """The hooks of a module of the user's that wrapped code may call."""
+
+    def attach(self, module: nn.Module) -> None:
+        module.__dict__[_PASSED] = True
+        super().attach(module)

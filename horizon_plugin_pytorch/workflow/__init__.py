@@ -1,0 +1,1 @@
+"""The verbs: prepare, convert, fuse, and loading of checkpoints."""

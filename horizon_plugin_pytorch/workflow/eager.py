@@ -1,0 +1,329 @@
+"""Eager mode: the user writes stubs and FloatFunctional, and fuses; these verbs swap modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.capture.captured import Captured
+from horizon_plugin_pytorch.capture.plain_model import plain_modules, unwrapped
+from horizon_plugin_pytorch.capture.plain_weights import plain_weights
+from horizon_plugin_pytorch.capture.recording import record
+from horizon_plugin_pytorch.capture.region import quantized_nodes
+from horizon_plugin_pytorch.capture.tracer import is_leaf
+from horizon_plugin_pytorch.config.choice import Choice
+from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER, GraphView, ModuleView
+from horizon_plugin_pytorch.config.resolve import resolve_qconfigs
+from horizon_plugin_pytorch.config.setters import apply_setters
+from horizon_plugin_pytorch.doors import show_at
+from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.march import March, require_march
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.notes import share_notes
+from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.notes import keep_notes
+from horizon_plugin_pytorch.operators.table import row_of_module
+from horizon_plugin_pytorch.passes.batches import follow_batches
+from horizon_plugin_pytorch.passes.inputs import warn_unfit
+from horizon_plugin_pytorch.passes.skipped import tell_left_out
+from horizon_plugin_pytorch.passes.states import refuse_states_when_running
+from horizon_plugin_pytorch.passes.swap import to_qat, warn_int16
+from horizon_plugin_pytorch.passes.tied_scales import (
+    TiedOperators,
+    is_effective,
+    tie_scales,
+    tied_groups,
+)
+from horizon_plugin_pytorch.passes.torch_fused import own_fused
+from horizon_plugin_pytorch.passes.unmet import keep_state_of
+from horizon_plugin_pytorch.runtime.arguments import arguments_of
+from horizon_plugin_pytorch.runtime.dispatch import OnCpu
+from horizon_plugin_pytorch.runtime.float_parts import keep_float
+from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
+from horizon_plugin_pytorch.workflow.mappings import (
+    get_qat_module_mappings,
+    get_quantized_module_mappings,
+)
+from horizon_plugin_pytorch.workflow.symbolic import (
+    called_lines,
+    check_verbosely,
+    converted,
+    copy_model,
+    require_float,
+)
+
+
+def prepare_qat(
+    model: nn.Module,
+    mapping: dict | None = None,
+    inplace: bool = False,
+    optimize_graph: bool = False,
+    hybrid: bool = False,
+    optimize_kwargs: dict | None = None,
+    example_inputs: Any = None,
+    qconfig_setter: Any = None,
+    verbose: int = 0,
+    example_kw_inputs: dict[str, Any] | None = None,
+) -> nn.Module:
+    """Replace the modules that have a qconfig by their QAT forms.
+
+    Args:
+        model: a float model whose ``qconfig`` attribute, or whose modules', says how to quantize.
+        inplace: change `model` itself rather than a copy.
+        qconfig_setter: instead of attributes, a setter of `qconfig_template` or a `QconfigSetter`, or a tuple of them,
+            from high to low priority.
+        example_inputs, example_kw_inputs: the model's arguments; setters then know which results are outputs, and leave
+            what lies outside of the quantized part float.
+        hybrid: let modules without a qconfig take quantized tensors, as real values; put a QuantStub after them.
+        verbose: 1 writes ``model_check_result.txt`` and prints it; it needs `example_inputs`.
+        mapping: has no effect, and warns where it asks for something.
+        optimize_graph: give the operands of a cat and its result one scale, on Bernoulli chips; it needs
+            `example_inputs`, as nothing else says what a cat takes.
+        optimize_kwargs: for which operators: ``opt_types`` (``"unify_inputs_scale"``), ``methods`` (of
+            FloatFunctional), ``functions``, ``module_prefixes``, ``module_types``.
+
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization.qconfig import get_default_qat_qconfig
+    >>> from horizon_plugin_pytorch.quantization.stubs import QuantWrapper
+    >>> set_march(March.BAYES)
+    >>> net = QuantWrapper(nn.Conv2d(1, 2, 1))
+    >>> net.qconfig = get_default_qat_qconfig()
+    >>> type(prepare_qat(net).module)
+    <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
+    """
+    march = require_march("prepare_qat")
+    _warn_mapping(mapping, "prepare_qat", get_qat_module_mappings(), model)
+    model = unwrapped(model, "prepare_qat")
+    require_float(model, "prepare_qat")
+    if not inplace:
+        model = copy_model(model, "prepare_qat")
+    model = own_fused(plain_weights(plain_transformers(plain_modules(model))), is_eager=True)
+    groups = _tied(model, march, optimize_graph, optimize_kwargs, example_inputs, example_kw_inputs)
+    choices, lines = resolve_qconfigs(model, None), None
+    if qconfig_setter is not None:
+        choices = resolve_qconfigs(model, {"": PLACEHOLDER})
+        lines = _set_qconfigs(model, choices, march, qconfig_setter, example_inputs, example_kw_inputs)
+    prepared = to_qat(model, choices, march, lines)
+    tie_scales(prepared, groups)
+    if hybrid:
+        _accept_integers(prepared)
+    else:
+        keep_float((path, m) for path, m in prepared.named_modules() if row_of_module(type(m)) is not None)
+    if not any(isinstance(m, QATModule) and m.fake_quantizers() for m in prepared.modules()):
+        warn(
+            f"`{type(model).__name__}`: no module has a qconfig, so nothing is quantized. Set one before: "
+            "`model.qconfig = default_qat_8bit_fake_quant_qconfig`.",
+            QuantizationWarning,
+        )
+    follow_batches(prepared)
+    refuse_states_when_running(prepared)
+    warn_int16(prepared, march)
+    share_notes(prepared)
+    keep_notes(prepared, march=march, choices=choices)
+    report_mismatches(prepared)
+    if verbose:
+        check_verbosely(prepared, example_inputs, "prepare_qat")
+    return prepared
+
+
+def _set_qconfigs(
+    model: nn.Module,
+    choices: dict[str, Choice],
+    march: March,
+    qconfig_setter: Any,
+    example_inputs: Any,
+    example_kw_inputs: dict[str, Any] | None,
+) -> dict[str, str] | None:
+    """Let setters choose. With example inputs they see the graph, found by running the model, and only its quantized
+    part changes: the paths of its modules come back, with the lines that call them.
+    """
+    if example_inputs is None and not example_kw_inputs:
+        warn(
+            "prepare_qat: without example_inputs setters see modules, not what feeds them: no output is in high "
+            "precision, and no grid of grid_sample is int16. Give example_inputs.",
+            QuantizationWarning,
+        )
+        apply_setters(ModuleView(model, choices, march), qconfig_setter)
+        return None
+    captured = _captured(model, example_inputs, example_kw_inputs)
+    region = quantized_nodes(captured)
+    apply_setters(GraphView(captured, captured.graph, region, choices, march), qconfig_setter)
+    warn_unfit(captured, region, choices)
+    tell_left_out(captured, region, choices)
+    return called_lines(captured, region)
+
+
+def _captured(model: nn.Module, example_inputs: Any, example_kw_inputs: dict[str, Any] | None) -> Any:
+    """The model with its graph, found by running it."""
+    return Captured(model, record(model, *arguments_of(model, example_inputs, example_kw_inputs)))
+
+
+def _tied(
+    model: nn.Module,
+    march: March,
+    optimize_graph: bool,
+    optimize_kwargs: dict | None,
+    example_inputs: Any,
+    example_kw_inputs: dict[str, Any] | None,
+) -> list[list[str]]:
+    """The modules that are to have one scale, in groups."""
+    tied = TiedOperators.of(optimize_kwargs, "prepare_qat")
+    if optimize_kwargs and not optimize_graph:
+        warn("prepare_qat: optimize_kwargs is for optimize_graph=True, and changes nothing.", QuantizationWarning)
+    if tied is None or not optimize_graph or not is_effective(march, "prepare_qat"):
+        return []
+    if example_inputs is None and not example_kw_inputs:
+        warn(
+            "prepare_qat: optimize_graph needs example_inputs: eager mode does not see what a cat takes, and every "
+            "scale stays as it is. Give them, or use `prepare_qat_fx`.",
+            QuantizationWarning,
+        )
+        return []
+    captured = _captured(model, example_inputs, example_kw_inputs)
+    return tied_groups(GraphView(captured, captured.graph, quantized_nodes(captured), {}, march), tied)
+
+
+def _accept_integers(model: nn.Module) -> None:
+    """Let the float modules of a hybrid model take quantized tensors, as real values."""
+    for module in list(model.children()):
+        if isinstance(module, (QATModule, FakeQuantize)):
+            continue
+        if is_leaf(module):
+            OnCpu().attach(module)
+        else:
+            _accept_integers(module)
+
+
+def convert(
+    module: nn.Module,
+    mapping: dict | None = None,
+    inplace: bool = False,
+    remove_qconfig: bool = True,
+    fast_mode: bool = False,
+) -> nn.Module:
+    """Convert a prepared and calibrated or trained model to integers, whatever it was prepared by.
+
+    Args:
+        inplace: change `module` itself rather than a copy.
+        remove_qconfig: False leaves the qconfigs on the modules.
+        mapping, fast_mode: have no effect, and warn where they ask for something.
+
+    >>> import torch
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization.qconfig import get_default_qat_qconfig
+    >>> from horizon_plugin_pytorch.quantization.stubs import QuantWrapper
+    >>> set_march(March.BAYES)
+    >>> net = QuantWrapper(nn.Conv2d(1, 2, 1))
+    >>> net.qconfig = get_default_qat_qconfig()
+    >>> qat = prepare_qat(net)
+    >>> _ = qat(torch.randn(1, 1, 4, 4))
+    >>> type(convert(qat).module)
+    <class 'horizon_plugin_pytorch.nn.quantized.conv2d.Conv2d'>
+    """
+    _warn_mapping(mapping, "convert", get_quantized_module_mappings(), module)
+    return converted(module, "convert", inplace, remove_qconfig, fast_mode)
+
+
+def _warn_mapping(mapping: dict | None, who: str, known: dict[type, type], model: nn.Module) -> None:
+    """Say what of a mapping of classes is not used: the operator table has the classes."""
+    if mapping is None:
+        return
+    if not isinstance(mapping, dict):
+        raise TypeError(f"{who}: mapping is a dictionary from class to class, got {type(mapping).__name__}.")
+    wanted = [cls for cls, target in mapping.items() if known.get(cls) is not target]
+    used = {type(module) for module in model.modules()} if isinstance(model, nn.Module) else set()
+    wanted += [cls for cls in known if cls in used and cls not in mapping]  # torch would leave these as they are
+    if wanted:
+        names = listed(getattr(cls, "__name__", str(cls)) for cls in wanted)
+        warn(
+            f"{who}: mapping is not used, the operator table says what a class becomes. It differs from the table in "
+            f"{names}; give a module `qconfig = None` to keep it as it is.",
+            QuantizationWarning,
+        )
+
+
+def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str]:
+    """Copy statistics and scales from a calibrated model to another prepared from the same float model.
+
+    Calls that have own scales in `src_model` and one scale in `dst_model` are joined: that one covers the ranges of
+    all, and a warning names them. A warning also names what was not copied: scales of one of the two models only, of
+    modules that saw no data in `src_model`, and of those whose scale is given in `dst_model`.
+
+    Returns:
+        Paths of fake quantizers of `dst_model` that `src_model` does not have; these keep what they had.
+
+    >>> src, dst = FakeQuantize(dtype="qint8"), FakeQuantize(dtype="qint16")
+    >>> src.set_qparams(0.5)
+    >>> load_observer_params(nn.Sequential(src), nn.Sequential(dst))
+    []
+    >>> round(float(dst.scale) * 32767.5 / 127.5, 4)
+    0.5
+    """
+    source = {path: m for path, m in src_model.named_modules() if isinstance(m, FakeQuantize)}
+    targets = {path: m for path, m in dst_model.named_modules() if isinstance(m, FakeQuantize)}
+    calls = _calls_joined_in(src_model, source, targets)
+    own = dst_model.__dict__.get("own_scales")  # calls that the source does not tell apart start from one scale
+    missing, taken = [], {id(call) for several in calls.values() for call in several}
+    waiting = keep_state_of(dst_model, src_model)
+    taken.update(id(quantizer) for path, quantizer in source.items() if path.startswith(waiting))
+    unseen, given = [], []
+    for path, target in targets.items():
+        path = path if path in source or own is None else own.owner(path)
+        if path not in source:
+            missing.append(path)
+            continue
+        sources = [source[path], *calls.get(path, ())]
+        taken.update(map(id, sources))
+        target.join_statistics(sources)
+        if target.is_fixed and not (sources[0].is_fixed and torch.equal(sources[0].scale, target.scale)):
+            given.append(path)
+        elif not target.is_fixed and not any(s.has_statistics for s in sources):
+            unseen.append(path)
+    left = [path for path, quantizer in source.items() if id(quantizer) not in taken]
+    _tell_what_stays({
+        "not in the source": missing,
+        "only in the source": left,
+        "without data in the source": unseen,
+        "given in the target": given,
+    })  # fmt: skip
+    if calls:
+        names = [path.removesuffix(".activation_post_process") for path in calls]
+        warn(
+            f"load_observer_params: calls of {listed(names)} have own "
+            "scales in the source and one scale in the target, which covers the ranges of all now.",
+            QuantizationWarning,
+        )
+    return missing
+
+
+def _tell_what_stays(paths: dict[str, list[str]]) -> None:
+    """Warn of scales that `load_observer_params` does not copy, by the reason."""
+    parts = []
+    for why, found in paths.items():
+        if found:
+            parts.append(f"{why}: {listed(path.removesuffix('.activation_post_process') for path in found)}")
+    if parts:
+        warn(
+            f"load_observer_params did not copy the scales that are {'; '.join(parts)}. Prepare both models alike, and "
+            "calibrate the source, or what the target has besides.",
+            QuantizationWarning,
+        )
+
+
+def _calls_joined_in(
+    src_model: nn.Module, source: dict[str, FakeQuantize], targets: dict[str, FakeQuantize]
+) -> dict[str, list[FakeQuantize]]:
+    """The fake quantizers of further calls that the target does not tell apart, by the path that it has for all."""
+    own: Any = src_model.__dict__.get("own_scales")
+    found: dict[str, list[FakeQuantize]] = {}
+    for path, quantizer in source.items() if own is not None else ():
+        owner = own.owner(path)
+        if path not in targets and owner in targets:
+            found.setdefault(owner, []).append(quantizer)
+    return found
+
+
+show_at("quantization.quantize", prepare_qat, convert, load_observer_params)

@@ -1,0 +1,335 @@
+"""`prepare`: from a float model to one that calibrates and trains on the integer grid."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
+from horizon_plugin_pytorch.analysis.float_run import compare_with_float
+from horizon_plugin_pytorch.capture.captured import Captured
+from horizon_plugin_pytorch.capture.graph_text import graph_of, graph_text
+from horizon_plugin_pytorch.capture.plain_model import plain_modules, require_numbers, unwrapped
+from horizon_plugin_pytorch.capture.plain_weights import plain_weights
+from horizon_plugin_pytorch.capture.recording import float_casts, record_runs
+from horizon_plugin_pytorch.capture.region import (
+    Region,
+    called_path,
+    has_stub,
+    mark_beside,
+    quantized_nodes,
+)
+from horizon_plugin_pytorch.capture.tracer import is_leaf
+from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER
+from horizon_plugin_pytorch.doors import show_at
+from horizon_plugin_pytorch.errors import (
+    CheckError,
+    QuantizationConfigError,
+    QuantizationWarning,
+    UnsupportedOperatorError,
+    at,
+    source_line,
+    warn,
+)
+from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.march import require_march
+from horizon_plugin_pytorch.nn.qat.half import Float16
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.notes import keep_notes
+from horizon_plugin_pytorch.operators.table import row_named, row_of_module
+from horizon_plugin_pytorch.passes.fuse_mode import FuseMode
+from horizon_plugin_pytorch.passes.hybrid import HybridConfig, split_devices
+from horizon_plugin_pytorch.passes.late_modules import meet_calls
+from horizon_plugin_pytorch.passes.own_scales import OwnScales, split_aliases, unshare
+from horizon_plugin_pytorch.passes.read_tensors import mark_reads
+from horizon_plugin_pytorch.passes.states import refuse_states
+from horizon_plugin_pytorch.passes.stub_links import link_stubs
+from horizon_plugin_pytorch.passes.torch_fused import own_fused
+from horizon_plugin_pytorch.runtime.arguments import arguments_of, left_out
+from horizon_plugin_pytorch.runtime.call_site import CallSite, ScopeHooks, scoped_modules
+from horizon_plugin_pytorch.runtime.children import hide_added
+from horizon_plugin_pytorch.runtime.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu
+from horizon_plugin_pytorch.runtime.hooks import keep
+from horizon_plugin_pytorch.runtime.located import FusedAway
+from horizon_plugin_pytorch.runtime.results import own_tensors
+from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
+from horizon_plugin_pytorch.workflow.eager import prepare_qat
+from horizon_plugin_pytorch.workflow.symbolic import (
+    choices_of,
+    copy_model,
+    observe,
+    prepare_by_tracing,
+    require_float,
+    warn_no_stub,
+)
+
+GRAPH_FILE = "fx_graph.txt"
+
+
+class PrepareMethod(Enum):
+    """How the model's graph is found."""
+
+    JIT_STRIP = "jit-strip"
+    JIT = "jit"
+    SYMBOLIC = "symbolic"
+    EAGER = "eager"
+
+
+def prepare(
+    model: nn.Module,
+    example_inputs: Any = None,
+    qconfig_setter: Any = None,
+    method: PrepareMethod | str = PrepareMethod.JIT_STRIP,
+    *,
+    example_kw_inputs: dict[str, Any] | None = None,
+    qconfig_dict: dict[str, Any] | None = None,
+    fuse_mode: FuseMode | str = FuseMode.BNAddReLU,
+    own_scales: bool | Iterable[str] = False,
+    hybrid: bool = False,
+    hybrid_dict: dict[str, list] | None = None,
+    out_dir: str | os.PathLike | None = ".",
+) -> nn.Module:
+    """Prepare a float model for calibration and training on the integer grid; `model` itself is not changed.
+
+    What lies between QuantStub and DeQuantStub is quantized, the rest stays float. JIT_STRIP and JIT find the graph by
+    running the model on the example inputs, in eval and in training mode; its own forward stays, with all its Python.
+    SYMBOLIC traces it, and EAGER leaves replacing and fusing to you.
+
+    Args:
+        example_inputs: a tuple or list of the model's arguments; a dictionary of them by name, if the forward has
+            parameters of these names; anything else is its only argument. `calibrate` takes a batch in the same way.
+        qconfig_setter: a setter, or a tuple of them from high to low priority.
+        method: a `PrepareMethod` or its value.
+        example_kw_inputs: keyword arguments of the model.
+        qconfig_dict: instead of setters, as `prepare_qat_fx` takes it.
+        own_scales: paths of modules that are called several times and whose calls shall each have activation scales of
+            their own, with all that is inside; True means all. Weights stay shared. The second call's module is
+            ``<path>_call_1``.
+        hybrid: run operators that have no quantized form on the CPU, in float, instead of refusing them.
+        hybrid_dict: further operators for the CPU: ``{"module_type": [cls], "module_name": [path]}``.
+        out_dir: where ``fx_graph.txt`` and ``model_check_result.txt`` are written; None writes none.
+
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
+    >>> from horizon_plugin_pytorch.quantization.stubs import QuantWrapper
+    >>> set_march(March.NASH_E)
+    >>> x = torch.randn(1, 1, 4, 4)
+    >>> net = prepare(QuantWrapper(nn.Conv2d(1, 2, 1)), (x,), default_calibration_qconfig_setter, out_dir=None)
+    >>> type(net).__name__, type(net.module).__name__
+    ('QuantWrapper', 'Conv2d')
+    """
+    try:
+        method = PrepareMethod(method)
+    except ValueError:
+        names = ", ".join(f"PrepareMethod.{m.name} ({m.value!r})" for m in PrepareMethod)
+        raise ValueError(f"prepare: method must be one of {names}, got {method!r}.") from None
+    if qconfig_setter is not None and qconfig_dict:
+        raise QuantizationConfigError("prepare: give qconfig_setter or qconfig_dict, not both.")
+    fuse_mode = FuseMode.of(fuse_mode, "prepare")
+    require_numbers(model, "prepare")
+    _tell_left_out(model, example_inputs)
+    if fuse_mode is FuseMode.NoFuse and method is PrepareMethod.EAGER:
+        raise QuantizationConfigError("prepare: PrepareMethod.EAGER fuses nothing by itself; leave fuse_mode out.")
+    if hybrid_dict and not hybrid:
+        raise QuantizationConfigError("prepare: hybrid_dict is for hybrid=True.")
+    if method is PrepareMethod.EAGER and hybrid_dict:
+        raise QuantizationConfigError(
+            "prepare: PrepareMethod.EAGER has no hybrid_dict: a module with `qconfig = None` runs on the CPU."
+        )
+    if method is PrepareMethod.EAGER and qconfig_dict:
+        raise QuantizationConfigError("prepare: PrepareMethod.EAGER reads the modules' own `qconfig`; set it there.")
+    if method is PrepareMethod.EAGER and own_scales:
+        raise NotImplementedError("prepare: PrepareMethod.EAGER sees no calls, so it has no own_scales; use JIT_STRIP.")
+    if method is PrepareMethod.EAGER:
+        prepared: Any = _prepare_eager(model, example_inputs, example_kw_inputs, qconfig_setter, hybrid)
+    elif method is PrepareMethod.SYMBOLIC:
+        has_example = example_inputs is not None or example_kw_inputs
+        example = arguments_of(model, example_inputs, example_kw_inputs) if has_example else None
+        prepared = prepare_by_tracing(
+            model,
+            qconfig_dict,
+            hybrid=hybrid,
+            hybrid_dict=hybrid_dict,
+            qconfig_setter=qconfig_setter,
+            own_scales=own_scales,
+            is_fused=fuse_mode is not FuseMode.NoFuse,
+            example=example,
+        )
+        if example is not None:
+            meet_calls(prepared, *example)
+    else:
+        if example_inputs is None and not example_kw_inputs:
+            raise ValueError(
+                f"prepare: {method} runs the model, so it needs example_inputs: a tuple of the model's arguments."
+            )
+        prepared = _prepare_by_running(
+            model,
+            *arguments_of(model, example_inputs, example_kw_inputs),
+            qconfig_dict,
+            qconfig_setter,
+            fuse_mode,
+            own_scales,
+            HybridConfig(hybrid_dict) if hybrid else None,
+        )
+    if out_dir is not None:
+        _write_results(prepared, out_dir, example_inputs, example_kw_inputs)
+    return prepared
+
+
+def _tell_left_out(model: nn.Module, example_inputs: Any) -> None:
+    """Say which example inputs the model does not take; `calibrate` leaves labels out without a word."""
+    count = left_out(model, example_inputs)
+    if count:
+        kind = type(example_inputs).__name__
+        warn(
+            f"prepare: example_inputs has {len(example_inputs)} items, and the forward of `{type(model).__name__}` "
+            f"takes {len(example_inputs) - count}: the rest is left out, as `calibrate` leaves out labels. If the "
+            f"{kind} is one argument, put it into a tuple, `(example_inputs,)`.",
+            QuantizationWarning,
+        )
+
+
+def _write_results(prepared: Any, out_dir: str | os.PathLike, example_inputs: Any, kwargs: dict | None) -> None:
+    """Write the graph and the check; the model is prepared whether or not they can be written."""
+    try:
+        graph = graph_of(prepared)
+        if graph is not None:
+            write_atomically(graph_text(graph).encode(), os.path.join(out_dir, GRAPH_FILE))
+        if example_inputs is not None or kwargs:
+            own_args, own_kwargs = own_tensors(arguments_of(prepared, example_inputs, kwargs))
+            inspect_model(prepared, own_args, out_dir, own_kwargs)
+    except CheckError as error:
+        warn(f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.", QuantizationWarning)
+    except OSError as error:
+        warn(
+            f"prepare could not write {GRAPH_FILE} and {RESULT_FILE} into `{os.fspath(out_dir)}`: {error}. The model "
+            "is prepared. Give an out_dir that can be written to, or out_dir=None to write none.",
+            QuantizationWarning,
+        )
+
+
+def _prepare_eager(
+    model: nn.Module, inputs: Any, kwargs: dict[str, Any] | None, qconfig_setter: Any, hybrid: bool
+) -> nn.Module:
+    if qconfig_setter is None or (inputs is None and not kwargs):
+        return prepare_qat(model, hybrid=hybrid, qconfig_setter=qconfig_setter)
+    return prepare_qat(
+        model,
+        hybrid=hybrid,
+        qconfig_setter=qconfig_setter,
+        example_inputs=inputs,
+        example_kw_inputs=kwargs,
+    )
+
+
+def _prepare_by_running(
+    model: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any] | None,
+    qconfig_dict: dict[str, Any] | None,
+    qconfig_setter: Any,
+    fuse_mode: FuseMode,
+    own_scales: bool | Iterable[str],
+    hybrid: HybridConfig | None,
+) -> nn.Module:
+    march = require_march("prepare")
+    model = unwrapped(model, "prepare")
+    require_float(model, "prepare")
+    copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "prepare")))))
+    children = {path: {name for name, _ in module._modules.items()} for path, module in copied.named_modules()}
+    own = OwnScales.of(own_scales, copied, "prepare")
+    split_aliases(copied, own)
+    graph, runs, given = record_runs(copied, args, kwargs)
+    captured: Any = Captured(copied, graph)
+    casts = float_casts(graph)
+    met = frozenset(node.meta["site"] for node in graph.nodes if "site" in node.meta)
+    called = frozenset(path for node in graph.nodes if (path := called_path(captured, node)) is not None)
+    mark_beside(captured)
+    region = quantized_nodes(captured)
+    refuse_states(graph, region)
+    if not has_stub(captured) and hybrid is None:
+        warn_no_stub(model)
+    unshare(captured, region, own, runs)
+    choices = choices_of(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
+    scoped = list(scoped_modules(copied, is_leaf))
+    recorded = [node.meta["site"] for node in graph.nodes if "site" in node.meta and not node.meta["is_training_only"]]
+    if hybrid is not None:
+        region = split_devices(captured, region, choices, march, hybrid)
+    observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse, own)
+    is_mixed = hybrid is not None or any(isinstance(m, Float16) for m in copied.modules())
+    is_mixed = is_mixed or any(node.target is torch.empty for node in graph.nodes)
+    dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed, casts, met, called)
+    for path, module in scoped:
+        ScopeHooks(path, dispatcher).attach(module)
+        hide_added(module, children.get(own.original(path), ()))
+    _guard(captured, dispatcher)
+    link_stubs(captured)
+    _mark_results(captured, region)
+    mark_reads(captured)
+    report_mismatches(copied)
+    keep_notes(copied, march=march, graph=captured.graph, choices=choices)
+    own_args, own_kwargs = own_tensors((args, kwargs))
+    compare_with_float(copied, own_args, own_kwargs, given, [site for site in recorded if dispatcher.sites.get(site)])
+    return copied
+
+
+def _on_cpu(captured: Any) -> dict[CallSite, str]:
+    """The calls that run on the CPU, with the stub before each; modules there get a hook that does the same."""
+    sites: dict[CallSite, str] = {}
+    modules: dict[str, str] = {}
+    for node in captured.graph.nodes:
+        path, stub = called_path(captured, node), node.meta.get("dequantized_by", "")
+        if not node.meta.get("runs_on_cpu"):
+            continue
+        if "site" in node.meta:
+            sites[node.meta["site"]] = sites.get(node.meta["site"]) or stub
+        elif node.op == "call_method":
+            raise UnsupportedOperatorError(
+                f"`{node.target}` {at(path or '', source_line(node.stack_trace))} is to run on the CPU, and a "
+                "FloatFunctional cannot: write it as a function, as in `x + y`."
+            )
+        elif path is not None:
+            modules[path] = modules.get(path) or stub
+    for path, stub in modules.items():
+        OnCpu(stub).attach(captured.get_submodule(path))
+    return sites
+
+
+def _guard(captured: Any, dispatcher: Dispatcher) -> None:
+    """Let the model see at run time that fused modules, and stubs, run as they did when it was recorded."""
+    called = set()
+    steps: dict[str, list[FusedStep]] = {}
+    for node in captured.graph.nodes:
+        called.add(called_path(captured, node))
+        modules = {path: captured.get_submodule(path) for path in node.meta.get("members", ())}
+        group = tuple(path for path, m in modules.items() if path == node.target or isinstance(m, FusedAway))
+        shapes = dict(zip(modules, node.meta.get("has_shape", ()), strict=False))
+        for index, path in enumerate(group):
+            steps.setdefault(path, []).append(
+                FusedStep(group, index, source_line(node.stack_trace), shapes.get(path, True))
+            )
+    for path, of_path in steps.items():
+        FusedMember(of_path, dispatcher).attach(captured.get_submodule(path))
+    for path, module in captured.named_modules():
+        row = row_of_module(type(module))
+        if row is not None and row.name in ("quant", "dequant") and path not in called:
+            keep(module.register_forward_pre_hook, NeverMet(path))
+
+
+def _mark_results(captured: Any, region: Region) -> None:
+    """Tell modules that their accumulators leave as float."""
+    for path in {called_path(captured, node): None for node in captured.graph.nodes if node in region}:
+        module = None if path is None else captured.get_submodule(path)
+        if isinstance(module, QATModule):
+            row = row_named(module.operator)
+            is_real = row is not None and row.has_real_output
+            module.is_accumulator = is_real and module.activation_post_process is None
+
+
+show_at("quantization.prepare", PrepareMethod, prepare)

@@ -1,0 +1,495 @@
+"""fx mode: trace the model, then replace, fuse and swap by itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from horizon_plugin_pytorch.capture.graph_module import (
+    GraphModuleWithAttr,
+    ObservedGraphModule,
+    QuantizedGraphModule,
+    write_later,
+    write_now,
+)
+from horizon_plugin_pytorch.capture.plain_model import plain_modules, require_shapes, unwrapped
+from horizon_plugin_pytorch.capture.plain_weights import plain_weights
+from horizon_plugin_pytorch.capture.region import Region, called_path, has_stub, quantized_nodes
+from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, trace
+from horizon_plugin_pytorch.capture.wrapped import (
+    attach,
+    find_modules,
+    place_code,
+    with_stubs,
+    wrapped_modules,
+    wrapped_nodes,
+)
+from horizon_plugin_pytorch.config.choice import Choice
+from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER, GraphView
+from horizon_plugin_pytorch.config.resolve import named_modules_of, resolve_qconfigs
+from horizon_plugin_pytorch.config.setters import apply_setters, note_float
+from horizon_plugin_pytorch.doors import show_at
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, source_line, warn
+from horizon_plugin_pytorch.march import March, require_march
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.notes import share_notes
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.transformer import plain_transformers
+from horizon_plugin_pytorch.notes import keep_notes
+from horizon_plugin_pytorch.operators.table import row_of_module
+from horizon_plugin_pytorch.passes.batches import follow_batches, join_calls
+from horizon_plugin_pytorch.passes.dropout import follow_training
+from horizon_plugin_pytorch.passes.fuse import fuse_graph, shared_with_norm
+from horizon_plugin_pytorch.passes.fuse_mode import FuseMode
+from horizon_plugin_pytorch.passes.hybrid import HybridConfig, split_devices
+from horizon_plugin_pytorch.passes.inplace import follow_writes
+from horizon_plugin_pytorch.passes.inputs import fit_inputs
+from horizon_plugin_pytorch.passes.late_modules import SETTER, make_module, meet_calls
+from horizon_plugin_pytorch.passes.own_scales import (
+    OwnScales,
+    add_names,
+    finish,
+    keep_one_entry,
+    split_aliases,
+    unshare,
+)
+from horizon_plugin_pytorch.passes.read_tensors import answer_facts, answer_types, mark_reads
+from horizon_plugin_pytorch.passes.replace import (
+    check_modules,
+    check_operands,
+    replace_functions,
+    replace_fusable,
+    warn_quotients,
+    warn_shared,
+    warn_unquantized,
+)
+from horizon_plugin_pytorch.passes.skipped import tell_left_out
+from horizon_plugin_pytorch.passes.states import refuse_states, refuse_states_when_running
+from horizon_plugin_pytorch.passes.swap import keep_float_forms, to_qat, to_quantized, warn_int16
+from horizon_plugin_pytorch.passes.tied_scales import (
+    TiedOperators,
+    is_effective,
+    tie_scales,
+    tied_groups,
+)
+from horizon_plugin_pytorch.passes.torch_fused import own_fused
+from horizon_plugin_pytorch.passes.unmet import keep_unmet
+from horizon_plugin_pytorch.passes.unread import drop_unread
+from horizon_plugin_pytorch.qat_mode import tricks
+from horizon_plugin_pytorch.runtime.arguments import arguments_of
+from horizon_plugin_pytorch.runtime.float_parts import keep_float
+from horizon_plugin_pytorch.runtime.stochastic import refuse_chance
+from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
+
+__all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
+
+
+def copy_model(model: nn.Module, what: str) -> nn.Module:
+    """A deep copy, or an error that says why the model cannot be copied."""
+    # What autograd computed and a module keeps (a normalised weight, its last output) is copied as a value.
+    kept = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf]
+    memo: dict[int, Any] = {id(x): x.detach().clone() for x in kept}
+    try:
+        copied = copy.deepcopy(model, memo)
+        for module in model.modules():
+            if isinstance(module, fx.GraphModule):  # whose copy has what the graph reads, and no `qconfig`
+                own = vars(memo.get(id(module), module))
+                lost = {name: value for name, value in vars(module).items() if name not in own}
+                own.update(copy.deepcopy(lost, memo))
+        return copied
+    except Exception as error:
+        raise HorizonError(
+            f"{what} copies `{type(model).__name__}` and could not: {str(error).rstrip('.')}. Something that cannot be "
+            "copied (a lock, an open file, a generator) is stored as an attribute of a module; make it where it is "
+            "needed, or give that module a `__deepcopy__`."
+        ) from error
+
+
+def require_float(model: nn.Module, what: str) -> None:
+    """A model is prepared once, and has weights by then."""
+    require_shapes(model, what)
+    for path, module in model.named_modules():
+        if isinstance(module, (QATModule, QuantizedModule)):
+            raise TypeError(
+                f"{what} takes a float model, and this one is already prepared or converted: `{path}` is "
+                f"{type(module).__module__}.{type(module).__name__}. Keep the float model, and prepare that."
+            )
+        if _is_prepared_by_torch(type(module)):
+            raise TypeError(
+                f"{what} takes a float model, and torch's own quantization prepared or converted this one: `{path}` is "
+                f"{type(module).__module__}.{type(module).__name__}. Give the model as it was before; what torch's "
+                "`fuse_modules` gives can be taken."
+            )
+
+
+_TORCH_STAGES = (
+    "torch.ao.nn.qat",
+    "torch.ao.nn.intrinsic.qat",
+    "torch.ao.nn.quantized",
+    "torch.ao.nn.intrinsic.quantized",
+)
+
+
+def _is_prepared_by_torch(cls: type) -> bool:
+    is_staged = cls.__module__.startswith((*_TORCH_STAGES, "torch.ao.quantization.fake_quantize"))
+    return is_staged and row_of_module(cls) is None and "FloatFunctional" not in cls.__name__
+
+
+def _preserve(target: nn.Module, source: nn.Module, config: dict | None, who: str) -> None:
+    """Do what a custom configuration asks, and say what of it cannot be done."""
+    if config is None:
+        return
+    if not isinstance(config, dict):
+        raise TypeError(
+            f'{who}: a custom configuration is a dictionary, {{"preserved_attributes": [...]}}, got {config!r}.'
+        )
+    unknown = [key for key in config if key != "preserved_attributes"]
+    if unknown:
+        warn(
+            f"{who}: of a custom configuration only `preserved_attributes` is known; ignored: "
+            f"{', '.join(map(repr, unknown))}.",
+            QuantizationWarning,
+        )
+    names = config.get("preserved_attributes", ())
+    names = (names,) if isinstance(names, str) else names
+    missing = [name for name in names if not hasattr(source, name)]
+    if missing:
+        warn(
+            f"{who}: `{type(source).__name__}` has no attribute {', '.join(map(repr, missing))} to preserve.",
+            QuantizationWarning,
+        )
+    for name in names:
+        if name not in missing and not hasattr(target, name):
+            setattr(target, name, getattr(source, name))
+
+
+def fuse_fx(
+    model: nn.Module,
+    fuse_custom_config_dict: dict[str, Any] | None = None,
+    fuse_mode: FuseMode | str = FuseMode.BNAddReLU,
+) -> GraphModuleWithAttr:
+    """Fuse layers with the batch norm, add and ReLU that follow them; a float model comes out, `model` stays as it is.
+
+    >>> type(fuse_fx(nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())).get_submodule("0")).__name__
+    'ConvReLU2d'
+    """
+    model = unwrapped(model, "fuse_fx")
+    copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "fuse_fx")))))
+    graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
+    follow_training(graph_module)
+    follow_writes(graph_module)
+    drop_unread(graph_module)
+    choices = resolve_qconfigs(copied, None)
+    replace_fusable(graph_module, choices)  # `x + y` must become a module before it can be fused
+    if FuseMode.of(fuse_mode, "fuse_fx") is not FuseMode.NoFuse:
+        fuse_graph(graph_module, choices)
+    _preserve(graph_module, model, fuse_custom_config_dict, "fuse_fx")
+    return graph_module
+
+
+def prepare_qat_fx(
+    model: nn.Module,
+    qconfig_dict: dict[str, Any] | None = None,
+    prepare_custom_config_dict: dict[str, Any] | None = None,
+    optimize_graph: bool = False,
+    hybrid: bool = False,
+    hybrid_dict: dict[str, list] | None = None,
+    opset_version: str = "hbdk3",
+    example_inputs: Any = None,
+    qconfig_setter: Any = None,
+    verbose: int = 0,
+    own_scales: bool | Iterable[str] = False,
+) -> ObservedGraphModule:
+    """Prepare a float model for calibration and training on the integer grid.
+
+    What lies between QuantStub and DeQuantStub is quantized, the rest stays float. `model` itself is not changed.
+
+    Args:
+        model: a float model, or the result of `fuse_fx`.
+        qconfig_dict: ``{"": qconfig, "module_type": [(cls, qconfig)], "module_name": [(path, qconfig)]}``; later keys
+            beat earlier ones, and a module's own ``qconfig`` attribute beats all. None keeps a module float.
+        qconfig_setter: instead of `qconfig_dict`, a setter of `qconfig_template` or a `QconfigSetter`, or a tuple of
+            them, from high to low priority.
+        prepare_custom_config_dict: ``{"preserved_attributes": [...]}``.
+        own_scales: shared modules whose calls have activation scales of their own; see `prepare`.
+        hybrid: run operators that have no quantized form on the CPU, in float; stubs are put around them.
+        hybrid_dict: further operators for the CPU: ``{"module_type": [cls], "module_name": [path]}``.
+        example_inputs: arguments of a call like those to come. They say which optional arguments are None, what flags
+            are, and what lists and dictionaries hold. Code that tracing does not enter (`wrap`) runs once on them, so
+            that functions there have their modules at once, rather than when they are first met; `verbose` needs them.
+        verbose: 1 writes ``model_check_result.txt`` and prints it: shared and unfused operators, formats.
+        optimize_graph: give the operands of a cat and its result one scale, on Bernoulli chips.
+        opset_version: ``"hbdk3"`` or ``"hbdk4"``; there is one arithmetic here, so it changes nothing.
+
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
+    >>> from horizon_plugin_pytorch.quantization.stubs import QuantWrapper
+    >>> set_march(March.BAYES)
+    >>> net = prepare_qat_fx(QuantWrapper(nn.Conv2d(1, 2, 1)), {"": default_qat_8bit_fake_quant_qconfig})
+    >>> type(net.module)
+    <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
+    """
+    _check_opset(opset_version)
+    is_tied = optimize_graph and is_effective(require_march("prepare_qat_fx"), "prepare_qat_fx")
+    example = None if example_inputs is None else arguments_of(model, example_inputs)
+    prepared = prepare_by_tracing(
+        model, qconfig_dict, prepare_custom_config_dict, hybrid, hybrid_dict, qconfig_setter, own_scales,
+        joins_calls=False,  # the guides print scales that average over the calls of a shared module
+        tied=TiedOperators() if is_tied else None,
+        example=example,
+    )  # fmt: skip
+    if example is not None:
+        meet_calls(prepared, *example)
+    if verbose:
+        check_verbosely(prepared, example_inputs, "prepare_qat_fx")
+    return prepared
+
+
+def _check_opset(opset_version: Any) -> None:
+    if opset_version not in ("hbdk3", "hbdk4"):
+        raise QuantizationConfigError(
+            f"prepare_qat_fx: opset_version must be 'hbdk3' or 'hbdk4', got {opset_version!r}."
+        )
+    if opset_version != "hbdk3":
+        warn(
+            f"prepare_qat_fx: opset_version={opset_version!r} changes nothing: models for both compilers have one "
+            "arithmetic here, and set_march says which chip they are for.",
+            QuantizationWarning,
+        )
+
+
+def check_verbosely(prepared: nn.Module, example_inputs: Any, what: str) -> None:
+    """Write and print the check of shared and unfused operators and of formats."""
+    from horizon_plugin_pytorch.analysis.check import inspect_model
+    from horizon_plugin_pytorch.analysis.report import render
+
+    if example_inputs is None:
+        warn(f"{what}: verbose=1 runs the model to check it; give example_inputs.", QuantizationWarning)
+        return
+    print(render(inspect_model(prepared, example_inputs, ".")))
+
+
+def prepare_by_tracing(
+    model: nn.Module,
+    qconfig_dict: dict[str, Any] | None = None,
+    prepare_custom_config_dict: dict[str, Any] | None = None,
+    hybrid: bool = False,
+    hybrid_dict: dict[str, list] | None = None,
+    qconfig_setter: Any = None,
+    own_scales: bool | Iterable[str] = False,
+    joins_calls: bool = True,
+    is_fused: bool = True,
+    tied: TiedOperators | None = None,
+    example: tuple[tuple, dict[str, Any]] | None = None,
+) -> ObservedGraphModule:
+    """`prepare_qat_fx`, and `prepare` by symbolic trace.
+
+    Args:
+        is_fused: fuse layers with what follows them.
+        joins_calls: let all calls of a module in one forward count as one batch.
+        tied: operators that have one scale with what they take.
+        example: the arguments and keyword arguments of a call like those to come.
+    """
+    march = require_march("prepare_qat_fx")
+    if hybrid_dict and not hybrid:
+        raise QuantizationConfigError("prepare_qat_fx: hybrid_dict is for hybrid=True.")
+    if qconfig_setter is not None and qconfig_dict:
+        raise QuantizationConfigError(
+            "prepare_qat_fx: give qconfig_dict or qconfig_setter, not both; `ModuleNameQconfigSetter` sets qconfigs by "
+            "name beside other setters."
+        )
+    model = unwrapped(model, "prepare_qat_fx")
+    require_float(model, "prepare_qat_fx")
+    copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "prepare_qat_fx")))))
+    own = OwnScales.of(own_scales, copied, "prepare_qat_fx")
+    split_aliases(copied, own)
+    observed = ObservedGraphModule(copied, trace(copied, example), type(model).__name__)
+    write_later(observed)
+    follow_training(observed)
+    follow_writes(observed)
+    drop_unread(observed)
+    answer_facts(observed)
+    wrapped = wrapped_nodes(observed)
+    stubbed = with_stubs(observed, wrapped)
+    region = quantized_nodes(observed, stubbed=stubbed)
+    answer_types(observed, region)
+    refuse_chance(observed.graph, region.__contains__)
+    refuse_states(observed.graph, region)
+    if not has_stub(observed) and not hybrid and not stubbed:
+        warn_no_stub(model)
+    if tricks.fx_force_duplicate_shared_convbn:
+        add_names(own, shared_with_norm(observed))
+    wrapped = place_code(observed, region, wrapped) if wrapped else []
+    unshare(observed, region, own)
+    find_modules(observed, wrapped, march)
+    choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
+    if hybrid:
+        region = split_devices(observed, region, choices, march, HybridConfig(hybrid_dict))
+    floats = dict(observed.named_modules())
+    observe(observed, observed, region, choices, march, qconfig_setter, is_fused, own, joins_calls, tied)
+    keep_float_forms(observed, {path: floats[path] for path in wrapped_modules(observed)})
+    keep_notes(observed, march=march, choices=choices)
+    write_now(observed)
+    if wrapped:
+        attach(observed, wrapped, make_module)
+        refuse_states_when_running(observed)
+        observed.__dict__[SETTER] = qconfig_setter
+        keep_unmet(observed)
+    mark_reads(observed)
+    report_mismatches(observed)
+    _preserve(observed, model, prepare_custom_config_dict, "prepare_qat_fx")
+    return observed
+
+
+def choices_of(model: nn.Module, qconfig_dict: dict[str, Any] | None, own: OwnScales) -> dict[str, Choice]:
+    """The choice for every path of a model; what is named is meant with all its calls."""
+    choices = resolve_qconfigs(model, qconfig_dict)
+    own.spread(choices, named_modules_of(qconfig_dict))
+    return choices
+
+
+def warn_no_stub(model: nn.Module) -> None:
+    """Say that nothing tells where the model is quantized."""
+    warn(
+        f"`{type(model).__name__}` has no QuantStub. Its modules are prepared as their qconfigs say and can be "
+        "trained, but its inputs have no scale: VALIDATION and the converted model need one. Add a QuantStub and "
+        "call it on each float input, and a DeQuantStub on each output.",
+        QuantizationWarning,
+    )
+
+
+def observe(
+    model: Any,
+    root: nn.Module,
+    region: Region,
+    choices: dict[str, Choice],
+    march: March,
+    qconfig_setter: Any = None,
+    is_fused: bool = True,
+    own: OwnScales | None = None,
+    joins_calls: bool = True,
+    tied: TiedOperators | None = None,
+) -> None:
+    """Turn the quantized part of a graph into QAT modules, however the graph was found.
+
+    Args:
+        model: what has the graph: a graph module, or a `Captured` model.
+        root: the module tree that the QAT modules are put into.
+        is_fused: fuse layers with what follows them.
+        own: which calls have own scales.
+        joins_calls: let all calls of a module in one forward count as one batch.
+        tied: operators that have one scale with what they take.
+        example: the arguments and keyword arguments of a call like those to come.
+    """
+    own = own or OwnScales()
+    replace_functions(model, region, choices, march)
+    if is_fused and qconfig_setter is not None:
+        note_float(GraphView(model, model.graph, region, choices, march, own.original), qconfig_setter)
+    if is_fused:
+        fuse_graph(model, choices, region, own)
+    if qconfig_setter is not None:
+        apply_setters(GraphView(model, model.graph, region, choices, march, own.original), qconfig_setter)
+    check_modules(model, region, choices, march)
+    warn_unquantized(model, region, choices)
+    warn_quotients(model, region)
+    warn_shared(model, region, choices)
+    fit_inputs(model, region, choices)
+    tell_left_out(model, region, choices)
+    check_operands(model, region, choices)
+    groups = tied_groups(GraphView(model, model.graph, region, choices, march), tied) if tied else []
+    lines = called_lines(model, region)
+    to_qat(root, choices, march, lines)
+    keep_float(((path, root.get_submodule(path)) for path in lines), lines)
+    finish(model, root, own)
+    if joins_calls:
+        join_calls(model, root, region)
+    tie_scales(root, groups)
+    follow_batches(root)
+    warn_int16(root, march)
+    share_notes(root)
+
+
+def called_lines(model: fx.GraphModule, region: Region) -> dict[str, str]:
+    """Paths of the modules that the quantized part calls, its DeQuantStubs included, with the calling lines."""
+    lines: dict[str, str] = {}
+    for node in model.graph.nodes:
+        path = called_path(model, node)
+        if path is not None and (node in region or any(source in region for source in node.all_input_nodes)):
+            lines.setdefault(path, source_line(node.stack_trace))
+    for path, line in wrapped_modules(model).items():
+        lines.setdefault(path, line)
+    return lines
+
+
+def convert_fx(
+    graph_module: nn.Module,
+    inplace: bool | dict[str, Any] | None = False,
+    convert_custom_config_dict: dict[str, Any] | bool | None = None,
+    _remove_qconfig: bool = True,
+    fast_mode: bool = False,
+) -> Any:
+    """Convert a prepared and calibrated or trained model to integers.
+
+    The documents have two orders of arguments, ``(model, inplace, convert_custom_config_dict, _remove_qconfig)`` and,
+    older, ``(model, convert_custom_config_dict, _remove_qconfig)``. Both are understood.
+
+    Args:
+        graph_module: the result of `prepare_qat_fx`, or of `prepare` by any method.
+        inplace: let the result reuse the modules of `graph_module`, which must not be used afterwards.
+        convert_custom_config_dict: ``{"preserved_attributes": [...]}``.
+        _remove_qconfig: False leaves the qconfigs on the modules.
+        fast_mode: has no effect, and warns: the integer model is fast as it is.
+
+    Returns:
+        A `QuantizedGraphModule` for a model that was traced; a model that kept its own forward still has it.
+
+    >>> import torch
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
+    >>> from horizon_plugin_pytorch.quantization.stubs import QuantWrapper
+    >>> set_march(March.BAYES)
+    >>> qat = prepare_qat_fx(QuantWrapper(nn.Conv2d(1, 2, 1)), {"": default_qat_8bit_fake_quant_qconfig})
+    >>> _ = qat(torch.randn(1, 1, 4, 4))
+    >>> type(convert_fx(qat).module)
+    <class 'horizon_plugin_pytorch.nn.quantized.conv2d.Conv2d'>
+    """
+    if inplace is None or isinstance(inplace, dict):  # the older order
+        inplace, given = False, inplace
+        if isinstance(convert_custom_config_dict, bool):
+            _remove_qconfig, convert_custom_config_dict = convert_custom_config_dict, None
+        if given is not None and convert_custom_config_dict is not None:
+            raise TypeError("convert_fx: convert_custom_config_dict is given twice, second and by name.")
+        convert_custom_config_dict = convert_custom_config_dict if given is None else given
+    quantized = converted(graph_module, "convert_fx", inplace, _remove_qconfig, fast_mode)
+    _preserve(quantized, graph_module, convert_custom_config_dict, "convert_fx")  # type: ignore[arg-type]
+    return quantized
+
+
+def converted(model: nn.Module, who: str, inplace: bool, remove_qconfig: bool, fast_mode: bool) -> Any:
+    """The integer form of a prepared model, however it was prepared."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{who} takes a prepared model, got {type(model).__name__}.")
+    for name, value in (("inplace", inplace), ("remove_qconfig", remove_qconfig), ("fast_mode", fast_mode)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{who}: {name} is True or False, got {value!r}.")
+    if not any(isinstance(m, QATModule) for m in model.modules()):
+        is_converted = any(isinstance(m, QuantizedModule) for m in model.modules())
+        raise TypeError(
+            f"{who} takes the result of `prepare`, `prepare_qat_fx` or `prepare_qat`, and `{type(model).__name__}` "
+            f"{'is already converted' if is_converted else 'has no QAT modules: it is a float model'}."
+        )
+    if fast_mode:
+        warn(f"{who}: fast_mode=True has no effect, the integer model is fast as it is.", QuantizationWarning)
+    own: Any = model if inplace else copy_model(model, who)
+    to_quantized(own, remove_qconfig)
+    if not isinstance(own, ObservedGraphModule) or (inplace and who == "convert"):
+        return own
+    quantized = QuantizedGraphModule(own, own.graph, model._get_name())
+    keep_one_entry(quantized)
+    return quantized
+
+
+show_at("quantization.quantize_fx", fuse_fx, prepare_qat_fx, convert_fx)
