@@ -149,3 +149,18 @@ def listed(names: Iterable[str], most: int = 6) -> str:
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def user_frames() -> str:
+    """The calling lines outside torch and this package, outermost first.
+
+    `record_stack_traces` of torch would do, but it imports the compiler, which takes two seconds.
+    """
+    lines = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_user_code(file):
+            lines.append(f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}')
+        frame = frame.f_back  # type: ignore[assignment]
+    return "\n".join(reversed(lines))

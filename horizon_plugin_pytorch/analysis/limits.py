@@ -16,8 +16,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from horizon_plugin_pytorch.capture.tracer import scope_of, user_frames
-from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, source_line, warn
+from horizon_plugin_pytorch.capture.tracer import scope_of
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, source_line, user_frames, warn
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
 from horizon_plugin_pytorch.nested import fresh, tensors_of
 from horizon_plugin_pytorch.nn.qat.half import Float16

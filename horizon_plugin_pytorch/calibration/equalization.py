@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.calibration.batches import Process, run_batch, take_batches
 from horizon_plugin_pytorch.calibration.channel_pairs import ChannelPair, find_pairs
+from horizon_plugin_pytorch.capture.plain_model import copy_model
 from horizon_plugin_pytorch.capture.recording import record
 from horizon_plugin_pytorch.errors import (
     CalibrationError,
@@ -27,7 +28,6 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.results import own_tensors, relative_error
-from horizon_plugin_pytorch.workflow.symbolic import copy_model
 
 _ROUNDS = 10
 _SAME = 1e-4  # relative change of the outputs that accelerators may give from run to run

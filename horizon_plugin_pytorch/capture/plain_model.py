@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, at, warn
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, at, warn
 
 _COMPILED = "OptimizedModule"  # by name: to import the compiler takes seconds
 
@@ -102,3 +103,24 @@ def require_float32_weights(module: nn.Module, place: str) -> None:
             "float32. Call `model.float()` before you prepare it; a layer that computes in float16 on the chip is "
             "asked for with a qconfig (`get_qconfig(out_dtype=torch.float16)`)."
         )
+
+
+def copy_model(model: nn.Module, what: str) -> nn.Module:
+    """A deep copy, or an error that says why the model cannot be copied."""
+    # What autograd computed and a module keeps (a normalised weight, its last output) is copied as a value.
+    kept = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf]
+    memo: dict[int, Any] = {id(x): x.detach().clone() for x in kept}
+    try:
+        copied = copy.deepcopy(model, memo)
+        for module in model.modules():
+            if isinstance(module, fx.GraphModule):  # whose copy has what the graph reads, and no `qconfig`
+                own = vars(memo.get(id(module), module))
+                lost = {name: value for name, value in vars(module).items() if name not in own}
+                own.update(copy.deepcopy(lost, memo))
+        return copied
+    except Exception as error:
+        raise HorizonError(
+            f"{what} copies `{type(model).__name__}` and could not: {str(error).rstrip('.')}. Something that cannot be "
+            "copied (a lock, an open file, a generator) is stored as an attribute of a module; make it where it is "
+            "needed, or give that module a `__deepcopy__`."
+        ) from error

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -21,12 +20,13 @@ from torch.utils.hooks import RemovableHandle
 
 from horizon_plugin_pytorch.capture.memory import Memory, changed, distinct, versions
 from horizon_plugin_pytorch.capture.packing import PackedGraph
-from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf, user_frames
-from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at
+from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf
+from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at, user_frames
 from horizon_plugin_pytorch.nested import tensors_in, tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
-from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
-from horizon_plugin_pytorch.operators.table import Binder, Operator, row_of_function, row_of_method, row_of_module
+from horizon_plugin_pytorch.operators.arguments import by_position
+from horizon_plugin_pytorch.operators.calls import CASTS, as_call, operator_name
+from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.plain_values import plain_arguments, seen_ufunc
 from horizon_plugin_pytorch.running import Run, running
 from horizon_plugin_pytorch.runtime.call_site import (
@@ -45,52 +45,6 @@ from horizon_plugin_pytorch.runtime.stub_input import require_tensor
 from horizon_plugin_pytorch.runtime.unfinished import is_shape
 from horizon_plugin_pytorch.writing import writes
 
-# Python's operators with the tensor on the right.
-_REVERSED: dict[str, Callable] = {
-    "__rsub__": operator.sub, "__rdiv__": operator.truediv, "__rtruediv__": operator.truediv, "__rpow__": operator.pow,
-    "__radd__": operator.add, "__rmul__": operator.mul, "__rmatmul__": operator.matmul,
-}  # fmt: skip
-
-
-@functools.lru_cache(maxsize=1024)
-def _form(function: Callable) -> tuple[str, Any, str]:
-    """``call_function`` or ``call_method``, the target, and a note on the arguments."""
-    name = getattr(function, "__name__", "")
-    owner = getattr(function, "__self__", None)
-    if name == "__get__" and owner is not None:  # x.T
-        return "call_function", getattr, owner.__name__
-    if name in _REVERSED:
-        return "call_function", _REVERSED[name], "reversed"
-    if name.startswith("__") and hasattr(operator, name):  # x[...], x == y, ~x
-        return "call_function", getattr(operator, name), ""
-    is_function = any(getattr(owner, name, None) is function for owner in (torch, F))
-    if hasattr(Tensor, name) and not is_function:
-        return "call_method", name, ""
-    return "call_function", function, ""
-
-
-def as_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[str, Any, tuple, dict[str, Any]]:
-    """How a graph writes a call that torch reports: ``call_function`` or ``call_method``, target and arguments."""
-    op, target, note = _form(function)
-    args, kwargs = plain_arguments(args, kwargs, is_index=target in (operator.getitem, operator.setitem))
-    args, kwargs = operands_by_position(target, args, kwargs)
-    if target is getattr:
-        return op, target, (args[0], note), {}
-    if note:
-        return op, target, (args[1], args[0]), kwargs
-    if op == "call_method" and row_of_function(function) is not None:
-        return "call_function", function, args, kwargs
-    return op, target, args, kwargs
-
-
-def row_of_call(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Operator, Binder] | None:
-    """The row and binder of a call in a graph."""
-    find = row_of_function if op == "call_function" else row_of_method
-    return find(target, args, kwargs)
-
-
-CASTS = frozenset({"to", "to_numbers"})  # rows of casts: `x.to(y.dtype)`, `x.float()`
-
 
 def float_casts(graph: fx.Graph) -> frozenset[CallSite]:
     """Call sites of a recorded graph that cast float tensors to the type they have."""
@@ -102,12 +56,6 @@ def float_casts(graph: fx.Graph) -> frozenset[CallSite]:
         and isinstance(node.args[0], fx.Node)
         and node.args[0].meta.get("dtype") == node.meta.get("dtype") == torch.float32
     )
-
-
-def operator_name(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> str:
-    """The row's name, or the function's where it has none."""
-    found = row_of_call(op, target, args, kwargs)
-    return found[0].name if found is not None else getattr(target, "__name__", str(target))
 
 
 LoggedCall = tuple[tuple[ModuleCall, ...], CallSite]  # a module's call and those around it; and where it is written

@@ -21,7 +21,7 @@ from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.container_writes import only_writes
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments, Place, tests_none
 from horizon_plugin_pytorch.capture.proxies import KnownItems, Parts, TracedProxy, Written, stand_in
-from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, is_user_code, source_line, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, is_user_code, source_line, user_frames, warn
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
 from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module
@@ -361,21 +361,6 @@ def user_code() -> Any:
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else frame.f_code
-
-
-def user_frames() -> str:
-    """The calling lines outside torch and this package, outermost first.
-
-    `record_stack_traces` of torch would do, but it imports the compiler, which takes two seconds.
-    """
-    lines = []
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_user_code(file):
-            lines.append(f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}')
-        frame = frame.f_back  # type: ignore[assignment]
-    return "\n".join(reversed(lines))
 
 
 def is_functional(cls: type) -> bool:

@@ -15,8 +15,7 @@ from torch._decomp import get_decompositions
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from horizon_plugin_pytorch.capture.tracer import user_frames
-from horizon_plugin_pytorch.errors import ExportError, at, is_user_code, source_line
+from horizon_plugin_pytorch.errors import ExportError, at, is_user_code, source_line, user_frames
 from horizon_plugin_pytorch.nested import fresh, tensors_of
 from horizon_plugin_pytorch.qtensor import QTensor
 

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.capture.recording import CASTS, as_call, operator_name, row_of_call
-from horizon_plugin_pytorch.capture.tracer import user_frames
 from horizon_plugin_pytorch.dtype import QuantDType
-from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at, source_line
+from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at, source_line, user_frames
 from horizon_plugin_pytorch.nested import tensors_in
-from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.operators.calls import CASTS, as_call, operator_name, row_of_call
 from horizon_plugin_pytorch.operators.table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.qtensor import QTensor, become, keeps_scale, settled
 from horizon_plugin_pytorch.running import EmptyIsZero, Run, current, innermost, interceptor
@@ -164,7 +162,7 @@ class Dispatcher:
         """The parameter or buffer at a path of the model, as its forward reads it."""
         owner, _, name = path.rpartition(".")
         module = self.resolve(owner)
-        if isinstance(module, QuantizedModule) and name in module._buffers:
+        if isinstance(module, PlacedModule) and name in module._buffers:
             return module.as_parameter(name)
         return getattr(module, name, None)
 

@@ -140,6 +140,10 @@ class PlacedModule(Successor):
     gives_accumulator: bool = False  # has it no scale for its result?
     float_form: Any = None  # in code that tracing does not enter: runs in its place on what has no scale
 
+    def as_parameter(self, name: str) -> Any:
+        """A tensor of the module, as the user's forward reads it: in real numbers."""
+        return getattr(self, name, None)
+
     @property
     def place(self) -> str:
         """``at `path` (file:line)``, for messages."""

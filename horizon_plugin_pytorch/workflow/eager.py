@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.capture.captured import Captured
-from horizon_plugin_pytorch.capture.plain_model import plain_modules, unwrapped
+from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, unwrapped
 from horizon_plugin_pytorch.capture.plain_weights import plain_weights
 from horizon_plugin_pytorch.capture.recording import record
 from horizon_plugin_pytorch.capture.region import quantized_nodes
@@ -51,7 +51,6 @@ from horizon_plugin_pytorch.workflow.symbolic import (
     called_lines,
     check_verbosely,
     converted,
-    copy_model,
     require_float,
 )
 

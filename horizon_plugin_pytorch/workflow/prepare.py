@@ -14,7 +14,7 @@ from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.analysis.float_run import compare_with_float
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.graph_text import graph_of, graph_text
-from horizon_plugin_pytorch.capture.plain_model import plain_modules, require_numbers, unwrapped
+from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, require_numbers, unwrapped
 from horizon_plugin_pytorch.capture.plain_weights import plain_weights
 from horizon_plugin_pytorch.capture.recording import float_casts, record_runs
 from horizon_plugin_pytorch.capture.region import (
@@ -62,7 +62,6 @@ from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
 from horizon_plugin_pytorch.workflow.eager import prepare_qat
 from horizon_plugin_pytorch.workflow.symbolic import (
     choices_of,
-    copy_model,
     observe,
     prepare_by_tracing,
     require_float,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from horizon_plugin_pytorch.capture.graph_module import (
     GraphModuleWithAttr,
@@ -15,7 +14,7 @@ from horizon_plugin_pytorch.capture.graph_module import (
     write_later,
     write_now,
 )
-from horizon_plugin_pytorch.capture.plain_model import plain_modules, require_shapes, unwrapped
+from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, require_shapes, unwrapped
 from horizon_plugin_pytorch.capture.plain_weights import plain_weights
 from horizon_plugin_pytorch.capture.region import Region, called_path, has_stub, quantized_nodes
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, trace
@@ -32,7 +31,7 @@ from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER, GraphView
 from horizon_plugin_pytorch.config.resolve import named_modules_of, resolve_qconfigs
 from horizon_plugin_pytorch.config.setters import apply_setters, note_float
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, source_line, warn
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, source_line, warn
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.notes import share_notes
@@ -85,27 +84,6 @@ from horizon_plugin_pytorch.runtime.stochastic import refuse_chance
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
 
 __all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
-
-
-def copy_model(model: nn.Module, what: str) -> nn.Module:
-    """A deep copy, or an error that says why the model cannot be copied."""
-    # What autograd computed and a module keeps (a normalised weight, its last output) is copied as a value.
-    kept = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf]
-    memo: dict[int, Any] = {id(x): x.detach().clone() for x in kept}
-    try:
-        copied = copy.deepcopy(model, memo)
-        for module in model.modules():
-            if isinstance(module, fx.GraphModule):  # whose copy has what the graph reads, and no `qconfig`
-                own = vars(memo.get(id(module), module))
-                lost = {name: value for name, value in vars(module).items() if name not in own}
-                own.update(copy.deepcopy(lost, memo))
-        return copied
-    except Exception as error:
-        raise HorizonError(
-            f"{what} copies `{type(model).__name__}` and could not: {str(error).rstrip('.')}. Something that cannot be "
-            "copied (a lock, an open file, a generator) is stored as an attribute of a module; make it where it is "
-            "needed, or give that module a `__deepcopy__`."
-        ) from error
 
 
 def require_float(model: nn.Module, what: str) -> None:
