@@ -39,7 +39,7 @@ def met() -> tuple[set[str], set[type]]:
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
 def test_every_row_of_the_operator_table_has_a_case(row: Operator, met: tuple[set[str], set[type]]) -> None:
     if any(issubclass(cls, FusedModule) for cls in row.modules):
-        return  # tests/verbs/test_fusion.py walks every combination
+        return  # tests/passes/test_fusion.py walks every combination
     if row.is_real:
         return  # test_detection.py and test_colour.py have them all
     names, classes = met

@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState, calibrate, freeze_qat_module, get_default_qconfig, prepare, set_fake_quantize
 )
-from tests.statistics.test_training_switches import Net
+from tests.fake_quant.test_training_switches import Net
 
 set_march(March.BAYES)
 torch.set_num_threads(1)

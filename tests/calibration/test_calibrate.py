@@ -556,7 +556,7 @@ from horizon_plugin_pytorch.errors import CalibrationError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import calibrate
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
-from tests.verbs.test_calibrate import OBSERVERS, ROUTES, batches, branch, net, pairs, twice
+from tests.calibration.test_calibrate import OBSERVERS, ROUTES, batches, branch, net, pairs, twice
 
 set_march(March.BAYES)
 torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from horizon_plugin_pytorch.calibration.fingerprint import digest
 from horizon_plugin_pytorch.errors import CalibrationError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import QuantWrapper, calibrate, get_default_qconfig, prepare, prepare_qat_fx
-from tests.verbs.test_calibrate import Stop
+from tests.calibration.test_calibrate import Stop
 
 
 @pytest.fixture(autouse=True)

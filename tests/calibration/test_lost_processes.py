@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from horizon_plugin_pytorch.quantization import calibrate
+from tests.calibration.test_calibrate import batches, net
 from tests.processes import run_workers
-from tests.verbs.test_calibrate import batches, net
 
 WORKER = """
 import os, sys, time
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch, torch.distributed as dist
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import FakeQuantState, calibrate, set_fake_quantize
-from tests.verbs.test_calibrate import batches, net
+from tests.calibration.test_calibrate import batches, net
 
 set_march(March.BAYES)
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import DeQuantStub, QConfig, QuantStub, prepare_qat_fx
 from horizon_plugin_pytorch.quantization.fake_cast import default_fp16_fake_cast
 from tests.routes import qconfig
-from tests.verbs.test_one_answer import Net, assert_one_answer
+from tests.workflow.test_one_answer import Net, assert_one_answer
 
 
 class _Twice(nn.Module):

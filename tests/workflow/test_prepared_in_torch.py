@@ -29,8 +29,8 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.prepare import prepare
+from tests.capture.test_prepare_by_running import MODELS, Stubs, X, _make
 from tests.routes import as_numbers, calibrate, mismatches, prepared, qconfig
-from tests.verbs.test_prepare_by_running import MODELS, Stubs, X, _make
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -49,7 +49,7 @@ from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplat
 from horizon_plugin_pytorch.quantization.qconfig_template import ModuleNameQconfigSetter, default_qat_qconfig_setter
 from horizon_plugin_pytorch.utils.check_model import check_qat_model
 from tests.models import make
-from tests.verbs.test_networks import NETWORKS, _float, _inputs
+from tests.workflow.test_networks import NETWORKS, _float, _inputs
 
 QAT = default_qat_8bit_fake_quant_qconfig
 HIGH = default_qat_8bit_weight_32bit_out_fake_quant_qconfig

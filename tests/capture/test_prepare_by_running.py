@@ -29,7 +29,7 @@ from horizon_plugin_pytorch.quantization.qconfig_template import default_calibra
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from horizon_plugin_pytorch.workflow.prepare import FuseMode, PrepareMethod, prepare
 from tests.routes import as_numbers, calibrate, mismatches, qconfig, run_onnx
-from tests.verbs.test_networks import NETWORKS, _float, _inputs
+from tests.workflow.test_networks import NETWORKS, _float, _inputs
 
 
 class Stubs(nn.Module):
