@@ -12,7 +12,7 @@ OF_TORCH = {"stack_trace", "nn_module_stack"}
 
 
 def _spelt_out(name: str) -> list[str]:
-    """``quantization/{cache,partial}.py`` as its files."""
+    """``statistics/{cache,partial}.py`` as its files."""
     braces = re.fullmatch(r"(.*)\{(.*)\}(.*)", name)
     return [f"{braces[1]}{part}{braces[3]}" for part in braces[2].split(",")] if braces else [name]
 
@@ -30,12 +30,12 @@ def test_files_on_the_page_are_there() -> None:
     assert not missing
 
 
-def test_every_file_has_a_layer() -> None:
-    table = PAGE[PAGE.index("| layer |") : PAGE.index("Two things are stated once")]
+def test_every_file_has_a_room() -> None:
+    table = PAGE[PAGE.index("| room |") : PAGE.index("Two things are stated once")]
     named = {part for name in re.findall(r"`([\w/{},]+(?:\.py|/))`", table) for part in _spelt_out(name)}
     folders = tuple(name for name in named if name.endswith("/"))
     # Second names, and import paths of the guides, for what is elsewhere.
-    doors = ("_version.py", "functional.py", "qconfig.py", "utils/", "quantization/fx/")
+    doors = ("_version.py", "functional.py", "qconfig.py", "annotation.py", "utils/", "quantization/", "fx/")
     left = [
         path
         for path in SOURCES

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
-from horizon_plugin_pytorch.fake_quant import rounding
+from horizon_plugin_pytorch.fake_quant import fake_quantize, rounding
+from horizon_plugin_pytorch.fake_quant import learnable as learnable_fake_quantize
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -24,10 +25,8 @@ from horizon_plugin_pytorch.quantization import (
     default_qat_8bit_fake_quant_qconfig,
     default_qat_8bit_fixed_act_fake_quant_qconfig,
     default_qat_8bit_lsq_quant_qconfig,
-    fake_quantize,
     freeze_qat_module,
     get_default_qconfig,
-    learnable_fake_quantize,
     prepare,
     set_fake_quantize,
 )
