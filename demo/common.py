@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -78,10 +79,16 @@ def package_folder(package: str) -> Path:
 
 
 def progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """Pass items on, with a progress bar where a person watches."""
-    if not sys.stderr.isatty():
-        print(description, flush=True)
-    yield from tqdm(items, description, total=total, disable=None, leave=False)
+    """Pass items on, with a progress bar where a person watches, and a line for each quarter in a file."""
+    if sys.stderr.isatty():
+        yield from tqdm(items, description, total=total, leave=False)
+        return
+    print(description, flush=True)
+    total = total or operator.length_hint(items)
+    for number, item in enumerate(items, 1):
+        yield item
+        if total >= 100 and number * 4 // total > (number - 1) * 4 // total:
+            print(f"{description}: {number} of {total}", flush=True)
 
 
 def save_state(model: nn.Module, path: Path) -> Path:
