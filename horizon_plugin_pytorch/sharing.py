@@ -271,6 +271,10 @@ def overlap(place: Place, other: Place) -> bool:
     """
     if place == other:
         return True
+    if 0 in place[1] or 0 in other[1] or _end(*place) < other[0] or _end(*other) < place[0]:
+        return False
+    if _fills(place, other[0]) or _fills(other, place[0]):  # a base and its view, say: no need to go through the memory
+        return True
     size = 1 + max(_end(*place), _end(*other))
     seen = torch.zeros(size, dtype=torch.bool, device="cpu")
     _show(seen, place).fill_(True)
@@ -280,6 +284,17 @@ def overlap(place: Place, other: Place) -> bool:
 def _show(memory: Tensor, place: Place) -> Tensor:
     offset, shape, strides = place
     return memory.as_strided(shape, strides, offset)
+
+
+def _fills(place: Place, position: int) -> bool:
+    """Has a place no gaps, and a position in it?"""
+    offset, shape, strides = place
+    next_stride = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride != next_stride:
+            return False
+        next_stride *= size
+    return offset <= position < offset + next_stride
 
 
 def _end(offset: int, shape: tuple, strides: tuple) -> int:

@@ -65,9 +65,8 @@ def _difference(model: nn.Module, graph: torch.fx.Graph, absent: frozenset[str],
     line = None if without is None else _first_difference(_steps(graph, absent), without)
     if without is None or line is None:
         return "" if without is None else None
-    again = _steps_of(
-        model, frozenset(), absent, traced
-    )  # the forward may keep something: the order of traces matters then
+    # The forward may keep something, so that the order of traces matters.
+    again = _steps_of(model, frozenset(), absent, traced)
     return line if again is None else _first_difference(again, without)
 
 

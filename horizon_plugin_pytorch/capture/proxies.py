@@ -136,7 +136,6 @@ def _compared(compare: Any) -> Any:
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(KnownNumber, f"__{_name}__", _compared(getattr(operator, _name)))
-KnownNumber.__hash__ = lambda self: hash(self.asked_value())  # type: ignore[method-assign] # as `__eq__` took it away
 
 
 def stand_in(node: torch.fx.Node, tracer: Any, place: Place, value: Any) -> Any:

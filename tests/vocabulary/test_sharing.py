@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.qtensor import QTensor, _Stale
-from horizon_plugin_pytorch.sharing import is_shown_elsewhere
+from horizon_plugin_pytorch.sharing import is_shown_elsewhere, overlap
 
 Q = Callable[[], QTensor]
 
@@ -79,3 +81,25 @@ def test_an_ordinary_tensor_knows_whether_others_show_its_memory() -> None:
     assert not is_shown_elsewhere(x)
     nameless = torch.zeros(4).view(2, 2)
     assert not is_shown_elsewhere(nameless)
+
+
+PLACES = st.integers(0, 3).flatmap(
+    lambda axes: st.tuples(
+        st.integers(0, 12),
+        st.tuples(*[st.integers(0, 4)] * axes),
+        st.tuples(*[st.integers(0, 6)] * axes),
+    )
+)
+
+
+def _positions(place: tuple[int, tuple[int, ...], tuple[int, ...]]) -> set[int]:
+    offset, shape, strides = place
+    found = {offset} if 0 not in shape else set()
+    for size, stride in zip(shape, strides, strict=True):
+        found = {position + step * stride for position in found for step in range(size)}
+    return found
+
+
+@given(PLACES, PLACES)
+def test_places_overlap_that_have_a_position_in_common(place: Any, other: Any) -> None:
+    assert overlap(place, other) == (place == other or bool(_positions(place) & _positions(other)))
