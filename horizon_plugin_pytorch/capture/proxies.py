@@ -141,7 +141,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 def stand_in(node: torch.fx.Node, tracer: Any, place: Place, value: Any) -> Any:
     """What stands for an argument, or for something inside it, whose value is known."""
     if is_setting(value):
-        tracer.rely(place, "value", value)
+        tracer.rely(place, "value", value, is_asked=bool(place.keys))  # a whole argument is given before any line runs
         return value
     if type(value) in (int, float):
         return KnownNumber(node, tracer, place, value)

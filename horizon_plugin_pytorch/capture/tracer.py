@@ -121,10 +121,15 @@ class QuantizationTracer(torch.fx.Tracer):
         made = stand_in(proxy.node, self, Place(name), self.arguments.known(name))
         return made.plain() if name.startswith("*") else made
 
-    def rely(self, place: Place, question: str, answer: Any, about: Any = None) -> None:
-        """Note what the forward was told of an argument: the graph is for calls where this is so."""
+    def rely(self, place: Place, question: str, answer: Any, about: Any = None, is_asked: bool = True) -> None:
+        """Note what the forward was told of an argument: the graph is for calls where this is so.
+
+        Args:
+            is_asked: does a line of the forward ask? Else it was told before it began.
+        """
         assert self.arguments is not None
-        self.arguments.guard.rely(place, question, answer, about, source_line(user_frames()))
+        line = source_line(user_frames()) if is_asked else ""
+        self.arguments.guard.rely(place, question, answer, about, line)
 
     def class_of(self, proxy: TracedProxy) -> type | None:
         """The class of what a proxy stands for, where it is known."""

@@ -350,7 +350,12 @@ def test_a_call_that_float_refuses_is_refused() -> None:
     [
         (IsNone, (X,), GIVEN, r"`mask` None, and is called with it something else"),
         (IsNone, (X, MASK), LEFT_OUT, r"`mask` given, and is called with it left out or None"),
-        (Flag, (X,), ((X, True), {}), r"`with_aux` False, and is called with it True.*py:\d+"),
+        (
+            Flag,
+            (X,),
+            ((X, True), {}),
+            r"`with_aux` False, and is called with it True: the graph has no other case\. Prepare",
+        ),
         (Named, (X, "b"), LEFT_OUT, r"`task` 'b', and is called with it 'a'"),
         (Counted, (X, 2), ((X, 3), {}), r"`steps` 2, and is called with it 3.*py:\d+"),
         (VarArgs, (X,), GIVEN, r"`more` of length 0, and is called with it of length 1"),
