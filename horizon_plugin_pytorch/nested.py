@@ -56,7 +56,7 @@ def map_instances(function: Callable[[Any], Any], types: type | tuple[type, ...]
     def one(leaf: Any) -> Any:
         if isinstance(leaf, types):
             return function(leaf)
-        parts = _parts(leaf)
+        parts = _parts(leaf, types)
         if parts is None:
             return leaf
         out = copy.copy(leaf)
@@ -66,6 +66,30 @@ def map_instances(function: Callable[[Any], Any], types: type | tuple[type, ...]
         return out
 
     return pytree.tree_map(one, tree, is_leaf=lambda value: isinstance(value, types))
+
+
+def located(tree: Any, types: type | tuple[type, ...] = Tensor) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The tensors of the structure, or other leaves, in order: the keys, positions and fields that lead to each.
+
+    >>> [path for path, leaf in located((1, {"boxes": [2, 3]}), int)]
+    [(0,), (1, 'boxes', 0), (1, 'boxes', 1)]
+    """
+    try:
+        pairs = [(tuple(map(_key, path)), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
+    except ValueError:  # a class that is registered without names for its parts
+        pairs = [((index,), leaf) for index, leaf in enumerate(pytree.tree_leaves(tree))]
+    for path, leaf in pairs:
+        parts = None if isinstance(leaf, types) else _parts(leaf, types)
+        if parts is not None:
+            for name, part in parts.items():
+                yield from (((*path, name, *rest), found) for rest, found in located(part, types))
+        elif isinstance(leaf, types):
+            yield path, leaf
+
+
+def _key(entry: Any) -> Any:
+    """What an entry of a path of torch's names: a position, a key or a field."""
+    return next((getattr(entry, name) for name in ("idx", "key", "name") if hasattr(entry, name)), str(entry))
 
 
 def fresh(tree: Any) -> Any:
@@ -81,10 +105,10 @@ def fresh(tree: Any) -> Any:
 _set = object.__setattr__  # a dataclass may be frozen
 
 
-def _parts(value: Any) -> dict[Any, Any] | None:
+def _parts(value: Any, types: type | tuple[type, ...] = Tensor) -> dict[Any, Any] | None:
     """What a container that torch does not know holds: a dataclass, a list or dict of another class, an object.
 
-    Objects count if they hold tensors, at any depth; others are values.
+    Objects count if they hold tensors, or what else is looked for, at any depth; others are values.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (field.name for field in dataclasses.fields(value))
@@ -93,8 +117,9 @@ def _parts(value: Any) -> dict[Any, Any] | None:
         return dict(value)
     if isinstance(value, list):
         return dict(enumerate(value))
+    wanted = (Tensor, *types) if isinstance(types, tuple) else (Tensor, types)
     is_plain = isinstance(value, (Tensor, Module, type)) or not hasattr(value, "__dict__") or callable(value)
-    return None if is_plain or not has_tensor(value) else dict(vars(value))
+    return None if is_plain or next(tensors_in(value, wanted), None) is None else dict(vars(value))
 
 
 def has_tensor(value: Any) -> bool:
@@ -105,8 +130,10 @@ def has_tensor(value: Any) -> bool:
 _CONTAINERS = (list, tuple, set, frozenset)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Tensors in a value: itself, or what containers, dataclasses and other objects hold; modules are not looked into.
+def tensors_in(value: Any, types: type | tuple[type, ...] = Tensor) -> Iterator[Any]:
+    """Tensors in a value, or what else is looked for: itself, or what containers, dataclasses and other objects hold.
+
+    Modules are not looked into.
 
     >>> import torch
     >>> from types import SimpleNamespace
@@ -116,7 +143,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     pending, seen = [value], set()
     while pending:
         here = pending.pop()
-        if isinstance(here, Tensor):
+        if isinstance(here, types):
             yield here
             continue
         if isinstance(here, (str, bytes, int, float, type, Module)) or here is None or id(here) in seen:

@@ -1,0 +1,64 @@
+"""Where in a model an operator runs: the module, and the line of the user's code."""
+
+from __future__ import annotations
+
+import os
+from types import FrameType
+from typing import Any
+
+from torch import fx, nn
+
+from horizon_plugin_pytorch.errors import is_user_code, source_line
+
+
+class Places:
+    """Finds the module and line of what is running.
+
+    Args:
+        model: whose modules are meant.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._written: dict[int, dict[int, tuple[str, str]]] = {}
+
+    def has(self, module: nn.Module) -> bool:
+        """Is it a module of the model?"""
+        return id(module) in self._paths
+
+    def of(self, frame: FrameType | None) -> tuple[str, str]:
+        """The path of the innermost module of the model that is running, and the user's line."""
+        path, line = None, ""
+        while frame is not None and (path is None or not line):
+            owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
+            known = self._paths.get(id(owner))
+            if path is None and known is not None:
+                path, line = known, line or getattr(owner, "line", "")
+            if not line and file.startswith("<eval_with_key>"):
+                scope, line = self._of_generated_code(owner, frame.f_lineno)
+                path = path or scope
+            elif not line and is_user_code(file):
+                line = f"{os.path.basename(file)}:{frame.f_lineno}"
+            if known == "" and frame.f_code.co_name == "forward":
+                break  # what is above called the model
+            frame = frame.f_back
+        return path or "", line
+
+    def _of_generated_code(self, owner: Any, lineno: int) -> tuple[str, str]:
+        """The user's module and line of what runs at a line of the code that fx has written."""
+        if not isinstance(owner, fx.GraphModule):
+            return "", ""
+        if id(owner) not in self._written:
+            self._written[id(owner)] = _places_of_lines(owner)
+        return self._written[id(owner)].get(lineno, ("", ""))
+
+
+def _places_of_lines(graph_module: fx.GraphModule) -> dict[int, tuple[str, str]]:
+    nodes = {node.name: node for node in graph_module.graph.nodes}
+    found = {}
+    for lineno, text in enumerate(graph_module.code.split("\n"), 1):
+        node = nodes.get(text.split("=")[0].split(":")[0].strip())
+        if node is not None:
+            scopes = list((node.meta.get("nn_module_stack") or {"": ("", None)}).values())
+            found[lineno] = str(scopes[-1][0]), source_line(node.stack_trace)
+    return found

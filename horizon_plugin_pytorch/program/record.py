@@ -1,0 +1,114 @@
+"""Record a converted model as a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.nested import fresh, located, map_tensors, tensors_of
+from horizon_plugin_pytorch.program.builder import Builder
+from horizon_plugin_pytorch.program.memory import plain
+from horizon_plugin_pytorch.program.note import Note, Quantization, Value, note_of, set_note
+from horizon_plugin_pytorch.program.program import Program
+from horizon_plugin_pytorch.program.recorder import Recorder, Rehearsal
+from horizon_plugin_pytorch.program.structure import with_slots
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.arguments import positional_arguments
+
+
+def record_program(model: nn.Module, example_inputs: Any) -> Program:
+    """What a converted model computes on inputs of these shapes, as a graph of `horizon::` and aten operators.
+
+    The model runs twice, in eval mode: its plans are made before recording, and it must not read what an earlier run
+    has computed. What does not depend on the inputs is a constant. Writes in place are recorded as new values.
+
+    Args:
+        model: the result of `convert_fx` or `convert`.
+        example_inputs: those of its forward, as `prepare` takes them.
+
+    Raises:
+        ExportError: the model keeps a tensor from one forward to the next, or reads numbers out of computed tensors.
+
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization import QuantWrapper, convert_fx, get_default_qconfig, prepare_qat_fx
+    >>> set_march(March.BAYES)
+    >>> data = torch.randn(1, 3, 4, 4)
+    >>> qat = prepare_qat_fx(QuantWrapper(nn.Conv2d(3, 2, 1)), {"": get_default_qconfig()})
+    >>> _ = qat(data)
+    >>> quantized = convert_fx(qat)
+    >>> program = record_program(quantized, data)
+    >>> [node.name for node in program.operators]
+    ['quant_quantize', 'module_conv', 'dequant_dequantize']
+    >>> torch.equal(program(data), quantized(data))
+    True
+    """
+    args = map_tensors(lambda x: x.detach().clone(), positional_arguments(model, example_inputs))
+    with torch.no_grad(), _eval_mode(model):
+        return _record(model, args)
+
+
+def _record(model: nn.Module, args: tuple) -> Program:
+    rehearsal = Rehearsal(args)
+    with rehearsal:
+        model(*fresh(args))
+    builder = Builder()
+    builder.name_constants({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    for i, x in enumerate(tensors_of(args)):
+        builder.add_input(x, f"input_{i}")
+    recorder = Recorder(builder, model, rehearsal.kept())
+    with recorder, recorder.formats():
+        outputs = model(*fresh(args))
+    if recorder.reads is not None:
+        raise ExportError(
+            f"`{type(model).__name__}` keeps a tensor that it computes and reads it in the next forward"
+            f"{f' (line {recorder.reads})' if recorder.reads else ''}; the file would have it as a constant. Make the "
+            "state an input and an output of the model."
+        )
+    if recorder.refusals:
+        raise recorder.refusals[0]
+    return _finished(model, builder, args, outputs)
+
+
+def _finished(model: nn.Module, builder: Builder, args: tuple, outputs: Any) -> Program:
+    results = tensors_of(outputs)
+    builder.place = ("", "")
+    nodes = []
+    for i, x in enumerate(results):
+        if isinstance(x, QTensor):
+            builder.see(x)
+        nodes.append(builder.node_of(x, f"output_{i}"))
+    values = tuple(Value.of(plain(x), Quantization.of(x) if isinstance(x, QTensor) else None) for x in results)
+    set_note(builder.graph.output(tuple(nodes)), Note())
+    for node in reversed(builder.graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):
+            builder.graph.erase_node(node)
+    read = {str(node.target) for node in builder.graph.nodes if node.op == "get_attr"}
+    constants = {name: x for name, x in builder.constants.tensors.items() if name in read}
+    paths = tuple(path for path, x in located(args))
+    return Program(
+        type(model).__name__, builder.graph, constants, paths, with_slots(outputs), values, _classes(model, builder)
+    )
+
+
+def _classes(model: nn.Module, builder: Builder) -> dict[str, str]:
+    """The class of each module that a node names, and of those around it."""
+    paths = {note_of(node).path for node in builder.graph.nodes}
+    around = {path.rsplit(".", count)[0] for path in paths for count in range(path.count(".") + 1)} | {""}
+    return {path: type(module).__name__ for path, module in model.named_modules() if path in around}
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Let a model be in eval mode, and each of its modules in its own mode again afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,161 @@
+"""Watching a converted model run, operator by operator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from horizon_plugin_pytorch.errors import ExportError, at, source_line, user_frames
+from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.program.builder import Builder
+from horizon_plugin_pytorch.program.memory import memory_of, plain, written_arguments
+from horizon_plugin_pytorch.program.place import Places
+from horizon_plugin_pytorch.qtensor import QTensor, is_metadata
+
+# What they give depends on the shape of a tensor, and not on its values.
+_OF_SHAPES = frozenset(
+    f"aten::{name}" for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
+                                 "new_full", "new_empty", "new_empty_strided")
+)  # fmt: skip
+_UNFILLED = frozenset(
+    f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
+_NUMBERS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})  # what reads them without an operator
+
+
+class Rehearsal(TorchDispatchMode):
+    """Knows, while it is active, which memory has values that depend on the model's inputs."""
+
+    def __init__(self, inputs: Any) -> None:
+        super().__init__()
+        self._inputs = {memory_of(x) for x in tensors_of(inputs)}
+        self._data: dict[Hashable, StorageWeakRef] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name not in _OF_SHAPES and any(map(self._is_data, tensors_of((args, kwargs)))):
+            for x in tensors_of(out):
+                if memory_of(x) not in self._inputs:
+                    self._data[memory_of(x)] = StorageWeakRef(plain(x).untyped_storage())
+        return out
+
+    def _is_data(self, x: Tensor) -> bool:
+        memory = memory_of(x)
+        return memory in self._inputs or (memory in self._data and not self._data[memory].expired())
+
+    def kept(self) -> frozenset[Hashable]:
+        """The memory that is still there: somebody keeps it for the next run."""
+        return frozenset(memory for memory, storage in self._data.items() if not storage.expired())
+
+
+class Recorder(TorchDispatchMode):
+    """Adds every operator that depends on the inputs to a program, while it is active.
+
+    Args:
+        builder: of the program; it has the inputs.
+        model: whose modules and lines the operators are said to come from.
+        kept: memory with data of an earlier run.
+    """
+
+    def __init__(self, builder: Builder, model: nn.Module, kept: frozenset[Hashable] = frozenset()) -> None:
+        super().__init__()
+        self.refusals: list[ExportError] = []
+        self.reads: str | None = None  # the line that reads data of an earlier run
+        self._builder, self._places, self._kept = builder, Places(model), kept
+        self._seen: set[int] = set()
+        self._alive: list[Any] = []  # memory that is used again would be mistaken for what it was
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        sources = tensors_of((args, kwargs))
+        if self.reads is None and not self._kept.isdisjoint(map(memory_of, sources)):
+            self.reads = source_line(user_frames())
+        is_data = any(map(self._builder.is_data, sources)) and func._schema.name not in _OF_SHAPES
+        self._builder.place = self._places.of(sys._getframe(1)) if is_data else ("", "")
+        out = self._computed(func, args, kwargs) if is_data else self._constant(func, args, kwargs)
+        self._alive.append((args, kwargs, out))
+        return out
+
+    def _constant(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        for x in written_arguments(func, args, kwargs) if func._schema.is_mutable else ():
+            self._builder.constants.keep(x)
+        out = func(*args, **kwargs)
+        if func._schema.name in _UNFILLED:  # whatever lies there would be a constant
+            for x in tensors_of(out):
+                x.zero_()
+        return out
+
+    def _computed(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if func._schema.name == "aten::_local_scalar_dense":
+            self.refuse("(`x[:, i]`, `x.select`, `x.narrow`, `x.roll` with a tensor of no axes, or `.item()`)")
+        if func._schema.is_mutable:
+            for x in written_arguments(func, args, kwargs):
+                self._builder.constants.keep(x)
+            try:
+                return self._builder.write(func, args, kwargs)
+            except ExportError as error:
+                self.refusals.append(ExportError(f"{at(*self._builder.place)}: {error}"))
+                return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        self._builder.add(func, args, kwargs, out)
+        return out
+
+    def refuse(self, how: str) -> None:
+        """Remember that the model reads a number: what depends on it would be the same for all inputs."""
+        self.refusals.append(ExportError(
+            f"{at(*self._builder.place)}: the model reads a number out of a computed tensor {how}, which the program "
+            "and the file would keep as a constant. Keep an axis and select with it, as in "
+            "`x.index_select(1, i.reshape(1)).squeeze(1)`."
+        ))  # fmt: skip
+
+    @contextmanager
+    def formats(self) -> Iterator[None]:
+        """What must be active besides: operators see integers, and only modules and functions see their scales."""
+        hook = register_module_forward_hook(self._see_call, with_kwargs=True)
+        try:
+            with _Functions(self):
+                yield
+        finally:
+            hook.remove()
+
+    def _see_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        if self._places.has(module):
+            self.see((args, kwargs, out))
+
+    def see(self, tree: Any) -> None:
+        """Note the scales of the tensors in a structure."""
+        for x in tensors_of(tree):
+            if type(x) is QTensor and id(x) not in self._seen:  # its subclasses have no numbers to read
+                self._seen.add(id(x))
+                self._alive.append(x)
+                self._builder.see(x)
+
+    def see_numbers(self, x: Tensor, how: str) -> None:
+        """Note that numbers of a tensor are read."""
+        if self._builder.is_data(x):
+            self._builder.place = self._places.of(sys._getframe(2))
+            self.refuse(how)
+
+
+class _Functions(TorchFunctionMode):
+    """Sees the functions that the model calls."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if args and func in _NUMBERS and isinstance(args[0], Tensor):
+            self._recorder.see_numbers(args[0], f"(`.{func.__name__}()`)")
+        out = func(*args, **(kwargs or {}))
+        if any(issubclass(t, QTensor) for t in types) and not is_metadata(func):
+            self._recorder.see((args, out))
+        return out
