@@ -7,6 +7,7 @@ integers and `dequantize()` the real values.
 
 from __future__ import annotations
 
+import importlib
 import operator
 import os
 import sys
@@ -34,6 +35,7 @@ from horizon_plugin_pytorch.writing import VIEW_ATTRIBUTES, written
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 _CALL = nn.Module.__call__.__code__
+_TRUE = 64  # the integer of a boolean that counts as the number 1
 
 
 def asked_by_model(frame: FrameType) -> bool:
@@ -105,7 +107,7 @@ class QTensor(Tensor):
                 f"per_channel_axis={per_channel_axis}; give one scale, or one for each channel of that axis."
             )
         if as_dtype(dtype) == qbool:
-            return bool_qtensor(data != 0)
+            return bool_qtensor(data != 0, is_integer=not data.is_floating_point())
         if data.is_floating_point():
             return real_qtensor(data, scale, as_dtype(dtype), per_channel_axis)
         return integer_qtensor(data.to(_carrier(as_dtype(dtype))), scale, as_dtype(dtype), per_channel_axis)
@@ -157,7 +159,7 @@ class QTensor(Tensor):
     @property
     def grid(self) -> Tensor | None:
         """The integers, if this tensor was computed on them; None on the approximate training route."""
-        return self.plain() if self._is_integer else self._grid
+        return self.plain() if self._is_integer or self._format == qbool else self._grid
 
     @property
     def range(self) -> tuple[int, int]:
@@ -192,7 +194,7 @@ class QTensor(Tensor):
 
     def as_grid(self) -> Tensor:
         """The integers, as an ordinary float32 tensor (float64 for `qint32`)."""
-        if self._is_integer:
+        if self._is_integer or self._format == qbool:
             return self.plain()
         if self._grid is not None:
             return self._grid
@@ -205,10 +207,10 @@ class QTensor(Tensor):
 
     def dequantize(self) -> Tensor:
         """The real values, as an ordinary tensor."""
-        if not self._is_integer:
-            return self.plain()
         if self._format == qbool:
             return self.plain().float()
+        if not self._is_integer:
+            return self.plain()
         return self.plain() * _broadcast(self._scale, self._axis, self.dim())
 
     def as_integers(self) -> QTensor:
@@ -218,12 +220,17 @@ class QTensor(Tensor):
         return out
 
     def as_numbers(self) -> QTensor:
-        """Booleans as the integers 0 and 1 of the scale 1; other formats as they are."""
+        """Booleans as the integers 0 and 64 of the scale 1/64; other formats as they are.
+
+        Averages, resizing and limits keep the scale of their input: with the scale 1 each of them would give 0 or 1.
+        Powers of two keep products with a mask exact, and averages of up to 64 booleans.
+        """
         if self._format != qbool:
             return self
-        out = integer_qtensor(self.plain().float(), self._scale, qint8)
-        out.set_range(0, 1)
-        return out
+        scale = torch.full_like(self._scale, 1 / _TRUE)
+        out = integer_qtensor(self.plain().float() * _TRUE, scale, qint8)
+        out.set_range(0, _TRUE)
+        return out if self._is_integer else exact_qtensor(out, scale)
 
     def like(self, payload: Tensor, grid: Tensor | None = None) -> QTensor:
         """`payload` with this tensor's scale and format."""
@@ -313,7 +320,7 @@ class QTensor(Tensor):
             return func(*args, **kwargs)
         if len(types) > 1 and any(getattr(t, "hands_over", False) for t in types):
             return NotImplemented  # the other kind calls again, with ordinary tensors
-        handler = _HANDLERS.get(func)
+        handler = _HANDLERS.get(func) or _late_handler(func)
         if handler is None:
             raise unsupported(func)
         if kwargs.get("out") is not None:
@@ -394,7 +401,7 @@ def become(x: Tensor, other: Tensor) -> None:
     """Let every name of `x` see `other`, as after a write in place; `other` is not to be used any more.
 
     >>> x = torch.zeros(1)
-    >>> become(x, bool_qtensor(torch.tensor([True])))
+    >>> become(x, bool_qtensor(torch.tensor([True]), is_integer=True))
     >>> type(x).__name__
     'QTensor'
     """
@@ -541,13 +548,18 @@ def integer_qtensor(grid: Tensor, scale: Tensor, dtype: QuantDType, per_channel_
     return out
 
 
-def bool_qtensor(values: Tensor) -> QTensor:
-    """Booleans as a QTensor, the same in training and after conversion.
+def bool_qtensor(values: Tensor, is_integer: bool = True) -> QTensor:
+    """Booleans as a QTensor; it holds the same in training and after conversion.
 
-    >>> bool_qtensor(torch.tensor([True, False])).dequantize()
+    Args:
+        is_integer: of a converted model? Numbers that are made of it are then integers.
+
+    >>> bool_qtensor(torch.tensor([True, False]), is_integer=True).dequantize()
     tensor([1., 0.])
     """
-    return integer_qtensor(values, torch.ones(1, device=values.device), qbool)
+    out = integer_qtensor(values, torch.ones(1, device=values.device), qbool)
+    out._is_integer = is_integer
+    return out
 
 
 def _rebuild(data: Tensor, scale: Tensor, dtype: QuantDType, state: dict[str, Any], requires_grad: bool) -> QTensor:
@@ -681,10 +693,12 @@ def _as_parts(parts: list[Tensor], like: Any) -> Any:
 
 
 def _cast_error(func: Callable, x: QTensor, wanted: Any) -> NotImplementedError:
-    return NotImplementedError(
-        f"{described(func)} cannot turn a {x._format} QTensor into {wanted}. Call dequantize(), or put a "
-        "DeQuantStub before it, to get real values; to change the number format, give its producer another qconfig."
-    )
+    if x._format == qbool and isinstance(wanted, torch.dtype):
+        remedy = "Write `mask.float()` for the numbers 0 and 1, or `mask.long()` for ordinary integers."
+    else:
+        remedy = "Call dequantize(), or put a DeQuantStub before it, to get real values; to change the number format, "
+        remedy += "give its producer another qconfig."
+    return NotImplementedError(f"{described(func)} cannot turn a {x._format} QTensor into {wanted}. {remedy}")
 
 
 def _is_float(target: Any) -> bool:
@@ -714,6 +728,22 @@ def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise _cast_error(func, x, out.plain().dtype)
     out._scale = x._scale.to(out.device)
     return out
+
+
+def _type(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """``x.type(torch.float32)`` is ``x.to(torch.float32)``; ``x.type()`` is the name of the type in float."""
+    x, named = args[0], (*args[1:], *(value for name, value in kwargs.items() if name == "dtype"))
+    example = torch.empty(0, dtype=torch.bool if x._format == qbool else torch.float32, device=x.device)
+    if not named or named[0] is None:
+        return example.type()
+    wanted = named[0] if isinstance(named[0], QuantDType) else example.type(named[0]).dtype  # also of a class or a name
+    return _to(Tensor.to, (x, wanted), {})
+
+
+def _late_handler(func: Callable) -> Callable | None:
+    """What operators do with a QTensor, where a script has imported nothing but QTensor so far."""
+    importlib.import_module("horizon_plugin_pytorch.nn")
+    return _HANDLERS.get(func)
 
 
 def _float(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -840,6 +870,7 @@ def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Ca
 
 for _property in VIEW_ATTRIBUTES:
     handle(getattr(Tensor, _property).__get__, keeps=True)(keep_scale)
+handle(Tensor.type, keeps=True)(_type)
 handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
 handle(Tensor.float)(_float)
 handle(Tensor.requires_grad.__set__)(_set_requires_grad)  # type: ignore[attr-defined]

@@ -37,14 +37,19 @@ def compare(relation: str, a: Any, b: Any) -> QTensor:
     a = a.as_numbers()
     b = b.as_numbers() if isinstance(b, QTensor) else b
     if not a.is_rounded or (isinstance(b, QTensor) and not b.is_rounded):  # while calibrating there is no grid
-        return bool_qtensor(RELATIONS[relation](a.dequantize(), b.dequantize() if isinstance(b, QTensor) else b))
+        return _mask(RELATIONS[relation](a.dequantize(), b.dequantize() if isinstance(b, QTensor) else b), a)
     if isinstance(b, QTensor):
         is_narrow = max(a.dtype.bits, b.dtype.bits) <= 8
         factors = fp.choose_comparison(float(a.scale), float(b.scale), is_narrow)
-        return bool_qtensor(fp.compare(a.as_grid(), b.as_grid(), *factors, is_narrow, relation))
+        return _mask(fp.compare(a.as_grid(), b.as_grid(), *factors, is_narrow, relation), a)
     numbers = b if isinstance(b, Tensor) else torch.tensor(float(b), device=a.device)
     steps = fp.on_grid_between(numbers, a.scale.reshape(()), a.dtype.min, a.dtype.max)
-    return bool_qtensor(RELATIONS[relation](a.as_grid(), steps))
+    return _mask(RELATIONS[relation](a.as_grid(), steps), a)
+
+
+def _mask(values: Tensor, *operands: Any) -> QTensor:
+    """Booleans that were computed of these operands."""
+    return bool_qtensor(values, is_integer=any(isinstance(x, QTensor) and x.is_integer for x in operands))
 
 
 def truth(x: Any) -> Any:
@@ -101,8 +106,8 @@ for _relation in RELATIONS:
 
 
 def _logical(func: Callable, args: tuple, kwargs: dict) -> QTensor:
-    operands = [truth(x) for x in (*args, *kwargs.values())]
-    return bool_qtensor(getattr(torch, func.__name__.removesuffix("_"))(*operands))
+    operands = (*args, *kwargs.values())
+    return _mask(getattr(torch, func.__name__.removesuffix("_"))(*map(truth, operands)), *operands)
 
 
 def _bitwise(function: Callable[..., Tensor]) -> Callable[..., QTensor]:
@@ -116,7 +121,7 @@ def _bitwise(function: Callable[..., Tensor]) -> Callable[..., QTensor]:
                 f"{described(func)} works on booleans, got {formats}: the bits of integers with a scale mean nothing. "
                 "Compare first, as in `(x > 0) & (y > 0)`."
             )
-        return bool_qtensor(function(*map(truth, operands)))
+        return _mask(function(*map(truth, operands)), *operands)
 
     return handler
 
@@ -128,7 +133,7 @@ def _as_numbers_or_masks(function: Callable[..., Tensor]) -> Callable[..., QTens
         operands = (*args, *kwargs.values())
         if not all(_is_boolean(x) for x in operands):
             raise unsupported(func)
-        return bool_qtensor(function(*map(truth, operands)))
+        return _mask(function(*map(truth, operands)), *operands)
 
     return handler
 
@@ -142,7 +147,8 @@ def _count(func: Callable, args: tuple, kwargs: dict) -> Tensor:
 
 
 def _reduce(func: Callable, args: tuple, kwargs: dict) -> QTensor:
-    return bool_qtensor(func(truth(args[0] if args else kwargs.pop("input")), *args[1:], **kwargs))
+    x = args[0] if args else kwargs.pop("input")
+    return _mask(func(truth(x), *args[1:], **kwargs), x)
 
 
 _BOOLEAN = Support(("qbool", *INTS), ("qbool",))
@@ -199,7 +205,7 @@ def _finiteness(answer: bool) -> Callable[..., Tensor]:
 
 
 def _to_bool(func: Callable, args: tuple, kwargs: dict) -> QTensor:
-    return bool_qtensor(truth(args[0]))
+    return _mask(truth(args[0]), args[0])
 
 
 for _row, _names, _is_so in (

@@ -384,7 +384,7 @@ _OTHER_MAX_POOLS = on(bayes=Support(INT8, INT8, note="not in the published table
 
 _ROWS: dict[str, _Row] = {
     "identity": _Row("clone contiguous detach detach_", marches=_MOVES_EVERYWHERE, modules=(nn.Identity,)),
-    "to": _Row("to type_as cpu cuda", None, _MOVES_EVERYWHERE),
+    "to": _Row("to type type_as cpu cuda", None, _MOVES_EVERYWHERE),
     "dropout": _Row(
         "dropout dropout1d dropout2d dropout3d",
         _dropout,

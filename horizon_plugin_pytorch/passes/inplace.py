@@ -19,7 +19,8 @@ _SAME_MEMORY = {
     "narrow", "select", "expand", "t", "getitem", "unbind", "view_as", "movedim", "swapaxes", "contiguous", "detach",
     "to", "dropout", "expand_as", "reshape_as", "split_with_sizes", "tensor_split", "moveaxis", "swapdims",
     "hsplit", "vsplit", "dsplit", "diagonal", "unfold", "ravel", "adjoint", "broadcast_to", *VIEW_ATTRIBUTES,
-    "float", "cpu", "cuda", "type_as", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
+    "float", "cpu", "cuda", "type", "type_as", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
+    "feature_alpha_dropout",
 }  # fmt: skip
 _SAME_MEMORY_MODULES = (
     nn.Identity,

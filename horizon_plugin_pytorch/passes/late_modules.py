@@ -22,8 +22,8 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import (
     keep_ranges,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.operators.table import Kind, row_of_module
 from horizon_plugin_pytorch.passes.inputs import fit_inputs
@@ -65,7 +65,7 @@ def make_module(
         sites: the call sites that are known; the new one is added.
     """
     like = _nearest_quantizer(root, site.scope)
-    is_converted = any(isinstance(x, QTensor) and x.is_integer and x.dtype != qbool for x in tensors_of((args, kwargs)))
+    is_converted = any(isinstance(module, QuantizedModule) for module in root.modules())
     is_learning = not is_converted and (like is None or like.is_observing or not like.is_quantizing)
     own = {site: list(sites[site])} if site in sites else {}
     call = _OneCall(root, site, own)

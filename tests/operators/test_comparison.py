@@ -107,7 +107,7 @@ def test_booleans_are_tensors_of_their_own_format() -> None:
     assert mask.dtype == qbool and mask.int_repr().dtype == torch.bool
     assert torch.equal(mask.dequantize(), (ALL > 0).float())
     assert torch.equal(mask.float().dequantize(), mask.to(torch.float32).dequantize())
-    assert mask.float().dtype == "qint8" and mask.float().range == (0, 1)
+    assert mask.float().dtype == "qint8" and mask.float().range == (0, 64)
     assert torch.equal(mask.long(), (ALL > 0).long()) and mask.int().dtype == torch.int32
     assert int(mask.long().sum()) == 127
     assert mask.reshape(2, -1)[1, :3].dtype == qbool

@@ -94,7 +94,7 @@ def _assign(func: Any, args: tuple, kwargs: dict) -> None:
     if isinstance(new, Tensor) and new.numel() != 1:
         raise NotImplementedError(f"{described(func)} of several booleans: write `x = torch.where(mask, values, x)`.")
     if is_bool:
-        write(x, bool_qtensor((mask & truth(new)) | (~mask & old)), described(func), index)
+        write(x, bool_qtensor((mask & truth(new)) | (~mask & old), x.is_integer), described(func), index)
     else:
         require_own_memory(x, described(func))
         write(x, torch.where(mask, new, old).to(old.dtype), described(func))

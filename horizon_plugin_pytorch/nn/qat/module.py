@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.fake_quant.rounding import round_to_grid
 from horizon_plugin_pytorch.nn.qat.notes import ModelNotes
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
-from horizon_plugin_pytorch.qtensor import QTensor, asked_in_forward, exact_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, asked_in_forward, bool_qtensor, exact_qtensor
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.runtime.real_tensor import RealOutput, unmarked
 from horizon_plugin_pytorch.statistics.cache import Cache, plain_attributes
@@ -196,7 +196,7 @@ class QATModule(PlacedModule):
             is_real = isinstance(out, Tensor) and out.is_floating_point()
             return attach_gradient(route, out) if is_real and route is not None else out
         if out.dtype == qbool:
-            return out
+            return bool_qtensor(out.plain(), is_integer=False)
         quantizer = self.activation_post_process
         result = exact_qtensor(out, out.scale if quantizer is None else quantizer.current_scale())
         return result if route is None else result.like(attach_gradient(route, result.plain()), out.plain())

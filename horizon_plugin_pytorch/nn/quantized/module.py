@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.dtype import QuantDType, qbool
+from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, warn
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
@@ -181,10 +181,9 @@ class QuantizedModule(PlacedModule):
 
     def quantized_input(self, x: Any) -> QTensor:
         """Insist on integers; booleans count as 0 and 1."""
-        if isinstance(x, QTensor) and x.is_integer:
-            return x.as_numbers() if x.dtype == qbool else x
-        if isinstance(x, QTensor):  # of a module that `preserve_qat_mode` has kept in its QAT form
-            return x.as_integers()
+        if isinstance(x, QTensor):
+            integers = x if x.is_integer else x.as_integers()  # of a module that `preserve_qat_mode` has kept
+            return integers.as_numbers()
         raise ConversionError(
             f"`{type(self).__name__}` {self.place} got {_kind_of(x)} instead of integers with a scale. "
             f"{_remedy(x)}, then calibrate and convert again; or, if it is meant to stay float, as post-processing is, "
