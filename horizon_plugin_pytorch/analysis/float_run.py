@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, at
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, unrounded
 from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.call_site import CallSite
 from horizon_plugin_pytorch.runtime.dispatch import meeting
@@ -33,11 +34,10 @@ def compare_with_float(
         wanted: what it gave.
         sites: the calls that it made, and that have modules now, in order.
     """
-    model = copy.deepcopy(prepared).eval()
-    set_fake_quantize(model, FakeQuantState._FLOAT)
+    model = _copied(prepared).eval()
     state = torch.get_rng_state()
     try:
-        with meeting() as met, warnings.catch_warnings():
+        with unrounded(model), meeting() as met, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             out = model(*args, **(kwargs or {}))
     except Exception as error:
@@ -52,6 +52,17 @@ def compare_with_float(
     distance = _distance(tensors_of(wanted), tensors_of(out))
     if distance > _TOLERANCE:
         _warn(prepared, f"its outputs differ by {distance:.1%} although nothing is rounded{_HINT}")
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy that can run, and keep what it likes, without a trace in the model.
+
+    Fake quantizers are most of a model's objects, and a run that does not observe leaves them alone: they are shared,
+    and so are the notes.
+    """
+    kept = [m for m in model.modules() if isinstance(m, FakeQuantize)]
+    notes = [note_of(model, name) for name in ("graph", "choices")]
+    return copy.deepcopy(model, {id(one): one for one in (*kept, *notes) if one is not None})
 
 
 def _warn(model: nn.Module, what: str) -> None:

@@ -248,8 +248,10 @@ class Recorder(TorchFunctionMode):
 
     def unseen(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         """An operator ran, and torch did not report the function that called it."""
-        sources = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and id(x) in self._nodes]
-        if self._depth or not sources:
+        if self._depth:  # the function or the module that it is part of is reported
+            return
+        sources = [x for x in _leaves((args, kwargs)) if id(x) in self._nodes]
+        if not sources:
             return
         name = func.overloadpacket.__name__
         if name in _SAME:
@@ -356,11 +358,10 @@ class Recorder(TorchFunctionMode):
                 if stale is not None:
                     node.meta["handed_out_stale"] = stale
 
-    def keeps_tensors(self, given: Any) -> bool:
-        """Has the model, or whoever it gave them to, kept tensors that it computed, besides those that it gave?"""
-        computed = {key for key in self._alive if self._nodes[key].op not in ("placeholder", "get_attr")}
-        kept = tensors_in([list(vars(module).values()) for module in self._model.modules()])
-        return bool(computed - {id(x) for x in tensors_of(given)}) or any(id(x) in computed for x in kept)
+    @property
+    def keeps_tensors(self) -> bool:
+        """Has the model, or whoever it gave them to, kept tensors that it computed?"""
+        return any(self._nodes[key].op not in ("placeholder", "get_attr") for key in self._alive)
 
     @property
     def has_read_earlier(self) -> bool:
@@ -513,21 +514,21 @@ def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) 
 @torch.no_grad()
 def record_runs(
     model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None
-) -> tuple[fx.Graph, list[list[LoggedCall]], Any]:
+) -> tuple[fx.Graph, list[list[LoggedCall]], list[Tensor]]:
     """The graph of a float model on example inputs, in the eval and in the training mode; the model is not changed.
 
     Returns:
-        The graph, the calls of modules in each of the runs, and what the model gave in eval mode.
+        The graph, the calls of modules in each of the runs, and the tensors that the model gave in eval mode.
 
     Raises:
         TraceError: when the model cannot run on these inputs.
     """
     runner = copy.deepcopy(model)
-    recorder, given = Recorder(runner), None
+    recorder, given = Recorder(runner), []
     state = torch.get_rng_state()
     try:
         given = _record_run(recorder, runner, args, kwargs or {}, is_training=False)
-        if recorder.keeps_tensors(given):  # does the next forward read them?
+        if recorder.keeps_tensors:  # does the next forward read them?
             with contextlib.suppress(TraceError):
                 _record_run(recorder, runner, args, kwargs or {}, is_training=False)
             if not recorder.has_read_earlier:
@@ -542,8 +543,14 @@ def record_runs(
     return graph, recorder.runs, given
 
 
-def _record_run(recorder: Recorder, runner: nn.Module, args: tuple, kwargs: dict[str, Any], is_training: bool) -> Any:
-    """Run a model under a recorder; gives what the model gives."""
+def _record_run(
+    recorder: Recorder, runner: nn.Module, args: tuple, kwargs: dict[str, Any], is_training: bool
+) -> list[Tensor]:
+    """Run a model under a recorder; gives the tensors that the model gives.
+
+    They are other objects with the same memory: the model's own, and what these are views of, live on only if somebody
+    keeps them.
+    """
     runner.train(is_training)
     recorder.again()
     own_args, own_kwargs = own_tensors((args, kwargs))
@@ -565,4 +572,4 @@ def _record_run(recorder: Recorder, runner: nn.Module, args: tuple, kwargs: dict
             f"`{type(runner).__name__}` cannot run on the example inputs: {str(error).rstrip('.')}. Give prepare the "
             "inputs that the model takes in deployment, as a tuple."
         ) from error
-    return out
+    return [x.detach() for x in tensors_of(out)]

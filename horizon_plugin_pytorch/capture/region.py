@@ -43,8 +43,14 @@ _FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelemen
 
 
 def module_at(model: nn.Module, path: str) -> nn.Module:
-    """The module at a dotted path."""
-    return model.get_submodule(path)
+    """The module at a dotted path; passes ask this often, and torch's `get_submodule` asks much itself."""
+    module: Any = model.get_submodule("")
+    try:
+        for name in path.split(".") if path else ():
+            module = module._modules[name]
+    except KeyError:
+        module = None
+    return model.get_submodule(path) if module is None else module
 
 
 def value_of(model: nn.Module, node: fx.Node) -> Any:

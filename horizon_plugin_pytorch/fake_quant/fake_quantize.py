@@ -80,8 +80,12 @@ def _answer_to_torch(cls: type) -> None:
     `torch.ao` is leaving torch and is never imported here.
     """
     base = getattr(sys.modules.get("torch.ao.quantization.fake_quantize"), "FakeQuantizeBase", None)
-    if base is not None:
+    if base is not None and (base, cls) not in _ANSWERING:  # to register it again takes longer than all the rest
         base.register(cls)
+        _ANSWERING.add((base, cls))
+
+
+_ANSWERING: set[tuple[type, type]] = set()
 
 
 class FakeQuantize(nn.Module):
@@ -718,6 +722,33 @@ def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
         if forget is not None:
             forget()
     tell_clipped(clipped, "calibration")
+
+
+@contextmanager
+def unrounded(model: nn.Module) -> Iterator[None]:
+    """A model neither observes nor rounds in here; it is in the state of before afterwards.
+
+    >>> quantizer = FakeQuantize()
+    >>> with unrounded(quantizer):
+    ...     _ = quantizer(torch.tensor([1.0]))
+    >>> quantizer.has_statistics, get_fake_quantize(quantizer).name
+    (False, 'QAT')
+    """
+    static = [m for m in model.modules() if isinstance(m, FakeQuantize)]
+    observing = [m for m in static if m._flag("observer_enabled")]
+    rounding: list[Any] = [m for m in static if m._flag("fake_quant_enabled")]
+    rounding += [m for m in model.modules() if isinstance(m, DynamicFakeQuantize) and m.is_quantizing]
+    for one in observing:
+        one.disable_observer()
+    for one in rounding:
+        one.disable_fake_quant()
+    try:
+        yield
+    finally:
+        for one in observing:
+            one.enable_observer()
+        for one in rounding:
+            one.enable_fake_quant()
 
 
 def get_fake_quantize(model: nn.Module) -> FakeQuantState | None:

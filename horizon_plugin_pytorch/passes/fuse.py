@@ -228,9 +228,11 @@ def fuse_graph(
     replaced: dict[str, list[str]] = {}
     with_add = [rule for rule in FUSION_RULES if rule.has_add]
     without = [rule for rule in FUSION_RULES if not rule.has_add]
+    first = {rule.roles[0] for rule in FUSION_RULES}
+    starts = [n for n in model.graph.nodes if (only is None or n in only) and _role(model, n) in first]
     for rules, operand in ((with_add, 1), (with_add, 2), (without, 0)):
-        for node in list(model.graph.nodes):
-            if node._erased or (only is not None and node not in only):
+        for node in starts:
+            if node._erased:
                 continue
             for rule in rules:
                 chain = matcher.match(rule, node, operand)

@@ -13,15 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.capture.graph_text import graph_text
+from horizon_plugin_pytorch.capture.recording import record
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, UnknownCallError
 from horizon_plugin_pytorch.fx.jit_scheme import Tracer
 from horizon_plugin_pytorch.nn import qat as nn_qat
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
+    FakeQuantize,
     FakeQuantState,
     QuantStub,
     convert,
+    get_fake_quantize,
     prepare_qat_fx,
     set_fake_quantize,
 )
@@ -331,3 +334,41 @@ def test_functional_dropout_follows_the_mode_as_in_a_traced_model() -> None:
 def test_a_model_without_stubs_is_told_so() -> None:
     with pytest.warns(QuantizationWarning, match="`Sequential` has no QuantStub"):
         prepare(nn.Sequential(nn.Conv2d(4, 4, 1)), (X,), qconfig_dict={"": qconfig()}, out_dir=None)
+
+
+class Counting(nn.Module):
+    """Counts its forwards in a list that copies share, and keeps some of what it computes there, if asked."""
+
+    def __init__(self, keeps: str) -> None:
+        super().__init__()
+        self.quant, self.conv, self.dequant = QuantStub(), nn.Conv2d(2, 2, 1), DeQuantStub()
+        self.keeps = keeps
+
+    def forward(self, x: Tensor) -> Tensor:
+        _FORWARDS.append(self.training)
+        y = self.conv(self.quant(x))
+        out = self.dequant(y).flatten(1)[:, :3]  # a view of a view
+        if self.keeps:
+            _KEPT.append({"inner": y, "output": out}[self.keeps])
+        return out
+
+
+_FORWARDS: list[bool] = []
+_KEPT: list[Tensor] = []
+
+
+@pytest.mark.parametrize(("keeps", "forwards"), [("", 2), ("inner", 3), ("output", 3)])
+def test_a_model_is_recorded_twice_in_eval_mode_only_if_it_keeps_tensors(keeps: str, forwards: int) -> None:
+    _FORWARDS.clear()
+    record(Counting(keeps), (torch.randn(1, 2, 4, 4),))
+    _KEPT.clear()
+    assert list(_FORWARDS) == [False] * (forwards - 1) + [True]
+
+
+def test_the_comparison_with_float_leaves_no_trace_in_the_quantizers() -> None:
+    net = prepare(Counting(""), (torch.randn(1, 2, 4, 4),), qconfig_dict={"": qconfig()}, out_dir=None)
+    quantizers = [m for m in net.modules() if isinstance(m, FakeQuantize)]
+    assert quantizers
+    for quantizer in quantizers:
+        assert get_fake_quantize(quantizer) is FakeQuantState.QAT
+        assert not quantizer.has_statistics

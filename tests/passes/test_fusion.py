@@ -500,3 +500,17 @@ def test_a_residual_with_more_axes_than_the_layer() -> None:
     for dtype in ("qint8", "qint16"):
         qat = prepared(Net(), inputs, dtype)
         assert torch.equal(qat(*inputs).int_repr(), convert_fx(qat)(*inputs).int_repr())
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(64, 130, 3), nn.ConvTranspose2d(258, 64, 3, groups=2)], ids=["conv", "transposed"]
+)
+def test_large_weights_are_folded_as_small_ones_are(layer: Any, memory_format: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    layer, bn = copy.deepcopy(layer).to(memory_format=memory_format), nn.BatchNorm2d(layer.out_channels)
+    assert layer.weight.numel() > 2**16
+    nn.init.uniform_(bn.running_var, 0.5, 2.0)
+    wanted, _ = intrinsic.fold(layer, bn)  # with gradients, in one piece
+    found = intrinsic.fold_bn(layer, bn).weight
+    assert torch.equal(found, wanted) and found.stride() == wanted.stride()

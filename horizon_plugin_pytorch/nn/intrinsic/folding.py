@@ -35,12 +35,26 @@ def fold(layer: Any, bn: Any) -> tuple[Tensor, Tensor]:
     ``W' = W * g``, ``b' = (b - mean) * g + beta`` with ``g = gamma / sqrt(var + eps)``, in float64.
     """
     gain = gain_of(bn)
-    weight = layer.weight.double() * by_output(gain, layer)
+    weight = _multiplied(layer.weight, by_output(gain, layer))
     bias = -bn.running_mean.double() if layer.bias is None else layer.bias.double() - bn.running_mean.double()
     bias = bias * gain
     if bn.bias is not None:
         bias = bias + bn.bias.double()
-    return weight.to(layer.weight.dtype), bias.to(layer.weight.dtype)
+    return weight, bias.to(layer.weight.dtype)
+
+
+_CHUNK = 2**16  # numbers that stay in the processor's cache as float64
+
+
+def _multiplied(weight: Tensor, gain: Tensor) -> Tensor:
+    """``weight * gain`` in float64, rounded to the weight's type; gain is of the weight's length along axis 0."""
+    if torch.is_grad_enabled() or weight.numel() <= _CHUNK:
+        return (weight.double() * gain).to(weight.dtype)
+    out = torch.empty_like(weight)
+    rows = max(1, _CHUNK * len(weight) // weight.numel())
+    for part, factor, target in zip(weight.split(rows), gain.split(rows), out.split(rows), strict=True):
+        target.copy_(part.double() * factor)
+    return out
 
 
 @torch.no_grad()

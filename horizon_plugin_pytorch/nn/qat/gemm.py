@@ -121,6 +121,10 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         self.attach(getattr(mod, "qconfig", None))
         return self
 
+    def reset_parameters(self) -> None:
+        if not self._parameters["weight"].is_meta:  # type: ignore[union-attr] # `from_float` puts others in their place
+            super().reset_parameters()  # type: ignore[misc]
+
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The float layer with other weights."""
         raise NotImplementedError
