@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import os
-import random
-import sys
 import traceback
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from horizon_plugin_pytorch.capture.tracer import is_leaf
 from horizon_plugin_pytorch.config.choice import reason_of
-from horizon_plugin_pytorch.errors import at, is_package_code, is_torch_code, is_user_code
+from horizon_plugin_pytorch.errors import at, is_user_code
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nested import fresh, tensors_of
-from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.notes import note_of
-from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
-from horizon_plugin_pytorch.runtime.located import FusedAway, PlacedModule, listening
+from horizon_plugin_pytorch.runtime.located import FusedAway
+from horizon_plugin_pytorch.watch.operator_call import OperatorCall
+from horizon_plugin_pytorch.watch.undisturbed import undisturbed
+from horizon_plugin_pytorch.watch.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -176,11 +172,6 @@ class Recording:
         return next((c for c in self.consumers(call) if any(x.producer == call.index for x in c.inputs)), None)
 
 
-def is_generated(path: str) -> bool:
-    """Was the module made for a function that the model calls?"""
-    return path.rpartition(".")[2].startswith("_generated_")
-
-
 def operators_of(model: nn.Module) -> dict[str, nn.Module]:
     """The operators of a model by path; what is inside an operator, and what fusion left behind, is not listed."""
     found: dict[str, nn.Module] = {}
@@ -206,51 +197,32 @@ def operators_of(model: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class _Mark:
-    """What is known of a tensor of this run. It is kept on the tensor: no activation lives longer for it."""
+    """What is known of a tensor of this run."""
 
-    run: object
     dtype: str
     producer: int | None
     origin: int | None
 
 
-def _is_called_by_model() -> bool:
-    """Did the model's own code call the function, rather than an operator of this package?"""
-    frame: Any = sys._getframe(2)
-    while frame is not None and is_torch_code(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame is not None and not is_package_code(frame.f_code.co_filename)
-
-
-def _does_nothing(func: Callable) -> bool:
-    row = row_of_function(func) or row_of_method(getattr(func, "__name__", ""))
-    return row is not None and row[0].does_nothing
-
-
-class _Watch(TorchFunctionMode):
-    """Collects the calls of operators while a model runs; what runs inside an operator is not seen."""
+class _Recorder:
+    """Makes rows of the calls of a model that is watched, and forgets their tensors."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
         self.operators = operators_of(model)
         self.calls: list[ModuleCall] = []
         self.uses: Counter[int] = Counter()
         self.functions: dict[int, dict[str, None]] = defaultdict(dict)
-        self._paths = {module: path for path, module in self.operators.items()}
-        self._repetitions: Counter[str] = Counter()
-        self._depth = 0
-        self._run = object()
-        self._scopes = {module: path for path, module in reversed(list(model.named_modules()))}
-        self._failed_in: str | None = None
+        self._modules = set(self.operators.values())
+        self._marks = WeakIdKeyDictionary()  # of tensors; no activation lives longer for it
 
-    # -- tensors
-
-    def _mark(self, x: Tensor) -> _Mark | None:
-        mark = getattr(x, "_inspection_mark", None)
-        return mark if isinstance(mark, _Mark) and mark.run is self._run else None
+    def __call__(self, call: OperatorCall) -> None:
+        if call.module is None:
+            self._follow(call)
+        elif call.module in self._modules:
+            self._add(call, call.module)
 
     def _dtype(self, x: Tensor) -> str:
-        mark = self._mark(x)
+        mark = self._marks.get(x)
         return mark.dtype if mark is not None and str(x.dtype) == "torch.float32" else str(x.dtype)
 
     def _seen(self, x: Tensor, dtype: str, producer: int | None, origin: int | None) -> SeenTensor:
@@ -261,162 +233,65 @@ class _Watch(TorchFunctionMode):
         return SeenTensor(dtype, tuple(x.shape), low, high, producer, origin)
 
     def _input(self, x: Tensor) -> SeenTensor:
-        mark = self._mark(x)
+        mark = self._marks.get(x)
         producer, origin = (None, None) if mark is None else (mark.producer, mark.origin)
         if producer is not None:
             self.uses[producer] += 1
         return self._seen(x, self._dtype(x), producer, origin)
 
-    # -- events
-
-    def enter(self, module: nn.Module, args: Any) -> None:
-        self._failed_in = None
-        self._depth += module in self._paths
-
-    def leave(self, module: nn.Module, args: Any, kwargs: Any = None, out: Any = None) -> None:
-        """After a module ran. After an error in it torch gives neither a result nor keyword arguments."""
-        if out is not None:
-            self._failed_in = None
-        elif self._failed_in is None:
-            self._failed_in = self._scopes.get(module)
-        if module in self._paths:
-            self._depth -= 1
-            if out is not None:
-                self._add(module, "", (args, kwargs), out)
-
-    def method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        if name == "_run":  # all methods of a QAT FloatFunctional go through it, with the name and the float route
-            name, args = args[0], args[2:]
-        path = self._paths.get(module)
-        if path is not None:
-            if is_generated(path):  # a traced `x * n` learns that n is a number when it runs
-                name = name.removesuffix("_scalar")
-            self._add(module, name, (args, kwargs), out)
-
-    def _add(self, module: nn.Module, method: str, inputs: Any, out: Any) -> None:
-        if self._depth:
-            return
-        path, index = self._paths[module], len(self.calls)
-        seen_inputs = tuple(self._input(x) for x in tensors_of(inputs))
+    def _add(self, call: OperatorCall, module: nn.Module) -> None:
+        """An operator was called."""
+        index = len(self.calls)
+        inputs = tuple(map(self._input, call.inputs))
         cast = getattr(module, "activation_post_process", None)
         is_half = isinstance(cast, FakeCast) and cast.dtype == torch.float16
         outputs = []
-        for x in tensors_of(out):
+        for x in call.outputs:
             dtype = "torch.float16" if is_half and str(x.dtype) == "torch.float32" else str(x.dtype)
-            x._inspection_mark = _Mark(self._run, dtype, index, index)  # type: ignore[attr-defined]
+            self._marks[x] = _Mark(dtype, index, index)
             outputs.append(self._seen(x, dtype, index, index))
-        repetition = self._repetitions[path]
-        self._repetitions[path] += 1
-        self.calls.append(ModuleCall(index, path, module, method, repetition, seen_inputs, tuple(outputs)))
+        # A traced `x * n` learns that n is a number when it runs.
+        method = call.method.removesuffix("_scalar") if call.is_generated else call.method
+        self.calls.append(ModuleCall(index, call.path, module, method, call.repetition, inputs, tuple(outputs)))
 
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        count = len(self.calls)
-        out = func(*args, **(kwargs or {}))
-        results = tensors_of(out)
-        # A function that became a module has been reported as that module's call.
-        if self._depth or not results or len(self.calls) != count or not _is_called_by_model():
-            return out
-        marks = [mark for mark in map(self._mark, tensors_of((args, kwargs))) if mark is not None]
+    def _follow(self, call: OperatorCall) -> None:
+        """A function was called: what it gives still comes from the operator before it."""
+        marks = [mark for mark in map(self._marks.get, call.inputs) if mark is not None]
         for mark in marks:
             if mark.producer is not None:
                 self.uses[mark.producer] += 1
-            if mark.origin is not None and not _does_nothing(func):
-                self.functions[mark.origin][getattr(func, "__name__", str(func))] = None
-        if marks:
-            for x in results:
-                if self._mark(x) is None:
-                    is_half = marks[0].dtype == "torch.float16" and str(x.dtype) == "torch.float32"
-                    dtype = marks[0].dtype if is_half else str(x.dtype)
-                    x._inspection_mark = _Mark(self._run, dtype, None, marks[0].origin)  # type: ignore[attr-defined]
-        return out
+            if mark.origin is not None and not (call.row is not None and call.row.does_nothing):
+                self.functions[mark.origin][getattr(call.function, "__name__", str(call.function))] = None
+        for x in call.outputs if marks else ():
+            if x not in self._marks:
+                is_half = marks[0].dtype == "torch.float16" and str(x.dtype) == "torch.float32"
+                self._marks[x] = _Mark(marks[0].dtype if is_half else str(x.dtype), None, marks[0].origin)
 
     def outputs(self, out: Any) -> frozenset[int]:
         """The calls whose results are results of the model."""
-        marks = [mark for mark in map(self._mark, tensors_of(out)) if mark is not None]
+        marks = [mark for mark in map(self._marks.get, tensors_of(out)) if mark is not None]
         producers = [mark.producer for mark in marks if mark.producer is not None]
         self.uses.update(producers)
         return frozenset(producers)
 
-    def failure(self, error: Exception) -> Failure:
+    def failure(self, error: Exception, path: str | None) -> Failure:
         """Where an error came from."""
         frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_code(f.filename)]
         line = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
         last = self.calls[-1].name if self.calls else ""
-        return Failure(error, self._failed_in or "", line, last)
-
-
-# -- runs that leave no trace
-
-
-_HOOKS = nn.Module().__dict__.keys() - {"training", "_parameters", "_buffers", "_modules"}
-
-
-def _contents(value: Any) -> Any:
-    """A copy of a container that a forward may fill; None for anything else."""
-    return value.copy() if isinstance(value, (dict, list, set, deque)) else None
-
-
-def _refill(container: Any, contents: Any) -> None:
-    if isinstance(container, (list, deque)):
-        container.clear()
-        container.extend(contents)
-    else:
-        container.clear()
-        container.update(contents)
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Whatever a run changes is as it was afterwards: buffers, modes, attributes of modules, random numbers."""
-    attributes = [
-        (m, {k: (v, _contents(v)) for k, v in m.__dict__.items() if k not in _HOOKS}) for m in model.modules()
-    ]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    random_states = (random.getstate(), torch.get_rng_state())
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    try:
-        yield
-    finally:
-        random.setstate(random_states[0])
-        torch.set_rng_state(random_states[1])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-        for module, before in attributes:
-            for name in module.__dict__.keys() - before.keys() - _HOOKS:
-                del module.__dict__[name]
-            for name, (value, contents) in before.items():
-                module.__dict__[name] = value
-                if contents is not None:
-                    _refill(value, contents)
-            if isinstance(module, Float16):
-                module._float.training = module.training
-        for buffer, value in buffers:
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
-
-
-@contextmanager
-def _watched(watch: _Watch) -> Iterator[None]:
-    before = register_module_forward_pre_hook(watch.enter)
-    after = register_module_forward_hook(watch.leave, with_kwargs=True, always_call=True)  # type: ignore[call-arg]
-    try:
-        with watch, listening(watch.method):
-            yield
-    finally:
-        before.remove()
-        after.remove()
+        return Failure(error, path or "", line, last)
 
 
 def _run_in_training(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[set[str], Failure | None]:
     """The operators that run in training mode; those up to an error, if there is one: losses may want targets."""
-    watch = _Watch(model)
+    recorder = _Recorder(model)
     model.train()
-    with _watched(watch):
+    with Watch(model, recorder) as watch:
         try:
             model(*fresh(args), **fresh(kwargs))
         except Exception as error:
-            return {call.path for call in watch.calls}, watch.failure(error)
-    return {call.path for call in watch.calls}, None
+            return {call.path for call in recorder.calls}, recorder.failure(error, watch.failed_in)
+    return {call.path for call in recorder.calls}, None
 
 
 @torch.no_grad()
@@ -431,36 +306,32 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
         kwargs: keyword arguments of the model.
     """
     args, kwargs = arguments_of(model, example_inputs, kwargs)
-    watch = _Watch(model)
+    recorder = _Recorder(model)
     results: frozenset[int] = frozenset()
     failure = None
     training_only: set[str] = set()
     training_failure = None
-    try:
-        with undisturbed(model):
-            model.eval()
-            set_fake_quantize(model, FakeQuantState._FLOAT)
-            with _watched(watch):
-                try:
-                    results = watch.outputs(model(*fresh(args), **fresh(kwargs)))
-                except Exception as error:
-                    failure = watch.failure(error)
-            unused = watch.operators.keys() - {call.path for call in watch.calls}
-            if unused and failure is None:
-                called, training_failure = _run_in_training(model, args, kwargs)
-                training_only = unused & called
-    finally:
-        for x in (*tensors_of((args, kwargs)), *model.parameters(), *model.buffers()):
-            x.__dict__.pop("_inspection_mark", None)  # an operator may give back what it got
+    with undisturbed(model):
+        model.eval()
+        set_fake_quantize(model, FakeQuantState._FLOAT)
+        with Watch(model, recorder) as watch:
+            try:
+                results = recorder.outputs(model(*fresh(args), **fresh(kwargs)))
+            except Exception as error:
+                failure = recorder.failure(error, watch.failed_in)
+        unused = recorder.operators.keys() - {call.path for call in recorder.calls}
+        if unused and failure is None:
+            called, training_failure = _run_in_training(model, args, kwargs)
+            training_only = unused & called
     return Recording(
-        tuple(watch.calls),
-        watch.operators,
-        dict(watch.uses),
-        {index: tuple(names) for index, names in watch.functions.items()},
+        tuple(recorder.calls),
+        recorder.operators,
+        dict(recorder.uses),
+        {index: tuple(names) for index, names in recorder.functions.items()},
         results,
         frozenset(training_only),
         training_failure,
         failure,
         note_of(model, "march"),
-        {path: reason_of(model, path) for path in watch.operators},
+        {path: reason_of(model, path) for path in recorder.operators},
     )

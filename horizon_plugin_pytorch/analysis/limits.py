@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import inspect
-import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from tabulate import tabulate
-from torch import Tensor, fx, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from horizon_plugin_pytorch.capture.tracer import scope_of
-from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, source_line, user_frames, warn
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, warn
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
-from horizon_plugin_pytorch.nested import fresh, tensors_of
+from horizon_plugin_pytorch.nested import fresh
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.operators.support import GENERAL, TensorFact, Use, group_of
-from horizon_plugin_pytorch.operators.table import (
-    Operator,
-    row_named,
-    row_of_function,
-    row_of_method,
-    row_of_module,
-)
+from horizon_plugin_pytorch.operators.table import Operator
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import positional_arguments
-from horizon_plugin_pytorch.runtime.located import PlacedModule, listening
-from horizon_plugin_pytorch.runtime.unfinished import Unfinished
+from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.watch.operator_call import OperatorCall
+from horizon_plugin_pytorch.watch.watch import Watch
 
 _VANISHING = {"dequant", "identity", "dropout", "alpha_dropout", "to"}  # no reader of what an operator gives
 _OWN_FORMAT = "give its qconfig an activation of one of these formats"
@@ -77,19 +66,32 @@ def _formats(module: nn.Module) -> dict[str, str]:
     return {"result": "float16"} if is_half else {}
 
 
-class _Watch(TorchFunctionMode):
-    """Collects the uses of operators while a model runs; what runs inside an operator is not counted."""
+class _Uses:
+    """Makes uses of the calls of a model that is watched, and forgets their tensors."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.node: fx.Node | None = None  # of the graph, that runs
         self._uses: list[tuple[Operator, Use]] = []
-        self._paths = {module: path for path, module in model.named_modules()}
-        self._entered: list[nn.Module] = []
-        self._depth = 0
         self._constants = WeakIdKeyDictionary(dict.fromkeys([*model.parameters(), *model.buffers()], True))
         self._origins = WeakIdKeyDictionary()  # of tensors: the uses, and the places among their results
         self._read: set[tuple[int, int]] = set()
+
+    def __call__(self, call: OperatorCall) -> None:
+        taken, given = call.inputs, call.outputs
+        row = _row_of(call)
+        if row is None:
+            self._follow(taken, given)
+            return
+        index = len(self._uses)
+        facts = tuple(map(self._fact, taken)), tuple(map(self._fact, given))
+        place = at(call.path, call.line).removeprefix("at ")
+        self._uses.append((row, Use(row.name, place, *facts, _attributes_of(call))))
+        self._follow(taken, given)
+        if row.name in _VANISHING:
+            return
+        for x in taken:
+            self._read |= self._origins.get(x, set())
+        for position, x in enumerate(given):
+            self._origins[x] = {(index, position)}
 
     @property
     def uses(self) -> list[tuple[Operator, Use]]:
@@ -100,66 +102,6 @@ class _Watch(TorchFunctionMode):
             )))
             for index, (row, use) in enumerate(self._uses)
         ]  # fmt: skip
-
-    def enter(self, module: nn.Module, inputs: Any) -> None:
-        self._entered.append(module)
-        self._depth += _row_of(module) is not None
-
-    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        self._entered.pop()
-        row = _row_of(module)
-        if row is None:
-            return
-        self._depth -= 1
-        self._add(row, module, (args, kwargs), out, _attributes(module))
-
-    def method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        row = row_named(row_name_of(name, args))
-        if row is not None:
-            named = inspect.signature(getattr(module, name)).bind(*args, **kwargs).arguments
-            self._add(row, module, (args, kwargs), out, {**_formats(module), **named})
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        found = row_of_function(func, args, kwargs) or row_of_method(getattr(func, "__name__", ""), args, kwargs)
-        before, taken = len(self._uses), tensors_of((args, kwargs))
-        is_part = _has_unfinished(taken)  # of a fused operator; a write makes it another tensor
-        out = func(*args, **kwargs)
-        is_met = len(self._uses) > before  # the model has a module for it, met with what that really takes
-        if is_met or is_part or _has_unfinished(tensors_of(out)):
-            return out
-        if found is not None and any(isinstance(x, QTensor) for x in taken):
-            self._add(found[0], None, (args, kwargs), out, found[0].named(args, kwargs))
-        elif self._depth == 0:
-            self._follow(taken, tensors_of(out))
-        return out
-
-    def _place(self, module: nn.Module | None) -> str:
-        """Path and line of a module, or of a function that runs as it is."""
-        frames = user_frames() if self.node is None else self.node.stack_trace
-        line = source_line(frames) or getattr(module, "line", "")
-        if module is not None:
-            path = self._paths.get(module, "")
-        elif self.node is not None:
-            path = scope_of(self.node)
-        else:
-            path = self._paths.get(self._entered[-1], "") if self._entered else ""
-        return at(path, line).removeprefix("at ")
-
-    def _add(self, row: Operator, module: nn.Module | None, inputs: Any, out: Any, attributes: dict[str, Any]) -> None:
-        if self._depth:
-            return
-        index, taken, given = len(self._uses), tensors_of(inputs), tensors_of(out)
-        attributes = {k: v for k, v in attributes.items() if _is_geometry(v)}
-        facts = tuple(map(self._fact, taken)), tuple(map(self._fact, given))
-        self._uses.append((row, Use(row.name, self._place(module), *facts, attributes)))
-        self._follow(taken, given)
-        if row.name in _VANISHING:
-            return
-        for x in taken:
-            self._read |= self._origins.get(x, set())
-        for place, x in enumerate(given):
-            self._origins[x] = {(index, place)}
 
     def _follow(self, taken: list[Tensor], given: list[Tensor]) -> None:
         """What is made of constants alone is constant; what ordinary code makes of a result still comes from there."""
@@ -174,54 +116,40 @@ class _Watch(TorchFunctionMode):
         return TensorFact(tuple(x.shape), str(x.dtype).removeprefix("torch."), x in self._constants)
 
 
-class _Nodes(fx.Interpreter):
-    """Runs a graph node by node, and tells which one."""
-
-    def __init__(self, model: fx.GraphModule, watch: _Watch) -> None:
-        super().__init__(model)
-        self._watch = watch
-
-    def run_node(self, n: fx.Node) -> Any:
-        self._watch.node = n
-        out = super().run_node(n)
-        return self.fetch_args_kwargs_from_env(n)[0][0] if n.target is operator.setitem else out  # as generated code
+def _row_of(call: OperatorCall) -> Operator | None:
+    """The row of an operator that a deployed model has; None for ordinary code."""
+    if call.module is not None:
+        is_known = isinstance(call.module, PlacedModule) or type(call.module).__module__.startswith("torch.nn.")
+        return call.row if is_known else None
+    has_scale, gives_scale = (any(isinstance(x, QTensor) for x in xs) for xs in (call.inputs, call.outputs))
+    is_on_cpu = call.row is not None and call.row.qat is not None and not gives_scale  # it has no module there
+    return call.row if has_scale and not is_on_cpu else None
 
 
-def _has_unfinished(tensors: list[Tensor]) -> bool:
-    return any(isinstance(x, Unfinished) for x in tensors)
-
-
-def _row_of(module: nn.Module) -> Operator | None:
-    name = getattr(module, "operator", "")
-    if isinstance(name, str) and name:
-        return row_named(name)
-    return row_of_module(type(module)) if type(module).__module__.startswith("torch.nn.") else None
-
-
-@contextmanager
-def _watching(model: nn.Module) -> Iterator[_Watch]:
-    watch = _Watch(model)
-    before = register_module_forward_pre_hook(watch.enter)
-    after = register_module_forward_hook(watch.leave, with_kwargs=True)  # type: ignore[call-arg]
-    try:
-        with watch, listening(watch.method):
-            yield watch
-    finally:
-        before.remove()
-        after.remove()
+def _attributes_of(call: OperatorCall) -> dict[str, Any]:
+    """The geometry of a call."""
+    if call.module is None:
+        assert call.row is not None
+        found = call.row.named(call.args, call.kwargs)
+    elif call.method:
+        signature = inspect.signature(getattr(call.module, call.method))
+        found = {**_formats(call.module), **signature.bind(*call.args, **call.kwargs).arguments}
+    else:
+        found = _attributes(call.module)
+    return {k: v for k, v in found.items() if _is_geometry(v)}
 
 
 def operator_uses(model: nn.Module, args: tuple) -> list[tuple[Operator, Use]]:
     """Every operator that a converted model runs on these inputs, with the tensors that it met."""
     was_training = model.training
+    uses = _Uses(model)
     model.eval()
     try:
-        with torch.no_grad(), _watching(model) as watch:
-            args = fresh(args)
-            _Nodes(model, watch).run(*args) if isinstance(model, fx.GraphModule) else model(*args)
+        with torch.no_grad(), Watch(model, uses):
+            model(*fresh(args))
     finally:
         model.train(was_training)
-    return watch.uses
+    return uses.uses
 
 
 def _format_findings(row: Operator, use: Use, march: March) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.analysis.calls import ModuleCall, Recording, SeenTensor, is_generated
+from horizon_plugin_pytorch.analysis.calls import ModuleCall, Recording, SeenTensor
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.operators.table import row_named, row_of_module
 from horizon_plugin_pytorch.passes.fusion_rules import FUSION_RULES, Role, fits_layer
+from horizon_plugin_pytorch.watch.operator_call import is_generated
 
 NO_QCONFIG = "qconfig = None"
 _SMALLEST_IMAGE = 16  # pixels a side; smaller inputs are features or tables

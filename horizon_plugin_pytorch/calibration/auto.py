@@ -38,6 +38,7 @@ from horizon_plugin_pytorch.running import current_forward
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, make_like, range_methods
 from horizon_plugin_pytorch.statistics.observer_v2 import CountingObserver, HistogramObserver
+from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 
 _JUDGED = 4  # batches on which candidates are compared; the result is checked on all
 _SAME = 1e-3  # candidates whose ranges differ by less than this share are one
@@ -347,35 +348,29 @@ class _Judge:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Operators hand out their results again, and what DeQuantStubs give is kept."""
-        stubs = [m for m in self._model.modules() if isinstance(m, DeQuantStub)]
-        hooks = [m.register_forward_hook(lambda _m, _a, out: self._given.append(_copied(out))) for m in stubs]
-        operators = list(_operators(self._model))
-        for module in operators:
-            module.__dict__["forward"] = self._replayed(module.forward)
-        try:
+        paths = {module: path for path, module in self._model.named_modules()}
+        operators = {paths[module]: module for module in _operators(self._model)}
+        stubs = {path: module for module, path in paths.items() if isinstance(module, DeQuantStub)}
+        with ModuleWatch(stubs, after=self._keep_output), ModuleWatch(operators, around=self._replayed):
             yield
-        finally:
-            for module in operators:
-                del module.__dict__["forward"]
-            for hook in hooks:
-                hook.remove()
 
-    def _replayed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            position = self.ended
-            if self._results is not None and position < min(self._kept, len(self._results)):
-                out = _copied(self._results[position])
-                for x in tensors_of(out):
-                    if isinstance(x, QTensor):
-                        x._belong(current_forward())  # an earlier forward made it, on the same batch
-            else:
-                out = forward(*args, **kwargs)
-                if self._results is not None and position < self._kept:
-                    self._results.append(_copied(out))
-            self.ended += 1
-            return out
+    def _keep_output(self, call: OperatorCall) -> None:
+        self._given.append(_copied(call.output))
 
-        return run
+    def _replayed(self, call: OperatorCall, run: Callable[[], Any]) -> Any:
+        """The result of an operator, kept or new."""
+        position = self.ended
+        if self._results is not None and position < min(self._kept, len(self._results)):
+            out = _copied(self._results[position])
+            for x in tensors_of(out):
+                if isinstance(x, QTensor):
+                    x._belong(current_forward())  # an earlier forward made it, on the same batch
+        else:
+            out = run()
+            if self._results is not None and position < self._kept:
+                self._results.append(_copied(out))
+        self.ended += 1
+        return out
 
     def _outputs(self, index: int) -> list[Tensor]:
         self.batch, self.ended, self._given = index, 0, []

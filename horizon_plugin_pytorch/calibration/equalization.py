@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.results import own_tensors, relative_error
+from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 
 _ROUNDS = 10
 _SAME = 1e-4  # relative change of the outputs that accelerators may give from run to run
@@ -146,25 +147,23 @@ def _measured(
 ) -> tuple[dict[ChannelPair, Tensor], Outputs]:
     """The largest magnitude of each channel that enters the second layers, and the model's outputs."""
     found: dict[ChannelPair, Tensor] = {}
+    by_layer: dict[str, list[ChannelPair]] = {}
+    for pair in pairs:
+        by_layer.setdefault(pair.second, []).append(pair)
 
-    def keep(pair: ChannelPair) -> Callable[..., None]:
-        def hook(module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-            x = (*args, *kwargs.values())[0].detach().abs()
-            by_channel = x.transpose(0, x.dim() - module.weight.dim() + 1).flatten(1).amax(1)
-            if not bool(by_channel.isfinite().all()):
-                raise CalibrationError(
-                    f"equalize: NaN or infinity reaches `{pair.second}`. Leave such data out, or look for a division "
-                    "by zero or an overflow in the model."
-                )
+    def measure(call: OperatorCall) -> None:
+        x, weight = (*call.args, *call.kwargs.values())[0].detach().abs(), call.module.weight  # type: ignore[union-attr]
+        by_channel = x.transpose(0, x.dim() - weight.dim() + 1).flatten(1).amax(1)  # type: ignore[operator]
+        if not bool(by_channel.isfinite().all()):
+            raise CalibrationError(
+                f"equalize: NaN or infinity reaches `{call.path}`. Leave such data out, or look for a division by zero "
+                "or an overflow in the model."
+            )
+        for pair in by_layer[call.path]:
             found[pair] = torch.maximum(found[pair], by_channel) if pair in found else by_channel
 
-        return hook
-
-    layers = {pair: model.get_submodule(pair.second) for pair in pairs}
-    hooks = [m.register_forward_pre_hook(keep(pair), with_kwargs=True) for pair, m in layers.items()]
-    outputs = list(_outputs(model, data))
-    for hook in hooks:
-        hook.remove()
+    with ModuleWatch({path: model.get_submodule(path) for path in by_layer}, before=measure):
+        outputs = list(_outputs(model, data))
     return {pair: found[pair] for pair in pairs if pair in found}, outputs
 
 

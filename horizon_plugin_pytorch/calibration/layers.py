@@ -6,7 +6,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.qat.original import restore, rewrite
 from horizon_plugin_pytorch.runtime.results import own_tensors, relative_error
+from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 
 Part = Literal["weight", "bias"]
 
@@ -307,21 +308,14 @@ def _run(
     """Run a batch until layers were called so often, and give what `keep` makes of path, x, residual and weight."""
     found: list[Any] = []
 
-    def hook(path: str) -> Any:
-        def called(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            given = {"residual": None, "weight": None, **dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
-            found.append(keep(path, *[given[name] for name in _ARGUMENTS]))
-            if len(found) == count:
-                raise _Reached
+    def called(call: OperatorCall) -> None:
+        given = {"residual": None, "weight": None, **dict(zip(_ARGUMENTS, call.args, strict=False)), **call.kwargs}
+        found.append(keep(call.path, *[given[name] for name in _ARGUMENTS]))
+        if len(found) == count:
+            raise _Reached
 
-        return called
-
-    with ExitStack() as stack:
-        for path in paths:
-            handle = model.get_submodule(path).register_forward_pre_hook(hook(path), with_kwargs=True)
-            stack.callback(handle.remove)
-        with suppress(_Reached):
-            run_batch(model, own_tensors(batch))
+    with ModuleWatch({path: model.get_submodule(path) for path in paths}, before=called), suppress(_Reached):
+        run_batch(model, own_tensors(batch))
     return found
 
 

@@ -1,0 +1,8 @@
+"""One way to watch a run of any model: float, calibrating, training or integer, prepared by whichever route."""
+
+from horizon_plugin_pytorch.watch.flow import Flow
+from horizon_plugin_pytorch.watch.module_watch import ModuleWatch
+from horizon_plugin_pytorch.watch.operator_call import OperatorCall
+from horizon_plugin_pytorch.watch.watch import Watch
+
+__all__ = ["Flow", "ModuleWatch", "OperatorCall", "Watch"]

@@ -1,0 +1,137 @@
+"""Where the running model makes a call: the path of the module whose code it is, and the line."""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import Enum
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from torch import fx, nn
+
+from horizon_plugin_pytorch.capture.tracer import scope_of
+from horizon_plugin_pytorch.errors import is_package_code, is_user_code, source_line
+from horizon_plugin_pytorch.runtime import leaf
+
+_ASSIGNED = re.compile(r"\s*(\w+)(?:\s*:[^=]*)?\s*=\s")
+
+
+class _Owner(Enum):
+    """Whose code a function is."""
+
+    USER = "the user's"
+    PACKAGE = "of this package"
+    PASSING = "of torch, or what passes calls of the user's on"
+    GRAPH = "generated for a graph"
+
+
+class Place(NamedTuple):
+    """A line of the user's model.
+
+    Args:
+        line: ``model.py:41``.
+        scope: the module whose forward it is, where a graph knows it; None where the running modules tell.
+    """
+
+    line: str
+    scope: str | None = None
+
+
+NOWHERE = Place("")
+
+
+class Places:
+    """Finds the places of calls in a model.
+
+    Args:
+        model: its graphs, if it has any, know the lines that they were traced from.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._graphs = {type(m).forward.__code__: m for m in model.modules() if isinstance(m, fx.GraphModule)}
+        self._nodes: dict[CodeType, dict[int, Place]] = {}
+        self._owners: dict[int, tuple[CodeType, _Owner]] = {}  # by id: Python's own hash of code reads all of it
+        self._call: FrameType | None = None  # of the model
+        self._outermost: FrameType | None = None
+
+    def begin(self, frame: FrameType | None) -> None:
+        """The model begins to run.
+
+        Args:
+            frame: of the hooks of the module that is called; what is above it is not the model's code.
+        """
+        self._call = frame
+        while frame is not None and self._owner(frame.f_code) in (_Owner.PASSING, _Owner.PACKAGE):
+            frame = frame.f_back
+        self._outermost = frame
+
+    def end(self) -> None:
+        """The model has run."""
+        self._call = self._outermost = None
+
+    def is_over(self) -> bool:
+        """True if the call of the model has ended, by whatever way."""
+        if self._call is None:
+            return True
+        try:
+            self._call.clear()  # refused while it is executing
+        except RuntimeError:
+            return False
+        return True
+
+    def of_module(self, frame: FrameType | None) -> Place:
+        """The innermost line of the model's code above a frame."""
+        while frame is not None and frame is not self._outermost:
+            owner = self._owner(frame.f_code)
+            if owner is _Owner.USER or owner is _Owner.GRAPH:
+                return self._place(frame, owner)
+            frame = frame.f_back
+        return NOWHERE
+
+    def of_function(self, frame: FrameType | None) -> Place | None:
+        """The line of the model that calls a function; None if other code than the model's calls it."""
+        while frame is not None and frame is not self._outermost:
+            owner = self._owner(frame.f_code)
+            if owner is _Owner.PACKAGE:
+                return None
+            if owner is not _Owner.PASSING:
+                return self._place(frame, owner)
+            frame = frame.f_back
+        return NOWHERE  # of a forward that torch wrote, such as that of nn.Sequential
+
+    def _owner(self, code: CodeType) -> _Owner:
+        known = self._owners.get(id(code))
+        if known is None:
+            known = self._owners[id(code)] = (code, self._find_owner(code))
+        return known[1]
+
+    def _find_owner(self, code: CodeType) -> _Owner:
+        if code in self._graphs:
+            return _Owner.GRAPH
+        file = code.co_filename
+        is_mode = code.co_name == "__torch_function__"  # it passes on a call that was made above it
+        is_passing = is_mode or file == leaf.__file__ or not (is_package_code(file) or is_user_code(file))
+        if is_passing:
+            return _Owner.PASSING
+        return _Owner.PACKAGE if is_package_code(file) else _Owner.USER
+
+    def _place(self, frame: FrameType, owner: _Owner) -> Place:
+        if owner is _Owner.USER:
+            return Place(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
+        code = frame.f_code
+        if code not in self._nodes:
+            self._nodes[code] = _places_of_nodes(self._graphs[code])
+        return self._nodes[code].get(frame.f_lineno, NOWHERE)
+
+
+def _places_of_nodes(model: fx.GraphModule) -> dict[int, Place]:
+    """By lines of a graph's generated code, which has one for each node."""
+    nodes = {node.name: node for node in model.graph.nodes}
+    found: dict[int, Place] = {}
+    for number, text in enumerate(model.code.split("\n"), start=1):
+        assigned = _ASSIGNED.match(text)
+        node = nodes.get(assigned[1]) if assigned else None
+        if node is not None:
+            found[number] = Place(source_line(node.stack_trace), scope_of(node))
+    return found

@@ -1,0 +1,314 @@
+"""Watching the operators of a model while it runs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf, is_marked
+from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
+from horizon_plugin_pytorch.operators.calls import as_call, row_of_call
+from horizon_plugin_pytorch.operators.table import Operator, row_named, row_of_module
+from horizon_plugin_pytorch.runtime.located import FUSED_INTO, PlacedModule, listening
+from horizon_plugin_pytorch.watch.operator_call import OperatorCall
+from horizon_plugin_pytorch.watch.places import Places
+from horizon_plugin_pytorch.writing import writes
+
+Consumer = Callable[[OperatorCall], Any]
+
+
+class _Part(Enum):
+    """What a module is to a watch."""
+
+    SCOPE = "has code of the user's, which calls operators"
+    OPERATOR = "is one operator; what runs inside it is not told"
+    FUSED_AWAY = "is left of a module that is a part of another operator now"
+    END_OF_METHOD = "is called by each method of a float FloatFunctional, on its result"
+
+
+class Watch:
+    """Tells a consumer of each operator call of a model, in the order of the run, while it is active.
+
+    An operator is a module that is one node of a graph (torch's and this package's, and those that the user marked), a
+    method of a FloatFunctional, or a function that gives tensors and that the model's own code calls. Where a prepared
+    model has a module for a function, the call is that module's. What runs inside an operator is not told, nor what
+    is left of a fused module.
+
+    The model computes, observes and trains as it does without being watched. Nothing is kept: a tensor lives as long as
+    the model, or the consumer, holds it. Calls in other threads are not told.
+
+    Args:
+        model: float, prepared in any way and in any state, or converted.
+        after: is told of each call when it has given its result. An error that it raises ends the run.
+
+    Attributes:
+        failed_in: path of the innermost module that the last error came from; None if there was none.
+
+    >>> net, shapes = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), {}
+    >>> def note(call):
+    ...     shapes[call.path] = call.operator, tuple(call.output.shape)
+    >>> with Watch(net, note):
+    ...     _ = net(__import__("torch").ones(1, 1, 8, 8))
+    >>> shapes
+    {'0': ('conv2d', (1, 2, 6, 6)), '1': ('relu', (1, 2, 6, 6))}
+    """
+
+    def __init__(self, model: nn.Module, after: Consumer) -> None:
+        self._model, self._after = model, after
+        self._mode = _Functions(self)
+        self._paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
+        self._parts: dict[nn.Module, _Part] = {}
+        self._functionals = {
+            module.activation_post_process: module
+            for module in model.modules()
+            if is_functional(type(module)) and isinstance(getattr(module, "activation_post_process", None), nn.Module)
+        }
+        self._places = Places(model)
+        self._undo = ExitStack()
+        self._thread = 0
+        self._entered: list[nn.Module] = []  # whose forward is running; operators too, not what is inside them
+        self._inside: nn.Module | None = None  # the operator that runs
+        self._is_mode_off = False
+        self._index = 0
+        self._counts: Counter[Any] = Counter()
+        self._noticed = 0  # calls of modules
+        self.failed_in: str | None = None
+
+    def __enter__(self) -> Watch:
+        self._thread = threading.get_ident()
+        before = register_module_forward_pre_hook(self._enter)
+        after = register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)  # type: ignore[call-arg]
+        self._undo.callback(before.remove)
+        self._undo.callback(after.remove)
+        self._undo.enter_context(listening(self._method))
+        _push_on_torch_function_stack(self._mode)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._undo.close()
+        self._end()
+        _take_off(self._mode)
+
+    # -- modules
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self.failed_in = None
+        if self._entered and module is self._entered[0]:
+            self._end_interrupted()
+        if self._inside is not None:
+            return
+        if not self._entered:
+            if module not in self._paths:  # another model's
+                return
+            self._index = 0
+            self._counts.clear()
+            self._places.begin(sys._getframe(1))
+        self._entered.append(module)
+        if self._part(module) is not _Part.SCOPE:
+            self._inside = module
+            self._is_mode_off = _take_off_top(self._mode)
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any = None, out: Any = None) -> None:
+        """After a module ran. After an error in it torch gives neither a result nor keyword arguments."""
+        if threading.get_ident() != self._thread:
+            return
+        if kwargs is not None:
+            self.failed_in = None
+        elif self.failed_in is None:
+            self.failed_in = self._paths.get(module)
+        if self._inside not in (None, module) or module not in self._entered:
+            return
+        while self._entered.pop() is not module:  # what an error left behind
+            pass
+        self._leave_operator()
+        if not self._entered:
+            self._places.end()
+        if kwargs is not None:
+            self._tell_module(module, args, kwargs, out)
+
+    def _leave_operator(self) -> None:
+        self._inside = None
+        if self._is_mode_off:
+            self._is_mode_off = False
+            _push_on_torch_function_stack(self._mode)
+
+    def _end(self) -> None:
+        """A run is over."""
+        self._entered.clear()
+        self._leave_operator()
+        self._places.end()
+
+    def _end_interrupted(self) -> bool:
+        """End a run that a KeyboardInterrupt has ended, which torch tells no hook of; False if the model still runs."""
+        is_over = self._places.is_over()
+        if is_over:
+            self._end()
+        return is_over
+
+    def _part(self, module: nn.Module) -> _Part:
+        part = self._parts.get(module)
+        if part is None:
+            part = self._parts[module] = self._find_part(module)
+        return part
+
+    def _find_part(self, module: nn.Module) -> _Part:
+        if FUSED_INTO in vars(module):
+            return _Part.FUSED_AWAY
+        if module in self._functionals:
+            return _Part.END_OF_METHOD
+        is_operator = type(module) is not nn.Module and is_leaf(module) and not is_marked(module)
+        return _Part.OPERATOR if is_operator else _Part.SCOPE
+
+    def _tell_module(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        part = self._part(module)
+        if part is _Part.SCOPE:
+            return
+        self._noticed += not getattr(module, "is_before_cpu", False)  # that stub runs before the function itself
+        if part is _Part.OPERATOR:
+            path = self._path_of(module)
+            line = self._places.of_module(sys._getframe(2)).line or getattr(module, "line", "")
+            self._tell(OperatorCall(0, path, 0, _row_of(module), line, args, kwargs, out, module))
+        elif part is _Part.END_OF_METHOD:
+            functional = self._functionals[module]
+            method, args = _method_of(functional, sys._getframe(2))
+            self._tell_method(functional, method, args, {}, out)
+
+    def _path_of(self, module: nn.Module) -> str:
+        """A module's path in the model; of one that the model does not list, the path of the module that calls it."""
+        path = self._paths.get(module)
+        if path is None and self._is_new(module):  # it was made for this call
+            path = self._paths[module] = module.path  # type: ignore[assignment]
+        return self._scope if path is None else path
+
+    def _is_new(self, module: nn.Module) -> bool:
+        if not isinstance(module, PlacedModule) or not module.path:
+            return False
+        try:
+            return self._model.get_submodule(module.path) is module
+        except AttributeError:
+            return False
+
+    @property
+    def _scope(self) -> str:
+        """Path of the module whose code is running."""
+        return next((self._paths[m] for m in reversed(self._entered) if m in self._paths), "")
+
+    # -- methods of a FloatFunctional
+
+    def _method(self, module: PlacedModule, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        if self._inside is not None or not self._entered:
+            return
+        if module not in self._paths and not self._is_new(module):  # the twin of one
+            return
+        if name == "_run":  # all methods of a QAT FloatFunctional go through it, with the name and the float route
+            name, args = args[0], args[2:]
+        self._noticed += 1
+        self._tell_method(module, name, args, kwargs, out)
+
+    def _tell_method(self, module: nn.Module, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        row = row_named(row_name_of(name, args))
+        line = self._places.of_module(sys._getframe(2)).line or getattr(module, "line", "")
+        self._tell(OperatorCall(0, self._path_of(module), 0, row, line, args, kwargs, out, module, name))
+
+    # -- functions
+
+    def function(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a function that torch reports, and tell of it if the model called it as it is."""
+        if self._inside is not None or not self._entered or self._end_interrupted():
+            return func(*args, **kwargs)
+        noticed = self._noticed
+        out = func(*args, **kwargs)
+        # A function that became a module has been told of as that module's call.
+        if noticed == self._noticed:
+            given = args[0] if out is None and writes(func, args, kwargs) else out
+            if isinstance(given, Tensor) or (not isinstance(given, _NOT_TENSORS) and tensors_of(given)):
+                self._tell_function(func, args, kwargs, given)
+        return out
+
+    def _tell_function(self, func: Callable, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        place = self._places.of_function(sys._getframe(3))
+        if place is None:
+            return
+        found = row_of_call(*as_call(func, args, kwargs))
+        path = self._scope if place.scope is None else place.scope
+        row = None if found is None else found[0]
+        self._tell(OperatorCall(0, path, 0, row, place.line, args, kwargs, out, function=func))
+
+    def _tell(self, call: OperatorCall) -> None:
+        key = call.path if call.function is None else (call.path, call.operator)
+        call.index, call.repetition = self._index, self._counts[key]
+        self._index += 1
+        self._counts[key] += 1
+        inside, self._inside = self._inside, _CONSUMER  # what the consumer computes is not the model's
+        try:
+            self._after(call)
+        finally:
+            self._inside = inside
+
+
+_CONSUMER = nn.Module()
+_NOT_TENSORS = (type(None), bool, int, float, str, torch.Size, torch.dtype, torch.device)
+
+
+class _Functions(TorchFunctionMode):
+    """Hands the functions of a watched run to the watch."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return self._watch.function(func, args, kwargs or {})
+
+
+def _row_of(module: nn.Module) -> Operator | None:
+    name = getattr(module, "operator", "")
+    return row_named(name) if isinstance(module, PlacedModule) and name else row_of_module(type(module))
+
+
+def _method_of(functional: nn.Module, frame: Any) -> tuple[str, tuple]:
+    """The method of a float FloatFunctional that is running, and its arguments."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_varnames[:1] == ("self",) and frame.f_locals.get("self") is functional:
+            names = code.co_varnames[1 : code.co_argcount]
+            return code.co_name, tuple(frame.f_locals[name] for name in names)
+        frame = frame.f_back
+    return "", ()
+
+
+def _take_off_top(mode: TorchFunctionMode) -> bool:
+    """Take a mode from the top of torch's stack; False if another one is there."""
+    if not _len_torch_function_stack():
+        return False
+    top = _pop_torch_function_stack()
+    if top is mode:
+        return True
+    _push_on_torch_function_stack(top)
+    return False
+
+
+def _take_off(mode: TorchFunctionMode) -> None:
+    """Take a mode from torch's stack, wherever it is."""
+    above = []
+    while _len_torch_function_stack():
+        top = _pop_torch_function_stack()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        _push_on_torch_function_stack(other)
