@@ -2,8 +2,9 @@
 #
 #   make demo            digits: train, calibrate, train on the integer grid, convert, export, ONNX Runtime
 #   make demo-imagenet   pretrained EfficientNet-Lite0 to integers
-#   make test            lint, types, layers, all tests and the examples in docstrings
-#   make soak            ten thousand generated models on every route, about two hours
+#   make smoke           one case of each test, each operator once: under two minutes
+#   make test            lint, types, layers, all tests and the examples in docstrings: under 20 minutes
+#   make soak            ten thousand generated models on every route, properties with new random numbers: an hour
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
 #   make accuracy        accuracy of five networks on real images, hours
 #   make docs            the documentation as a web site, in site/
@@ -20,7 +21,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo demo-imagenet test soak bench accuracy docs lint format clean
+.PHONY: demo demo-imagenet smoke test soak bench accuracy docs lint format clean
 
 demo: .venv/.demo
 	$(BIN)/python -m demo.digits
@@ -37,12 +38,19 @@ format: .venv/.dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-# Two workers with a thread each: more threads than cores make small tests slower.
+# Two workers with a thread each: more threads than cores make small tests slower. The random numbers of hypothesis are
+# the same in every run, so that what fails here fails again; `make soak` draws new ones.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+smoke: .venv/.dev
+	$(PYTEST) --smoke --hypothesis-profile=smoke --hypothesis-seed=0
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(PYTEST) --hypothesis-seed=0
 
 soak: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.clients --count 10000
+	$(PYTEST) -m hypothesis --hypothesis-profile=soak
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks.run

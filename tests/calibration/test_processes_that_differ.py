@@ -9,6 +9,8 @@ import pytest
 
 from tests.processes import run_workers
 
+pytestmark = pytest.mark.processes
+
 WORKER = """
 import json, sys, warnings
 import torch, torch.distributed as dist

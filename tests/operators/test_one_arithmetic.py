@@ -60,6 +60,7 @@ def test_names_are_unique() -> None:
     assert len(BY_NAME) == len(CASES)
 
 
+@pytest.mark.smoke_each("name")
 @pytest.mark.parametrize(("name", "dtype"), RUNS)
 def test_all_routes_give_the_same_integers(name: str, dtype: str, tmp_path: Any, record_property: Any) -> None:
     case = BY_NAME[name]

@@ -6,6 +6,8 @@ import json
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.processes import run_workers
 
 WORKER = textwrap.dedent(
@@ -55,6 +57,7 @@ WORKER = textwrap.dedent(
 )
 
 
+@pytest.mark.processes
 def test_two_processes_get_the_same_scale(tmp_path: Path) -> None:
     for done in run_workers(tmp_path, WORKER):
         assert done.returncode == 0, done.stderr[-2000:]

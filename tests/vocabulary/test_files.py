@@ -179,6 +179,7 @@ files.write_atomically(b"x" * 100_000, sys.argv[2])
 @pytest.mark.skipif(not getattr(os, "O_TMPFILE", 0), reason="the system has no files without names")
 @pytest.mark.parametrize("way", ["unnamed"], indirect=True)
 @pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.processes
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing(is_old, way, tmp_path) -> None:
     if is_old:
         (tmp_path / "file").write_bytes(b"old")

@@ -381,6 +381,7 @@ for name in ("vit", "detector"):
 """
 
 
+@pytest.mark.processes
 def test_graphs_and_checks_are_the_same_in_every_process(tmp_path: Any) -> None:
     for seed in "12":
         command = [sys.executable, "-W", "ignore", "-c", _GRAPH_SCRIPT, str(tmp_path / seed)]

@@ -128,6 +128,7 @@ def _train(rank: int, place: str, file: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.processes
 def test_distributed_training_keeps_the_weights_together(tmp_path: Path) -> None:
     file = str(tmp_path / "state")
     multiprocessing.start_processes(_train, (f"file://{tmp_path / 'place'}", file), nprocs=2, start_method="spawn")
@@ -218,6 +219,7 @@ def test_a_forward_of_the_user_is_refused_in_compiled_code(compiler: None, metho
     assert torch.equal(qat(X), wanted)  # an attempt leaves nothing behind
 
 
+@pytest.mark.processes
 def test_the_compiler_is_not_imported_before_somebody_uses_it() -> None:
     code = (
         "import sys, torch; from torch import nn\n"
