@@ -12,12 +12,14 @@ import operator
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
@@ -30,7 +32,7 @@ from horizon_plugin_pytorch.errors import (
     is_user_code,
 )
 from horizon_plugin_pytorch.plain_values import array_ufunc, plain_arguments
-from horizon_plugin_pytorch.running import current, current_forward, interceptor
+from horizon_plugin_pytorch.running import current, current_forward, interceptor, is_in_forward
 from horizon_plugin_pytorch.writing import VIEW_ATTRIBUTES, written
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
@@ -59,6 +61,16 @@ def asked_in_forward(frame: FrameType) -> bool:
     while step is not None and step.f_code is not _CALL:
         step = step.f_back
     return step is not None
+
+
+@contextmanager
+def _counting_writes() -> Iterator[None]:
+    """Torch counts the writes to tensors that are made in here, also where somebody uses `torch.inference_mode`."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class QTensor(Tensor):
@@ -159,7 +171,10 @@ class QTensor(Tensor):
     @property
     def grid(self) -> Tensor | None:
         """The integers, if this tensor was computed on them; None on the approximate training route."""
-        return self.plain() if self._is_integer or self._format == qbool else self._grid
+        if self._is_integer or self._format == qbool:
+            return self.plain()
+        self._require_unchanged()
+        return self._grid
 
     @property
     def range(self) -> tuple[int, int]:
@@ -183,12 +198,22 @@ class QTensor(Tensor):
         """The axis of a per-channel scale, -1 if there is one scale."""
         return self._axis
 
+    def _require_unchanged(self) -> None:
+        """Insist that nobody wrote to real values that are one with this tensor in float."""
+        by = sharing.written_loan(self) if sharing.is_known(self) else None
+        if by is not None:
+            raise LentValuesError(by, _reader())
+
     def plain(self) -> Tensor:
         """What the tensor holds, as an ordinary tensor."""
+        self._require_unchanged()
+        return self._payload()
+
+    def _payload(self) -> Tensor:
         with _PLAIN():
             if self._is_deferred:
                 assert self._grid is not None
-                self.data = torch.mul(self._grid, _broadcast(self._scale, self._axis, self._grid.dim()))
+                self.data = self._scaled(self._grid)
                 self._is_deferred = False
             return self.as_subclass(Tensor)
 
@@ -197,6 +222,7 @@ class QTensor(Tensor):
         if self._is_integer or self._format == qbool:
             return self.plain()
         if self._grid is not None:
+            self._require_unchanged()
             return self._grid
         steps = self.plain().detach().to(_carrier(self._format)) / _broadcast(self._scale, self._axis, self.dim())
         return steps.round_().clamp_(self._format.min, self._format.max)
@@ -206,12 +232,56 @@ class QTensor(Tensor):
         return self.as_grid().to(self._format.storage)
 
     def dequantize(self) -> Tensor:
-        """The real values, as an ordinary tensor."""
+        """The real values, as an ordinary tensor with memory of its own."""
+        if self._is_integer or self._format == qbool:
+            return self.as_real()
+        return self.lent(f"`dequantize`{calling_line()}" if is_in_forward() else "")
+
+    def lent(self, by: str) -> Tensor:
+        """Real values for code of the user's, which may write to them: they have memory of their own.
+
+        Args:
+            by: who gives them, with its line, where this is the forward of a model: in float they are this tensor.
+        """
+        self._require_unchanged()
+        if self._format == qbool:  # booleans, and no real values, in float
+            return self.as_real()
+        with _counting_writes():
+            is_new = self._is_deferred and self._grid is not None and not self.requires_grad
+            out = self._scaled(self._grid) if is_new else self._payload().clone()  # type: ignore[arg-type]
+        if by:
+            sharing.lend(self, out, by, _StaleValues.make_of)
+        return out
+
+    def shared(self, by: str) -> Tensor:
+        """Real values for an operator that rarely writes to them: no copy, and who reads this tensor later is told.
+
+        Args:
+            by: the operator, with its line.
+        """
+        if self._is_integer:
+            return self.as_real()
+        if self._is_deferred or self._format == qbool or self.is_inference():
+            return self.lent(by)
+        out = self.plain()
+        sharing.lend(self, out, by)
+        return out
+
+    def as_real(self) -> Tensor:
+        """The real values, for code that does not write to them: in training they are the memory of this tensor."""
         if self._format == qbool:
             return self.plain().float()
         if not self._is_integer:
             return self.plain()
-        return self.plain() * _broadcast(self._scale, self._axis, self.dim())
+        return self._scaled(self.plain())
+
+    def _scaled(self, grid: Tensor) -> Tensor:
+        return torch.mul(grid, _broadcast(self._scale, self._axis, grid.dim()))
+
+    def as_subclass(self, cls: Any) -> Any:
+        """As torch has it; a forward of the user's that asks for an ordinary tensor gets one of real values."""
+        is_asked = cls is Tensor and asked_in_forward(sys._getframe(1))
+        return self.dequantize() if is_asked else super().as_subclass(cls)
 
     def as_integers(self) -> QTensor:
         """The same numbers as a converted model has them: the integers themselves."""
@@ -287,7 +357,7 @@ class QTensor(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         kind = "integers" if self._is_integer else "values"
         axis = f", per_channel_axis={self._axis}" if self._axis >= 0 else ""
-        return f"QTensor({kind}={self.plain()!r}, scale={self._scale!r}, dtype={self._format}{axis})"
+        return f"QTensor({kind}={self._payload()!r}, scale={self._scale!r}, dtype={self._format}{axis})"
 
     def __deepcopy__(self, memo: dict) -> QTensor:
         out = self.like(self.plain().detach().clone(), None if self._grid is None else self._grid.clone())
@@ -316,7 +386,7 @@ class QTensor(Tensor):
             if out is not NotImplemented:
                 return out
         elif is_backward() and not _is_recomputing():  # the backward of an `autograd.Function` of the user's
-            args, kwargs = pytree.tree_map(lambda x: x.dequantize() if isinstance(x, QTensor) else x, (args, kwargs))
+            args, kwargs = pytree.tree_map(lambda x: x.as_real() if isinstance(x, QTensor) else x, (args, kwargs))
             return func(*args, **kwargs)
         if len(types) > 1 and any(getattr(t, "hands_over", False) for t in types):
             return NotImplemented  # the other kind calls again, with ordinary tensors
@@ -418,6 +488,7 @@ def settled(func: Callable, args: tuple, kwargs: dict, out: Any) -> Any:
         return out
     if type(target) is Tensor and isinstance(out, QTensor):
         require_own_memory(target, described(func))
+        increment_version(target)  # what it is lent of sees that it was written to
     write(target, out, described(func), args[1] if func is Tensor.__setitem__ else ...)
     return target
 
@@ -462,9 +533,53 @@ def stale_error(change: sharing.Write) -> UnsupportedOperatorError:
     scope = f" at `{run.scope}`" if run is not None and run.scope else ""
     return UnsupportedOperatorError(
         f"a tensor that is read{scope}{calling_line()} was changed in place by {change.by} through another tensor that "
-        "shows its memory, such as a view, which quantized tensors cannot express. Write to the tensor itself, as in "
-        "`x[:, 0] = y`, or make a new one, as in `x = x + 1`."
+        "shows its memory, such as a view or the other side of a stub, which quantized tensors cannot express. Write "
+        "to the tensor itself, as in `x[:, 0] = y`, or make a new one, as in `x = x + 1`."
     )
+
+
+class LentValuesError(UnsupportedOperatorError):
+    """A quantized tensor is read that is one in float with an ordinary tensor which was written to.
+
+    Args:
+        by: who made the one of the other, with its line.
+        reader: who reads it.
+    """
+
+    def __init__(self, by: str, reader: str) -> None:
+        self.by = by
+        super().__init__(
+            f"{reader} reads a quantized tensor that {by} turned into an ordinary one, or made of one, which was "
+            "changed in place afterwards: in float both are one tensor, but a quantized tensor shares no memory with "
+            "others. Change a copy (`r = self.dequant(y).clone()`), or make a new tensor, as in "
+            "`r = self.dequant(y) * 2`; a change that is meant for both belongs before the stub."
+        )
+
+    def read_by(self, reader: str) -> LentValuesError:
+        """The error with another reader."""
+        return LentValuesError(self.by, reader)
+
+
+def _reader() -> str:
+    """The user's code that reads something now."""
+    run = current()
+    return f"The code{f' of `{run.scope}`' if run is not None and run.scope else ''}{calling_line()}"
+
+
+class _StaleValues(sharing.Spoiled, Tensor):
+    """Real values of a quantized tensor that was changed in place since; in float they are changed as well."""
+
+    _valid = Tensor
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return "Stale()"
+
+    @classmethod
+    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in _METADATA and func not in _REVEALING:
+            with _PLAIN():
+                return func(*args, **kwargs or {})
+        raise stale_error(next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, _StaleValues))._change)
 
 
 class _Stale(sharing.Spoiled, QTensor):
@@ -519,6 +634,18 @@ def real_qtensor(
     out = value.as_subclass(QTensor)
     out._scale, out._format, out._axis, out._grid = scale, dtype, per_channel_axis, grid
     out._is_integer, out._is_rounded, out._forward = False, is_rounded, current_forward()
+    return out
+
+
+def taken(out: QTensor, x: Tensor, by: str) -> QTensor:
+    """A quantized tensor that a stub made of an ordinary one, which the user may write to later.
+
+    Args:
+        by: the stub, with its line.
+    """
+    if sharing.shows(out, x):  # as long as nothing is rounded
+        out = out.like(out._payload().clone())
+    sharing.lend(out, x, by)
     return out
 
 
@@ -626,7 +753,9 @@ def warn_beyond(func: Callable, x: QTensor, value: float) -> None:
 def only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     """The QTensor that a function works on: its first argument, with one scale."""
     x = args[0] if args else kwargs.get("input", kwargs.get("self"))
-    if not isinstance(x, QTensor):
+    if isinstance(x, QTensor):
+        x._require_unchanged()
+    else:
         raise NotImplementedError(
             f"{described(func)} works on an ordinary tensor, and another argument is a QTensor. Put a DeQuantStub "
             "before that one (for a mask or an index, before what it is made of), or a QuantStub before the first."
@@ -766,7 +895,7 @@ def _number(func: Callable, args: tuple, kwargs: dict) -> Any:
     if interceptor() is None:
         raise unsupported(func)
     x = args[0]
-    return func(x.plain() if x._format == qbool else x.dequantize(), *args[1:], **kwargs)
+    return func(x.plain() if x._format == qbool else x.as_real(), *args[1:], **kwargs)
 
 
 def _set_requires_grad(func: Callable, args: tuple, kwargs: dict) -> None:
@@ -846,6 +975,17 @@ _STAYING = frozenset(getattr(Tensor, name) for name in _STAYING_NAMES) | {torch.
 def is_metadata(func: Callable) -> bool:
     """Does a function ask about a tensor (its shape, its device) rather than compute with it?"""
     return func in _METADATA
+
+
+def is_metadata_name(name: str) -> bool:
+    """Does a tensor's method or attribute of that name ask about the tensor, and not for its values?
+
+    >>> is_metadata_name("shape"), is_metadata_name("size"), is_metadata_name("data"), is_metadata_name("storage")
+    (True, True, False, False)
+    """
+    member = getattr(Tensor, name, None)
+    is_asked = name == "dtype" or name in _METADATA_NAMES
+    return is_asked and member not in _REVEALING and not name.endswith("storage")
 
 
 def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Callable]:

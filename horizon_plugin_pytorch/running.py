@@ -173,6 +173,11 @@ def interceptor() -> Any:
     return None if run is None else run.handler
 
 
+def is_in_forward() -> bool:
+    """Does code of a prepared model run that was not seen before it ran?"""
+    return _THREAD.forward != 0 or interceptor() is not None
+
+
 @contextmanager
 def running(run: Run) -> Iterator[None]:
     """A model runs in here."""

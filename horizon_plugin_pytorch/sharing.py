@@ -1,7 +1,9 @@
 """Tensors with a scale that show one memory in float, and who of them must not be read after a write.
 
 A tensor with a scale has no memory in common with others: what is written has a scale of its own, which a view of it or
-its base cannot have. So a write makes those stale that show what was written, and whoever reads them is told.
+its base cannot have. So a write makes those stale that show what was written, and whoever reads them is told. Real
+values that leave the quantized part, or enter it, are a second tensor as well, where float has one: these are loans,
+and torch's count of writes tells what became of them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 _MEMBERSHIP = "_membership"
@@ -35,6 +40,56 @@ class Write:
     place: Place | None
 
 
+class _Loan:
+    """An ordinary tensor that is one with a quantized tensor in float: what a stub gave of it, or took for it.
+
+    Args:
+        values: the ordinary tensor.
+        place: what it shows of the memory in float.
+        by: who made the loan, with its line.
+        spoil: lets readers of the ordinary tensor be refused when the quantized one is written to; None if it cannot.
+    """
+
+    def __init__(self, values: Tensor, place: Place, by: str, spoil: Callable[[Tensor, Write], None] | None) -> None:
+        self.place, self.by, self._spoil = place, by, spoil
+        self.values = weakref.ref(values)
+        self._storage = StorageWeakRef(values.untyped_storage())
+        self._counter = values.detach()  # it shares the count of writes
+        self._counter.data = _NOTHING  # and not the memory
+        self._count = self._counter._version
+
+    @property
+    def is_written(self) -> bool:
+        """Has anybody written to it, or to a view of it?"""
+        return self._counter._version != self._count
+
+    @property
+    def is_over(self) -> bool:
+        """Is its memory gone, as it was lent?"""
+        return self._storage.expired() and not self.is_written
+
+    def spoil(self, write: Write) -> None:
+        """The quantized tensor is written to: in float this one is changed as well, and here it is not.
+
+        Raises:
+            UnsupportedOperatorError: somebody has a view of it, whose readers nobody sees.
+        """
+        values = self.values()
+        if self._spoil is None or self._storage.expired():
+            return
+        if values is None or is_shown_elsewhere(values):
+            raise UnsupportedOperatorError(
+                f"{write.by} changes a tensor in place of which {self.by} gave the real values, and a view of these is "
+                "still there: in float it would see the change, and real values share no memory with quantized "
+                "tensors. Make a new tensor, as in `x = x + 1`, or take the view of a copy (`.clone()`)."
+            )
+        self._spoil(values, write)
+
+
+_NOTHING = torch.empty(0)
+_MANY_LOANS = 8  # of one memory; then those are dropped that are over
+
+
 class _Group:
     """The tensors that show one memory.
 
@@ -44,7 +99,13 @@ class _Group:
 
     def __init__(self, is_dense: bool) -> None:
         self.is_dense = is_dense
+        self.loans: list[_Loan] = []
         self._members: dict[int, weakref.ref] = {}
+
+    def lend(self, loan: _Loan) -> None:
+        if len(self.loans) >= _MANY_LOANS:
+            self.loans = [known for known in self.loans if not known.is_over]
+        self.loans.append(loan)
 
     def add(self, x: Any, place: Place, is_exact: bool) -> None:
         key, members = id(x), self._members
@@ -80,6 +141,18 @@ def _membership(x: Any) -> _Membership | None:
     return x.__dict__.get(_MEMBERSHIP)
 
 
+def _member(x: Any) -> _Membership:
+    """The same, where a tensor that shares its memory with nobody begins a group."""
+    known = _membership(x)
+    if known is None:
+        with _PLAIN():
+            memory = _memory(x)
+            _Group(memory.is_contiguous()).add(x, place_of(memory), True)
+        known = _membership(x)
+    assert known is not None
+    return known
+
+
 def _memory(x: Any) -> Tensor:
     """What holds the numbers of a tensor: its integers where they are known, while its real values may not be there."""
     grid = x.__dict__.get("_grid")
@@ -95,6 +168,12 @@ def place_of(x: Tensor) -> Place:
 
 def _storage(x: Tensor) -> int:
     return x.untyped_storage()._cdata
+
+
+def shows(x: Tensor, other: Tensor) -> bool:
+    """Have two tensors one memory?"""
+    with _PLAIN():
+        return _storage(x) == _storage(other)
 
 
 def follow_view(source: Any, out: Any, may_show: bool = False) -> None:
@@ -123,13 +202,7 @@ def join(source: Any, out: Any, place: Place | None, is_exact: bool = True) -> N
         place: what it shows; None if nobody knows what part.
         is_exact: is this what the tensor itself has for memory?
     """
-    known = _membership(source)
-    if known is None:
-        with _PLAIN():
-            memory = _memory(source)
-            _Group(memory.is_contiguous()).add(source, place_of(memory), True)
-        known = _membership(source)
-    assert known is not None
+    known = _member(source)
     is_known = place is not None and known.is_exact
     known.group.add(out, place if place is not None and is_known else known.place, is_exact and is_known)
 
@@ -162,10 +235,13 @@ def note_write(target: Any, by: str, index: Any = ...) -> Callable[[], None]:
     if known is None:
         return _nothing
     group, place = known.group, known.place
-    write = Write(by, weakref.ref(target), part_of(target))
-    for other in group.others(part_of(target, index) or place, target):
+    write, part = Write(by, weakref.ref(target), part_of(target)), part_of(target, index) or place
+    for other in group.others(part, target):
         other.spoil(write)
-    is_alone = not group.others(place, target)
+    for loan in group.loans:
+        if overlap(loan.place, part):
+            loan.spoil(write)
+    is_alone = not group.others(place, target) and all(loan.is_over for loan in group.loans)
 
     def settle() -> None:
         group.remove(target)
@@ -217,6 +293,33 @@ class Spoiled:
         self._revive()
         self[index] = part  # type: ignore[index]
         join(self, part, part_of(self, index), is_exact=False)
+
+
+def lend(source: Any, values: Tensor, by: str, spoil: Callable[[Tensor, Write], None] | None = None) -> None:
+    """Note that an ordinary tensor is one with a tensor with a scale in float: what a stub gave of it, or took for it.
+
+    Args:
+        by: who made the loan, with its line.
+        spoil: lets readers of the ordinary tensor be refused, if it has memory of its own.
+    """
+    if values.is_inference() or torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():  # nobody counts writes
+        return
+    known = _member(source)
+    with _PLAIN():
+        known.group.lend(_Loan(values, known.place, by, spoil))
+
+
+def is_known(x: Any) -> bool:
+    """Does a tensor share its memory in float?"""
+    return _MEMBERSHIP in x.__dict__
+
+
+def written_loan(x: Any) -> str | None:
+    """Who lent real values that are one with a tensor in float, and were written to since; None if nobody did."""
+    known = _membership(x)
+    if known is None:
+        return None
+    return next((n.by for n in known.group.loans if n.is_written and overlap(n.place, known.place)), None)
 
 
 def is_same_memory(a: Any, b: Any) -> bool:

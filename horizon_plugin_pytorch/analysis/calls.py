@@ -226,7 +226,7 @@ class _Recorder:
         return mark.dtype if mark is not None and str(x.dtype) == "torch.float32" else str(x.dtype)
 
     def _seen(self, x: Tensor, dtype: str, producer: int | None, origin: int | None) -> SeenTensor:
-        values = x.dequantize() if isinstance(x, QTensor) else x
+        values = x.as_real() if isinstance(x, QTensor) else x
         low = high = None
         if values.is_floating_point() and values.numel():
             low, high = (float(v) for v in torch.aminmax(values.detach()))

@@ -82,7 +82,7 @@ def _distance(wanted: list[Tensor], out: list[Tensor]) -> float:
     for one, other in zip(wanted, out, strict=True):
         if not one.is_floating_point():
             continue
-        other = other.dequantize() if isinstance(other, QTensor) else other
+        other = other.as_real() if isinstance(other, QTensor) else other
         is_finite = one.isfinite() & other.isfinite()
         if bool(one[is_finite].any()):
             found.append(relative_error(other[is_finite], one[is_finite]))

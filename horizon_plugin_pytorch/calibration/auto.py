@@ -376,7 +376,7 @@ class _Judge:
         self.batch, self.ended, self._given = index, 0, []
         out = run_batch(self._model, own_tensors(self.batches[index]))
         found = pytree.tree_leaves(self._given or out)
-        plain = [x.dequantize() if isinstance(x, QTensor) else x for x in found if isinstance(x, Tensor)]
+        plain = [x.as_real() if isinstance(x, QTensor) else x for x in found if isinstance(x, Tensor)]
         return [x for x in plain if x.is_floating_point()]
 
     def run_float(self, tensors: Sequence[_Tensor]) -> None:

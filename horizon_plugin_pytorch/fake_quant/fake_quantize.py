@@ -656,7 +656,7 @@ class DynamicFakeQuantize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The nearest values of the slices' grids; gradients pass straight through."""
         if isinstance(x, QTensor):
-            x = x.dequantize()
+            x = x.as_real()
         if not (self.is_quantizing and FakeQuantize.enabled):
             return x
         parts = []

@@ -42,7 +42,7 @@ def _on_the_grid(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     assert call is not None
     x = call.args[0]
     if not isinstance(x, QTensor):  # only the positions are quantized
-        real = pytree.tree_map(lambda v: v.dequantize() if isinstance(v, QTensor) else v, (args, kwargs))
+        real = pytree.tree_map(lambda v: v.as_real() if isinstance(v, QTensor) else v, (args, kwargs))
         return func(*real[0], **real[1])
     module = _module(row, call, x)
     if not x.is_integer:

@@ -37,7 +37,7 @@ def compare(relation: str, a: Any, b: Any) -> QTensor:
     a = a.as_numbers()
     b = b.as_numbers() if isinstance(b, QTensor) else b
     if not a.is_rounded or (isinstance(b, QTensor) and not b.is_rounded):  # while calibrating there is no grid
-        return _mask(RELATIONS[relation](a.dequantize(), b.dequantize() if isinstance(b, QTensor) else b), a)
+        return _mask(RELATIONS[relation](a.as_real(), b.as_real() if isinstance(b, QTensor) else b), a)
     if isinstance(b, QTensor):
         is_narrow = max(a.dtype.bits, b.dtype.bits) <= 8
         factors = fp.choose_comparison(float(a.scale), float(b.scale), is_narrow)
@@ -57,7 +57,7 @@ def truth(x: Any) -> Any:
     if isinstance(x, QTensor):
         if x.dtype == qbool:
             return x.plain()
-        return (x.as_grid() if x.is_rounded else x.dequantize()) != 0
+        return (x.as_grid() if x.is_rounded else x.as_real()) != 0
     if isinstance(x, bool):
         return torch.tensor(x)
     return x != 0 if isinstance(x, Tensor) and x.dtype != torch.bool else x

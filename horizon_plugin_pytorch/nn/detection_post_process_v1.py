@@ -149,7 +149,7 @@ def _on_its_grid(x: Tensor) -> Tensor:
             f"{march}. Put a DeQuantStub before it; it then runs in float."
         )
     if not x.is_rounded:  # while calibrating there are no integers yet
-        return x.dequantize()
+        return x.as_real()
     grid = x.as_grid()
     if x.dtype != qint8 or float(x.scale) != INPUT_SCALE:
         factor = fp.choose_factor(x.scale.double() / INPUT_SCALE, qint8.min, qint8.max, float(1 << (x.dtype.bits - 1)))

@@ -36,7 +36,7 @@ def filter(*inputs: Tensor, threshold: float, idx_range: tuple[int, int] | None 
         raise OperatorInputError(
             f"`filter` takes maps [N, C, H, W] of one N, H and W, got {', '.join(str(tuple(x.shape)) for x in inputs)}."
         )
-    maps = [x.dequantize() if isinstance(x, QTensor) else x for x in inputs]
+    maps = [x.as_real() if isinstance(x, QTensor) else x for x in inputs]
     first, last = (0, maps[0].shape[1]) if idx_range is None else idx_range
     if not 0 <= first < last <= maps[0].shape[1]:
         raise OperatorInputError(

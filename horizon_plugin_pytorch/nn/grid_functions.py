@@ -121,7 +121,7 @@ def _steps(x: QTensor, limit: Any) -> Any:
 def _value(x: QTensor, limit: Any, steps: Any) -> Any:
     """A limit in real numbers, on the grid if the values are; a tensor keeps its gradient."""
     if isinstance(limit, Tensor):
-        real = limit.dequantize() if isinstance(limit, QTensor) else limit
+        real = limit.as_real() if isinstance(limit, QTensor) else limit
         return round_to_grid(real, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False) if x.is_rounded else real
     return steps * float(x.scale) if x.is_rounded else limit
 

@@ -12,6 +12,7 @@ from horizon_plugin_pytorch.capture.region import is_size, module_at
 from horizon_plugin_pytorch.capture.tracer import scope_of
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.operators.table import row_of_module
+from horizon_plugin_pytorch.qtensor import is_metadata_name
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, VIEW_ATTRIBUTES, writes, writes_by_name
 
 _SAME_MEMORY = {
@@ -87,10 +88,16 @@ def _are_apart(a: tuple[Any, int] | None, b: tuple[Any, int] | None) -> bool:
 
 def _reads_before_write_back(order: dict[fx.Node, int], whole: fx.Node, part: fx.Node) -> bool:
     """Is `whole` read after `part` was written to? In ``x[0] += y`` it is not: ``x[0] = part`` is the next call."""
-    readers = [user for user in whole.users if order[user] > order[part]]
+    readers = [user for user in whole.users if order[user] > order[part] and not _asks_only(user)]
     first = min(readers, key=order.__getitem__, default=None)
     is_written_back = first is not None and first.target is operator.setitem and first.args[::2] == (whole, part)
     return bool(readers) and not (is_written_back and _source(part).args == first.args[:2])  # type: ignore[union-attr]
+
+
+def _asks_only(node: fx.Node) -> bool:
+    """Does a node ask for a shape, a device or the like, and for no value?"""
+    name = node.args[1] if node.target is getattr else node.target
+    return isinstance(name, str) and node.op in ("call_function", "call_method") and is_metadata_name(name)
 
 
 def _source(part: fx.Node) -> fx.Node:

@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorE
 from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.operators.calls import CASTS, as_call, operator_name, row_of_call
 from horizon_plugin_pytorch.operators.table import AS_IT_IS, Binder, Call, NotBindable
-from horizon_plugin_pytorch.qtensor import QTensor, become, keeps_scale, settled
+from horizon_plugin_pytorch.qtensor import QTensor, become, calling_line, keeps_scale, settled
 from horizon_plugin_pytorch.running import EmptyIsZero, Run, current, innermost, interceptor
 from horizon_plugin_pytorch.runtime.call_site import (
     Attribute,
@@ -374,7 +374,7 @@ class OnCpu:
         def one(x: Any) -> Any:
             if not isinstance(x, QTensor):
                 return unmarked(x)
-            return x.dequantize() if model is None else model.resolve(self.stub)(x)
+            return x.shared(f"a float operator{calling_line()}") if model is None else model.resolve(self.stub)(x)
 
         return pytree.tree_map(one, tree)
 

@@ -25,7 +25,7 @@ from horizon_plugin_pytorch.errors import (
 )
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.operators.arguments import by_position
-from horizon_plugin_pytorch.qtensor import QTensor, calling_line, write
+from horizon_plugin_pytorch.qtensor import LentValuesError, QTensor, calling_line, write
 from horizon_plugin_pytorch.running import current_forward, interceptor
 from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked
@@ -239,6 +239,8 @@ class PlacedModule(Successor):
 
     def explained(self, error: Exception, inputs: Any) -> Exception:
         """The error with this module's place and the shapes of its inputs; errors that say enough are left alone."""
+        if isinstance(error, LentValuesError) and self.line and interceptor() is None:  # a traced graph calls it
+            return error.read_by(f"`{type(self).__name__}` {self.place}")
         if type(error) not in (RuntimeError, IndexError):  # our own errors, out of memory, unsupported operators
             return error
         shapes = ", ".join(str(tuple(x.shape)) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))

@@ -67,7 +67,7 @@ def refuse_chance(graph: fx.Graph, is_quantized: Callable[[fx.Node], bool]) -> N
 def by_chance(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Run a function on real values; tensors of real numbers keep the scale of its first quantized operand."""
     source = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, QTensor))
-    values = pytree.tree_map(lambda v: v.dequantize() if isinstance(v, QTensor) else v, (args, kwargs))
+    values = pytree.tree_map(lambda v: v.as_real() if isinstance(v, QTensor) else v, (args, kwargs))
     out = func(*values[0], **values[1])
     return pytree.tree_map(lambda v: source.unrounded(v) if isinstance(v, Tensor) and v.is_floating_point() else v, out)
 

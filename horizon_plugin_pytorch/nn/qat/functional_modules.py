@@ -145,7 +145,7 @@ def _divisor(y: Any) -> Any:
     if not isinstance(y, QTensor):
         return y
     y = y.as_numbers()
-    return fp.away_from_zero(y.dequantize(), smallest_divisor(y))
+    return fp.away_from_zero(y.as_real(), smallest_divisor(y))
 
 
 def smallest_divisor(y: QTensor) -> float:

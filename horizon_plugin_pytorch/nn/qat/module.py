@@ -295,7 +295,9 @@ def real(x: Any) -> Any:
     """Real values of a QTensor, also inside a list or tuple; anything else as it is."""
     if isinstance(x, (list, tuple)):
         return type(x)(map(real, x))
-    return x.dequantize() if isinstance(x, (QTensor, RealOutput)) else x
+    if isinstance(x, QTensor):
+        return x.as_real()
+    return x.dequantize() if isinstance(x, RealOutput) else x
 
 
 def relu_limits(has_relu: bool, is_relu6: bool) -> tuple[float, float]:

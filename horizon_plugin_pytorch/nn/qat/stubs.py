@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, at
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nn import stubs
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient, real
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
 from horizon_plugin_pytorch.operators.support import INTS, WIDE, Support, on
 from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
-from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, calling_line, exact_qtensor, taken
+from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.runtime.stub_input import require_tensor
 from horizon_plugin_pytorch.statistics.clipping import CLIPPED_INPUT
 from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver
+
+
+def called(stub: QATModule) -> str:
+    """A stub with the line that calls it, for messages."""
+    is_traced = bool(stub.line) and interceptor() is None
+    return f"`{type(stub).__name__}` {stub.place if is_traced else at(stub.path) + calling_line()}"
 
 
 class QuantStub(QATModule):
@@ -64,7 +72,9 @@ class QuantStub(QATModule):
                 return self.exact(x, trained=lambda: quantizer(real(x)))
             return quantizer(real(x))
         require_tensor(x, self.place)
-        x = x.float()
+        return taken(self._quantized(x.float(), quantizer), x, called(self))
+
+    def _quantized(self, x: Tensor, quantizer: FakeQuantize) -> QTensor:
         if not quantizer.is_exact:
             return quantizer(x)
         quantizer.check_nan(x)
@@ -99,7 +109,12 @@ class DeQuantStub(QATModule):
         return self
 
     def forward(self, x: Any) -> Any:
-        return pytree.tree_map(real, x)  # also tuples, lists and dictionaries of tensors
+        by = called(self)
+
+        def one(x: Any) -> Any:
+            return x.lent(by) if isinstance(x, QTensor) and not x.is_integer else real(x)
+
+        return pytree.tree_map(one, x)  # also tuples, lists and dictionaries of tensors
 
 
 _QUANT, _DEQUANT = Support(("float32", *INTS), INTS), Support(WIDE, ("float32",))

@@ -47,7 +47,7 @@ class GridSample(QuantizedModule):
 
     def forward(self, input: Any, grid: Any) -> Any:
         if has_no_scale(input):
-            return self.on_real(input, grid.dequantize() if isinstance(grid, QTensor) else grid)
+            return self.on_real(input, grid.as_real() if isinstance(grid, QTensor) else grid)
         x = self.quantized_input(input)
         is_real = not isinstance(grid, QTensor)
         factor, offset = self._plans.get(

@@ -13,7 +13,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 
 
 def _real(x: QTensor | Tensor) -> Tensor:
-    return x.dequantize() if isinstance(x, QTensor) else x
+    return x.as_real() if isinstance(x, QTensor) else x
 
 
 class Linear(QuantizedGemm):

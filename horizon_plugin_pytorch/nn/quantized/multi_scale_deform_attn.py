@@ -26,7 +26,7 @@ class DeformableSampling(QuantizedModule):
 
         factor, step = self._plans.get((value, weights, offsets), terms, plan)
         heights, widths = zip(*shapes, strict=True)
-        place = reference.dequantize() if isinstance(reference, QTensor) else reference
+        place = reference.as_real() if isinstance(reference, QTensor) else reference
         return self.output(fp.deformable_attention(
             value.plain(), offsets.plain(), weights.plain(), place, heights, widths, step,
             fp.weight_bits(value.dtype.bits), factor, fp.is_beyond_float32(bound), self.low, self.high,

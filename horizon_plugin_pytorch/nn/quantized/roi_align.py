@@ -19,7 +19,7 @@ def real_boxes(boxes: Any) -> Any:
     """Boxes as real numbers; those with a scale lose it."""
     if isinstance(boxes, (list, tuple)):
         return [real_boxes(b) for b in boxes]
-    return boxes.dequantize() if isinstance(boxes, QTensor) else boxes
+    return boxes.as_real() if isinstance(boxes, QTensor) else boxes
 
 
 def sample_bits(maps: Sequence[QTensor]) -> int:
