@@ -122,6 +122,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         return self
 
     def reset_parameters(self) -> None:
+        """Draw new weights, as torch's layer does."""
         if not self._parameters["weight"].is_meta:  # type: ignore[union-attr] # `from_float` puts others in their place
             super().reset_parameters()  # type: ignore[misc]
 
