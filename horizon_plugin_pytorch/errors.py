@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import warnings
 from collections.abc import Iterable
 
-import numpy
-import torch
+from horizon_plugin_pytorch.asking import (
+    is_package_code as is_package_code,  # these were defined here, and can still be imported from here
+)
+from horizon_plugin_pytorch.asking import (
+    is_torch_code as is_torch_code,
+)
+from horizon_plugin_pytorch.asking import (
+    is_user_code as is_user_code,
+)
+from horizon_plugin_pytorch.asking import (
+    levels_to_user,
+)
+from horizon_plugin_pytorch.asking import (
+    user_frames as user_frames,
+)
 
-_TORCH, _PACKAGE = os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep
-_NUMPY = os.path.dirname(numpy.__file__) + os.sep
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -90,29 +100,7 @@ class TableWarning(UserWarning):
 
 def warn(message: str, category: type[Warning]) -> None:
     """Warn, and point to the line of the user's code that called the package, however deep the warning comes from."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and not is_user_code(frame.f_code.co_filename):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
-
-
-def is_user_code(file: str) -> bool:
-    """Does a source file belong to the user, rather than to torch, numpy, this package, or to generated code?
-
-    >>> is_user_code("/home/me/torch/model.py"), is_user_code(torch.__file__), is_user_code("<eval_with_key>.0")
-    (True, False, False)
-    """
-    return not file.startswith(("<eval_with_key>", _TORCH, _PACKAGE, _NUMPY))
-
-
-def is_torch_code(file: str) -> bool:
-    """Does a source file belong to torch?"""
-    return file.startswith(_TORCH)
-
-
-def is_package_code(file: str) -> bool:
-    """Does a source file belong to this package?"""
-    return file.startswith(_PACKAGE)
+    warnings.warn(message, category, stacklevel=levels_to_user())
 
 
 def source_line(stack_trace: str | None) -> str:
@@ -123,10 +111,10 @@ def source_line(stack_trace: str | None) -> str:
     """
     if not stack_trace:
         return ""
-    user_frames = [(m["file"], m["line"]) for m in _FRAME.finditer(stack_trace) if is_user_code(m["file"])]
-    if not user_frames:
+    frames = [(m["file"], m["line"]) for m in _FRAME.finditer(stack_trace) if is_user_code(m["file"])]
+    if not frames:
         return ""
-    file, line = user_frames[-1]
+    file, line = frames[-1]
     return f"{os.path.basename(file)}:{line}"
 
 
@@ -149,18 +137,3 @@ def listed(names: Iterable[str], most: int = 6) -> str:
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def user_frames() -> str:
-    """The calling lines outside torch and this package, outermost first.
-
-    `record_stack_traces` of torch would do, but it imports the compiler, which takes two seconds.
-    """
-    lines = []
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_user_code(file):
-            lines.append(f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}')
-        frame = frame.f_back  # type: ignore[assignment]
-    return "\n".join(reversed(lines))

@@ -9,58 +9,32 @@ from __future__ import annotations
 
 import importlib
 import operator
-import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
-from torch.utils import checkpoint
 
-from horizon_plugin_pytorch import sharing
+from horizon_plugin_pytorch import asking, sharing
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
-from horizon_plugin_pytorch.errors import (
-    QuantizationWarning,
-    UnsupportedOperatorError,
-    is_package_code,
-    is_user_code,
-)
+from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError
 from horizon_plugin_pytorch.plain_values import array_ufunc, plain_arguments
-from horizon_plugin_pytorch.running import current, current_forward, interceptor, is_in_forward
+from horizon_plugin_pytorch.running import (
+    asked_by_model,
+    asked_in_forward,
+    current,
+    current_forward,
+    interceptor,
+    is_in_forward,
+)
 from horizon_plugin_pytorch.writing import VIEW_ATTRIBUTES, written
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
-_CALL = nn.Module.__call__.__code__
 _TRUE = 64  # the integer of a boolean that counts as the number 1
-
-
-def asked_by_model(frame: FrameType) -> bool:
-    """Does the forward of a model that was prepared by running it ask, rather than this package?
-
-    Args:
-        frame: of the code that asks.
-    """
-    return not is_package_code(frame.f_code.co_filename) and interceptor() is not None
-
-
-def asked_in_forward(frame: FrameType) -> bool:
-    """Does code of the user's ask that a module runs, as in a forward in eager mode, rather than a script?
-
-    Args:
-        frame: of the code that asks.
-    """
-    if not is_user_code(frame.f_code.co_filename):
-        return False
-    step: FrameType | None = frame
-    while step is not None and step.f_code is not _CALL:
-        step = step.f_back
-    return step is not None
 
 
 @contextmanager
@@ -134,7 +108,7 @@ class QTensor(Tensor):
         The forward of a model that was prepared by running it gets the answer of the float tensor it was written for,
         ``torch.float32`` (``torch.bool`` for `qbool`): it asks ``torch.finfo(x.dtype)`` or ``mask.to(x.dtype)``.
         """
-        if not asked_by_model(sys._getframe(1)):
+        if not asked_by_model():
             return self._format
         return torch.bool if self._format == qbool else torch.float32
 
@@ -280,7 +254,7 @@ class QTensor(Tensor):
 
     def as_subclass(self, cls: Any) -> Any:
         """As torch has it; a forward of the user's that asks for an ordinary tensor gets one of real values."""
-        is_asked = cls is Tensor and asked_in_forward(sys._getframe(1))
+        is_asked = cls is Tensor and asked_in_forward()
         return self.dequantize() if is_asked else super().as_subclass(cls)
 
     def as_integers(self) -> QTensor:
@@ -385,7 +359,7 @@ class QTensor(Tensor):
             out = model(func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        elif is_backward() and not _is_recomputing():  # the backward of an `autograd.Function` of the user's
+        elif is_backward() and not asking.is_recomputing():  # the backward of an `autograd.Function` of the user's
             args, kwargs = pytree.tree_map(lambda x: x.as_real() if isinstance(x, QTensor) else x, (args, kwargs))
             return func(*args, **kwargs)
         if len(types) > 1 and any(getattr(t, "hands_over", False) for t in types):
@@ -443,17 +417,9 @@ def is_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _is_recomputing() -> bool:
-    """Does autograd run a part of the forward again, that the user has put into a checkpoint?"""
-    frame: FrameType | None = sys._getframe(1) if is_backward() else None
-    while frame is not None and frame.f_code.co_filename != checkpoint.__file__:
-        frame = frame.f_back
-    return frame is not None
-
-
 def unsupported(func: Callable) -> NotImplementedError:
     """The error for a function that would need to know how to treat the scale."""
-    if _is_recomputing():
+    if is_backward() and asking.is_recomputing():
         return NotImplementedError(
             f"{described(func)} runs again in the backward pass (`torch.utils.checkpoint`), outside of the model's "
             "forward, where nothing says which scale it has. Put the code into the forward of a module of the model, "
@@ -717,13 +683,8 @@ def _name(func: Callable) -> str:
 
 def calling_line() -> str:
     """The user's line that runs, in brackets, for messages; empty if there is none."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_user_code(file):
-            return f" ({os.path.basename(file)}:{frame.f_lineno})"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    line = asking.user_line()
+    return f" ({line})" if line else ""
 
 
 def described(func: Callable) -> str:

@@ -11,13 +11,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
 from torch.overrides import TorchFunctionMode
+
+from horizon_plugin_pytorch import asking
+from horizon_plugin_pytorch.asking import CallInProgress
 
 
 class EmptyIsZero(TorchFunctionMode):
@@ -43,7 +45,7 @@ class Run:
         root: the module that was called.
         path: its path in the model.
         recorder: who records the model.
-        frame: of the code that calls the hooks of `root`; it tells when the call is over.
+        call: that of `root`; it tells when it is over.
     """
 
     def __init__(
@@ -52,9 +54,9 @@ class Run:
         root: nn.Module | None = None,
         path: str = "",
         recorder: Any = None,
-        frame: FrameType | None = None,
+        call: CallInProgress | None = None,
     ) -> None:
-        self.handler, self.root, self.recorder, self._frame = handler, root, recorder, frame
+        self.handler, self.root, self.recorder, self._call = handler, root, recorder, call
         self.prefix = f"{path}." if path else ""
         self.scopes: list[str] = []  # paths of the modules whose forward is running
         self._children: list[tuple[str, nn.Module, dict[str, nn.Module | None]]] = []  # what they had before
@@ -88,14 +90,8 @@ class Run:
         return path
 
     def is_over(self) -> bool:
-        """Has the call ended without a word? Torch calls no hooks after a KeyboardInterrupt."""
-        if self._frame is None:
-            return False
-        try:
-            self._frame.clear()  # refused while it is executing
-        except RuntimeError:
-            return False
-        return True
+        """True if the call ended with an exception that torch's hooks did not see."""
+        return self._call is not None and self._call.is_over()
 
     def begin(self) -> None:
         """The model begins to run."""
@@ -176,6 +172,25 @@ def interceptor() -> Any:
 def is_in_forward() -> bool:
     """Does code of a prepared model run that was not seen before it ran?"""
     return _THREAD.forward != 0 or interceptor() is not None
+
+
+def asked_by_model() -> bool:
+    """True if the function that calls this one must answer as in float: code of a model that runs asks it.
+
+    The model was prepared by running it, or is code that tracing did not enter. Torch's functions ask for the code that
+    called them. This package and tools (`asking.as_tool`) get the real answer.
+    """
+    return not asking.package_asks(2) and interceptor() is not None and asking.model_asks(2)
+
+
+def asked_by_forward() -> bool:
+    """As `asked_by_model`, but torch, which has to know what it deals with, gets the real answer as well."""
+    return asking.user_asks(2) and interceptor() is not None and asking.model_asks(2)
+
+
+def asked_in_forward() -> bool:
+    """True if user code that a module runs asks, as a forward in eager mode does, rather than a script or a tool."""
+    return asking.user_asks(2) and asking.model_asks(2, has_call=True)
 
 
 @contextmanager

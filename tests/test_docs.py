@@ -7,10 +7,10 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from horizon_plugin_pytorch import errors
 

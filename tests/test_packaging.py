@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,14 @@ def distribution() -> importlib.metadata.Distribution:
 def test_metadata_agrees_with_the_source(distribution: importlib.metadata.Distribution) -> None:
     assert distribution.version == horizon_plugin_pytorch.__version__
     assert distribution.metadata["License-Expression"] == "Apache-2.0"
-    assert distribution.metadata["Requires-Python"] == ">=3.10"
+
+
+def test_the_package_declares_the_python_that_the_tests_run_on() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    declared = [c.rpartition(" ")[2] for c in project["project"]["classifiers"] if "Python :: 3." in c]
+    assert declared == [running] and project["project"]["requires-python"] == f"=={running}.*"
+    assert project["tool"]["mypy"]["python_version"] == running
 
 
 def test_core_dependencies_are_four(distribution: importlib.metadata.Distribution) -> None:

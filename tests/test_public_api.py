@@ -40,6 +40,7 @@ MODULES = [
     ".dtype",
     ".qtensor",
     ".qat_mode",
+    ".asking",
     ".errors",
     ".functional",
     ".nn",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,9 +11,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from horizon_plugin_pytorch.asking import error_line
 from horizon_plugin_pytorch.capture.tracer import is_leaf
 from horizon_plugin_pytorch.config.choice import reason_of
-from horizon_plugin_pytorch.errors import at, is_user_code
+from horizon_plugin_pytorch.errors import at
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
 from horizon_plugin_pytorch.march import March
@@ -276,10 +275,8 @@ class _Recorder:
 
     def failure(self, error: Exception, path: str | None) -> Failure:
         """Where an error came from."""
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_code(f.filename)]
-        line = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
         last = self.calls[-1].name if self.calls else ""
-        return Failure(error, path or "", line, last)
+        return Failure(error, path or "", error_line(error), last)
 
 
 def _run_in_training(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[set[str], Failure | None]:

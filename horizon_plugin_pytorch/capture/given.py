@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import inspect
-import itertools
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -60,20 +56,6 @@ class Place:
             except (KeyError, IndexError, TypeError):
                 return _MISSING
         return value
-
-
-@functools.lru_cache(maxsize=1024)
-def tests_none(code: types.CodeType) -> bool:
-    """Does a function ask whether something is None?
-
-    >>> tests_none((lambda x: 0 if x is None else x).__code__), tests_none((lambda x: x or None).__code__)
-    (True, False)
-    """
-    steps = list(dis.get_instructions(code))
-    return any(
-        step.opname.endswith("_NONE") or (step.opname == "IS_OP" and before.argval is None and "CONST" in before.opname)
-        for before, step in itertools.pairwise(steps)
-    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import copy
 import inspect
 import keyword
 import re
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +16,8 @@ from torch import fx, nn
 from horizon_plugin_pytorch.capture.given import GUARD
 from horizon_plugin_pytorch.capture.packing import pack, unpack
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import is_user_code
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
-from horizon_plugin_pytorch.running import interceptor
+from horizon_plugin_pytorch.running import asked_by_forward
 from horizon_plugin_pytorch.runtime.compiled import run_uncompiled
 from horizon_plugin_pytorch.runtime.hooks import copy_hooks
 from horizon_plugin_pytorch.runtime.leaf import bind_methods
@@ -156,7 +154,7 @@ class GraphModuleWithAttr(torch.fx.GraphModule):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class of the user's model to wrapped code, which may ask ``isinstance(self, Net)`` or call `super`."""
-        is_asked = interceptor() is not None and is_user_code(sys._getframe(1).f_code.co_filename)
+        is_asked = asked_by_forward()
         return self.__dict__.get("_source_class") or type(self) if is_asked else type(self)
 
     @__class__.setter

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, at, warn
+from horizon_plugin_pytorch.runtime.hooks import note_own_hooks
 
 _COMPILED = "OptimizedModule"  # by name: to import the compiler takes seconds
 
@@ -46,8 +47,9 @@ def unwrapped(model: nn.Module, what: str) -> nn.Module:
 
 
 def plain_modules(model: nn.Module) -> nn.Module:
-    """Take parts of a model out of what compiles or distributes them, in the model itself."""
+    """Take parts of a model out of what compiles or distributes them, in the model itself; their hooks are its own."""
     for module in list(model.modules()):
+        note_own_hooks(module)
         module._compiled_call_impl = None  # type: ignore[assignment]
         for name, child in module._modules.items():
             inner = None if child is None else _inside(child)

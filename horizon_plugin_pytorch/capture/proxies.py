@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.fx
 
+from horizon_plugin_pytorch.asking import user_asks
 from horizon_plugin_pytorch.capture.given import Place, is_setting
-from horizon_plugin_pytorch.errors import is_user_code
 from horizon_plugin_pytorch.plain_values import array_ufunc
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, VIEW_ATTRIBUTES
 
@@ -24,7 +23,7 @@ class TracedProxy(torch.fx.Proxy):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class of what it stands for to the user's code, which may ask ``isinstance(x, Tensor)``."""
-        is_asked = is_user_code(sys._getframe(1).f_code.co_filename)
+        is_asked = user_asks()
         return (is_asked and self.asked_class()) or type(self)
 
     def asked_class(self) -> type | None:

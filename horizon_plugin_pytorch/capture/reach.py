@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.errors import is_user_code
+from horizon_plugin_pytorch.asking import is_user_function, names_in
 
 # Names that stand for any child: `for layer in self.children()`, `getattr(self, name)`.
 _ANY = frozenset("children named_children modules named_modules get_submodule getattr _modules __dict__ vars".split())
@@ -29,10 +29,10 @@ def modules_named_by(function: Any, owner: nn.Module, is_certain: bool = False) 
         here = inspect.unwrap(pending.pop())
         here = getattr(here, "__func__", here)
         here = getattr(here, "func", here)  # functools.partial
-        if not isinstance(here, FunctionType) or here in seen or not is_user_code(here.__code__.co_filename):
+        if not isinstance(here, FunctionType) or here in seen or not is_user_function(here):
             continue
         seen.add(here)
-        names = set(_names(here.__code__))
+        names = names_in(here)
         if names & _ANY and not is_certain:
             found.update((id(child), child) for child in owner.children())
         for name in names:
@@ -49,16 +49,6 @@ def _is_function(cell: Any) -> bool:
         return isinstance(cell.cell_contents, FunctionType)
     except ValueError:  # not set yet
         return False
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Attributes and globals that code names, and strings, which may be names of attributes."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-        elif isinstance(constant, str) and constant.isidentifier():
-            yield constant
 
 
 def _attribute(owner: nn.Module, name: str) -> Any:

@@ -18,10 +18,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from horizon_plugin_pytorch.asking import is_module_call, user_frames
 from horizon_plugin_pytorch.capture.memory import Memory, changed, distinct, versions
 from horizon_plugin_pytorch.capture.packing import PackedGraph
 from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf
-from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at, user_frames
+from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nested import tensors_in, tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position
@@ -37,7 +38,6 @@ from horizon_plugin_pytorch.runtime.call_site import (
     current_scope,
     entered,
     here,
-    is_called,
 )
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.runtime.stochastic import mark_chance
@@ -269,7 +269,7 @@ class Recorder(TorchFunctionMode):
         """Run a leaf module, or a method of a FloatFunctional, as one node."""
         if self._depth:
             return run()
-        if not (method or is_called()):
+        if not (method or is_module_call()):
             raise UnsupportedOperatorError(
                 f"the forward of {at(path, caller(current_scope()).line).removeprefix('at ')} is called by its name, "
                 "which the prepared model does not see. Call the module itself, as in `self.conv(x)`."

@@ -17,11 +17,19 @@ import torch.fx
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from horizon_plugin_pytorch.asking import (
+    definition_line,
+    error_line,
+    is_user_code,
+    user_frames,
+    user_line,
+    user_tests_none,
+)
 from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.container_writes import only_writes
-from horizon_plugin_pytorch.capture.given import GUARD, Arguments, Place, tests_none
+from horizon_plugin_pytorch.capture.given import GUARD, Arguments, Place
 from horizon_plugin_pytorch.capture.proxies import KnownItems, Parts, TracedProxy, Written, stand_in
-from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, is_user_code, source_line, user_frames, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, warn
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
 from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module
@@ -128,7 +136,7 @@ class QuantizationTracer(torch.fx.Tracer):
             is_asked: does a line of the forward ask? Else it was told before it began.
         """
         assert self.arguments is not None
-        line = source_line(user_frames()) if is_asked else ""
+        line = user_line() if is_asked else ""
         self.arguments.guard.rely(place, question, answer, about, line)
 
     def class_of(self, proxy: TracedProxy) -> type | None:
@@ -199,8 +207,7 @@ class QuantizationTracer(torch.fx.Tracer):
         place = self._places.get(args[0].node) if isinstance(args[0], torch.fx.Proxy) else None
         if place is not None and type(args[1]) in (str, int):
             self._places[item.node] = place.item(args[1])
-            code = user_code()
-            if not self.arguments.is_known(place.name) and code is not None and tests_none(code):  # type: ignore[union-attr]
+            if not self.arguments.is_known(place.name) and user_tests_none():  # type: ignore[union-attr]
                 self.rely(place.item(args[1]), "given", True)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -239,8 +246,7 @@ class QuantizationTracer(torch.fx.Tracer):
         return call
 
     def _lose(self, hook: Any, path: str) -> None:
-        code = getattr(hook, "__code__", None)
-        line = f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code is not None else ""
+        line = definition_line(hook)
         name = getattr(hook, "__qualname__", type(hook).__name__)
         self.lost_hooks[f"`{name}`{f' ({line})' if line else ''} of `{path}`"] = None
 
@@ -360,14 +366,6 @@ def _known_length(node: torch.fx.Node) -> int | None:
     return None if row is None or len(row.results) == 1 else len(row.results)
 
 
-def user_code() -> Any:
-    """The code of the innermost function outside torch and this package."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and not is_user_code(frame.f_code.co_filename):
-        frame = frame.f_back
-    return None if frame is None else frame.f_code
-
-
 def is_functional(cls: type) -> bool:
     """Is it a FloatFunctional, ours or torch's?"""
     row = row_of_module(cls)
@@ -409,14 +407,14 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
                 raise error
             tracer, graph = _traced(model, arguments)
         except Exception:
-            where = _innermost_user_line(error)
+            where = error_line(error)
             raise TraceError(
                 f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: "
                 f"{_remedy(error)} {'' if example else _EXAMPLE}Or prepare with `prepare(model, example_inputs, ...)`, "
                 "which runs the forward: sizes and lengths are numbers there, and what lies outside of the stubs may "
                 "be any Python."
             ) from error
-        tell_absent(model, absent, _innermost_user_line(error))
+        tell_absent(model, absent, error_line(error))
     else:
         follow_absent(model, arguments, graph, _traced)
     model.__dict__.pop(GUARD, None)
@@ -576,15 +574,6 @@ def _remedy(error: Exception) -> str:
         "forward. Before the QuantStub or after the DeQuantStub it can also be hidden in a function or module marked "
         "with `horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then called as it is."
     )
-
-
-def _innermost_user_line(error: BaseException) -> str:
-    lines = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        lines.append(f'File "{traceback.tb_frame.f_code.co_filename}", line {traceback.tb_lineno}')
-        traceback = traceback.tb_next
-    return source_line("\n".join(lines))
 
 
 def scope_of(node: torch.fx.Node) -> str:

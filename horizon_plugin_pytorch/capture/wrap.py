@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import builtins
 import inspect
-import sys
 from typing import Any
 
 from torch import nn
 
+from horizon_plugin_pytorch.asking import caller_globals
 from horizon_plugin_pytorch.capture.tracer import add_leaf_class
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.runtime.leaf import leaf
@@ -31,7 +31,7 @@ def wrap(obj: Any = None, skip_compile: bool = False) -> Any:
     if obj is None or isinstance(obj, bool):
         return wrap
     if isinstance(obj, str):
-        return _wrap_name(obj, sys._getframe(1).f_globals)
+        return _wrap_name(obj, caller_globals())
     if isinstance(obj, type) and issubclass(obj, nn.Module):
         for name, member in list(vars(obj).items()):
             if inspect.isfunction(member) and name != "forward" and not name.startswith("__"):

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import fx, nn
 
+from horizon_plugin_pytorch.asking import is_library_function
 from horizon_plugin_pytorch.capture.reach import modules_named_by
 from horizon_plugin_pytorch.capture.region import Region, called_path, is_fact
 from horizon_plugin_pytorch.capture.tracer import is_leaf, is_marked, scope_of
-from horizon_plugin_pytorch.errors import is_user_code, source_line
+from horizon_plugin_pytorch.errors import source_line
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.runtime.children import hide_added
@@ -40,9 +41,7 @@ def is_wrapped(model: fx.GraphModule, node: fx.Node) -> bool:
         return isinstance(module, LeafCode) or is_marked(module)
     if node.op != "call_function" or not getattr(node.target, "__horizon_leaf__", False):
         return False
-    code = getattr(inspect.unwrap(node.target), "__code__", None)  # type: ignore[arg-type] # builtins have none
-    is_own = code is not None and not is_user_code(code.co_filename)
-    return not is_own and row_of_function(node.target) is None  # type: ignore[arg-type]
+    return not is_library_function(inspect.unwrap(node.target)) and row_of_function(node.target) is None  # type: ignore[arg-type]
 
 
 def with_stubs(model: fx.GraphModule, nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -15,7 +12,8 @@ from torch._decomp import get_decompositions
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from horizon_plugin_pytorch.errors import ExportError, at, is_user_code, source_line, user_frames
+from horizon_plugin_pytorch.asking import is_user_code, running_functions, user_line
+from horizon_plugin_pytorch.errors import ExportError, at, source_line
 from horizon_plugin_pytorch.nested import fresh, tensors_of
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -99,7 +97,7 @@ class Recorder(TorchDispatchMode):
         sources = {_memory(x) for x in tensors_of((args, kwargs))}
         is_data = not sources.isdisjoint(self._data)
         if self.reads is None and not self._kept.isdisjoint(sources):
-            self.reads = source_line(user_frames())
+            self.reads = user_line()
         simpler = self._decompositions.get(func) if is_data else None
         if simpler is None and self._is_inside and func._can_decompose():
             simpler = func.decompose  # torch's own forms also call operators that are made of others
@@ -111,28 +109,26 @@ class Recorder(TorchDispatchMode):
             finally:
                 self._is_inside = was_inside
         out = func(*args, **(kwargs or {}))
-        self.steps.append(Step(func, args, kwargs or {}, out, _place(sys._getframe(1), self._paths)))
+        self.steps.append(Step(func, args, kwargs or {}, out, _place(self._paths)))
         if is_data:
             self._data.update(_memory(x) for x in tensors_of(out))
         return out
 
 
-def _place(frame: FrameType | None, paths: dict[int, str]) -> str:
+def _place(paths: dict[int, str]) -> str:
     """The innermost module of the model that is running, and the user's line."""
     path, line = None, ""
-    while frame is not None and (path is None or not line):
-        owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
-        known = paths.get(id(owner))
+    for running in running_functions():
+        known = paths.get(id(running.owner))
         if path is None and known is not None:
-            path, line = known, line or getattr(owner, "line", "")
-        if not line and file.startswith("<eval_with_key>"):
-            scope, line = _place_of_node(owner, frame.f_lineno)
+            path, line = known, line or getattr(running.owner, "line", "")
+        if not line and running.file.startswith("<eval_with_key>"):
+            scope, line = _place_of_node(running.owner, running.number)
             path = path or scope
-        elif not line and is_user_code(file):
-            line = f"{os.path.basename(file)}:{frame.f_lineno}"
-        if known == "" and frame.f_code.co_name == "forward":
+        elif not line and is_user_code(running.file):
+            line = running.line
+        if (path is not None and line) or (known == "" and running.name == "forward"):
             break  # what is above called the model
-        frame = frame.f_back
     return at(path or "", line)
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.asking import user_frames
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.region import Region, given_kinds, mark_beside
 from horizon_plugin_pytorch.config.graph_view import GraphView
 from horizon_plugin_pytorch.config.setters import apply_setters
 from horizon_plugin_pytorch.dtype import qbool
-from horizon_plugin_pytorch.errors import QuantizationWarning, at, user_frames, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, at, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import (
     FakeQuantize,
     FakeQuantState,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from types import FrameType
 from typing import Any
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.errors import is_user_code, source_line
+from horizon_plugin_pytorch.asking import is_user_code, running_functions
+from horizon_plugin_pytorch.errors import source_line
 
 
 class Places:
@@ -26,22 +25,20 @@ class Places:
         """Is it a module of the model?"""
         return id(module) in self._paths
 
-    def of(self, frame: FrameType | None) -> tuple[str, str]:
+    def here(self) -> tuple[str, str]:
         """The path of the innermost module of the model that is running, and the user's line."""
         path, line = None, ""
-        while frame is not None and (path is None or not line):
-            owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
-            known = self._paths.get(id(owner))
+        for running in running_functions():
+            known = self._paths.get(id(running.owner))
             if path is None and known is not None:
-                path, line = known, line or getattr(owner, "line", "")
-            if not line and file.startswith("<eval_with_key>"):
-                scope, line = self._of_generated_code(owner, frame.f_lineno)
+                path, line = known, line or getattr(running.owner, "line", "")
+            if not line and running.file.startswith("<eval_with_key>"):
+                scope, line = self._of_generated_code(running.owner, running.number)
                 path = path or scope
-            elif not line and is_user_code(file):
-                line = f"{os.path.basename(file)}:{frame.f_lineno}"
-            if known == "" and frame.f_code.co_name == "forward":
+            elif not line and is_user_code(running.file):
+                line = running.line
+            if (path is not None and line) or (known == "" and running.name == "forward"):
                 break  # what is above called the model
-            frame = frame.f_back
         return path or "", line
 
     def _of_generated_code(self, owner: Any, lineno: int) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from horizon_plugin_pytorch.errors import ExportError, at, source_line, user_frames
+from horizon_plugin_pytorch.asking import user_line
+from horizon_plugin_pytorch.errors import ExportError, at
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program.builder import Builder
 from horizon_plugin_pytorch.program.memory import memory_of, plain, written_arguments
@@ -77,9 +77,9 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         sources = tensors_of((args, kwargs))
         if self.reads is None and not self._kept.isdisjoint(map(memory_of, sources)):
-            self.reads = source_line(user_frames())
+            self.reads = user_line()
         is_data = any(map(self._builder.is_data, sources)) and func._schema.name not in _OF_SHAPES
-        self._builder.place = self._places.of(sys._getframe(1)) if is_data else ("", "")
+        self._builder.place = self._places.here() if is_data else ("", "")
         out = self._computed(func, args, kwargs) if is_data else self._constant(func, args, kwargs)
         self._alive.append((args, kwargs, out))
         return out
@@ -141,7 +141,7 @@ class Recorder(TorchDispatchMode):
     def see_numbers(self, x: Tensor, how: str) -> None:
         """Note that numbers of a tensor are read."""
         if self._builder.is_data(x):
-            self._builder.place = self._places.of(sys._getframe(2))
+            self._builder.place = self._places.here()
             self.refuse(how)
 
 

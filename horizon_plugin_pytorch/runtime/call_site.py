@@ -6,30 +6,21 @@ for it however often, and in whatever order, the lines around it run.
 
 from __future__ import annotations
 
-import dis
-import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.compiler import is_dynamo_compiling
-from torch.nn.modules import module as torch_module
 
-from horizon_plugin_pytorch.errors import UnknownCallError, at, is_package_code, is_user_code
+from horizon_plugin_pytorch.asking import CallInProgress, Place, calls_to_here, calls_to_module
+from horizon_plugin_pytorch.errors import UnknownCallError, at
 from horizon_plugin_pytorch.operators.table import Call
 from horizon_plugin_pytorch.running import Run, current, innermost
 from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
 from horizon_plugin_pytorch.runtime.hooks import keep
 from horizon_plugin_pytorch.runtime.real_tensor import outputs
-
-_MODULE_FILE = torch_module.__file__
-
-
-Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -206,103 +197,14 @@ def here(name: str, has_line: bool = True) -> CallSite:
     Args:
         has_line: is its line wanted? To find it takes longer than all the rest.
     """
-    return _site(sys._getframe(1), innermost().scope, name, has_line)
+    calls, line = calls_to_here(has_line)
+    return CallSite(innermost().scope, calls, name, line=line)
 
 
 def caller(scope: str) -> CallSite:
     """The call site of the module that is being called now, in the forward of the module at `scope`."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and is_package_code(frame.f_code.co_filename):
-        frame = frame.f_back
-    while frame is not None and frame.f_code.co_filename == _MODULE_FILE:  # the call itself
-        frame = frame.f_back
-    return _site(frame, scope, "")
-
-
-def is_called() -> bool:
-    """Is the forward that runs the code which asks called by nn.Module's call, as in ``self.conv(x)``?
-
-    ``self.conv.forward(x)`` runs none of a module's hooks.
-    """
-    frame: Any = sys._getframe(1)
-    while frame is not None and is_package_code(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename == _MODULE_FILE
-
-
-_CACHE, _EXTENDED_ARG = dis.opmap.get("CACHE", -1), dis.opmap["EXTENDED_ARG"]
-_PRECALL, _CALL = dis.opmap.get("PRECALL", -1), dis.opmap.get("CALL", -1)
-
-
-class _Code:
-    """What call sites tell of a function.
-
-    An instruction is where it begins, however the interpreter specialises it while it is warm: a call that is inlined
-    stands at the end of its instruction's cache (Python 3.11 and 3.12), and one of a builtin moves from CALL to the
-    PRECALL before it (3.11).
-    """
-
-    def __init__(self, frame: FrameType) -> None:
-        self.code = frame.f_code
-        file = self.code.co_filename
-        self.is_module_call = file == _MODULE_FILE
-        self.is_user, self.is_package = is_user_code(file), is_package_code(file)
-        self.is_mode = self.code.co_name == "__torch_function__"
-        self.file = file.rpartition("/")[2]
-        self.name = f"{frame.f_globals.get('__name__')}.{getattr(self.code, 'co_qualname', self.code.co_name)}"
-        code = self.code.co_code  # not specialised
-        self.checksum = zlib.crc32(code)
-        self._beginnings = _beginnings(code)
-
-    def place(self, frame: FrameType) -> Place:
-        """The instruction that runs."""
-        return self.name, self._beginnings[frame.f_lasti // 2], self.checksum
-
-
-_CODES: dict[int, _Code] = {}  # by id: Python's own hash of code reads all of it
-
-
-def _code(frame: FrameType) -> _Code:
-    known = _CODES.get(id(frame.f_code))
-    if known is None:
-        known = _CODES[id(frame.f_code)] = _Code(frame)
-    return known
-
-
-def _beginnings(code: bytes) -> list[int]:
-    """For each pair of bytes, the offset at which its instruction begins; PRECALL and CALL are one."""
-    found, beginning, last = [], 0, -1
-    for offset in range(0, len(code), 2):
-        operation = code[offset]
-        if operation not in (_CACHE, _EXTENDED_ARG):
-            if (last, operation) != (_PRECALL, _CALL):
-                beginning = offset
-            last = operation
-        found.append(beginning)
-    return found
-
-
-def _site(frame: Any, scope: str, name: str, has_line: bool = True) -> CallSite:
-    calls: list[Place] = []
-    line = ""
-    outermost: Place | None = None
-    while frame is not None:
-        code = _code(frame)
-        if code.is_module_call:  # above it is another scope
-            break
-        if code.is_mode:  # it passes on a call that was made above it
-            calls, line, outermost = [], "", None
-        elif code.is_user:
-            if has_line and not line:
-                line = f"{code.file}:{frame.f_lineno}"
-            outermost = code.place(frame)
-            calls.append(outermost)
-        elif not code.is_package:
-            outermost = code.place(frame)
-        frame = frame.f_back
-    if outermost is not None and (not calls or calls[-1] != outermost):
-        calls.append(outermost)  # a forward that torch wrote: its lines are as different as anybody's
-    return CallSite(scope, tuple(calls), name, line=line)
+    calls, line = calls_to_module()
+    return CallSite(scope, calls, "", line=line)
 
 
 def check_source(site: CallSite, known: Iterable[CallSite]) -> None:
@@ -362,10 +264,7 @@ class ScopeHooks(Scope):
         if is_dynamo_compiling():
             refuse_compiled(type(module).__name__, at(self.path))
         if self.own_run() is None:
-            frame: Any = sys._getframe(1)
-            while frame is not None and frame.f_code.co_filename != _MODULE_FILE:
-                frame = frame.f_back
-            self.handler.start(Run(self.handler, module, self.path, frame=frame))
+            self.handler.start(Run(self.handler, module, self.path, call=CallInProgress()))
         super().enter(module, args, kwargs)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
@@ -377,19 +276,6 @@ class ScopeHooks(Scope):
             return None
         self.handler.stop(run, out)
         return outputs(out)
-
-
-def unmet_module() -> tuple[nn.Module | None, str]:
-    """The innermost module that runs now, and the line of user code that calls it."""
-    module, frame = None, sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if module is None and code.co_filename == _MODULE_FILE:
-            module = frame.f_locals.get("self")
-        elif module is not None and is_user_code(code.co_filename):
-            return module, f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return module, ""
 
 
 def scoped_modules(model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> Iterator[tuple[str, nn.Module]]:

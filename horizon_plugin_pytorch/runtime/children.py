@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.errors import is_package_code, is_torch_code
+from horizon_plugin_pytorch.asking import model_lists
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.runtime.located import as_written
-
-# How a module's children are listed; other methods of a module, such as `train`, mean all of them.
-_LISTING = frozenset({
-    "children", "named_children", "modules", "named_modules", "forward", "keys", "values", "items",
-    "__iter__", "__len__", "__getitem__", "parameters", "named_parameters",
-})  # fmt: skip
-_CALLS = ("_call_impl", "_wrapped_call_impl")
 
 
 class Children(dict):
@@ -56,14 +48,7 @@ class Children(dict):
 
 def _is_listed() -> bool:
     """Does the forward of the user's model list children, itself or through torch?"""
-    if interceptor() is None:
-        return False
-    frame: Any = sys._getframe(2)
-    method = ""
-    while frame is not None and is_torch_code(frame.f_code.co_filename) and frame.f_code.co_name not in _CALLS:
-        method, frame = frame.f_code.co_name, frame.f_back
-    is_package = frame is None or is_package_code(frame.f_code.co_filename)
-    return not is_package and (not method or method in _LISTING)
+    return interceptor() is not None and model_lists(2)
 
 
 def hide_added(module: nn.Module, own: Collection[str]) -> None:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.asking import running_module, user_line
 from horizon_plugin_pytorch.dtype import QuantDType
-from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at, source_line, user_frames
+from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.operators.calls import CASTS, as_call, operator_name, row_of_call
 from horizon_plugin_pytorch.operators.table import AS_IT_IS, Binder, Call, NotBindable
@@ -29,7 +30,6 @@ from horizon_plugin_pytorch.runtime.call_site import (
     check_source,
     counted,
     here,
-    unmet_module,
 )
 from horizon_plugin_pytorch.runtime.float_parts import has_quantized, refused, running_functional
 from horizon_plugin_pytorch.runtime.hooks import keep
@@ -259,7 +259,7 @@ class Dispatcher:
             return refused(site.name, at(functional, site.line))
         check_source(site, self.sites)
         what, where = f"`{site.name}`", at(site.scope, site.line)
-        module, line = (None, "") if site.line else unmet_module()
+        module, line = (None, "") if site.line else running_module()
         if module is not None:
             what, where = f"`{type(module).__name__}`", at(self._path_of(module) or site.scope, line)
         return UnknownCallError(
@@ -331,7 +331,7 @@ class FusedStep:
     def refused(self) -> UnknownCallError:
         """The error of a reader of this member's result other than the next member."""
         names = ", ".join(f"`{path}`" for path in self.group)
-        reader = source_line(user_frames())
+        reader = user_line()
         return UnknownCallError(
             f"{names} {f'({self.line}) ' if self.line else ''}are fused into one operator, as nothing else read the "
             f"result of `{self.group[self.index]}` when the model was prepared; now something does"
@@ -439,7 +439,7 @@ class NeverMet:
         self.path = path
 
     def __call__(self, module: nn.Module, args: tuple) -> None:
-        line = unmet_module()[1]
+        line = running_module()[1]
         raise UnknownCallError(
             f"`{type(module).__name__}` {at(self.path, line)} did not run when the model was prepared, so it does "
             "nothing, and what follows would run in float. Prepare with example inputs that run through this line."

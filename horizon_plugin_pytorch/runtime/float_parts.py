@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 from torch import nn
 
+from horizon_plugin_pytorch.asking import running_functions
 from horizon_plugin_pytorch.errors import at
 from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.operators.table import row_of_module
@@ -69,12 +68,9 @@ def keep_float(modules: Iterable[tuple[str, nn.Module]], lines: dict[str, str] |
 
 def running_functional() -> nn.Module | None:
     """The FloatFunctional whose method runs now."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and not isinstance(owner, Successor):
-            row = row_of_module(type(owner))
+    for running in running_functions():
+        if isinstance(running.owner, nn.Module) and not isinstance(running.owner, Successor):
+            row = row_of_module(type(running.owner))
             if row is not None and row.name == "functional":
-                return owner
-        frame = frame.f_back
+                return running.owner
     return None

@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from horizon_plugin_pytorch.asking import OWN_HOOKS
+
 
 class KeptHook:
     """A hook that keeps its number.
@@ -68,8 +70,18 @@ def copy_hooks(new: nn.Module, old: nn.Module, kinds: Sequence[str] = ALL, of_us
         for number, hook in getattr(old, kind).items():
             if number not in left_out:
                 getattr(new, kind)[number] = _bound(hook, new)
+    own = old.__dict__.get(OWN_HOOKS)
+    if own:
+        new.__dict__[OWN_HOOKS] = own | new.__dict__.get(OWN_HOOKS, frozenset())
     if "_backward_hooks" in kinds and old._is_full_backward_hook is not None:
         new._is_full_backward_hook = old._is_full_backward_hook
+
+
+def note_own_hooks(module: nn.Module) -> None:
+    """Remember the hooks that a float module has: they belong to the model, while those that come later are tools."""
+    numbers = frozenset(number for kind in ("_forward_pre_hooks", "_forward_hooks") for number in getattr(module, kind))
+    if numbers:
+        module.__dict__[OWN_HOOKS] = numbers
 
 
 def drop_hooks(module: nn.Module) -> None:

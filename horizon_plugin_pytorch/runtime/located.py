@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,17 +15,11 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import (
-    OperatorInputError,
-    QuantizationConfigError,
-    UnsupportedOperatorError,
-    at,
-    is_user_code,
-)
+from horizon_plugin_pytorch.errors import OperatorInputError, QuantizationConfigError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.operators.arguments import by_position
 from horizon_plugin_pytorch.qtensor import LentValuesError, QTensor, calling_line, write
-from horizon_plugin_pytorch.running import current_forward, interceptor
+from horizon_plugin_pytorch.running import asked_by_forward, current_forward, interceptor
 from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked
 
@@ -97,7 +90,7 @@ class Successor(nn.Module):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        is_asked = interceptor() is not None and is_user_code(sys._getframe(1).f_code.co_filename)
+        is_asked = asked_by_forward()
         return self.__dict__.get("written_as", type(self)) if is_asked else type(self)
 
     @__class__.setter
@@ -360,7 +353,7 @@ class FusedAway(Successor):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        is_asked = interceptor() is not None and is_user_code(sys._getframe(1).f_code.co_filename)
+        is_asked = asked_by_forward()
         return self.__dict__.get("written_as", nn.Identity) if is_asked else nn.Identity
 
     @__class__.setter

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 from enum import Enum
-from types import CodeType, FrameType
+from types import CodeType
 from typing import NamedTuple
 
 from torch import fx, nn
 
+from horizon_plugin_pytorch.asking import (
+    CallInProgress,
+    Running,
+    code_of,
+    file_and_name,
+    is_package_code,
+    is_user_code,
+    running_functions,
+)
 from horizon_plugin_pytorch.capture.tracer import scope_of
-from horizon_plugin_pytorch.errors import is_package_code, is_user_code, source_line
+from horizon_plugin_pytorch.errors import source_line
 from horizon_plugin_pytorch.runtime import leaf
 
 _ASSIGNED = re.compile(r"\s*(\w+)(?:\s*:[^=]*)?\s*=\s")
@@ -49,22 +57,17 @@ class Places:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._graphs = {type(m).forward.__code__: m for m in model.modules() if isinstance(m, fx.GraphModule)}
+        self._graphs = {code_of(type(m).forward): m for m in model.modules() if isinstance(m, fx.GraphModule)}
         self._nodes: dict[CodeType, dict[int, Place]] = {}
         self._owners: dict[int, tuple[CodeType, _Owner]] = {}  # by id: Python's own hash of code reads all of it
-        self._call: FrameType | None = None  # of the model
-        self._outermost: FrameType | None = None
+        self._call: CallInProgress | None = None  # of the model
+        self._outermost: Running | None = None  # what called it
 
-    def begin(self, frame: FrameType | None) -> None:
-        """The model begins to run.
-
-        Args:
-            frame: of the hooks of the module that is called; what is above it is not the model's code.
-        """
-        self._call = frame
-        while frame is not None and self._owner(frame.f_code) in (_Owner.PASSING, _Owner.PACKAGE):
-            frame = frame.f_back
-        self._outermost = frame
+    def begin(self) -> None:
+        """The model begins to run: a hook of the module that is called asks. What is above is not the model's code."""
+        self._call = CallInProgress()
+        passing = (_Owner.PASSING, _Owner.PACKAGE)
+        self._outermost = next((f for f in running_functions() if self._owner(f.code) not in passing), None)
 
     def end(self) -> None:
         """The model has run."""
@@ -72,32 +75,32 @@ class Places:
 
     def is_over(self) -> bool:
         """True if the call of the model has ended, by whatever way."""
-        if self._call is None:
-            return True
-        try:
-            self._call.clear()  # refused while it is executing
-        except RuntimeError:
-            return False
-        return True
+        return self._call is None or self._call.is_over()
 
-    def of_module(self, frame: FrameType | None) -> Place:
-        """The innermost line of the model's code above a frame."""
-        while frame is not None and frame is not self._outermost:
-            owner = self._owner(frame.f_code)
+    def of_module(self) -> Place:
+        """The innermost line of the model's code that runs."""
+        for running in running_functions():
+            if running == self._outermost:
+                break
+            owner = self._owner(running.code)
             if owner is _Owner.USER or owner is _Owner.GRAPH:
-                return self._place(frame, owner)
-            frame = frame.f_back
+                return self._place(running, owner)
         return NOWHERE
 
-    def of_function(self, frame: FrameType | None) -> Place | None:
-        """The line of the model that calls a function; None if other code than the model's calls it."""
-        while frame is not None and frame is not self._outermost:
-            owner = self._owner(frame.f_code)
+    def of_function(self) -> Place | None:
+        """The line of the model that calls the function which a mode sees; None if other code calls it."""
+        is_above_mode = False
+        for running in running_functions():
+            if running == self._outermost:
+                break
+            if not is_above_mode:  # the watch itself
+                is_above_mode = running.name == "__torch_function__"
+                continue
+            owner = self._owner(running.code)
             if owner is _Owner.PACKAGE:
                 return None
             if owner is not _Owner.PASSING:
-                return self._place(frame, owner)
-            frame = frame.f_back
+                return self._place(running, owner)
         return NOWHERE  # of a forward that torch wrote, such as that of nn.Sequential
 
     def _owner(self, code: CodeType) -> _Owner:
@@ -109,20 +112,19 @@ class Places:
     def _find_owner(self, code: CodeType) -> _Owner:
         if code in self._graphs:
             return _Owner.GRAPH
-        file = code.co_filename
-        is_mode = code.co_name == "__torch_function__"  # it passes on a call that was made above it
+        file, name = file_and_name(code)
+        is_mode = name == "__torch_function__"  # it passes on a call that was made above it
         is_passing = is_mode or file == leaf.__file__ or not (is_package_code(file) or is_user_code(file))
         if is_passing:
             return _Owner.PASSING
         return _Owner.PACKAGE if is_package_code(file) else _Owner.USER
 
-    def _place(self, frame: FrameType, owner: _Owner) -> Place:
+    def _place(self, running: Running, owner: _Owner) -> Place:
         if owner is _Owner.USER:
-            return Place(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
-        code = frame.f_code
-        if code not in self._nodes:
-            self._nodes[code] = _places_of_nodes(self._graphs[code])
-        return self._nodes[code].get(frame.f_lineno, NOWHERE)
+            return Place(running.line)
+        if running.code not in self._nodes:
+            self._nodes[running.code] = _places_of_nodes(self._graphs[running.code])
+        return self._nodes[running.code].get(running.number, NOWHERE)
 
 
 def _places_of_nodes(model: fx.GraphModule) -> dict[int, Place]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from horizon_plugin_pytorch.asking import as_tool, running_functions
 from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf, is_marked
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
@@ -116,7 +116,7 @@ class Watch:
                 return
             self._index = 0
             self._counts.clear()
-            self._places.begin(sys._getframe(1))
+            self._places.begin()
         self._entered.append(module)
         if self._part(module) is not _Part.SCOPE:
             self._inside = module
@@ -180,11 +180,11 @@ class Watch:
         self._noticed += not getattr(module, "is_before_cpu", False)  # that stub runs before the function itself
         if part is _Part.OPERATOR:
             path = self._path_of(module)
-            line = self._places.of_module(sys._getframe(2)).line or getattr(module, "line", "")
+            line = self._places.of_module().line or getattr(module, "line", "")
             self._tell(OperatorCall(0, path, 0, _row_of(module), line, args, kwargs, out, module))
         elif part is _Part.END_OF_METHOD:
             functional = self._functionals[module]
-            method, args = _method_of(functional, sys._getframe(2))
+            method, args = _method_of(functional)
             self._tell_method(functional, method, args, {}, out)
 
     def _path_of(self, module: nn.Module) -> str:
@@ -221,7 +221,7 @@ class Watch:
 
     def _tell_method(self, module: nn.Module, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         row = row_named(row_name_of(name, args))
-        line = self._places.of_module(sys._getframe(2)).line or getattr(module, "line", "")
+        line = self._places.of_module().line or getattr(module, "line", "")
         self._tell(OperatorCall(0, self._path_of(module), 0, row, line, args, kwargs, out, module, name))
 
     # -- functions
@@ -240,7 +240,7 @@ class Watch:
         return out
 
     def _tell_function(self, func: Callable, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        place = self._places.of_function(sys._getframe(3))
+        place = self._places.of_function()
         if place is None:
             return
         found = row_of_call(*as_call(func, args, kwargs))
@@ -255,7 +255,8 @@ class Watch:
         self._counts[key] += 1
         inside, self._inside = self._inside, _CONSUMER  # what the consumer computes is not the model's
         try:
-            self._after(call)
+            with as_tool():
+                self._after(call)
         finally:
             self._inside = inside
 
@@ -280,15 +281,10 @@ def _row_of(module: nn.Module) -> Operator | None:
     return row_named(name) if isinstance(module, PlacedModule) and name else row_of_module(type(module))
 
 
-def _method_of(functional: nn.Module, frame: Any) -> tuple[str, tuple]:
+def _method_of(functional: nn.Module) -> tuple[str, tuple]:
     """The method of a float FloatFunctional that is running, and its arguments."""
-    while frame is not None:
-        code = frame.f_code
-        if code.co_varnames[:1] == ("self",) and frame.f_locals.get("self") is functional:
-            names = code.co_varnames[1 : code.co_argcount]
-            return code.co_name, tuple(frame.f_locals[name] for name in names)
-        frame = frame.f_back
-    return "", ()
+    method = next((f for f in running_functions() if f.owner is functional), None)
+    return ("", ()) if method is None else (method.name, method.arguments)
 
 
 def _take_off_top(mode: TorchFunctionMode) -> bool:

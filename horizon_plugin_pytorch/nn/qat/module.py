@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -17,7 +16,8 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.fake_quant.rounding import round_to_grid
 from horizon_plugin_pytorch.nn.qat.notes import ModelNotes
 from horizon_plugin_pytorch.nn.quantized.module import require_float32
-from horizon_plugin_pytorch.qtensor import QTensor, asked_in_forward, bool_qtensor, exact_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, exact_qtensor
+from horizon_plugin_pytorch.running import asked_in_forward
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.runtime.real_tensor import RealOutput, unmarked
 from horizon_plugin_pytorch.statistics.cache import Cache, plain_attributes
@@ -62,7 +62,7 @@ class QATModule(PlacedModule):
         value = super().__getattr__(name)
         # Without a graph nobody knows that a forward reads ``self.query_embed.weight``, until it does.
         is_new = isinstance(value, Tensor) and name not in self.read_tensors
-        if is_new and asked_in_forward(sys._getframe(1)):
+        if is_new and asked_in_forward():
             self.read_tensors = (*self.read_tensors, name)
         return value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,8 @@ from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nn.quantized.former_parameter import FormerParameter
 from horizon_plugin_pytorch.nn.quantized.plans import PlanCache
-from horizon_plugin_pytorch.qtensor import QTensor, asked_by_model, asked_in_forward, integer_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
+from horizon_plugin_pytorch.running import asked_by_model, asked_in_forward
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 
 
@@ -84,9 +84,9 @@ class QuantizedModule(PlacedModule):
         is_stored = name == "weight" and isinstance(value, Tensor) and not value.is_floating_point()
         if not is_stored and name not in self.trained:
             return value
-        if asked_by_model(sys._getframe(1)):
+        if asked_by_model():
             return self.as_parameter(name)
-        if is_stored and asked_in_forward(sys._getframe(1)):
+        if is_stored and asked_in_forward():
             self._tell_unread()
             return self.as_parameter(name)
         return value
