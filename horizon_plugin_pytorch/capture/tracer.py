@@ -106,6 +106,7 @@ class QuantizationTracer(torch.fx.Tracer):
         self.successor: QuantizationTracer | None = None  # what traces the model once more
         self.arguments: Arguments | None = None  # what is known of those of the forward
         self._places: dict[torch.fx.Node, Place] = {}
+        self._constants: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are no attributes, and their copies
 
     @property
     def keeps_proxies(self) -> bool:
@@ -169,7 +170,20 @@ class QuantizationTracer(torch.fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, KnownItems) and a.is_written:
             return super().create_arg(a.plain())
+        if isinstance(a, Tensor) and not isinstance(a, torch.nn.Parameter):
+            return super().create_arg(self._constant(a))
         return super().create_arg(self.stand_in(a) if isinstance(a, torch.fx.Proxy) and a.tracer is not self else a)
+
+    def _constant(self, a: Tensor) -> Tensor:
+        """A tensor that is no attribute of the model, with the values of this moment: the forward may go on writing."""
+        is_known = a in self.tensor_attrs or any(a is buffer for buffer in self.root.buffers())
+        if is_known or a.requires_grad or a.is_meta:
+            return a
+        _, kept = self._constants.get(id(a), (a, None))
+        if kept is None or kept.shape != a.shape or not torch.equal(kept, a):
+            kept = a.clone()
+            self._constants[id(a)] = (a, kept)
+        return kept
 
     def stand_in(self, earlier: torch.fx.Proxy) -> torch.fx.Proxy:
         """A value of the trace before is read."""
@@ -395,7 +409,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
     if isinstance(model, torch.fx.GraphModule):
         return model.graph
     _refuse_names(model)
-    before = {path: (buffer, buffer._version) for path, buffer in model.named_buffers()}
+    before = _tensors(model)
     arguments = Arguments(model, example)
     try:
         tracer, graph = _traced(model, arguments)
@@ -445,23 +459,29 @@ def _traced(model: nn.Module, arguments: Arguments) -> tuple[QuantizationTracer,
 
 
 def _tell_written(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]]) -> None:
-    """Name the buffers that the forward wrote to while it was traced: the graph has the reads, and not the writes."""
-    after = {path: (buffer, buffer._version) for path, buffer in model.named_buffers()}
+    """Name the tensors that the forward wrote to while it was traced: the graph has the reads, and not the writes."""
+    buffers = dict(model.named_buffers())
     written = [
-        path for path, (old, version) in before.items() if path not in after or not _is_same(old, version, after[path])
+        path
+        for path, (old, version) in before.items()
+        if old._version != version or (path in buffers and buffers[path] is not old)
     ]
     if written:
         shown = ", ".join(f"`{path}`" for path in written)
         warn(
             f"`{type(model).__name__}`: its forward writes to {shown}, which symbolic trace does not see: the prepared "
-            "model reads the buffer and never writes it. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its "
+            "model reads it and never writes it. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its "
             "own forward; or write it outside of the forward.",
             QuantizationWarning,
         )
 
 
-def _is_same(old: torch.Tensor, version: int, now: tuple[torch.Tensor, int]) -> bool:
-    return now[0] is old and now[1] == version
+def _tensors(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
+    """Buffers, and tensors that are plain attributes, each with torch's count of writes to it."""
+    found = dict(model.named_buffers())
+    for path, module in model.named_modules():
+        found.update({f"{path}.{name}".lstrip("."): x for name, x in vars(module).items() if isinstance(x, Tensor)})
+    return {path: (x, x._version) for path, x in found.items()}
 
 
 def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:

@@ -300,6 +300,8 @@ def _reduction(operator: str) -> AtenLowering:
         if rank == 0:
             return x  # of one value
         dims = [dim] if isinstance(dim, int) else list(dim or range(rank))
+        if site.input_dtype != site.outputs[0].dtype:  # the sum of booleans, say
+            x = g.cast(x, site.outputs[0].dtype)
         return g.axes(operator, x, [d % rank for d in dims], keepdim)
 
     return lower
@@ -339,12 +341,27 @@ def _number(g: OnnxGraph, site: Site, x: Any) -> str:
     return g.constant(x, dtype)
 
 
-def _binary(operator: str) -> AtenLowering:
+def _in_type(g: OnnxGraph, site: Site, operands: list[Any], dtype: torch.dtype) -> list[str]:
+    """Tensors and numbers in one type: ONNX does not make an integer a float by itself."""
+    tensors = iter(site.inputs[-sum(isinstance(v, str) for v in operands) :])
+    return [
+        g.constant(v, dtype) if not isinstance(v, str) else v if next(tensors).dtype == dtype else g.cast(v, dtype)
+        for v in operands
+    ]
+
+
+def _common_type(site: Site, operands: list[Any]) -> torch.dtype:
+    """The type in which torch computes with tensors and numbers."""
+    tensors = iter(site.inputs)
+    a, b = (next(tensors) if isinstance(v, str) else v for v in operands)
+    return torch.result_type(a, b)
+
+
+def _binary(operator: str, dtype: torch.dtype | None = None) -> AtenLowering:
     def lower(g: OnnxGraph, site: Site, a: Any, b: Any, *, alpha: float = 1) -> str:
-        b = _number(g, site, b)
-        if alpha != 1:
-            b = g.node("Mul", b, _number(g, site, alpha))
-        return g.node(operator, _number(g, site, a), b)
+        common = dtype or _common_type(site, [a, b])
+        a, b = _in_type(g, site, [a, b], common)
+        return g.node(operator, a, b if alpha == 1 else g.node("Mul", b, g.constant(alpha, common)))
 
     return lower
 
@@ -353,10 +370,11 @@ for _name, _operator in (("add", "Add"), ("sub", "Sub"), ("mul", "Mul")):
     lowers(_name, f"{_name}_")(_binary(_operator))
 for _name, _operator in (
     ("pow", "Pow"), ("gt", "Greater"), ("ge", "GreaterOrEqual"), ("lt", "Less"), ("le", "LessOrEqual"), ("eq", "Equal"),
-    ("maximum", "Max"), ("minimum", "Min"), ("logical_and", "And"), ("bitwise_and", "And"), ("logical_or", "Or"),
-    ("bitwise_or", "Or"),
+    ("maximum", "Max"), ("minimum", "Min"), ("bitwise_and", "And"), ("bitwise_or", "Or"),
 ):  # fmt: skip
     lowers(_name)(_binary(_operator))
+lowers("logical_and")(_binary("And", torch.bool))
+lowers("logical_or")(_binary("Or", torch.bool))
 
 
 @lowers("div", "div_")
@@ -369,20 +387,20 @@ def div(g: OnnxGraph, site: Site, a: Any, b: Any, *, rounding_mode: str | None =
             "a division of float numbers that drops the fraction has no exact ONNX form; leave it out of the exported "
             "model."
         )
-    dtype = site.outputs[0].dtype
-    tensors = iter(site.inputs)
-    a, b = (g.cast(v, dtype) if isinstance(v, str) and next(tensors).dtype != dtype else v for v in (a, b))
-    return _binary("Div")(g, site, a, b)
+    return _binary("Div", site.outputs[0].dtype)(g, site, a, b)
 
 
 @lowers("rsub")
 def rsub(g: OnnxGraph, site: Site, a: Any, b: Any, alpha: float = 1) -> str:
-    return _binary("Sub")(g, site, b, a, alpha=alpha)
+    """``b - alpha * a``."""
+    dtype = site.outputs[0].dtype
+    a, b = _in_type(g, site, [a, b], dtype)
+    return g.node("Sub", b, a if alpha == 1 else g.node("Mul", a, g.constant(alpha, dtype)))
 
 
 @lowers("where")
 def where(g: OnnxGraph, site: Site, condition: str, a: Any, b: Any) -> str:
-    return g.node("Where", condition, _number(g, site, a), _number(g, site, b))
+    return g.node("Where", condition, *_in_type(g, site, [a, b], site.outputs[0].dtype))
 
 
 def _unary(operator: str) -> AtenLowering:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.export.onnx_aten import ATEN
 from horizon_plugin_pytorch.export.onnx_aten import lowers as lowers_aten
 from horizon_plugin_pytorch.export.onnx_fixed_point import lowers, round_half_up
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
@@ -60,7 +61,7 @@ def div(g: OnnxGraph, site: Site, a: str, b: str, factor: float, smallest: float
 
 @lowers_aten("ne")
 def ne(g: OnnxGraph, site: Site, a: str, b: Any) -> str:
-    return g.node("Not", g.node("Equal", a, b if isinstance(b, str) else g.constant(b, site.input_dtype)))
+    return g.node("Not", ATEN["aten::eq"](g, site, a, b))
 
 
 @lowers_aten("logical_not", "bitwise_not")

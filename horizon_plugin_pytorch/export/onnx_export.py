@@ -25,7 +25,7 @@ from horizon_plugin_pytorch.export import (
 from horizon_plugin_pytorch.export.onnx_aten import ATEN
 from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.export.onnx_graph import OPSET, TYPES, OnnxGraph, Site
-from horizon_plugin_pytorch.export.recorder import Step, plain, record, tensor_key
+from horizon_plugin_pytorch.export.recorder import OF_SHAPES, Step, plain, record, tensor_key
 from horizon_plugin_pytorch.nested import map_tensors, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -128,8 +128,8 @@ class _Exporter:
             )
         if not outputs:
             return
-        if not any(self.is_data(source) for source in sources):
-            return  # made from constants alone: its result is a constant too
+        if step.name in OF_SHAPES or not any(self.is_data(source) for source in sources):
+            return  # made from constants or shapes alone: its result is a constant too
         unknown = [self.missing[key] for key in map(tensor_key, sources) if key in self.missing]
         if unknown:  # nothing is lost unless the model gives it, or computes integers with it
             self.missing.update({tensor_key(out): unknown[0] for out in outputs})
@@ -146,7 +146,7 @@ class _Exporter:
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}
         result = lower(self.graph, self._site(step), *args, **kwargs)
         if step.operator._schema.is_mutable:
-            self.forget_views(sources[0])
+            self.forget_views(outputs[0])
         names = [result] if isinstance(result, str) else result
         for tensor, name in zip(outputs, names, strict=True):
             if name is None:

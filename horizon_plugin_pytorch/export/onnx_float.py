@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.export.onnx_aten import AtenLowering, lowers
+from horizon_plugin_pytorch.export.onnx_aten import ATEN, AtenLowering, lowers
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
 
 _PADDING = ("zeros", "border", "reflection")
@@ -26,8 +26,10 @@ def _unary(operator: str, **attributes: Any) -> AtenLowering:
 for _name, _operator in (
     ("sin", "Sin"), ("cos", "Cos"), ("tan", "Tan"), ("asin", "Asin"), ("acos", "Acos"), ("atan", "Atan"),
     ("sinh", "Sinh"), ("cosh", "Cosh"), ("asinh", "Asinh"), ("acosh", "Acosh"), ("atanh", "Atanh"), ("erf", "Erf"),
+    ("sign", "Sign"),
 ):  # fmt: skip
     lowers(_name, f"{_name}_")(_unary(_operator))
+lowers("isnan")(_unary("IsNaN"))
 lowers("hardsigmoid", "hardsigmoid_")(_unary("HardSigmoid", alpha=1 / 6, beta=0.5))
 
 
@@ -84,13 +86,13 @@ def exp2(g: OnnxGraph, site: Site, x: str) -> str:
 
 
 @lowers("clamp_min", "clamp_min_")
-def clamp_min(g: OnnxGraph, site: Site, x: str, low: float) -> str:
-    return _with(g, "Max", x, low)
+def clamp_min(g: OnnxGraph, site: Site, x: str, low: Any) -> str:
+    return ATEN["aten::clamp"](g, site, x, low)
 
 
 @lowers("clamp_max", "clamp_max_")
-def clamp_max(g: OnnxGraph, site: Site, x: str, high: float) -> str:
-    return _with(g, "Min", x, high)
+def clamp_max(g: OnnxGraph, site: Site, x: str, high: Any) -> str:
+    return ATEN["aten::clamp"](g, site, x, None, high)
 
 
 @lowers("_prelu_kernel")
@@ -100,6 +102,8 @@ def prelu(g: OnnxGraph, site: Site, x: str, slope: str) -> str:
 
 @lowers("cumsum", "cumsum_")
 def cumsum(g: OnnxGraph, site: Site, x: str, dim: int, **kwargs: Any) -> str:
+    if site.input_dtype != site.outputs[0].dtype:  # of booleans, say
+        x = g.cast(x, site.outputs[0].dtype)
     return g.node("CumSum", x, g.constant(dim % site.rank, torch.int64, "axis"))
 
 

@@ -92,11 +92,6 @@ def take(g: OnnxGraph, site: Site, x: str, positions: str) -> str:
     return g.node("Gather", g.reshape(x, [-1]), positions, axis=0)
 
 
-@onnx_aten.lowers("zeros_like", "new_zeros")
-def zeros(g: OnnxGraph, site: Site, x: str, *args: Any, **kwargs: Any) -> str:
-    return g.constant(torch.zeros_like(site.outputs[0]), hint="zeros")
-
-
 @onnx_aten.lowers("tril", "triu")
 def tril(g: OnnxGraph, site: Site, x: str, diagonal: int = 0) -> str:
     keep = torch.ones(site.input_shape[-2:], dtype=torch.bool)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch.asking import is_user_code, running_functions, user_line
 from horizon_plugin_pytorch.errors import ExportError, at, source_line
-from horizon_plugin_pytorch.nested import fresh, tensors_of
+from horizon_plugin_pytorch.nested import fresh, map_tensors, tensors_of
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -35,14 +35,15 @@ class Step:
 
 
 # Fused float kernels: torch writes them with simpler operators, and that is what is kept.
-_FUSED = (
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
-    torch.ops.aten._safe_softmax,
-)
+_FUSED = tuple(
+    getattr(torch.ops.aten, name)
+    for name in ("_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "logit", "std", "addcmul", "addcdiv",
+                 "lerp", "logsumexp", "mse_loss", "rad2deg", "deg2rad", "linalg_cross", "dot", "mv")
+)  # fmt: skip
 
 
 # What they give depends on the shape of a tensor, and not on its values.
-_OF_SHAPES = frozenset(
+OF_SHAPES = frozenset(
     f"aten::{name}" for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
                                  "new_full", "new_empty")
 )  # fmt: skip
@@ -58,7 +59,7 @@ class Rehearsal(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func._schema.name not in _OF_SHAPES and any(map(self._is_data, tensors_of((args, kwargs)))):
+        if func._schema.name not in OF_SHAPES and any(map(self._is_data, tensors_of((args, kwargs)))):
             for x in tensors_of(out):
                 if _memory(x) not in self._inputs:
                     self._data[_memory(x)] = StorageWeakRef(plain(x).untyped_storage())
@@ -90,12 +91,13 @@ class Recorder(TorchDispatchMode):
         self.reads: str | None = None  # the line that reads data of an earlier run
         self._kept = kept
         self._data = {_memory(x) for x in tensors_of(inputs)}
+        self._readers: dict[Hashable, list[int]] = {}  # memory of constants: the steps that read it
         self._decompositions = get_decompositions(_FUSED)
         self._is_inside = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         sources = {_memory(x) for x in tensors_of((args, kwargs))}
-        is_data = not sources.isdisjoint(self._data)
+        is_data = func._schema.name not in OF_SHAPES and not sources.isdisjoint(self._data)
         if self.reads is None and not self._kept.isdisjoint(sources):
             self.reads = user_line()
         simpler = self._decompositions.get(func) if is_data else None
@@ -108,11 +110,41 @@ class Recorder(TorchDispatchMode):
                     return simpler(*args, **(kwargs or {}))
             finally:
                 self._is_inside = was_inside
+        kept = args, kwargs or {}
+        if func._schema.is_mutable:
+            written = _written(func, *kept)
+            self._keep_values(written)
+            kept = _copied(kept, written - self._data)
         out = func(*args, **(kwargs or {}))
-        self.steps.append(Step(func, args, kwargs or {}, out, _place(self._paths)))
+        for memory in sources - self._data:
+            self._readers.setdefault(memory, []).append(len(self.steps))
+        self.steps.append(Step(func, *kept, out, _place(self._paths)))
         if is_data:
             self._data.update(_memory(x) for x in tensors_of(out))
         return out
+
+    def _keep_values(self, memories: Collection[Hashable]) -> None:
+        """Memory is about to be written: steps that have read it as a constant keep what they have read."""
+        for memory in memories:
+            for i in self._readers.pop(memory, ()):
+                step = self.steps[i]
+                args, kwargs = _copied((step.args, step.kwargs), {memory})
+                self.steps[i] = replace(step, args=args, kwargs=kwargs)
+
+
+def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> set[Hashable]:
+    """The memory that an operator writes to."""
+    arguments = func._schema.arguments
+    given = [*zip(arguments, args, strict=False), *((a, kwargs[a.name]) for a in arguments if a.name in kwargs)]
+    targets = [value for argument, value in given if argument.alias_info is not None and argument.alias_info.is_write]
+    return {_memory(x) for x in tensors_of(targets)}
+
+
+def _copied(values: Any, memories: Collection[Hashable]) -> Any:
+    """Arguments, those that show one of these memories as copies."""
+    if not memories:
+        return values
+    return map_tensors(lambda x: plain(x).clone() if _memory(x) in memories else x, values)
 
 
 def _place(paths: dict[int, str]) -> str:

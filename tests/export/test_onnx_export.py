@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
+    PrepareMethod,
     QuantStub,
     QuantWrapper,
     convert,
@@ -35,7 +36,16 @@ from horizon_plugin_pytorch.quantization import (
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.models import ZOO, make
 from tests.operators.cases.base import Body
-from tests.routes import OPTIMIZATION, as_numbers, calibrate, mismatches, prepared, qconfig, run_onnx
+from tests.routes import (
+    OPTIMIZATION,
+    as_numbers,
+    assert_one_arithmetic,
+    calibrate,
+    mismatches,
+    prepared,
+    qconfig,
+    run_onnx,
+)
 
 
 def _converted(name: str, dtype: str = "qint8") -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -204,6 +214,16 @@ FLOAT_CODE: dict[str, Any] = {
     "where": lambda x: torch.where(x > 0, x, x * 0.1),
     "power": lambda x: x**2 + x.abs().sqrt() + x.square(),
     "casts": lambda x: x.to(torch.int32).float() + x.double().float(),
+    "of its shape": lambda x: (
+        torch.ones_like(x) + x * torch.full_like(x, 3.0) + x.new_ones(x.shape) + x.new_full((6,), 2)
+    ),
+    "booleans are counted": lambda x: ((x > 0).sum(1), (x > 0).cumsum(1), (x > 0).cumsum(1, dtype=torch.float32)),
+    "integers meet float": lambda x: x + torch.arange(6) - x.argmax(1, keepdim=True) * x,
+    "integers and a fraction": lambda x: (x.argmax(1) < 0.5, x.argmax(1) * 1.5, 0.5 - x.argmax(1), x.argmax(1) != 0.5),
+    "choice between types": lambda x: torch.where(x > 0, x, torch.arange(6)),
+    "limits as tensors": lambda x: (x.clamp(torch.tensor(-0.5), torch.tensor(0.5)), F.cosine_similarity(x, x + 1)),
+    "fused kernels": lambda x: torch.logit(x.sigmoid()) + x.std((2, 3), keepdim=True) + torch.lerp(x, x * 2, 0.3),
+    "signs": lambda x: x.sign() + torch.isnan(x),
 }
 
 
@@ -218,6 +238,47 @@ def test_float_code_around_the_quantized_part(name: str, tmp_path: Any) -> None:
         for a, b in zip(run_onnx(file, (x,), optimization), wanted, strict=True):
             assert a.shape == b.shape and a.dtype == b.dtype
             assert torch.allclose(a, b, atol=1e-5, rtol=1e-5) if a.is_floating_point() else torch.equal(a, b)
+
+
+def _moved(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    first = x + start
+    start += 1
+    return first, x + start
+
+
+def _filled(x: Tensor, start: Tensor) -> list[Tensor]:
+    return [x + start.fill_(i) for i in range(3)]
+
+
+def _set_in_parts(x: Tensor, start: Tensor) -> list[Tensor]:
+    results = []
+    for i in range(3):
+        start[i] = i + 1.0
+        results.append(x * start)
+    return results
+
+
+def _added_to(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    total = start.expand(x.shape).clone()
+    before = total * x
+    total += x
+    return before, total
+
+
+WRITES = {"moved": _moved, "filled": _filled, "in parts": _set_in_parts, "by data": _added_to}
+
+
+@pytest.mark.parametrize("route", ["tracing", "running"])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_constant_that_is_written_between_two_reads_has_both_values(name: str, route: str, tmp_path: Any) -> None:
+    """Offsets of one level after the other, say, in one tensor that moves on."""
+    x, net = torch.randn(2, 3, 6, 6), Post(lambda x: WRITES[name](x, torch.zeros(6))).eval()
+    method = PrepareMethod.SYMBOLIC if route == "tracing" else PrepareMethod.JIT_STRIP
+    qat = calibrate(prepare(net, x, qconfig_dict={"": qconfig()}, method=method, out_dir=None), (x,))
+    with torch.no_grad():
+        for found, wanted in zip(qat(x), net(x), strict=True):
+            assert (found - wanted).abs().max() < 0.1
+    assert_one_arithmetic(qat, (x,), tmp_path)
 
 
 def test_a_float_operator_without_onnx_form_is_named(tmp_path: Any) -> None:

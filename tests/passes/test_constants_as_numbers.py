@@ -196,6 +196,11 @@ def test_a_buffer_that_the_forward_writes_is_read_in_each_run() -> None:
         assert (model(x) - x).abs().max() < 0.05
 
 
-def test_tracing_tells_of_a_buffer_that_the_forward_writes() -> None:
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_tracing_tells_of_a_tensor_that_the_forward_writes(is_buffer: bool) -> None:
+    net = Net(halved)
+    if not is_buffer:
+        del net.three
+        net.three = torch.tensor(3.0)
     with pytest.warns(QuantizationWarning, match="`Net`: its forward writes to `three`.*JIT_STRIP"):
-        _prepared(Net(halved), _x(), "symbolic")
+        _prepared(net, _x(), "symbolic")
