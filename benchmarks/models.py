@@ -1,4 +1,4 @@
-"""ResNet18 and MobileNetV2 as people write them, with stubs at the ends; torchvision is not needed."""
+"""ResNet18, MobileNetV2 and ViT-S as people write them, with stubs at the ends; torchvision is not needed."""
 
 from __future__ import annotations
 
@@ -100,3 +100,52 @@ class MobileNetV2(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.features(self.quant(x))
         return self.dequant(self.classifier(torch.flatten(self.pool(x), 1)))
+
+
+class SelfAttention(nn.Module):
+    """Attention of several heads, one projection for queries, keys and values."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, (width // heads) ** -0.5
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(x).reshape(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        weights = ((query * self.scale) @ key.transpose(-2, -1)).softmax(-1)
+        return self.proj((weights @ value).transpose(1, 2).reshape(batch, length, width))
+
+
+class TransformerBlock(nn.Module):
+    """Attention and two linear layers, each with a residual."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.norm2 = nn.LayerNorm(width), SelfAttention(width, heads), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.0), nn.Linear(4 * width, width), nn.Dropout(0.0)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class ViTS(nn.Module):
+    """ViT-S with patches of 16 x 16, with QuantStub and DeQuantStub."""
+
+    def __init__(self, num_classes: int = 1000, size: int = 224, width: int = 384, depth: int = 12) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.embed = nn.Conv2d(3, width, 16, 16)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, (size // 16) ** 2 + 1, width))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, 6) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(self.quant(x)).flatten(2).transpose(1, 2)
+        x = torch.cat((self.class_token.expand(x.shape[0], -1, -1), x), 1) + self.positions
+        return self.dequant(self.head(self.norm(self.blocks(x))[:, 0]))

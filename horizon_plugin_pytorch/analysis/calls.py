@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from horizon_plugin_pytorch.analysis.float_run import FloatComparison
 from horizon_plugin_pytorch.asking import error_line
 from horizon_plugin_pytorch.capture.tracer import is_leaf
 from horizon_plugin_pytorch.config.choice import reason_of
@@ -292,7 +294,12 @@ def _run_in_training(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> t
 
 
 @torch.no_grad()
-def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] | None = None) -> Recording:
+def record_calls(
+    model: nn.Module,
+    example_inputs: Any,
+    kwargs: dict[str, Any] | None = None,
+    comparison: FloatComparison | None = None,
+) -> Recording:
     """Run a model once in eval mode and give the calls of its operators; values are those of the float model.
 
     An error of the model ends the recording and is part of it. A model with operators that did not run is run once
@@ -301,11 +308,12 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
     Args:
         example_inputs: the model's arguments, as `prepare` takes them.
         kwargs: keyword arguments of the model.
+        comparison: is told of the run.
     """
     args, kwargs = arguments_of(model, example_inputs, kwargs)
     recorder = _Recorder(model)
     results: frozenset[int] = frozenset()
-    failure = None
+    out = failure = None
     training_only: set[str] = set()
     training_failure = None
     with undisturbed(model):
@@ -313,9 +321,13 @@ def record_calls(model: nn.Module, example_inputs: Any, kwargs: dict[str, Any] |
         set_fake_quantize(model, FakeQuantState._FLOAT)
         with Watch(model, recorder) as watch:
             try:
-                results = recorder.outputs(model(*fresh(args), **fresh(kwargs)))
+                with comparison or nullcontext():
+                    out = model(*fresh(args), **fresh(kwargs))
+                results = recorder.outputs(out)
             except Exception as error:
                 failure = recorder.failure(error, watch.failed_in)
+        if comparison is not None:
+            comparison.conclude(out)
         unused = recorder.operators.keys() - {call.path for call in recorder.calls}
         if unused and failure is None:
             called, training_failure = _run_in_training(model, args, kwargs)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import QuantizationWarning, at
+from horizon_plugin_pytorch.errors import QuantizationWarning, at, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, unrounded
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.notes import note_of
@@ -23,35 +24,64 @@ _HINT = ". Does the forward ask `type(module)`? `isinstance(module, cls)` answer
 _TOLERANCE = 0.02  # of the norm; folding changes less by far, another path more
 
 
-@torch.no_grad()
-def compare_with_float(
-    prepared: nn.Module, args: tuple, kwargs: dict[str, Any] | None, wanted: Any, sites: Iterable[CallSite]
-) -> None:
-    """Run a prepared model without any rounding, and say where it differs from the float model.
+class FloatComparison:
+    """Says where a prepared model, run without any rounding on the example inputs, differs from the float model.
+
+    Whoever runs the prepared model in eval mode does so in this context, and then says what it gave; or `run` does it.
 
     Args:
-        args, kwargs: the inputs that the float model was recorded with.
-        wanted: what it gave.
+        prepared: the model.
+        wanted: the tensors that the float model gave.
         sites: the calls that it made, and that have modules now, in order.
     """
-    model = _copied(prepared).eval()
-    state = torch.get_rng_state()
-    try:
-        with unrounded(model), meeting() as met, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            out = model(*args, **(kwargs or {}))
-    except Exception as error:
-        _warn(prepared, f"it stops with: {str(error).rstrip('.')}")
-        return
-    finally:
-        torch.set_rng_state(state)
-    missed = next((site for site in sites if site not in met), None)
-    if missed is not None:
-        _warn(prepared, f"`{missed.name}` {at(missed.scope, missed.line)} ran in float and does not run now{_HINT}")
-        return
-    distance = _distance(tensors_of(wanted), tensors_of(out))
-    if distance > _TOLERANCE:
-        _warn(prepared, f"its outputs differ by {distance:.1%} although nothing is rounded{_HINT}")
+
+    def __init__(self, prepared: nn.Module, wanted: list[Tensor], sites: Iterable[CallSite]) -> None:
+        self._prepared, self._wanted, self._sites = prepared, wanted, tuple(sites)
+        self._met: set[CallSite] = set()
+        self._meeting = ExitStack()
+        self._error: BaseException | None = None
+        self.is_done = False
+
+    def __enter__(self) -> FloatComparison:
+        self._met = self._meeting.enter_context(meeting())
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, *rest: object) -> None:
+        self._meeting.close()
+        self._error = error
+
+    def conclude(self, out: Any) -> None:
+        """The prepared model gave this, if it came to an end."""
+        self.is_done = True
+        if self._error is not None:
+            self._warn(f"it stops with: {str(self._error).rstrip('.')}")
+            return
+        missed = next((site for site in self._sites if site not in self._met), None)
+        if missed is not None:
+            self._warn(f"`{missed.name}` {at(missed.scope, missed.line)} ran in float and does not run now{_HINT}")
+            return
+        distance = _distance(self._wanted, tensors_of(out))
+        if distance > _TOLERANCE:
+            self._warn(f"its outputs differ by {distance:.1%} although nothing is rounded{_HINT}")
+
+    @torch.no_grad()
+    def run(self, args: tuple, kwargs: dict[str, Any] | None) -> None:
+        """Run the prepared model on the inputs that the float model was recorded with, and compare."""
+        model, out, state = _copied(self._prepared).eval(), None, torch.get_rng_state()
+        try:
+            with suppress(Exception), unrounded(model), warnings.catch_warnings(), self:
+                warnings.simplefilter("ignore")
+                out = model(*args, **(kwargs or {}))
+        finally:
+            torch.set_rng_state(state)
+        self.conclude(out)
+
+    def _warn(self, what: str) -> None:
+        warn(
+            f"`{type(self._prepared).__name__}`: the prepared model does not do what the float model does on the "
+            f"example inputs: {what}.",
+            QuantizationWarning,
+        )
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -63,15 +93,6 @@ def _copied(model: nn.Module) -> nn.Module:
     kept = [m for m in model.modules() if isinstance(m, FakeQuantize)]
     notes = [note_of(model, name) for name in ("graph", "choices")]
     return copy.deepcopy(model, {id(one): one for one in (*kept, *notes) if one is not None})
-
-
-def _warn(model: nn.Module, what: str) -> None:
-    warnings.warn(
-        f"`{type(model).__name__}`: the prepared model does not do what the float model does on the example inputs: "
-        f"{what}.",
-        QuantizationWarning,
-        stacklevel=5,
-    )
 
 
 def _distance(wanted: list[Tensor], out: list[Tensor]) -> float:

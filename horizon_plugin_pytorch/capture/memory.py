@@ -85,7 +85,7 @@ class Memory:
             index: that of ``x[index] = part``, in brackets, where `part` may have been written to: the last step of
                 ``x[index] += y``.
         """
-        for leaf in leaves:
+        for leaf in leaves if self._writes else ():
             known = self._known.get(id(leaf))
             for write in self._writes.get(_memory(leaf), ()) if known is not None else ():
                 if write.time <= known or not overlap(write.place, place_of(leaf)):  # type: ignore[operator]

@@ -105,7 +105,7 @@ class Recorder(TorchFunctionMode):
                 self._note_number(value, node)
         elif isinstance(value, (tuple, list)):
             for index, part in enumerate(value):
-                if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(part)):
+                if _leaves(part):
                     key = ("item", node, index)
                     if key not in self._known:
                         self._known[key] = self.graph.call_function(operator.getitem, (node, index))
@@ -219,7 +219,7 @@ class Recorder(TorchFunctionMode):
         if is_shape(func) and id(args[0]) in self._nodes:
             self._nodes[id(args[0])].meta["is_measured"] = True
         stale = self._memory.stale(leaves, (args[1],) if is_assignment else None)
-        if any(isinstance(x, Tensor) for x in pytree.tree_leaves(result)):
+        if _leaves(result):
             op, target, call_args, call_kwargs = as_call(func, args, kwargs)
             site = here(operator_name(op, target, call_args, call_kwargs))
             node = self._add(
@@ -424,7 +424,19 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _leaves(tree: Any) -> list[Tensor]:
+    """The tensors of a call's arguments or results; torch's own search takes longer than most functions."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if tree is None or type(tree) in _ATOMS:
+        return []
+    if type(tree) in (tuple, list):
+        return [x for part in tree for x in _leaves(part)]
+    if type(tree) is dict:
+        return [x for part in tree.values() for x in _leaves(part)]
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+_ATOMS = (int, float, bool, str, torch.dtype, torch.device, slice)
 
 
 def _meta(node: fx.Node) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
-from horizon_plugin_pytorch.analysis.float_run import compare_with_float
+from horizon_plugin_pytorch.analysis.float_run import FloatComparison
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.graph_text import graph_of, graph_text
 from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, require_numbers, unwrapped
@@ -60,6 +60,7 @@ from horizon_plugin_pytorch.runtime.located import FusedAway
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
 from horizon_plugin_pytorch.workflow.eager import prepare_qat
+from horizon_plugin_pytorch.workflow.garbage import collected_later
 from horizon_plugin_pytorch.workflow.symbolic import (
     choices_of,
     observe,
@@ -145,40 +146,45 @@ def prepare(
         raise QuantizationConfigError("prepare: PrepareMethod.EAGER reads the modules' own `qconfig`; set it there.")
     if method is PrepareMethod.EAGER and own_scales:
         raise NotImplementedError("prepare: PrepareMethod.EAGER sees no calls, so it has no own_scales; use JIT_STRIP.")
-    if method is PrepareMethod.EAGER:
-        prepared: Any = _prepare_eager(model, example_inputs, example_kw_inputs, qconfig_setter, hybrid)
-    elif method is PrepareMethod.SYMBOLIC:
-        has_example = example_inputs is not None or example_kw_inputs
-        example = arguments_of(model, example_inputs, example_kw_inputs) if has_example else None
-        prepared = prepare_by_tracing(
-            model,
-            qconfig_dict,
-            hybrid=hybrid,
-            hybrid_dict=hybrid_dict,
-            qconfig_setter=qconfig_setter,
-            own_scales=own_scales,
-            is_fused=fuse_mode is not FuseMode.NoFuse,
-            example=example,
-        )
-        if example is not None:
-            meet_calls(prepared, *example)
-    else:
-        if example_inputs is None and not example_kw_inputs:
-            raise ValueError(
-                f"prepare: {method} runs the model, so it needs example_inputs: a tuple of the model's arguments."
+    with collected_later():
+        comparison = None
+        if method is PrepareMethod.EAGER:
+            prepared: Any = _prepare_eager(model, example_inputs, example_kw_inputs, qconfig_setter, hybrid)
+        elif method is PrepareMethod.SYMBOLIC:
+            has_example = example_inputs is not None or example_kw_inputs
+            example = arguments_of(model, example_inputs, example_kw_inputs) if has_example else None
+            prepared = prepare_by_tracing(
+                model,
+                qconfig_dict,
+                hybrid=hybrid,
+                hybrid_dict=hybrid_dict,
+                qconfig_setter=qconfig_setter,
+                own_scales=own_scales,
+                is_fused=fuse_mode is not FuseMode.NoFuse,
+                example=example,
             )
-        prepared = _prepare_by_running(
-            model,
-            *arguments_of(model, example_inputs, example_kw_inputs),
-            qconfig_dict,
-            qconfig_setter,
-            fuse_mode,
-            own_scales,
-            HybridConfig(hybrid_dict) if hybrid else None,
-        )
-    if out_dir is not None:
-        _write_results(prepared, out_dir, example_inputs, example_kw_inputs)
-    return prepared
+            if example is not None:
+                meet_calls(prepared, *example)
+        else:
+            if example_inputs is None and not example_kw_inputs:
+                raise ValueError(
+                    f"prepare: {method} runs the model, so it needs example_inputs: a tuple of the model's arguments."
+                )
+            example = arguments_of(model, example_inputs, example_kw_inputs)
+            prepared, comparison = _prepare_by_running(
+                model,
+                *example,
+                qconfig_dict,
+                qconfig_setter,
+                fuse_mode,
+                own_scales,
+                HybridConfig(hybrid_dict) if hybrid else None,
+            )
+        if out_dir is not None:
+            _write_results(prepared, out_dir, example_inputs, example_kw_inputs, comparison)
+        if comparison is not None and not comparison.is_done:
+            comparison.run(*own_tensors(example))
+        return prepared
 
 
 def _tell_left_out(model: nn.Module, example_inputs: Any) -> None:
@@ -194,7 +200,13 @@ def _tell_left_out(model: nn.Module, example_inputs: Any) -> None:
         )
 
 
-def _write_results(prepared: Any, out_dir: str | os.PathLike, example_inputs: Any, kwargs: dict | None) -> None:
+def _write_results(
+    prepared: Any,
+    out_dir: str | os.PathLike,
+    example_inputs: Any,
+    kwargs: dict | None,
+    comparison: FloatComparison | None,
+) -> None:
     """Write the graph and the check; the model is prepared whether or not they can be written."""
     try:
         graph = graph_of(prepared)
@@ -202,7 +214,7 @@ def _write_results(prepared: Any, out_dir: str | os.PathLike, example_inputs: An
             write_atomically(graph_text(graph).encode(), os.path.join(out_dir, GRAPH_FILE))
         if example_inputs is not None or kwargs:
             own_args, own_kwargs = own_tensors(arguments_of(prepared, example_inputs, kwargs))
-            inspect_model(prepared, own_args, out_dir, own_kwargs)
+            inspect_model(prepared, own_args, out_dir, own_kwargs, comparison)
     except CheckError as error:
         warn(f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.", QuantizationWarning)
     except OSError as error:
@@ -236,7 +248,8 @@ def _prepare_by_running(
     fuse_mode: FuseMode,
     own_scales: bool | Iterable[str],
     hybrid: HybridConfig | None,
-) -> nn.Module:
+) -> tuple[nn.Module, FloatComparison]:
+    """The prepared model, and what compares it with the float model."""
     march = require_march("prepare")
     model = unwrapped(model, "prepare")
     require_float(model, "prepare")
@@ -273,9 +286,7 @@ def _prepare_by_running(
     mark_reads(captured)
     report_mismatches(copied)
     keep_notes(copied, march=march, graph=captured.graph, choices=choices)
-    own_args, own_kwargs = own_tensors((args, kwargs))
-    compare_with_float(copied, own_args, own_kwargs, given, [site for site in recorded if dispatcher.sites.get(site)])
-    return copied
+    return copied, FloatComparison(copied, given, [site for site in recorded if dispatcher.sites.get(site)])
 
 
 def _on_cpu(captured: Any) -> dict[CallSite, str]:

@@ -82,6 +82,7 @@ from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.float_parts import keep_float
 from horizon_plugin_pytorch.runtime.stochastic import refuse_chance
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
+from horizon_plugin_pytorch.workflow.garbage import collected_later
 
 __all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
 
@@ -213,12 +214,13 @@ def prepare_qat_fx(
     _check_opset(opset_version)
     is_tied = optimize_graph and is_effective(require_march("prepare_qat_fx"), "prepare_qat_fx")
     example = None if example_inputs is None else arguments_of(model, example_inputs)
-    prepared = prepare_by_tracing(
-        model, qconfig_dict, prepare_custom_config_dict, hybrid, hybrid_dict, qconfig_setter, own_scales,
-        joins_calls=False,  # the guides print scales that average over the calls of a shared module
-        tied=TiedOperators() if is_tied else None,
-        example=example,
-    )  # fmt: skip
+    with collected_later():
+        prepared = prepare_by_tracing(
+            model, qconfig_dict, prepare_custom_config_dict, hybrid, hybrid_dict, qconfig_setter, own_scales,
+            joins_calls=False,  # the guides print scales that average over the calls of a shared module
+            tied=TiedOperators() if is_tied else None,
+            example=example,
+        )  # fmt: skip
     if example is not None:
         meet_calls(prepared, *example)
     if verbose:

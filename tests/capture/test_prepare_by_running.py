@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import warnings
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -363,6 +364,44 @@ def test_a_model_is_recorded_twice_in_eval_mode_only_if_it_keeps_tensors(keeps: 
     record(Counting(keeps), (torch.randn(1, 2, 4, 4),))
     _KEPT.clear()
     assert list(_FORWARDS) == [False] * (forwards - 1) + [True]
+
+
+class AsksForTheType(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out if type(self.conv) is nn.Conv2d else out + 1
+
+
+@pytest.mark.parametrize(
+    ("is_written", "cls", "count"),
+    [(False, AsksForTheType, 1), (True, AsksForTheType, 1), (False, Counting, 0), (True, Counting, 0)],
+)
+def test_one_run_of_the_prepared_model_is_for_the_check_and_for_the_comparison(
+    is_written: bool, cls: type[Counting], count: int, tmp_path: Any
+) -> None:
+    _FORWARDS.clear()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        prepare(
+            cls(""),
+            (torch.randn(1, 2, 4, 4),),
+            qconfig_dict={"": qconfig()},
+            out_dir=tmp_path if is_written else None,
+        )
+    assert list(_FORWARDS) == [False, True, False]
+    differences = [str(one.message) for one in told if "does not do what the float model does" in str(one.message)]
+    assert len(differences) == count and all("although nothing is rounded" in text for text in differences)
+
+
+def test_the_comparison_is_made_where_files_cannot_be_written(tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(QuantizationWarning, match="could not write"), pytest.warns(match="nothing is rounded"):
+        prepare(
+            AsksForTheType(""),
+            (torch.randn(1, 2, 4, 4),),
+            qconfig_dict={"": qconfig()},
+            out_dir=tmp_path / "file" / "folder",
+        )
 
 
 def test_the_comparison_with_float_leaves_no_trace_in_the_quantizers() -> None:
