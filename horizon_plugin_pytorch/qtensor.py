@@ -671,6 +671,8 @@ def _broadcast(scale: Tensor, axis: int, dim: int) -> Tensor:
 
 
 def _name(func: Callable) -> str:
+    if isinstance(func, torch._C.ScriptMethod):
+        return f"{func.name} of a torch.jit.ScriptModule"
     name = getattr(func, "__name__", str(func))
     owner = getattr(func, "__self__", None)  # a property's getter belongs to the property
     if name in ("__get__", "__set__") and owner is not None:

@@ -25,18 +25,12 @@ def plain_weights(model: nn.Module) -> nn.Module:
     >>> [name for name, _ in plain_weights(layer).named_parameters()]
     ['bias', 'weight']
     """
-    pruned = []
-    for path, module in list(model.named_modules()):
+    for module in list(model.modules()):
         if parametrize.is_parametrized(module):
             _take_class(module)
             for name in list(module.parametrizations):  # type: ignore[arg-type]
                 parametrize.remove_parametrizations(module, name, leave_parametrized=True)
-        for hook in list(module._forward_pre_hooks.values()):
-            remove = _REMOVE.get(type(hook))  # type: ignore[call-overload]
-            if remove is not None:
-                remove(module, hook.name)  # type: ignore[attr-defined]
-            if isinstance(hook, prune.BasePruningMethod):
-                pruned += [f"{path}.{name}" if path else name for name in _keep_pruned(module, hook._tensor_name)]
+    pruned = settle_weights(model)
     if pruned:
         warn(
             f"{listed(f'`{name}`' for name in pruned)} of `{type(model).__name__}` "
@@ -46,6 +40,29 @@ def plain_weights(model: nn.Module) -> nn.Module:
             QuantizationWarning,
         )
     return model
+
+
+def settle_weights(model: nn.Module) -> list[str]:
+    """Put the present values in place of what hooks compute before each forward: pruning, weight and spectral norm.
+
+    Between an optimizer's step and the next forward, the weight that such a hook has left is that of before the step.
+
+    Returns:
+        The names of the tensors that are pruned.
+
+    >>> layer = prune.l1_unstructured(nn.Linear(2, 2), "weight", amount=1)
+    >>> settle_weights(layer), [name for name, _ in layer.named_parameters()]
+    (['weight'], ['bias', 'weight'])
+    """
+    pruned = []
+    for path, module in list(model.named_modules()):
+        for hook in list(module._forward_pre_hooks.values()):
+            remove = _REMOVE.get(type(hook))  # type: ignore[call-overload]
+            if remove is not None:
+                remove(module, hook.name)  # type: ignore[attr-defined]
+            if isinstance(hook, prune.BasePruningMethod):
+                pruned += [f"{path}.{name}" if path else name for name in _keep_pruned(module, hook._tensor_name)]
+    return pruned
 
 
 def _keep_pruned(module: nn.Module, name: str) -> list[str]:

@@ -225,10 +225,30 @@ class QuantizationTracer(torch.fx.Tracer):
                 self.rely(place.item(args[1]), "given", True)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        args, kwargs = by_position(type(m).forward, args, kwargs) if is_leaf(m) else (args, kwargs)
+        if is_leaf(m) and not isinstance(m, torch.jit.ScriptModule):  # whose class has no forward
+            args, kwargs = by_position(type(m).forward, args, kwargs)
+        if not self._is_registered(m):
+            return forward(*args, **kwargs)
         path = self.path_of_module(m)
         with self.called(path), contextlib.nullcontext() if is_leaf(m) else self._watched_hooks(m, path):
             return super().call_module(m, forward, args, kwargs)
+
+    def _is_registered(self, module: nn.Module) -> bool:
+        """Is a module one of the model's? The parts of another, such as a slice of a Sequential, must be.
+
+        Raises:
+            TraceError: where the module itself computes and the model does not have it.
+        """
+        try:
+            self.path_of_module(module)
+        except NameError:
+            if is_leaf(module):
+                raise TraceError(
+                    f"`{type(module).__name__}` is not a part of the model, as a module in a plain list, dictionary or "
+                    "object: keep modules in nn.ModuleList or nn.ModuleDict, or as attributes of their module."
+                ) from None
+            return False
+        return True
 
     @contextlib.contextmanager
     def _watched_hooks(self, module: nn.Module, path: str) -> Iterator[None]:
@@ -554,6 +574,8 @@ def _refuse_names(model: nn.Module) -> None:
 
 
 def _remedy(error: Exception) -> str:
+    if isinstance(error, TraceError):
+        return str(error)
     names = "(TracedProxy|Parts|Written|Known(Number|List|Dict))"
     text = re.sub(rf"'{names}'|(?<=not ){names}\b", "a tensor that is traced", str(error))
     if "__delitem__" in text:

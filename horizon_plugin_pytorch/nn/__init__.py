@@ -62,6 +62,7 @@ from horizon_plugin_pytorch.nn import qat
 from horizon_plugin_pytorch.nn import float_operators, grid_functions  # noqa: F401 - fill the operator table
 from horizon_plugin_pytorch.operators import pass_through  # noqa: F401 - fills the operator table
 from horizon_plugin_pytorch.nn import bare_functions  # noqa: F401 - looks at all rows
+from horizon_plugin_pytorch.runtime import scripted  # noqa: F401 - script functions meet quantized tensors
 from horizon_plugin_pytorch.nn import functional
 
 __all__ = [

@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from horizon_plugin_pytorch.capture.plain_model import require_float32_weights
+from horizon_plugin_pytorch.capture.plain_weights import settle_weights
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.config.resolve import needs_activation
 from horizon_plugin_pytorch.errors import (
@@ -355,6 +356,7 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
 
     A module with ``preserve_qat_mode = True``, or inside of one, stays a QAT module, in the VALIDATION state.
     """
+    settle_weights(model)
     quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
     for quantizer in quantizers:
         quantizer.finish()

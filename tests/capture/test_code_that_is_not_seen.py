@@ -85,7 +85,6 @@ def _prepared(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (Scripted, r"`aten.softplus.default` .*\(test_code_that_is_not_seen.py:\d+\) .*torch.jit.script"),
         (ScriptedModule, r"`aten.convolution.default` .*\(test_code_that_is_not_seen.py:\d+\) .*torch.jit.script"),
         (Masked, r"`mul` .*\(test_code_that_is_not_seen.py:\d+\) takes a float tensor .* QuantStub"),
         (ByName, r"`relu` \(test_code_that_is_not_seen.py:\d+\) is called by its name.*self.conv\(x\)"),

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
+    PrepareMethod,
     QuantWrapper,
     calibrate,
     convert,
@@ -22,6 +23,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 
 PRUNINGS: dict[str, Callable[[nn.Module], Any]] = {
     "l1": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
@@ -88,3 +90,32 @@ def test_masked_gradients_keep_the_zeros_through_training() -> None:
         model(x).square().sum().backward()
         optimizer.step()
     assert torch.equal(weight.detach() != 0, kept)
+
+
+_HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.3),
+    "pruned bias": lambda layer: prune.l1_unstructured(layer, "bias", 0.3),
+    "weight norm": nn.utils.weight_norm,
+    "spectral norm": nn.utils.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT_STRIP])
+@pytest.mark.parametrize("name", _HOOKS)
+def test_a_prepared_layer_whose_weight_a_hook_computes_is_converted(name: str, method: PrepareMethod) -> None:
+    set_march(March.NASH_M)
+    x = torch.randn(2, 3, 4, 4)
+    net = QuantWrapper(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))).eval()
+    qat = prepare(net, (x,), default_calibration_qconfig_setter, method=method, out_dir=None)
+    calibrate(qat, [x], progress=False)
+    for layer in [m for m in qat.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]:
+        _HOOKS[name](layer)
+    set_fake_quantize(qat.train(), FakeQuantState.QAT)
+    optimizer = torch.optim.SGD(qat.parameters(), 0.5)
+    qat(x).square().mean().backward()
+    optimizer.step()  # the layer's `weight` is that of the last forward now
+    quantized = convert(qat).eval()
+    set_fake_quantize(qat.eval(), FakeQuantState.VALIDATION)
+    with torch.no_grad():
+        assert torch.equal(qat(x), quantized(x))
