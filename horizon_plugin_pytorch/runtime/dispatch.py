@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.asking import running_module, user_line
+from horizon_plugin_pytorch.asking import model_asks, running_module, user_line
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nested import tensors_in
@@ -192,7 +192,7 @@ class Dispatcher:
         if _MET.sites is not None:
             _MET.sites.add(site)
         if variants is None:
-            if not has_scale:
+            if not has_scale or not model_asks():  # a tool computes with a tensor as it could outside of the run
                 return NotImplemented
             variants = self.learn(here(name), op, target, call_args, call_kwargs)
         if variants is None:
@@ -242,7 +242,8 @@ class Dispatcher:
         op, target, call_args, call_kwargs = as_call(func, args, kwargs)
         found = row_of_call(op, target, call_args, call_kwargs)
         site = here(operator_name(op, target, call_args, call_kwargs))
-        if site not in self.met and not keeps_scale(func) and (found is None or found[0].qat is not None):
+        is_operator = found is None or found[0].qat is not None
+        if site not in self.met and not keeps_scale(func) and is_operator and model_asks():
             raise self._unknown(site)
 
     def _path_of(self, module: nn.Module | None) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.asking import package_asks
 from horizon_plugin_pytorch.qtensor import QTensor, is_metadata
-from horizon_plugin_pytorch.running import asked_by_model
 
 
 class Unfinished(QTensor):
@@ -52,7 +52,8 @@ class Unfinished(QTensor):
 
     @property
     def dtype(self) -> Any:  # type: ignore[override]
-        if not asked_by_model():
+        """``torch.float32`` to the model, as in float, and to tools: there is no quantized result to speak of."""
+        if package_asks():
             raise self.refuse()
         return torch.float32
 

@@ -150,6 +150,24 @@ def test_integer_layer_with_a_float16_result() -> None:
         assert torch.equal(quantized(X), out)
 
 
+class Gain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.gain = QuantStub(), DeQuantStub(), nn.Parameter(torch.rand(4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.quant(x) * self.gain + self.gain)
+
+
+def test_a_parameter_meets_float16_by_running_as_by_tracing() -> None:
+    torch.manual_seed(0)
+    model = Gain().eval()
+    traced = calibrate(prepare_qat_fx(model, {"": HALF}), (X,))
+    run = calibrate(prepare(model, (X,), qconfig_dict={"": HALF}, out_dir=None), (X,))
+    with torch.no_grad():
+        assert torch.equal(run(X), traced(X)) and torch.equal(convert(run)(X), run(X))
+
+
 def test_gradients_reach_the_weights() -> None:
     qat = _prepared(act=HALF, second=HALF)
     set_fake_quantize(qat, FakeQuantState.QAT)

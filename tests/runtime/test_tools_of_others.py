@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.quantization import (
     QuantStub,
     convert,
     convert_fx,
+    get_qconfig,
     prepare,
     prepare_qat,
     prepare_qat_fx,
@@ -72,6 +73,33 @@ class Profiler:
         self.walked.append([(name, m.__class__, isinstance(m, nn.Conv2d)) for name, m in self.model.named_modules()])
         self.walked.append([(name, p.dtype) for name, p in self.model.named_parameters()])
         self.walked.append([name for name, _ in self.model.named_children()])
+
+
+class Debugger:
+    """Looks at everything in a model, and computes with the tensors that it meets."""
+
+    def __init__(self, model):
+        self.seen = []
+        self.handles = [m.register_forward_hook(self.hook) for m in model.modules()]
+
+    def hook(self, module, args, out):
+        names = [n for n, _ in module.named_modules()]
+        self.seen.append((module.__class__, repr(module), names, list(module.state_dict())))
+        for x in torch.utils._pytree.tree_leaves((args, out)):
+            if isinstance(x, torch.Tensor):
+                self.seen.append((x.dtype, x.shape, x.device))
+                self.compute(x)
+
+    def compute(self, x):
+        try:
+            real = x.dequantize() if hasattr(x, "q_scale") else x
+        except Exception:
+            return  # a result that a fused operator does not compute
+        self.seen.append(float((real.detach().float() * 2).abs().max()))
+        try:
+            self.seen.append(x * 2)
+        except NotImplementedError as error:
+            self.seen.append(str(error))
 
 
 class Mode(TorchFunctionMode):
@@ -292,6 +320,68 @@ def test_what_was_the_models_own_before_saving_is_so_after_loading() -> None:
     with torch.no_grad():
         model(X), loaded(X), copy.deepcopy(loaded)(X)
     assert [torch.float32] * 3 == REMEMBERED
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+        self.conv2, self.norm2 = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norm1(self.conv1(x)))
+        return self.relu(self.norm2(self.conv2(y)) + x)
+
+
+class Residual(nn.Module):
+    """By running, members of fused operators give what only the next member may read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.blocks, self.gain = nn.Sequential(Block(), Block()), nn.Parameter(torch.rand(3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant((self.blocks(self.quant(x)) * self.gain).softmax(1))
+
+
+def _half(model: nn.Module) -> nn.Module:
+    return prepare(model, (X,), qconfig_dict={"": get_qconfig(out_dtype=torch.float16)}, out_dir=None)
+
+
+def _hybrid(model: nn.Module) -> nn.Module:
+    names = {"module_name": ["blocks.1"]}
+    return prepare(model, (X,), qconfig_dict={"": qconfig()}, hybrid=True, hybrid_dict=names, out_dir=None)
+
+
+@pytest.mark.parametrize("prepared", [_by_running, _by_tracing, _half, _hybrid])
+def test_a_tool_may_look_at_all_modules_and_compute_with_what_they_give(prepared: Any, tools: Any) -> None:
+    set_march(March.NASH_E)
+    torch.manual_seed(0)
+    model = calibrate(prepared(Residual().eval()), (X,))
+    for stage in STAGES:
+        if stage == "integer":
+            model = (convert_fx if prepared is _by_tracing else convert)(model)
+        else:
+            set_fake_quantize(model, FakeQuantState[stage.upper()])
+        with torch.no_grad():
+            before, names = model(X), [name for name, _ in model.named_modules()]
+            tool = tools.Debugger(model)
+            assert torch.equal(model(X), before)
+        assert len(tool.seen) > 30 and names == [name for name, _ in model.named_modules()]
+        for handle in tool.handles:
+            handle.remove()
+
+
+def test_what_a_tool_computes_in_wrapped_code_makes_no_modules(tools: Any) -> None:
+    model = _model("tracing", "validation")
+    names = list(model.state_dict())
+    tool = tools.Debugger(model.conv)
+    with torch.no_grad():
+        model(X)
+    assert list(model.state_dict()) == names
+    assert any("not implemented for QTensor" in str(x) for x in tool.seen)
 
 
 REMEMBERED: list[Any] = []

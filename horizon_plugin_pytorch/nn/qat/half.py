@@ -86,10 +86,10 @@ class Float16(PlacedModule):
             step = None
             if is_run and self.member is not None:
                 step, args = self.member.take(args)
-            if is_run:
-                args, kwargs = unmarked((args, kwargs))
             if self.stub_paths:
                 args, kwargs = self.through_stubs(args, kwargs)
+            if is_run:  # what stubs gave is marked, too
+                args, kwargs = unmarked((args, kwargs))
             out = self._cast(method(*_real(args), **_real(kwargs)))
             tell(self, method.__name__, args, kwargs, out)
             out = marked(out) if is_run else out
