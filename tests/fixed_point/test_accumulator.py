@@ -469,6 +469,8 @@ def test_one_sided_input_of_a_depthwise_layer_stays_exact_in_every_part() -> Non
     assert plan.parts > 1 and plan.input_digits == 1
     x = torch.randint(0, 32768, (4, 8, 12, 12)).float()
     for piece in plan.weights:
+        for side in (piece.clamp(min=0), piece.clamp(max=0)):
+            assert float(side.flatten(1).sum(1).abs().max()) * 32767 < fp.EXACT_FLOAT32
         exact = F.conv2d(x.double(), piece.double(), groups=8)
         assert torch.equal(F.conv2d(x, piece, groups=8).double(), exact)
 

@@ -92,6 +92,15 @@ def test_wide_accumulators_are_rounded_as_defined_near_every_step(ratio, bound, 
     assert_equals_definition(factor, torch.cat([acc, anywhere]), *limits)
 
 
+@pytest.mark.parametrize("name", RANGES)
+def test_the_integers_on_both_sides_of_every_step_at_many_ratios(name: str) -> None:
+    """The last integer before a step counts as much as the step: after a ReLU, float32 rounds some up too early."""
+    low, high = RANGES[name]
+    for ratio in np.exp2(np.linspace(-22, 5, 298)).tolist():
+        factor = choose_factor(torch.tensor([ratio], dtype=torch.float64), low, high)
+        assert_equals_definition(factor, near_steps(factor.item(), low, high, EXACT_FLOAT32 - 1), low, high)
+
+
 def test_a_step_just_beyond_the_bound_is_not_taken_early() -> None:
     """The last reachable accumulators may round up to a tie in float32 although the next step is out of reach."""
     generator = torch.Generator().manual_seed(0)

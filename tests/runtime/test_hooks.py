@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.hooks import RemovableHandle
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
@@ -27,6 +28,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.runtime.hooks import KeptHook, keep
 from tests.routes import calibrate, qconfig
 
 X = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))
@@ -279,3 +281,16 @@ def test_hooks_of_all_modules_see_prepared_ones() -> None:
             assert {"ConvReLU2d", "Conv2d", "Net"} <= set(_run(qat)[1])
     finally:
         handle.remove()
+
+
+def test_a_hook_of_a_process_that_had_more_hooks_is_not_overwritten() -> None:
+    """torch numbers hooks anew in each process, and a loaded module brings the numbers of the process that saved it."""
+    relu = nn.ReLU()
+    keep(relu.register_forward_hook, print)
+    [(number, hook)] = relu._forward_hooks.items()
+    assert isinstance(hook, KeptHook) and hook.number == number
+    saved = pickle.dumps(relu)
+    RemovableHandle.next_id = number  # as in a process that has registered fewer
+    loaded = pickle.loads(saved)
+    loaded.register_forward_hook(print)
+    assert len(loaded._forward_hooks) == 2
