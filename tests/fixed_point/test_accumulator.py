@@ -450,9 +450,11 @@ def test_digits_are_bytes_that_make_up_the_number(values: list[int]) -> None:
     assert float(high.abs().max()) <= 128
 
 
-def test_one_sided_input_of_a_depthwise_layer_stays_exact_in_every_part() -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_sided_input_of_a_depthwise_layer_stays_exact_in_every_part(sign: int) -> None:
     """Weights of one sign before those of the other: a part must bound positive and negative sums together."""
-    weight = torch.tensor([-127.0] * 4 + [127.0] * 5 + [0.0] * 16).reshape(1, 1, 5, 5).repeat(8, 1, 1, 1)
+    row = sign * torch.tensor([-127.0] * 4 + [127.0] * 5 + [0.0] * 16)
+    weight = row.reshape(1, 1, 5, 5).repeat(8, 1, 1, 1)
     weight[5:] = torch.randint(-20, 20, (3, 1, 5, 5)).float()
     plan = fp.plan_accumulator(
         weight,
