@@ -62,33 +62,41 @@ def follow_absent(model: nn.Module, arguments: Arguments, graph: torch.fx.Graph,
 def _difference(model: nn.Module, graph: torch.fx.Graph, absent: frozenset[str], traced: Traced) -> str | None:
     """A line that runs only with or only without some arguments; None if there is no such line."""
     without = _steps_of(model, absent, absent, traced)
-    line = None if without is None else _first_difference(_steps(graph, absent), without)
+    line = None if without is None else first_difference(steps(graph, absent), without)
     if without is None or line is None:
         return "" if without is None else None
     # The forward may keep something, so that the order of traces matters.
     again = _steps_of(model, frozenset(), absent, traced)
-    return line if again is None else _first_difference(again, without)
+    return line if again is None else first_difference(again, without)
 
 
 def _steps_of(
     model: nn.Module, absent: frozenset[str], hidden: frozenset[str], traced: Traced
 ) -> list[tuple[Any, str]] | None:
-    """What a trace of the model does; None if it cannot be traced so. The model stays as it is."""
-    constants = set(model._buffers) | set(vars(model))
+    """What a trace of the model does; None if it cannot be traced so."""
     try:
-        return _steps(traced(model, Arguments(model, None, absent))[1], hidden)
+        return trace_steps(model, Arguments(model, None, absent), traced, hidden)
     except Exception:
         return None
+
+
+def trace_steps(
+    model: nn.Module, arguments: Arguments, traced: Traced, hidden: frozenset[str] = frozenset()
+) -> list[tuple[Any, str]]:
+    """What another trace of the model does. The model stays as it is."""
+    constants = set(model._buffers) | set(vars(model))
+    try:
+        return steps(traced(model, arguments)[1], hidden)
     finally:
         for name in [n for n in (*model._buffers, *vars(model)) if n.startswith("_tensor_constant")]:
             if name not in constants:
                 delattr(model, name)
 
 
-def _steps(graph: torch.fx.Graph, hidden: frozenset[str]) -> list[tuple[Any, str]]:
+def steps(graph: torch.fx.Graph, hidden: frozenset[str] = frozenset()) -> list[tuple[Any, str]]:
     """The calls of a graph in a form that can be compared, with their lines; hidden inputs count as None."""
     found: dict[torch.fx.Node, Any] = {}
-    steps: list[tuple[Any, str]] = []
+    calls: list[tuple[Any, str]] = []
 
     def refer(value: Any) -> Any:
         return torch.fx.node.map_arg(value, lambda node: found[node])
@@ -100,14 +108,18 @@ def _steps(graph: torch.fx.Graph, hidden: frozenset[str]) -> list[tuple[Any, str
             continue
         is_constant = node.op == "get_attr" and name.startswith("_tensor_constant")
         target = "_tensor_constant" if is_constant else node.target
-        steps.append(((node.op, target, refer(node.args), refer(node.kwargs)), source_line(node.stack_trace)))
-        found[node] = f"%{len(steps)}"
-    return steps
+        calls.append(((node.op, target, refer(node.args), refer(node.kwargs)), source_line(node.stack_trace)))
+        found[node] = f"%{len(calls)}"
+    return calls
 
 
-def _first_difference(one: list[tuple[Any, str]], other: list[tuple[Any, str]]) -> str | None:
+def first_difference(one: list[tuple[Any, str]], other: list[tuple[Any, str]]) -> str | None:
+    """The line of the first call in which two lists of them differ; None if they are alike."""
     for (step, line), (other_step, other_line) in zip(one, other, strict=False):
         if step != other_step:
-            return line or other_line
+            lines = (
+                (other_line, line) if step[0] == "output" else (line, other_line)
+            )  # an output has no line of its own
+            return lines[0] or lines[1]
     longer = max(one, other, key=len)
     return None if len(one) == len(other) else longer[min(len(one), len(other))][1]

@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.asking import (
 from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.container_writes import only_writes
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments, Place
+from horizon_plugin_pytorch.capture.modes import tell_modes
 from horizon_plugin_pytorch.capture.proxies import KnownItems, Parts, TracedProxy, Written, stand_in
 from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, warn
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
@@ -456,6 +457,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
         model.__dict__[GUARD] = arguments.guard
     _tell_lost(model, tracer.lost_hooks)
     _tell_written(model, before)
+    tell_modes(model, arguments, graph, _traced)
     return graph
 
 
