@@ -172,3 +172,19 @@ def grid_sample(g: OnnxGraph, site: Site, x: str, grid: str, mode: int, padding:
         "GridSample", x, grid, mode="nearest" if mode == 1 else linear, padding_mode=_PADDING[padding],
         align_corners=int(align_corners),
     )  # fmt: skip
+
+
+@lowers("atan2")
+def atan2(g: OnnxGraph, site: Site, y: str, x: str) -> str:
+    """By quadrants, as torch counts them: a zero has a sign, too."""
+
+    def is_negative(value: str) -> str:  # -0.0 has the reciprocal -inf
+        return _with(g, "Less", g.node("Min", value, g.node("Reciprocal", value)), 0.0)
+
+    def is_zero(value: str) -> str:
+        return g.node("Equal", value, g.scalar(0.0, torch.float32))
+
+    angle = g.node("Atan", g.node("Div", g.node("Abs", y), g.node("Abs", x)))
+    angle = g.node("Where", g.node("And", is_zero(x), is_zero(y)), g.scalar(0.0, torch.float32), angle)
+    angle = g.node("Where", is_negative(x), g.node("Sub", g.scalar(math.pi, torch.float32), angle), angle)
+    return g.node("Where", is_negative(y), g.node("Neg", angle), angle)

@@ -223,6 +223,8 @@ FLOAT_CODE: dict[str, Any] = {
     "choice between types": lambda x: torch.where(x > 0, x, torch.arange(6)),
     "limits as tensors": lambda x: (x.clamp(torch.tensor(-0.5), torch.tensor(0.5)), F.cosine_similarity(x, x + 1)),
     "fused kernels": lambda x: torch.logit(x.sigmoid()) + x.std((2, 3), keepdim=True) + torch.lerp(x, x * 2, 0.3),
+    "angles": lambda x: torch.atan2(x, x.flip(1)),
+    "angles of zeros": lambda x: torch.atan2((x * 0)[..., None], torch.tensor([0.0, -0.0, 1, -1]).view(1, 1, 1, 1, 4)),
     "signs": lambda x: x.sign() + torch.isnan(x),
 }
 
