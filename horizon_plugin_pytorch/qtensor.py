@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import operator
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -447,6 +448,22 @@ def become(x: Tensor, other: Tensor) -> None:
     torch._C._swap_tensor_impl(x, other)  # type: ignore[attr-defined]
 
 
+FOLLOWERS: weakref.WeakSet[Any] = weakref.WeakSet()  # are told, by `follow(x, other)`, what a tensor shows now
+
+
+def show(x: Tensor, other: Tensor) -> None:
+    """Let every name of `x` see `other`, as after a write in place; `other` stays what it is, for who watches the run.
+
+    >>> x, other = torch.zeros(1), bool_qtensor(torch.tensor([True]), is_integer=True)
+    >>> show(x, other)
+    >>> type(x).__name__, type(other).__name__
+    ('QTensor', 'QTensor')
+    """
+    become(x, other.alias() if type(other) is QTensor else other)
+    for follower in FOLLOWERS:
+        follower.follow(x, other)
+
+
 def settled(func: Callable, args: tuple, kwargs: dict, out: Any) -> Any:
     """The result of a call; of one that writes in place, the tensor that it writes to, which has that value now."""
     target = written(func, args, kwargs)
@@ -489,7 +506,7 @@ def write(target: Tensor, out: Tensor, by: str, index: Any = ...) -> None:
         return
     sharing.forget(out)
     settle = sharing.note_write(target, by, index)
-    become(target, out)
+    show(target, out)
     settle()
 
 

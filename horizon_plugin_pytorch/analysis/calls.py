@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from horizon_plugin_pytorch.analysis.float_run import FloatComparison
 from horizon_plugin_pytorch.asking import error_line
@@ -25,6 +24,7 @@ from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.located import FusedAway
+from horizon_plugin_pytorch.watch.flow import TensorNotes
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.watch.watch import Watch
@@ -214,7 +214,7 @@ class _Recorder:
         self.uses: Counter[int] = Counter()
         self.functions: dict[int, dict[str, None]] = defaultdict(dict)
         self._modules = set(self.operators.values())
-        self._marks = WeakIdKeyDictionary()  # of tensors; no activation lives longer for it
+        self._marks = TensorNotes()
 
     def __call__(self, call: OperatorCall) -> None:
         if call.module is None:

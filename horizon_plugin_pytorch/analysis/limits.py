@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from tabulate import tabulate
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, warn
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
@@ -24,6 +23,7 @@ from horizon_plugin_pytorch.operators.table import Operator
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import positional_arguments
 from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.watch.flow import TensorNotes
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.watch import Watch
 
@@ -71,8 +71,10 @@ class _Uses:
 
     def __init__(self, model: nn.Module) -> None:
         self._uses: list[tuple[Operator, Use]] = []
-        self._constants = WeakIdKeyDictionary(dict.fromkeys([*model.parameters(), *model.buffers()], True))
-        self._origins = WeakIdKeyDictionary()  # of tensors: the uses, and the places among their results
+        self._constants = TensorNotes()
+        for x in (*model.parameters(), *model.buffers()):
+            self._constants[x] = True
+        self._origins = TensorNotes()  # of tensors: the uses, and the places among their results
         self._read: set[tuple[int, int]] = set()
 
     def __call__(self, call: OperatorCall) -> None:

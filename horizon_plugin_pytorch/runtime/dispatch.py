@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorE
 from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.operators.calls import CASTS, as_call, operator_name, row_of_call
 from horizon_plugin_pytorch.operators.table import AS_IT_IS, Binder, Call, NotBindable
-from horizon_plugin_pytorch.qtensor import QTensor, become, calling_line, keeps_scale, settled
+from horizon_plugin_pytorch.qtensor import QTensor, calling_line, keeps_scale, settled, show
 from horizon_plugin_pytorch.running import EmptyIsZero, Run, current, innermost, interceptor
 from horizon_plugin_pytorch.runtime.call_site import (
     Attribute,
@@ -424,7 +424,7 @@ class FusedMember:
         if step is None:
             return held
         if is_written and isinstance(x, Unfinished):
-            become(x, held)
+            show(x, held)
             held = x
         return self.give(step, held)
 

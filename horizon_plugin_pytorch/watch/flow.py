@@ -3,11 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from horizon_plugin_pytorch.qtensor import FOLLOWERS
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
+
+
+class TensorNotes:
+    """Notes on tensors by their identity. No tensor lives longer for it, and writes in place are followed.
+
+    >>> import torch
+    >>> notes, x = TensorNotes(), torch.ones(1)
+    >>> notes[x] = "an input"
+    >>> notes.get(x), notes.get(torch.ones(1))
+    ('an input', None)
+    """
+
+    def __init__(self) -> None:
+        self._notes = WeakIdKeyDictionary()
+        FOLLOWERS.add(self)
+
+    def __setitem__(self, x: Tensor, note: Any) -> None:
+        self._notes[x] = note
+
+    def __contains__(self, x: Tensor) -> bool:
+        return x in self._notes
+
+    def get(self, x: Tensor, default: Any = None) -> Any:
+        """The note on a tensor."""
+        return self._notes.get(x, default)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._notes.clear()
+
+    def follow(self, x: Tensor, other: Tensor) -> None:
+        """`x` shows what `other` shows now."""
+        if other in self._notes:
+            self._notes[x] = self._notes[other]
 
 
 class Flow:
@@ -27,7 +63,7 @@ class Flow:
     """
 
     def __init__(self) -> None:
-        self._given = WeakIdKeyDictionary()
+        self._given = TensorNotes()
 
     def add(self, call: OperatorCall) -> None:
         """A call gave its results. Call `producers` before: what is written in place is given anew."""

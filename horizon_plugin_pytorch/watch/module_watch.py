@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from horizon_plugin_pytorch.asking import as_tool
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 
 Consumer = Callable[[OperatorCall], Any]
@@ -66,14 +67,16 @@ class ModuleWatch:
     def _entered(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             if threading.get_ident() == self._thread and self._before is not None:
-                self._before(self._call(path, module, args, kwargs))
+                with as_tool():
+                    self._before(self._call(path, module, args, kwargs))
 
         return hook
 
     def _left(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
             if threading.get_ident() == self._thread and self._after is not None:
-                self._after(self._call(path, module, args, kwargs, out))
+                with as_tool():
+                    self._after(self._call(path, module, args, kwargs, out))
 
         return hook
 

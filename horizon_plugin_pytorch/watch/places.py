@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from enum import Enum
 from types import CodeType
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from torch import fx, nn
 
+from horizon_plugin_pytorch import nn as nn_folder
 from horizon_plugin_pytorch.asking import (
     CallInProgress,
     Running,
@@ -22,6 +24,7 @@ from horizon_plugin_pytorch.capture.tracer import scope_of
 from horizon_plugin_pytorch.errors import source_line
 from horizon_plugin_pytorch.runtime import leaf
 
+_FUNCTIONS = os.path.dirname(nn_folder.__file__)  # such as `window_partition`, which is made of torch's functions
 _ASSIGNED = re.compile(r"\s*(\w+)(?:\s*:[^=]*)?\s*=\s")
 
 
@@ -114,10 +117,11 @@ class Places:
             return _Owner.GRAPH
         file, name = file_and_name(code)
         is_mode = name == "__torch_function__"  # it passes on a call that was made above it
-        is_passing = is_mode or file == leaf.__file__ or not (is_package_code(file) or is_user_code(file))
+        is_ours = is_package_code(file) and os.path.dirname(file) != _FUNCTIONS and file != leaf.__file__
+        is_passing = is_mode or not (is_ours or is_user_code(file))
         if is_passing:
             return _Owner.PASSING
-        return _Owner.PACKAGE if is_package_code(file) else _Owner.USER
+        return _Owner.PACKAGE if is_ours else _Owner.USER
 
     def _place(self, running: Running, owner: _Owner) -> Place:
         if owner is _Owner.USER:
