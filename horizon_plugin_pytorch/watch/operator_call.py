@@ -18,7 +18,8 @@ GENERATED = "_generated_"  # how modules are called that `prepare` makes for fun
 class OperatorCall:
     """One call of an operator: of a module, of a method of a FloatFunctional, or of a function.
 
-    It holds the tensors of the call. Whoever keeps it keeps them; `released` gives the rest of it to keep.
+    It holds the tensors of the call. Whoever keeps it keeps them; `released` gives the rest of it to keep. Keep copies
+    of tensors if the model may write to them in place later, as ``nn.ReLU(inplace=True)`` does.
 
     Args:
         index: its position among the calls of the forward.

@@ -336,3 +336,43 @@ def test_integers_reach_the_consumer() -> None:
     for route in ROUTES:
         found = {call.name: call for call in calls_of(at_stage(route, "converted"), data())}
         assert isinstance(found["stem"].output, QTensor) and not isinstance(found["dequant"].output, QTensor)
+
+
+class InPlace(nn.Module):
+    """Writes over what operators gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv, self.bn, self.relu = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        self.again, self.act = nn.Conv2d(4, 4, 1), nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.bn(self.conv(self.quant(x))))
+        y = self.act(self.again(x))
+        y += x
+        y.clamp_(-1, 1)
+        F.relu(y, inplace=True)
+        return self.dequant(y)
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+@pytest.mark.parametrize("route", ["jit", "symbolic"])
+def test_what_is_written_over_in_place_can_be_kept(route: str, stage: str) -> None:
+    model = at_stage(route, stage, InPlace()).eval()
+    kept: list[tuple[OperatorCall, list[Tensor]]] = []
+    flow, producers = Flow(), {}
+
+    def note(call: OperatorCall) -> None:
+        kept.append((call, [x.dequantize().clone() if isinstance(x, QTensor) else x.clone() for x in call.outputs]))
+        producers[call.name] = flow.producers(call.inputs)
+        flow.add(call)
+
+    with torch.no_grad(), Watch(model, note):
+        model(data())
+    # The ReLU that is fused into `conv` writes; what `act` gave is written over by the model, as in float.
+    for call, (value,) in kept[:2]:
+        assert torch.equal(call.output.dequantize(), value), call.name
+    names = [call.name for call, _ in kept]
+    last = next(i for i, name in enumerate(names) if name == "dequant")
+    assert producers["again"] == [names.index("conv")] and producers["dequant"] == [last - 1]
