@@ -37,7 +37,13 @@ from horizon_plugin_pytorch.errors import (
     QuantizationConfigError,
     listed,
 )
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
+from horizon_plugin_pytorch.fake_quant.fake_quantize import (
+    DynamicFakeQuantize,
+    FakeQuantize,
+    FakeQuantState,
+    set_fake_quantize,
+)
 from horizon_plugin_pytorch.passes.late_modules import has_unmet_code, meeting_calls
 from horizon_plugin_pytorch.passes.unmet import has_code
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
@@ -125,10 +131,13 @@ def calibrate(
     >>> calibrate(net, [torch.ones(1, 1, 4, 4) * i for i in (1, 2, 3)]).steps
     3
     """
-    require_quantizers(model, "calibrate")
     _check(data, steps, tolerance, patience, save_interval)
     if has_unmet_code(model):
         data = _rehearsed(forward, model, data)
+    if _needs_no_scales(model):
+        model.eval()
+        set_fake_quantize(model, FakeQuantState.VALIDATION)
+        return CalibrationResult(ending="no operator has a scale to calibrate")
     quantizers = require_quantizers(model, "calibrate")
     device = next(iter(quantizers.values())).scale.device
     description = describe(model) if state_file is not None or is_distributed() else {}
@@ -173,6 +182,13 @@ def calibrate(
     result.scales = {place_of(n): q.scale.detach().clone() for n, q in quantizers.items() if is_seen[n]}
     result.unseen = [place_of(n) for n, seen in is_seen.items() if not seen]
     return result
+
+
+def _needs_no_scales(model: nn.Module) -> bool:
+    """True for a prepared model whose operators all compute in float16, or with scales of the moment."""
+    modules = list(model.modules())
+    has_scales = any(isinstance(m, FakeQuantize) for m in modules)
+    return not has_scales and any(isinstance(m, (FakeCast, DynamicFakeQuantize)) for m in modules)
 
 
 def _has_seen(quantizer: FakeQuantize) -> bool:

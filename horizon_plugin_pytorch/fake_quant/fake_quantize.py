@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.fake_quant.rounding import NO_LIMIT, Rounded, clamped, integer_limits, round_to_grid
 from horizon_plugin_pytorch.qtensor import QTensor, is_backward, real_qtensor
@@ -94,7 +94,8 @@ class FakeQuantize(nn.Module):
     Args:
         observer: the observer's class.
         saturate: give values outside the range no gradient; None means True.
-        in_place, compat_mask: accepted for compatibility; memory is reused where autograd allows.
+        in_place, compat_mask: other values than the defaults change nothing, with a warning: memory is reused where
+            autograd allows.
         channel_len: number of channels of a per-channel scale.
         observer_kwargs: arguments of the observer: dtype, qscheme, ch_axis, averaging_constant, unclipped, scale, ...
 
@@ -137,6 +138,12 @@ class FakeQuantize(nn.Module):
             ) from error
         self.saturate = True if saturate is None else bool(saturate)
         self.in_place, self.compat_mask, self.channel_len = in_place, compat_mask, channel_len
+        if in_place or not compat_mask:
+            warn(
+                f"FakeQuantize: {'in_place=True' if in_place else 'compat_mask=False'} has no effect; memory is reused "
+                "where autograd allows it.",
+                QuantizationWarning,
+            )
         self.finest_scale = 0.0  # an observed scale is not smaller; whole numbers need no finer grid than 1
         length = channel_len if self.activation_post_process.is_per_channel else 1
         device = self.activation_post_process.min_val.device

@@ -20,14 +20,17 @@ from horizon_plugin_pytorch.errors import (
     QuantizationConfigError,
     QuantizationWarning,
 )
+from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
+    QconfigSetter,
     QuantStub,
     QuantWrapper,
     calibrate,
     convert,
     get_default_qconfig,
+    get_qconfig,
     prepare,
     prepare_qat,
     prepare_qat_fx,
@@ -36,6 +39,7 @@ from horizon_plugin_pytorch.quantization import (
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.observer import NoopObserver, PerChannelMinMaxObserver
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver, MinMaxObserver
+from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate
 from horizon_plugin_pytorch.statistics.observer_base import range_methods
 from tests.processes import run_workers
 
@@ -671,3 +675,18 @@ def test_the_manual_way_stays() -> None:
         expected = expected + 0.01 * (batch.max() - expected)
     found = model.quant.activation_post_process.activation_post_process.max_val
     assert float(found) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_a_model_without_scales_has_nothing_to_calibrate(method: str) -> None:
+    """All operators in float16: the first step of the guides' mixed precision, and the same script goes on."""
+    set_march(March.NASH_M)
+    x = torch.randn(2, 3, 4, 4)
+    setter = QconfigSetter(get_qconfig(), [ModuleNameTemplate({"": torch.float16})], save_dir=None)
+    net = nn.Sequential(QuantStub(), nn.Sigmoid(), nn.Tanh(), DeQuantStub())
+    model = prepare(net, (x,), setter, method=method, out_dir=None).train()
+    result = calibrate(model, [x])
+    assert (result.steps, result.scales) == (0, {}) and "no operator has a scale to calibrate" in str(result)
+    assert not model.training
+    with torch.no_grad():
+        assert (model(x) - net(x)).abs().max() < 2e-3

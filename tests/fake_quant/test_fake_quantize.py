@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.fake_quant.rounding import integer_limits, round_to_grid
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, QuantStub, convert_fx, set_fake_quantize
@@ -440,6 +440,12 @@ def test_an_input_that_is_quantized_already_is_rounded_anew() -> None:
 
 def test_documented_constructor_arguments_are_accepted() -> None:
     FakeQuantize(observer=FixedScaleObserver, saturate=None, in_place=False, compat_mask=True, channel_len=1, scale=0.1)
+
+
+@pytest.mark.parametrize("argument", [{"in_place": True}, {"compat_mask": False}])
+def test_arguments_that_change_nothing_say_so(argument: dict[str, bool]) -> None:
+    with pytest.warns(QuantizationWarning, match=f"FakeQuantize: {next(iter(argument))}=.* has no effect"):
+        FakeQuantize(**argument)
 
 
 def test_a_kept_result_does_not_change_when_training_goes_on() -> None:
