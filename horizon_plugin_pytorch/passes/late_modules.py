@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.asking import user_frames
 from horizon_plugin_pytorch.capture.captured import Captured
@@ -42,8 +43,10 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.call_site import CallSite, Variant
 from horizon_plugin_pytorch.runtime.children import hide_added
 from horizon_plugin_pytorch.runtime.leaf import LeafCode
+from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor
 from horizon_plugin_pytorch.runtime.results import own_tensors
+from horizon_plugin_pytorch.runtime.wrapped import name_of_site
 
 SETTER = "qconfig_setter"  # where a model with such code keeps its setters
 
@@ -114,6 +117,7 @@ class _OneCall:
         self.model.__dict__["sites"] = sites
         self._nodes: dict[int, fx.Node] = {}
         self._attributes: dict[int, str] | None = None
+        self._functional: fx.Node | None = None
 
     def prepare(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> list[str]:
         """Put the module of the call and the stubs of its operands into the model, in their QAT forms; their paths."""
@@ -123,9 +127,15 @@ class _OneCall:
         node.stack_trace = user_frames()
         scope = self.site.scope
         node.meta.update(site=self.site, is_wrapped=True, nn_module_stack={scope: (scope, "")} if scope else {})
+        if self._functional is not None:
+            node.meta["generated_name"] = name_of_site(self.site)
+            known = {(self._functional.target, v.settings["place"] + 1): v.path for v in self.sites.get(self.site, ())}
+            self.model.__dict__["stubs"] = known
         mark_beside(self.model)
         self.region.add(node, *given_kinds(self.model, node, self.region))
         replace_functions(self.model, self.region, choices, march)
+        if self._functional is not None:
+            self._note_stubs(node)
         self.sites.setdefault(self.site, [])
         setter = self.root.__dict__.get(SETTER)
         if setter is not None:
@@ -145,8 +155,17 @@ class _OneCall:
                 warn_wide_weights(qat, march, path)
                 follow_consistency(qat, march)
                 name_modules(qat, line, path)
-        link_stubs(self.model)
+        if self._functional is None:  # of that each call has its own
+            link_stubs(self.model)
         return self.model.added
+
+    def _note_stubs(self, node: fx.Node) -> None:
+        """Let the call of a FloatFunctional know the stubs of its operands, by their places."""
+        known = {variant.path for variant in self.sites.get(self.site, ())}
+        for place, leaf in enumerate(pytree.tree_leaves((node.args[1:], node.kwargs), is_leaf=lambda v: v is None)):
+            if isinstance(leaf, fx.Node) and leaf.op == "call_module" and leaf.target not in known:
+                stub = Variant(str(leaf.target), "QuantStub", {"place": place})
+                self.sites.setdefault(self.site, []).append(stub)
 
     def undo(self) -> None:
         """The model as it was before."""
@@ -184,6 +203,9 @@ class _OneCall:
     def _arguments(self, tree: Any) -> Any:
         if isinstance(tree, Tensor):
             return self._node(tree)
+        if isinstance(tree, PlacedModule):  # a FloatFunctional, whose method is called
+            self._functional = self.graph.create_node("get_attr", tree.path)
+            return self._functional
         if isinstance(tree, (list, tuple)):
             parts = [self._arguments(part) for part in tree]
             return parts if isinstance(tree, list) else tuple(parts)

@@ -283,6 +283,12 @@ class Dispatcher:
         """
         return None
 
+    def with_scales(
+        self, functional: PlacedModule, method: str, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]]:
+        """The operands of a call of a FloatFunctional, those without a scale through stubs, if the call has some."""
+        return args, kwargs
+
     def variant_of(self, variants: list[Variant], call: Call) -> Variant | None:
         """The module for a call's settings."""
         return next((variant for variant in variants if not variant.differences(call, self._read)), None)

@@ -15,6 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.asking import package_asks
 from horizon_plugin_pytorch.errors import OperatorInputError, QuantizationConfigError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.operators.arguments import by_position
@@ -230,6 +231,9 @@ class PlacedModule(Successor):
             leaves[position] = model.resolve(path)(leaves[position])
         return pytree.tree_unflatten(leaves, spec)
 
+    def require_scales(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Refuse, as soon as data are seen, operands of the user's that integers could not be computed of."""
+
     def explained(self, error: Exception, inputs: Any) -> Exception:
         """The error with this module's place and the shapes of its inputs; errors that say enough are left alone."""
         if isinstance(error, LentValuesError) and self.line and interceptor() is None:  # a traced graph calls it
@@ -426,10 +430,14 @@ def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
         is_run = interceptor() is not None
         if is_run and self.is_on_real(args, kwargs):
             return getattr(self.current_float_form(), method.__name__)(*args, **kwargs)
+        if is_run and not self.gives_real:
+            args, kwargs = interceptor().with_scales(self, method.__name__, args, kwargs)
         if is_run:
             args, kwargs = unmarked((args, kwargs))
         if self.stub_paths:
             args, kwargs = self.through_stubs(args, kwargs)
+        if not method.__name__.endswith("_scalar") and not package_asks():
+            self.require_scales(args, kwargs)
         out = method(self, *args, **kwargs)
         return self.real_result(out, is_run) if self.gives_real or self.gives_accumulator else out
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import UnknownCallError, at
 from horizon_plugin_pytorch.operators.table import Call
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import Run, innermost
-from horizon_plugin_pytorch.runtime.call_site import CallSite, Scope, Variant, check_source
+from horizon_plugin_pytorch.runtime.call_site import CallSite, Scope, Variant, check_source, here
 from horizon_plugin_pytorch.runtime.dispatch import Dispatcher
+from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.runtime.real_tensor import RealTensor
 
 _LOCK = threading.RLock()  # several threads may meet a call site at once
 # Makes the module of a call: ``make(root, site, op, target, args, kwargs, sites)``; False where it must not.
@@ -59,6 +62,27 @@ class WrappedDispatcher(Dispatcher):
             is_made = self.make(root, site, op, target, args, kwargs, self.sites)
         return self.sites.get(site) if is_made else None
 
+    def with_scales(
+        self, functional: PlacedModule, method: str, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]]:
+        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: v is None)
+        places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and not isinstance(x, (QTensor, RealTensor))]
+        if not places or method.endswith("_scalar"):
+            return args, kwargs
+        name = f"{functional.path}.{method}"  # a line may call several, one after the other
+        site = here(name, has_line=False)
+        known = self.sites.get(site)
+        if known is None or not {variant.settings["place"] for variant in known}.issuperset(places):
+            site = here(name)
+            count = -1 if known is None else len(known)
+            known = self.learn(site, "call_method", method, (functional, *args), kwargs, count)
+        if known is None:
+            raise self._unknown(site)
+        for variant in known:
+            if variant.settings["place"] in places:
+                leaves[variant.settings["place"]] = self.resolve(variant.path)(leaves[variant.settings["place"]])
+        return pytree.tree_unflatten(leaves, spec)
+
     def is_same_type(self, site: CallSite, func: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
         """Real numbers are float32 to the user's code; booleans are cast as everywhere."""
         x = args[0] if args else None
@@ -85,14 +109,19 @@ def name_of(site: CallSite, call: Call) -> str:
 
     So a checkpoint fits a model that has met its call sites in another order, or has not met them yet.
     """
-    parts = [site.name]
+    settings = Variant.of("", call).settings
+    if not settings:
+        return name_of_site(site)
+    text = repr([call.factory.__qualname__, sorted((k, _spelt(v)) for k, v in settings.items())])
+    return f"{name_of_site(site)}_{zlib.crc32(text.encode()):08x}"[:-4]
+
+
+def name_of_site(site: CallSite) -> str:
+    """What the names of modules for a call begin with: what is called there, and the functions down to the call."""
+    parts = [re.sub(r"\W+", "_", site.name).strip("_")]
     for function, instruction, _ in reversed(site.calls):
         name = re.sub(r"\W+", "_", function.rpartition(".")[2]).strip("_")
         parts.append(f"{name}_{instruction}")
-    settings = Variant.of("", call).settings
-    if settings:
-        text = repr([call.factory.__qualname__, sorted((k, _spelt(v)) for k, v in settings.items())])
-        parts.append(f"{zlib.crc32(text.encode()):08x}"[:4])
     return "_".join(parts)
 
 

@@ -225,9 +225,11 @@ class Half(nn.Module):
 
 
 def test_a_float_tensor_in_the_quantized_part_asks_for_a_stub() -> None:
-    qat = calibrate(prepare_qat_fx(Half(), QCONFIG), (X, X))
-    with pytest.raises(ConversionError, match=r"_generated_add_0.*\(2, 4, 6, 6\).*QuantStub"):
-        qat(X, X)
+    qat = prepare_qat_fx(Half(), QCONFIG)
+    for state in FakeQuantState.CALIBRATION, FakeQuantState.QAT, FakeQuantState.VALIDATION:
+        set_fake_quantize(qat.eval(), state)
+        with pytest.raises(ConversionError, match=r"_generated_add_0.*\(2, 4, 6, 6\).*QuantStub"):
+            qat(X, X)
     with pytest.raises(ConversionError, match=r"_generated_add_0.*QuantStub"):
         convert_fx(qat)(X, X)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
@@ -21,9 +22,11 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import (
     transposed,
 )
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
+from horizon_plugin_pytorch.nn.quantized.module import without_scale
 from horizon_plugin_pytorch.operators.support import FROM_BAYES, Limit, Marches, Support, Use, at_most, between, on
 from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, advise, is_pair, register
-from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.qtensor import QTensor, calling_line
+from horizon_plugin_pytorch.running import current_forward
 from horizon_plugin_pytorch.runtime.located import placed, take_stubs
 
 
@@ -57,6 +60,14 @@ class FloatFunctional(QATModule):
                 trained=lambda: self._finish(train()),
             )
         return self._finish(train())
+
+    def require_scales(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+        plain = next((v for v in leaves if not isinstance(v, QTensor)), None)
+        is_mixed = plain is not None and (current_forward() != 0 or any(isinstance(v, QTensor) for v in leaves))
+        if is_mixed:
+            line = "" if self.line else calling_line()  # a graph says where it is called; eager mode does not
+            raise without_scale(f"`{type(self).__name__}` {self.place}{line}", plain)
 
     def _finish(self, value: Tensor) -> Any:
         if self.activation_post_process is not None:

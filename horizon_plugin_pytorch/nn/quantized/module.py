@@ -42,6 +42,18 @@ def size_of(dtype: QuantDType) -> float:
     return float(1 << (dtype.bits - 1))
 
 
+def without_scale(who: str, x: Any) -> ConversionError:
+    """The error of an operator that got something which has no scale.
+
+    Args:
+        who: the operator, with its place.
+    """
+    return ConversionError(
+        f"{who} got {_kind_of(x)} instead of integers with a scale. {_remedy(x)}, then calibrate and convert again; "
+        "or, if it is meant to stay float, as post-processing is, give the module `qconfig = None` before preparing."
+    )
+
+
 def _kind_of(x: Any) -> str:
     """What something is that should have been a QTensor, for messages."""
     if not isinstance(x, Tensor):
@@ -184,11 +196,7 @@ class QuantizedModule(PlacedModule):
         if isinstance(x, QTensor):
             integers = x if x.is_integer else x.as_integers()  # of a module that `preserve_qat_mode` has kept
             return integers.as_numbers()
-        raise ConversionError(
-            f"`{type(self).__name__}` {self.place} got {_kind_of(x)} instead of integers with a scale. "
-            f"{_remedy(x)}, then calibrate and convert again; or, if it is meant to stay float, as post-processing is, "
-            "give the module `qconfig = None` before preparing."
-        )
+        raise without_scale(f"`{type(self).__name__}` {self.place}", x)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         require_float32(fn, f"`{type(self).__name__}` {self.place}")
