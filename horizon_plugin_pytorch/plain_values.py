@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import warnings
 from collections.abc import Callable, Mapping
@@ -149,6 +150,24 @@ def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any)
             "gradient. Use torch's function of that name; or put a DeQuantStub before it, if it is post-processing."
         )
     return function(*(plain_value(x, "tensor") for x in inputs))
+
+
+_ON_NUMBERS: dict[Any, Callable] = {
+    **{getattr(np, name): getattr(math, name) for name in (
+        "sqrt", "exp", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "tanh", "floor", "ceil",
+    )},
+    np.absolute: abs, np.maximum: max, np.minimum: min, np.floor_divide: operator.floordiv,
+    np.prod: math.prod, np.sum: sum, np.max: max, np.amax: max, np.min: min, np.amin: min,
+}  # fmt: skip
+
+
+def number_function(function: Any) -> Callable | None:
+    """What Python has for a function of numpy, for sizes that are not known as numbers yet.
+
+    >>> number_function(np.prod)([2, 3])
+    6
+    """
+    return _ON_NUMBERS.get(function) or _UFUNCS.get(function)
 
 
 def seen_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:

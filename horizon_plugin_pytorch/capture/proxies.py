@@ -11,7 +11,8 @@ import torch.fx
 
 from horizon_plugin_pytorch.asking import user_asks
 from horizon_plugin_pytorch.capture.given import Place, is_setting
-from horizon_plugin_pytorch.plain_values import array_ufunc
+from horizon_plugin_pytorch.capture.sizes import is_size
+from horizon_plugin_pytorch.plain_values import array_ufunc, number_function
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, VIEW_ATTRIBUTES
 
 
@@ -46,7 +47,26 @@ def _current(value: Any) -> Any:
 class Written(TracedProxy):
     """A proxy that records ``x += y`` as what it is: torch's own takes it for ``x = x + y``, and loses it for views."""
 
-    __array_ufunc__ = array_ufunc
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "__call__" and not kwargs and self._are_sizes(inputs):
+            return self._on_sizes(ufunc, inputs)
+        return array_ufunc(self, ufunc, method, *inputs, **kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """``np.prod(x.shape)``."""
+        if kwargs or not self._are_sizes(args):
+            raise TypeError(f"numpy.{func.__name__}: __array_function__")
+        return self._on_sizes(func, args)
+
+    def _are_sizes(self, inputs: tuple) -> bool:
+        return all(is_size(x.node) for x in inputs if isinstance(x, torch.fx.Proxy))
+
+    def _on_sizes(self, function: Any, inputs: tuple) -> Any:
+        own = number_function(function)
+        if own is None:
+            raise TypeError(f"numpy.{function.__name__}: __array_function__")
+        return self.tracer.create_proxy("call_function", own, inputs, {})
+
     __hash__ = torch.fx.Proxy.__hash__
 
     def __eq__(self, other: Any) -> Any:  # a tensor is not None
@@ -56,7 +76,7 @@ class Written(TracedProxy):
         return True if other is None else self.tracer.create_proxy("call_function", operator.ne, (self, other), {})
 
     def __getattr__(self, name: str) -> Any:
-        if name in VIEW_ATTRIBUTES:  # what torch's own gives is no proxy of this class
+        if name in VIEW_ATTRIBUTES or name == "shape":  # what torch's own gives is no proxy of this class
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
         return super().__getattr__(name)
 

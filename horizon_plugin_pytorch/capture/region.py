@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator, Set
+from collections.abc import Set
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.capture.numbers import with_numbers
 from horizon_plugin_pytorch.capture.proxies import write_into
-from horizon_plugin_pytorch.capture.tracer import empty_as_zeros
+from horizon_plugin_pytorch.capture.sizes import FIELDS, MAKERS, Rule, is_fact, is_size, settle
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of
 from horizon_plugin_pytorch.operators.table import (
     Kind,
@@ -25,11 +25,6 @@ from horizon_plugin_pytorch.operators.table import (
 )
 from horizon_plugin_pytorch.runtime.leaf import LeafCode
 
-# Attributes that are tensors: results of max, topk and their kin by name, with their position; and views.
-_FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
-_VIEWS = ("T", "mT", "H", "mH", "data")
-# Functions that make tensors of numbers; with a float type, or turned to float, they are constants of the model.
-_MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye, empty_as_zeros}
 # Methods that read only the shape or type of the tensor they are given.
 _SHAPED_LIKE = {"expand_as", "reshape_as", "view_as", "type_as", "to"}
 # Functions that make tensors of numbers in the shape of another, whose values they do not read.
@@ -39,7 +34,6 @@ _FILLERS = {
 }  # fmt: skip
 _ZEROS = {torch.zeros_like, torch.empty_like, "new_zeros", "new_empty"}
 _CALLS = ("call_function", "call_method", "call_module")
-_FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
 
 
 def module_at(model: nn.Module, path: str) -> nn.Module:
@@ -96,13 +90,6 @@ def value_inputs(node: fx.Node) -> list[fx.Node]:
     return inputs[:1] if is_shaped and node.args[:1] == tuple(inputs[:1]) else inputs
 
 
-def is_fact(node: fx.Node) -> bool:
-    """Does the node ask about a tensor (its shape, its device) rather than compute with it?"""
-    if node.op == "call_method":
-        return node.target in _FACTS
-    return node.op == "call_function" and node.target is getattr and node.args[1] not in (*_FIELDS, *_VIEWS)
-
-
 def is_filled(node: fx.Node) -> bool:
     """Does the node make numbers in the shape of a tensor, such as ``torch.ones_like(x)``?"""
     if node.op not in ("call_function", "call_method"):
@@ -110,45 +97,6 @@ def is_filled(node: fx.Node) -> bool:
     if node.target in _ZEROS:  # float zeros are on every grid, and keep the scale
         return node.kwargs.get("dtype") not in (None, torch.float32)
     return node.target in _FILLERS
-
-
-def is_size(node: fx.Node) -> bool:
-    """Is it a number that depends on shapes only?"""
-    return _settle(_size_rule, node)
-
-
-Rule = Generator[fx.Node, bool, bool]
-
-
-def _settle(rule: Callable[[fx.Node], Rule], node: fx.Node) -> bool:
-    """The answer of a rule, which yields the nodes whose answers it needs: graphs are too long for recursion."""
-    known: dict[fx.Node, bool] = {}
-    pending = [(node, rule(node))]
-    answer: Any = None
-    while pending:
-        asked, running = pending[-1]
-        try:
-            needed = running.send(answer)
-        except StopIteration as end:
-            known[asked] = answer = end.value
-            pending.pop()
-            continue
-        answer = known.get(needed)
-        if answer is None:
-            pending.append((needed, rule(needed)))
-    return known[node]
-
-
-def _size_rule(node: fx.Node) -> Rule:
-    sources = node.all_input_nodes
-    if is_fact(node):
-        return True
-    if node.op != "call_function" or node.target in _MAKERS:
-        return False
-    for source in sources:
-        if not (yield source):
-            return False
-    return bool(sources)
 
 
 def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
@@ -159,7 +107,7 @@ def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] 
     """
     if "is_beside" in node.meta:
         return node.meta["is_beside"] and node.meta.get("dtype") in types
-    return _settle(partial(_constant_rule, model), node)
+    return settle(partial(_constant_rule, model), node)
 
 
 def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
@@ -176,14 +124,14 @@ def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
     if is_module and _row_name(model, node) in ("quant", "dequant"):
         return False
     tensors = [source for source in (operands(model, node) if is_module else value_inputs(node)) if not is_size(source)]
-    if node.target in _MAKERS:
+    if node.target in MAKERS:
         return not tensors
     if node.target in (torch.tensor, torch.as_tensor) and node.kwargs.get("dtype") is torch.float32:
         return not tensors
     has_float = False
     for source in tensors:
         is_float = yield source
-        if not is_float and not _settle(partial(_stored_rule, model), source):
+        if not is_float and not settle(partial(_stored_rule, model), source):
             return False
         has_float = has_float or is_float
     return has_float
@@ -250,7 +198,7 @@ def given_kinds(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[K
     sources = [source for source in node.all_input_nodes if region.kinds(source)]
     if node.op == "call_function" and node.target in (operator.getitem, getattr):
         kinds = region.kinds(node.args[0])  # type: ignore[arg-type]
-        index = _FIELDS.get(node.args[1], 0) if node.target is getattr else node.args[1]  # type: ignore[arg-type]
+        index = FIELDS.get(node.args[1], 0) if node.target is getattr else node.args[1]  # type: ignore[arg-type]
         if isinstance(index, int) and len(kinds) > 1:
             return (kinds[index],)
     row = row_of_node(model, node)

@@ -30,6 +30,7 @@ from horizon_plugin_pytorch.capture.container_writes import only_writes
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments, Place
 from horizon_plugin_pytorch.capture.modes import tell_modes
 from horizon_plugin_pytorch.capture.proxies import KnownItems, Parts, TracedProxy, Written, stand_in
+from horizon_plugin_pytorch.capture.sizes import empty_as_zeros
 from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, warn
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
@@ -42,18 +43,8 @@ from horizon_plugin_pytorch.runtime.leaf import first_proxy
 _LEAF_CLASSES: set[type] = set()
 # Torch's own code does not see a size that is being traced among these arguments: `torch.zeros(x.shape[0], 1)`,
 # `self.positions[:, : x.shape[1]]` of a buffer.
-_EMPTY = torch.empty
 _MAKERS = ("zeros", "ones", "empty", "rand", "randn")
 _SHAPERS = ("expand", "repeat", "reshape", "view", "tile", "new_zeros", "new_ones", "new_full", "new_empty")
-
-
-def empty_as_zeros(*size: Any, **settings: Any) -> Tensor:
-    """``torch.empty`` in a traced graph: what happens to be in memory is in the range of no tensor.
-
-    >>> empty_as_zeros(2)
-    tensor([0., 0.])
-    """
-    return _EMPTY(*size, **settings).zero_()
 
 
 def add_leaf_class(cls: type) -> None:
@@ -600,6 +591,12 @@ def _remedy(error: Exception) -> str:
         return (
             "a size is not known as a number while tracing, so `range(x.shape[0])` cannot be run. Write the number, or "
             "take it from the model's configuration: `range(self.levels)`."
+        )
+    if re.match(r"(int|float)\(\) argument", text):
+        return (
+            "a size or a number in a tensor is not known while tracing, so int() and float() cannot read it. Sizes are "
+            "integers as they are: write `x.shape[0] // 2` and `math.prod(x.shape)` without int(); take other numbers "
+            "from the model's configuration."
         )
     if "__array_" in text or "to a NumPy" in text:
         return (

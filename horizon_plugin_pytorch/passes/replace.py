@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.capture.region import (
     is_code,
     is_constant,
     is_fact,
+    is_size,
     module_at,
     operands,
     row_of_node,
@@ -197,11 +198,27 @@ def _bound(
             continue
         except TypeError:  # arguments that the function's signature does not have
             continue
+        if isinstance(call, Call):
+            call, module = _by_size(node, row, bind, call, module)
         numbers = places_of_numbers(before, after)
         if numbers and "site" not in node.meta:
             note_numbers(model, before, after)
         return call, module, advice, numbers
     return None, None, advice, ()
+
+
+def _by_size(
+    node: fx.Node, row: Operator, bind: Binder, call: Call, module: nn.Module | None
+) -> tuple[Call, nn.Module | None]:
+    """A quotient whose divisor is a size, as ``x / math.sqrt(x.size(-1))``: a product with a number, as by running."""
+    x, divisor = (*call.args, None, None)[:2]
+    if row.name != "div" or not (isinstance(divisor, fx.Node) and is_size(divisor)):
+        return call, module
+    with node.graph.inserting_before(node):
+        reciprocal = node.graph.call_function(operator.truediv, (1.0, divisor))
+    product = bind(x, 1.0)
+    assert isinstance(product, Call)
+    return replace(product, args=(x, reciprocal)), product.make()
 
 
 def _is_float(model: fx.GraphModule, node: fx.Node, choices: dict[str, Choice]) -> bool:

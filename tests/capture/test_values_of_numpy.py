@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import HorizonError
+from horizon_plugin_pytorch.errors import HorizonError, TraceError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, prepare
@@ -69,11 +70,14 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "functional": lambda m, x: m.ff.add_scalar(m.ff.mul_scalar(x, F32(2)), F64(1)),
     "functional-mul": lambda m, x: m.ff.mul(x, F32(2)),
     "functional-mean": lambda m, x: m.ff.mean(x, I(1)),
+    "size": lambda m, x: x / np.sqrt(x.shape[-1]) * np.log2(x.size(1)),
+    "sizes": lambda m, x: x / np.sum(x.shape) + np.max(x.shape) * x - x / np.min(x.shape),
     "numpy-function": lambda m, x: np.sqrt(np.maximum(x, 0.1)),
     "modules": lambda m, x: m.up(m.act(m.conv(m.pool(x)))),
 }
 SHAPES: dict[str, Callable[..., Any]] = {
     "view": lambda m, x: x.view(I(2), -1),
+    "view-of-product": lambda m, x: x.view(-1, np.prod(x.shape[1:])),
     "view-of-array": lambda m, x: x.view(*np.array([2, 256])),
     "view-of-size": lambda m, x: x.view(torch.Size([2, 256])),
     "view-of-tensors": lambda m, x: x.view(torch.tensor(2), torch.tensor(256)),
@@ -156,3 +160,25 @@ def test_steps_backwards_are_refused_as_torch_does() -> None:
     for method in ("jit-strip", "symbolic"):
         with pytest.raises((HorizonError, ValueError), match="step must be greater than zero"):
             calibrate(prepare(net, (x,), qconfig_dict={"": qconfig()}, method=method, out_dir=None), (x,))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda m, x: x / math.sqrt(x.size(-1)), lambda m, x: x / x.shape[1], lambda m, x: x.div(x.shape[1])]
+)
+def test_a_quotient_by_a_size_has_the_same_names_and_numbers_on_both_routes(function: Any) -> None:
+    set_march(March.NASH_M)
+    net, x = Net(function).eval(), torch.randn(2, 4, 8, 8)
+    both = [
+        calibrate(prepare(net, (x,), qconfig_dict={"": qconfig()}, method=method, out_dir=None), (x,))
+        for method in ("jit-strip", "symbolic")
+    ]
+    assert both[0].state_dict().keys() == both[1].state_dict().keys()
+    with torch.no_grad():
+        assert torch.equal(both[0](x)[0], both[1](x)[0])
+
+
+def test_int_of_a_size_is_refused_with_what_to_write() -> None:
+    set_march(March.NASH_M)
+    net = Net(lambda m, x: x.view(-1, int(np.prod(x.shape[1:])))).eval()
+    with pytest.raises(TraceError, match=r"test_values_of_numpy.py:\d+: .*without int\(\)"):
+        prepare(net, (torch.randn(2, 4, 8, 8),), qconfig_dict={"": qconfig()}, method="symbolic", out_dir=None)

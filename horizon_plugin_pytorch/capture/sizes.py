@@ -1,0 +1,74 @@
+"""Numbers of a traced graph that depend on shapes only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_EMPTY = torch.empty
+
+
+def empty_as_zeros(*size: Any, **settings: Any) -> Tensor:
+    """``torch.empty`` in a traced graph: what happens to be in memory is in the range of no tensor.
+
+    >>> empty_as_zeros(2)
+    tensor([0., 0.])
+    """
+    return _EMPTY(*size, **settings).zero_()
+
+
+# Attributes that are tensors: results of max, topk and their kin by name, with their position; and views.
+FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
+VIEWS = ("T", "mT", "H", "mH", "data")
+# Functions that make tensors of numbers; with a float type, or turned to float, they are constants of the model.
+MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye, empty_as_zeros}
+_FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
+
+
+def is_fact(node: fx.Node) -> bool:
+    """Does the node ask about a tensor (its shape, its device) rather than compute with it?"""
+    if node.op == "call_method":
+        return node.target in _FACTS
+    return node.op == "call_function" and node.target is getattr and node.args[1] not in (*FIELDS, *VIEWS)
+
+
+def is_size(node: fx.Node) -> bool:
+    """Is it a number that depends on shapes only?"""
+    return settle(_size_rule, node)
+
+
+Rule = Generator[fx.Node, bool, bool]
+
+
+def settle(rule: Callable[[fx.Node], Rule], node: fx.Node) -> bool:
+    """The answer of a rule, which yields the nodes whose answers it needs: graphs are too long for recursion."""
+    known: dict[fx.Node, bool] = {}
+    pending = [(node, rule(node))]
+    answer: Any = None
+    while pending:
+        asked, running = pending[-1]
+        try:
+            needed = running.send(answer)
+        except StopIteration as end:
+            known[asked] = answer = end.value
+            pending.pop()
+            continue
+        answer = known.get(needed)
+        if answer is None:
+            pending.append((needed, rule(needed)))
+    return known[node]
+
+
+def _size_rule(node: fx.Node) -> Rule:
+    sources = node.all_input_nodes
+    if is_fact(node):
+        return True
+    if node.op != "call_function" or node.target in MAKERS:
+        return False
+    for source in sources:
+        if not (yield source):
+            return False
+    return bool(sources)
