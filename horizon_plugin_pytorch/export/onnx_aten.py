@@ -131,6 +131,38 @@ def unbind(g: OnnxGraph, site: Site, x: str, dim: int = 0) -> list[str]:
     return [g.node("Gather", x, g.constant(i, torch.int64, "index"), axis=dim) for i in range(len(site.outputs))]
 
 
+@lowers("as_strided")
+def as_strided(g: OnnxGraph, site: Site, x: str, size: list[int], stride: list[int], offset: int | None = None) -> str:
+    """What shows a part of a memory that was written to; the program has all its numbers along one axis."""
+    positions = torch.arange(site.input_shape[0]).as_strided(size, stride, offset or 0)
+    return g.node("Gather", x, g.constant(positions, torch.int64, "positions"), axis=0)
+
+
+@lowers("as_strided_scatter")
+def as_strided_scatter(
+    g: OnnxGraph, site: Site, x: str, part: str, size: list[int], stride: list[int], offset: int | None = None
+) -> str:
+    """A memory with a part of it written anew."""
+    positions = torch.arange(site.input_shape[0]).as_strided(size, stride, offset or 0).reshape(-1)
+    return g.node("ScatterElements", x, g.constant(positions, torch.int64, "positions"), g.reshape(part, [-1]), axis=0)
+
+
+@lowers("copy")
+def copy(g: OnnxGraph, site: Site, x: str, source: str) -> str:
+    """The numbers of another tensor in the shape and type of the first one."""
+    if site.inputs[1].dtype != site.outputs[0].dtype:
+        source = g.cast(source, site.outputs[0].dtype)
+    if tuple(site.inputs[1].shape) == tuple(site.output_shape):
+        return source
+    return g.node("Expand", source, g.constant(site.output_shape, torch.int64, "shape"))
+
+
+@lowers("fill", "zero")
+def fill(g: OnnxGraph, site: Site, x: str, value: Any = 0) -> str:
+    number = value if isinstance(value, str) else g.constant(value, site.outputs[0].dtype)
+    return g.node("Expand", number, g.constant(site.output_shape, torch.int64, "shape"))
+
+
 @lowers("flip")
 def flip(g: OnnxGraph, site: Site, x: str, dims: list[int]) -> str:
     dims = [d % len(site.input_shape) for d in dims]
@@ -353,7 +385,7 @@ def _in_type(g: OnnxGraph, site: Site, operands: list[Any], dtype: torch.dtype) 
 def _common_type(site: Site, operands: list[Any]) -> torch.dtype:
     """The type in which torch computes with tensors and numbers."""
     tensors = iter(site.inputs)
-    a, b = (next(tensors) if isinstance(v, str) else v for v in operands)
+    a, b = (next(tensors).meta() if isinstance(v, str) else v for v in operands)
     return torch.result_type(a, b)
 
 
@@ -382,7 +414,7 @@ def div(g: OnnxGraph, site: Site, a: Any, b: Any, *, rounding_mode: str | None =
     """ONNX divides integers to integers and drops the fraction; torch does so where it is told to."""
     if rounding_mode == "floor":
         return ATEN["aten::floor_divide"](g, site, a, b)
-    if rounding_mode == "trunc" and site.outputs[0].is_floating_point():
+    if rounding_mode == "trunc" and site.outputs[0].dtype.is_floating_point:
         raise ExportError(
             "a division of float numbers that drops the fraction has no exact ONNX form; leave it out of the exported "
             "model."

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import gc
+import json
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import ExportError, HorizonError
@@ -22,147 +26,141 @@ from horizon_plugin_pytorch.export import (
     onnx_selection,  # noqa: F401 - registers its lowerings
     onnx_tables,  # noqa: F401 - registers its lowerings
 )
+from horizon_plugin_pytorch.export.names import port_names
 from horizon_plugin_pytorch.export.onnx_aten import ATEN
 from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
-from horizon_plugin_pytorch.export.onnx_graph import OPSET, TYPES, OnnxGraph, Site
-from horizon_plugin_pytorch.export.recorder import OF_SHAPES, Step, plain, record, tensor_key
-from horizon_plugin_pytorch.nested import map_tensors, tensors_of
+from horizon_plugin_pytorch.export.onnx_graph import OPSET, TYPES, OnnxGraph, Scope, Site
+from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.program import Program, record_program
+from horizon_plugin_pytorch.program.note import note_of, operator_name, value_of
+from horizon_plugin_pytorch.program.simplify import simplified
 from horizon_plugin_pytorch.runtime.arguments import positional_arguments
+
+# Fused float kernels: torch defines them by simpler operators, and those are written.
+_FUSED = tuple(
+    getattr(torch.ops.aten, name)
+    for name in ("_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "logit", "std", "addcmul", "addcdiv",
+                 "lerp", "logsumexp", "mse_loss", "rad2deg", "deg2rad", "linalg_cross", "dot", "mv")
+)  # fmt: skip
+_OF_MEMORY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
 
 
 class _Exporter:
-    def __init__(self, opset: int, reserved: list[str]) -> None:
+    """Writes the nodes of a program one by one."""
+
+    def __init__(self, program: Program, opset: int, reserved: list[str]) -> None:
         self.graph = OnnxGraph(opset, reserved)
-        self.values: dict[tuple[Hashable, ...], str] = {}
-        self.stale: set[tuple[Hashable, ...]] = set()
-        self.missing: dict[tuple[Hashable, ...], str] = {}
+        self._program = program
+        self._names: dict[fx.Node, str] = {}
+        self._parts: dict[fx.Node, list[str | None]] = {}  # of nodes that give several tensors
+        self._missing: dict[fx.Node, str] = {}  # what has no form in the file, and the operator that gives it
 
-    def name_of(self, x: Tensor) -> str:
-        key = tensor_key(x)
-        if key in self.stale:
+    def bind(self, node: fx.Node, name: str) -> None:
+        """Let a value of the file be what a node gives."""
+        self._names[node] = name
+
+    def name_of(self, node: fx.Node) -> str:
+        """The value of the file that a node gives."""
+        if node in self._missing:
             raise ExportError(
-                f"a tensor of shape {tuple(x.shape)} is read after a view of it was written to in place, which ONNX "
-                "cannot express; write `y = torch.cat(...)` or `y = x * mask` instead of changing a part in place. An "
-                "`nn.GRU` in float16 does so inside: give it int16 to export it."
+                f"the model reads a result of `{self._missing[node]}` that has no ONNX form, such as the indices of "
+                "max pooling; leave what needs it out of the exported model."
             )
-        if key in self.missing:
-            raise ExportError(
-                f"the model reads a result of `{self.missing[key]}` that has no ONNX form, such as the indices of max "
-                "pooling; leave what needs it out of the exported model."
-            )
-        return self.values[key] if key in self.values else self.graph.constant(plain(x), hint="constant")
+        if node not in self._names:
+            return self.graph.constant(self._program.constants[str(node.target)], hint="constant")
+        return self._names[node]
 
-    def bind(self, x: Tensor, name: str) -> None:
-        key = tensor_key(x)
-        self.values[key] = name
-        self.stale.discard(key)
-
-    def is_data(self, x: Tensor) -> bool:
-        """Does the tensor depend on the model's inputs?"""
-        key = tensor_key(x)
-        return key in self.values or key in self.stale or key in self.missing
-
-    def forget_views(self, x: Tensor) -> None:
-        """After a write to `x` in place, other views of its memory no longer have the values that were recorded."""
-        memory = tensor_key(x)[0]
-        others = [key for key in self.values if key[0] == memory]
-        self.stale.update(others)
-        for key in others:
-            del self.values[key]
-
-    def add(self, step: Step) -> None:
-        """Write an operator that the model has run; what cannot be written is said with its place in the model."""
+    def add(self, node: fx.Node) -> None:
+        """Write a node; what cannot be written is said with its place in the model."""
+        note, name = note_of(node), operator_name(node)
+        self.graph.scope = Scope(note.path, note.line, node.name)
         try:
-            if step.name.startswith("horizon::"):
-                self._add_fixed_point(step)
+            if node.target is operator.getitem:
+                self._add_part(node)
+            elif name.startswith("horizon::"):
+                self._add_fixed_point(node)
             else:
-                self._add_aten(step)
+                self._add_aten(node)
         except ExportError as error:
-            raise ExportError(f"{step.place}: {error}") from error
+            raise ExportError(f"{note.place}: {error}") from error
         except (ArithmeticError, AssertionError, LookupError, NotImplementedError, TypeError, ValueError) as error:
             raise ExportError(
-                f"{step.place}: `{step.name}` has no ONNX form for these arguments ({type(error).__name__}: {error}). "
+                f"{note.place}: `{name}` has no ONNX form for these arguments ({type(error).__name__}: {error}). "
                 "Write it with simpler operators, or leave it out of the exported model."
             ) from error
 
-    def _add_fixed_point(self, step: Step) -> None:
-        known = FIXED_POINT.get(step.name)
+    def _add_part(self, node: fx.Node) -> None:
+        whole, index = node.args
+        if whole in self._missing:
+            self._missing[node] = self._missing[whole]  # type: ignore[index]
+            return
+        name = self._parts[whole][index]  # type: ignore[index]
+        if name is None:
+            self._missing[node] = operator_name(whole)  # type: ignore[arg-type]
+        else:
+            self.bind(node, name)
+
+    def _add_fixed_point(self, node: fx.Node) -> None:
+        known = FIXED_POINT.get(operator_name(node))
         if known is None:
-            raise ExportError(f"`{step.name}` has no ONNX form.")
-        args = []
-        for argument, value in zip(step.operator._schema.arguments, step.args, strict=False):
-            args.append(self._argument(value, argument.name in known.data))
-        result = known.lower(self.graph, self._site(step), *args)
-        outputs = tensors_of(step.outputs)
+            raise ExportError(f"`{operator_name(node)}` has no ONNX form.")
+        arguments = node.target._schema.arguments  # type: ignore[union-attr]
+        args = [self._argument(v, a.name in known.data) for a, v in zip(arguments, node.args, strict=False)]
+        result = known.lower(self.graph, self._site(node), *args)
         names = [result] if isinstance(result, str) else result
-        for tensor, name in zip(outputs, names, strict=True):
-            self.bind(tensor, self.graph.reshape(name, []) if tensor.dim() == 0 else name)
+        values = note_of(node).values
+        shaped = [
+            name if value.shape else self.graph.reshape(name, []) for name, value in zip(names, values, strict=True)
+        ]
+        self._bind_results(node, shaped)
 
     def _argument(self, value: Any, is_data: bool) -> Any:
-        """The name of a value of the graph; constants and plain arguments as they are."""
-        if isinstance(value, (list, tuple)) and is_data:
-            return [self._argument(v, is_data) for v in value]
-        if isinstance(value, Tensor) and (is_data or self.is_data(plain(value))):
-            return self.name_of(value)
+        """The name of a value of the file; constants and plain arguments as they are."""
+        if isinstance(value, (list, tuple)):
+            return [self._argument(part, is_data) for part in value]
+        if isinstance(value, fx.Node):
+            is_constant = value.op == "get_attr" and not is_data
+            return self._program.constants[str(value.target)] if is_constant else self.name_of(value)
         return value
 
-    @staticmethod
-    def _site(step: Step) -> Site:
-        inputs = tuple(plain(t) for t in tensors_of((step.args, step.kwargs)))
-        outputs = tensors_of(step.outputs)
+    def _site(self, node: fx.Node) -> Site:
+        inputs, outputs = tuple(map(value_of, _sources(node))), note_of(node).values
         source = inputs[0]
-        return Site(step.name, list(source.shape), list(outputs[0].shape), outputs, source.dtype, inputs)
+        return Site(operator_name(node), list(source.shape), list(outputs[0].shape), outputs, source.dtype, inputs)
 
-    def _add_aten(self, step: Step) -> None:
-        lower = ATEN.get(step.name)
-        outputs = tensors_of(step.outputs)
-        sources = [plain(t) for t in tensors_of((step.args, step.kwargs))]
-        if step.name == "aten::_local_scalar_dense" and any(self.is_data(source) for source in sources):
-            raise ExportError(
-                "the model reads a number out of a computed tensor (`x[:, i]`, `x.select`, `x.narrow`, `x.roll` with a "
-                "tensor of no axes, or `.item()`), which the file would keep as a constant. Keep an axis and select "
-                "with it, as in `x.index_select(1, i.reshape(1)).squeeze(1)`."
-            )
-        if not outputs:
-            return
-        if step.name in OF_SHAPES or not any(self.is_data(source) for source in sources):
-            return  # made from constants or shapes alone: its result is a constant too
-        unknown = [self.missing[key] for key in map(tensor_key, sources) if key in self.missing]
+    def _add_aten(self, node: fx.Node) -> None:
+        lower = ATEN.get(operator_name(node))
+        unknown = [self._missing[source] for source in node.all_input_nodes if source in self._missing]
         if unknown:  # nothing is lost unless the model gives it, or computes integers with it
-            self.missing.update({tensor_key(out): unknown[0] for out in outputs})
+            self._missing[node] = unknown[0]
             return
         if lower is None:
             raise ExportError(
-                f"`{step.name}` has no ONNX form. It is a float operator: leave pre- and post-processing out of the "
-                "exported model, or write it with simpler operators; where it is part of an operator in float16 (an "
-                "`nn.LSTM`, say), give that operator int16 to export it."
+                f"`{operator_name(node)}` has no ONNX form. It is a float operator: leave pre- and post-processing out "
+                "of the exported model, or write it with simpler operators; where it is part of an operator in float16 "
+                "(an `nn.LSTM`, say), give that operator int16 to export it."
             )
-        args, kwargs = pytree.tree_map(
-            lambda v: self.name_of(v) if isinstance(v, Tensor) else v, (step.args, step.kwargs)
-        )
-        kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}
-        result = lower(self.graph, self._site(step), *args, **kwargs)
-        if step.operator._schema.is_mutable:
-            self.forget_views(outputs[0])
-        names = [result] if isinstance(result, str) else result
-        for tensor, name in zip(outputs, names, strict=True):
-            if name is None:
-                self.missing[tensor_key(tensor)] = step.name
-            else:
-                self.bind(tensor, name)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.name_of)
+        kwargs = {name: value for name, value in kwargs.items() if name not in _OF_MEMORY}
+        result = lower(self.graph, self._site(node), *args, **kwargs)
+        self._bind_results(node, [result] if isinstance(result, str) else result)
+
+    def _bind_results(self, node: fx.Node, names: list[str | None]) -> None:
+        if note_of(node).value is None:
+            self._parts[node] = names
+        elif names[0] is None:
+            self._missing[node] = operator_name(node)
+        else:
+            self.bind(node, names[0])
 
 
-def _storage_output(graph: OnnxGraph, x: Any, name: str, value: str) -> tuple[str, Tensor]:
-    """An output in the type that the model gives: integers in their storage type, or float."""
-    from onnx import helper
-
-    tensor = x.int_repr() if isinstance(x, QTensor) else x
-    source = graph.cast(value, tensor.dtype) if isinstance(x, QTensor) else value
-    graph.nodes.append(helper.make_node("Identity", [source], [name], name=f"output_{name}"))
-    return name, tensor
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a node takes, as often as it takes them."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def _check_inputs(args: tuple, names: list[str] | None) -> None:
@@ -188,35 +186,20 @@ def _check_inputs(args: tuple, names: list[str] | None) -> None:
         raise ExportError(f"there is no tensor among the example inputs {args!r:.60}: expected those of the forward.")
 
 
-def _recorded(model: nn.Module, args: tuple) -> tuple[list[Step], Any]:
+def _recorded(model: nn.Module, args: Any) -> Program:
     try:
-        return record(model, args)
+        return record_program(model, args)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, HorizonError):
             raise
         given = ", ".join(
             f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" if isinstance(x, Tensor) else repr(x)[:40]
-            for x in args
+            for x in positional_arguments(model, args)
         )
         raise ExportError(
             f"`{type(model).__name__}` does not run on the example inputs ({given}): {type(error).__name__}: {error}. "
             "Give the arguments of its forward, as a tuple if there are several."
         ) from error
-
-
-def _check_unique(names: list[str], what: str) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ExportError(f"{what}: {', '.join(repr(name) for name in twice)} is given twice; names must differ.")
-
-
-def _names(wanted: list[str] | None, count: int, kind: str) -> list[str]:
-    names = [f"{kind}_{i}" for i in range(count)] if count > 1 else [kind]
-    if wanted is None:
-        return names
-    if len(wanted) != count:
-        raise ExportError(f"{kind}_names has {len(wanted)} names, but the model has {count} {kind}s.")
-    return list(wanted)
 
 
 def build_onnx(
@@ -229,8 +212,11 @@ def build_onnx(
     """The ONNX model of a converted model, run on example inputs."""
     try:
         import onnx  # noqa: F401 - an extra; asked for before any work is done
+        import onnx_ir  # noqa: F401
     except ImportError as error:
-        raise ExportError("export needs the `onnx` package: pip install 'horizon-plugin-pytorch[onnx]'.") from error
+        raise ExportError(
+            "export needs the packages `onnx` and `onnx_ir`: pip install 'horizon-plugin-pytorch[onnx]'."
+        ) from error
     kept = [path for path, m in model.named_modules() if isinstance(m, QATModule)]
     if kept and any(isinstance(m, QuantizedModule) for m in model.modules()):
         raise ExportError(
@@ -250,30 +236,43 @@ def build_onnx(
     opset = OPSET if opset_version is None else opset_version
     if not 13 <= opset <= 20:
         raise ExportError(f"opset_version must lie in [13, 20], got {opset}.")
-    args = positional_arguments(model, args)
-    _check_inputs(args, input_names)
-    args = map_tensors(lambda x: x.detach().clone(), args)
-    was_training = model.training
-    model.eval()
+    _check_inputs(positional_arguments(model, args), input_names)
+    with _no_collection():
+        program = simplified(_recorded(model, args), _FUSED)
+        if not program.results:
+            raise ExportError(f"`{type(model).__name__}` gives no tensor on these inputs: there is nothing to export.")
+        return _written(program, input_names, output_names, opset)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let Python's garbage collector rest: graphs are many objects, which it would look through again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        steps, outputs = _recorded(model, args)
+        yield
     finally:
-        model.train(was_training)
-    inputs, results = tensors_of(args), tensors_of(outputs)
-    if not results:
-        raise ExportError(f"`{type(model).__name__}` gives no tensor on these inputs, so there is nothing to export.")
-    input_names = _names(input_names, len(inputs), "input")
-    output_names = _names(output_names, len(results), "output")
-    _check_unique(input_names, "input_names")
-    _check_unique(input_names + output_names, "input_names and output_names")
-    exporter = _Exporter(opset, input_names + output_names)
-    for name, tensor in zip(input_names, inputs, strict=True):
-        exporter.bind(tensor, name)
-    for step in steps:
-        exporter.add(step)
-    input_pairs = list(zip(input_names, inputs, strict=True))
-    output_pairs = [
-        _storage_output(exporter.graph, x, name, exporter.name_of(x))
-        for name, x in zip(output_names, results, strict=True)
-    ]
-    return exporter.graph.model(input_pairs, output_pairs, type(model).__name__)
+        if was_enabled:
+            gc.enable()
+
+
+def _written(program: Program, input_names: list[str] | None, output_names: list[str] | None, opset: int) -> Any:
+    """The file of a program."""
+    inputs = port_names(program.input_paths, "input", input_names)
+    outputs = port_names(program.output_paths, "output", output_names, inputs)
+    exporter = _Exporter(program, opset, inputs + outputs)
+    for name, node in zip(inputs, program.placeholders, strict=True):
+        exporter.bind(node, exporter.graph.add_input(name, value_of(node).dtype, value_of(node).shape))
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            exporter.add(node)
+    exporter.graph.scope = Scope()
+    types: list[tuple[str, torch.dtype, Sequence[int]]] = []
+    for name, node, value in zip(outputs, program.returned, program.results, strict=True):
+        source, dtype = exporter.name_of(node), value.dtype
+        if value.quantization is not None:  # integers are given in their storage type
+            dtype = value.quantization.dtype.storage
+            source = exporter.graph.cast(source, dtype)
+        types.append((exporter.graph.output(name, source), dtype, value.shape))
+    classes = json.dumps(program.classes, sort_keys=True)
+    return exporter.graph.model(inputs, types, program.name, {"horizon_plugin_pytorch.modules": classes})

@@ -1,9 +1,10 @@
-"""A small builder for ONNX graphs; the `onnx` package is imported only when it is used."""
+"""A small builder for ONNX graphs; the packages `onnx` and `onnx_ir` are imported only when it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,24 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.fixed_point.accumulator import Geometry
+from horizon_plugin_pytorch.program.note import Value
 
 OPSET = 17
 IR_VERSION = 8
+_LARGE = 1 << 16
 TYPES = {
     torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.bool: 9,
     torch.float16: 10, torch.float64: 11,
 }  # fmt: skip
 
 
-def _type_of(dtype: torch.dtype) -> int:
-    """ONNX's number of an element type."""
+def _type_of(dtype: torch.dtype) -> Any:
+    """The element type as ONNX has it."""
+    import onnx_ir as ir
+
     if dtype not in TYPES:
         raise ExportError(f"{dtype} has no form in the file; compute in float32 there, or leave it out of the model.")
-    return TYPES[dtype]
+    return ir.DataType(TYPES[dtype])
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,9 @@ class Site:
     name: str
     input_shape: list[int]
     output_shape: list[int]
-    outputs: list[Tensor]
+    outputs: tuple[Value, ...]
     input_dtype: torch.dtype = torch.float32
-    inputs: tuple[Tensor, ...] = ()
+    inputs: tuple[Value, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -45,60 +50,143 @@ class Site:
         return len(self.input_shape)
 
 
+@dataclass(frozen=True)
+class Scope:
+    """Where the nodes that are written come from; viewers group them by it.
+
+    Args:
+        path: the module, as ``backbone.layer1.0.conv``.
+        line: of the user's code.
+        label: the node of the program.
+    """
+
+    path: str = ""
+    line: str = ""
+    label: str = ""
+
+    @cached_property
+    def prefix(self) -> str:
+        """What names of values begin with: ``backbone/layer1/0/conv/``."""
+        return f"{self.path.replace('.', '/')}/" if self.path else ""
+
+    @cached_property
+    def metadata(self) -> dict[str, str]:
+        """The module and those around it, in the form of torch's own exporter."""
+        if not self.label:
+            return {}
+        parts = self.path.split(".") if self.path else []
+        scopes = [".".join(parts[:count]) for count in range(len(parts) + 1)]
+        return {"pkg.torch.onnx.name_scopes": repr([*scopes, self.label])}
+
+
 class OnnxGraph:
-    """Nodes and constants of a graph under construction."""
+    """Nodes and constants of a graph under construction; values are known by their names."""
 
     def __init__(self, opset: int = OPSET, reserved: Iterable[str] = ()) -> None:
+        import onnx_ir
+
+        self._ir = onnx_ir
         self.opset = opset
-        self.nodes: list[Any] = []
-        self.initializers: list[Any] = []
-        self._count = 0
+        self.scope = Scope()
+        self._nodes: list[Any] = []
+        self._initializers: list[Any] = []
+        self._values: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
         self._taken = set(reserved)
         self._constants: dict[tuple, str] = {}
+        self._numbers: dict[tuple[str, torch.dtype | None], str] = {}
+        self._casts: dict[tuple[str, torch.dtype], str] = {}
+        self._known: dict[tuple[int, Any], tuple[Tensor, str]] = {}  # by identity; the tensors stay alive
 
     def fresh(self, hint: str) -> str:
-        """A name that no other value has."""
-        while True:
-            self._count += 1
-            name = f"{hint}_{self._count}"
-            if name not in self._taken:
-                return name
+        """A name that no other value has, in the module that is written."""
+        name = base = self.scope.prefix + hint
+        while name in self._taken:
+            self._counts[base] = self._counts.get(base, 0) + 1
+            name = f"{base}_{self._counts[base]}"
+        self._taken.add(name)
+        return name
+
+    def add_input(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> str:
+        """A value that the file is given."""
+        self._values[name] = _value(name, dtype, shape)
+        return name
 
     def constant(self, value: Any, dtype: torch.dtype | None = None, hint: str = "constant") -> str:
         """A constant tensor; equal constants share one initializer."""
-        from onnx import numpy_helper
+        if isinstance(value, Tensor):
+            return self._once(value, dtype, lambda x: self._stored(x if dtype is None else x.to(dtype), hint))
+        key = (repr(value), dtype)  # numbers and lists of them come again and again
+        if key not in self._numbers:
+            # A Python number goes straight to its type: by way of float32 it would be rounded.
+            self._numbers[key] = self._stored(torch.tensor(value, dtype=dtype), hint)
+        return self._numbers[key]
 
-        # A Python number goes straight to its type: by way of float32 it would be rounded.
-        tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype)
-        tensor = tensor.to(dtype) if dtype is not None else tensor
+    def _once(self, value: Tensor, form: Any, store: Callable[[Tensor], str]) -> str:
+        """What is stored for a tensor in some form; known again if it is small, as tables are that many nodes read."""
+        if value.numel() > _LARGE:
+            return store(value.detach().cpu())
+        known = self._known.get((id(value), form))
+        if known is None:
+            known = self._known[id(value), form] = (value, store(value.detach().cpu()))
+        return known[1]
+
+    def _stored(self, tensor: Tensor, hint: str) -> str:
+        import onnx_ir as ir
+
         array = np.ascontiguousarray(tensor.contiguous().numpy()).reshape(tuple(tensor.shape))
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             name = self.fresh(hint)
-            self.initializers.append(numpy_helper.from_array(array, name))
+            stored = ir.Value(name=name, const_value=ir.Tensor(array, _type_of(tensor.dtype), name=name))
+            self._values[name] = stored
+            self._initializers.append(stored)
             self._constants[key] = name
         return self._constants[key]
 
     def compact(self, value: Tensor, hint: str = "weight") -> str:
         """A constant of integers in float32, stored in the smallest integer type that holds them."""
+        return self._once(value, "compact", lambda x: self._compacted(x, hint))
+
+    def _compacted(self, value: Tensor, hint: str) -> str:
         for storage in (torch.int8, torch.int16, torch.int32):
             info = torch.iinfo(storage)
             if value.numel() == 0 or (float(value.min()) >= info.min and float(value.max()) <= info.max):
-                return self.cast(self.constant(value, storage, hint), value.dtype)
+                return self._cast_constant(self.constant(value, storage, hint), value.dtype)
         return self.constant(value, hint=hint)
+
+    def _cast_constant(self, name: str, dtype: torch.dtype) -> str:
+        """A constant in another type; once, however many read it."""
+        if (name, dtype) not in self._casts:
+            self._casts[name, dtype] = self.cast(name, dtype)
+        return self._casts[name, dtype]
 
     def node(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
         """Add a node; the name of its output, or a list of names."""
-        from onnx import helper
-
-        names = [self.fresh(operator.lower()) for _ in range(outputs)]
-        attributes = {k: v for k, v in attributes.items() if v is not None}
-        self.nodes.append(helper.make_node(operator, list(inputs), names, name=names[0], **attributes))
+        names = [self.fresh(operator) for _ in range(outputs)]
+        self._add(operator, inputs, names, attributes)
         return names[0] if outputs == 1 else names
+
+    def output(self, name: str, source: str) -> str:
+        """Give a value a name that the user chose."""
+        self._add("Identity", (source,), [name], {})
+        return name
+
+    def _add(self, operator: str, inputs: Sequence[str], names: list[str], attributes: dict[str, Any]) -> None:
+        ir = self._ir
+        given = [_attribute(name, value) for name, value in attributes.items() if value is not None]
+        outputs = [ir.Value(name=name) for name in names]
+        self._values.update(zip(names, outputs, strict=True))
+        self._nodes.append(
+            ir.Node(
+                "", operator, [self._values[x] for x in inputs], given, outputs=outputs, name=names[0],
+                doc_string=self.scope.line or None, metadata_props=self.scope.metadata,
+            )
+        )  # fmt: skip
 
     def cast(self, x: str, dtype: torch.dtype) -> str:
         """Change the element type."""
-        return self.node("Cast", x, to=_type_of(dtype))
+        return self.node("Cast", x, to=int(_type_of(dtype)))
 
     def reshape(self, x: str, shape: Any) -> str:
         """Give a tensor another shape."""
@@ -118,7 +206,8 @@ class OnnxGraph:
         ONNX Runtime does so from its basic level on, and pads with what the pooling pads with: not with zeros, if it
         takes the largest value.
         """
-        is_padded = any(node.op_type == "Pad" and x in node.output for node in self.nodes)
+        producer = self._values[x].producer()
+        is_padded = producer is not None and producer.op_type == "Pad"
         return self.node("Max", x, self.scalar(-np.inf, torch.float32)) if is_padded else x
 
     def axes(self, operator: str, x: str, axes: list[int], keepdim: bool) -> str:
@@ -161,35 +250,41 @@ class OnnxGraph:
     def _of_open_shape(self) -> set[str]:
         """Values whose shapes may depend on numbers: positions that `NonZero` finds, and what comes of them."""
         found: set[str] = set()
-        for node in self.nodes:
-            if node.op_type == "NonZero" or not found.isdisjoint(node.input):
-                found.update(node.output)
+        for node in self._nodes:
+            if node.op_type == "NonZero" or any(x.name in found for x in node.inputs):
+                found.update(x.name for x in node.outputs)
         return found
 
-    def model(self, inputs: list[tuple[str, Tensor]], outputs: list[tuple[str, Tensor]], name: str) -> Any:
+    def model(
+        self,
+        inputs: list[str],
+        outputs: list[tuple[str, torch.dtype, Sequence[int]]],
+        name: str,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Any:
         """The finished, checked ONNX model."""
         import onnx
-        from onnx import helper
+        import onnx_ir as ir
 
         from horizon_plugin_pytorch._version import __version__
 
         open_names = self._of_open_shape()
-
-        def info(pairs: list[tuple[str, Tensor]]) -> list[Any]:
-            shapes = [[None] * t.dim() if name in open_names else list(t.shape) for name, t in pairs]
-            return [
-                helper.make_tensor_value_info(name, _type_of(t.dtype), shape)
-                for (name, t), shape in zip(pairs, shapes, strict=True)
-            ]
-
-        graph = helper.make_graph(self.nodes, name, info(inputs), info(outputs), self.initializers)
-        model = helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", self.opset)],
-            producer_name="horizon_plugin_pytorch",
-            producer_version=__version__,
+        for output, dtype, shape in outputs:
+            value, sizes = self._values[output], [None] * len(shape) if output in open_names else list(shape)
+            value.type, value.shape = ir.TensorType(_type_of(dtype)), ir.Shape(sizes)
+        graph = ir.Graph(
+            [self._values[x] for x in inputs], [self._values[x] for x, _, _ in outputs], nodes=self._nodes,
+            initializers=self._initializers, name=name, opset_imports={"": self.opset},
+        )  # fmt: skip
+        model = ir.to_proto(
+            ir.Model(
+                graph,
+                ir_version=IR_VERSION,
+                producer_name="horizon_plugin_pytorch",
+                producer_version=__version__,
+                metadata_props=dict(metadata or {}),
+            )
         )
-        model.ir_version = IR_VERSION
         try:
             onnx.checker.check_model(model, full_check=True)
         except Exception as error:  # the checker's own exceptions differ between versions of onnx
@@ -198,3 +293,19 @@ class OnnxGraph:
                 f"after the DeQuantStub; leave that out of the exported model. The checker says: {error}"
             ) from error
         return model
+
+
+def _attribute(name: str, value: Any) -> Any:
+    import onnx_ir as ir
+
+    if isinstance(value, list):
+        return ir.AttrInt64s(name, value)
+    if isinstance(value, str):
+        return ir.AttrString(name, value)
+    return ir.AttrFloat32(name, value) if isinstance(value, float) else ir.AttrInt64(name, int(value))
+
+
+def _value(name: str, dtype: torch.dtype, shape: Sequence[int]) -> Any:
+    import onnx_ir as ir
+
+    return ir.Value(name=name, type=ir.TensorType(_type_of(dtype)), shape=ir.Shape(shape))

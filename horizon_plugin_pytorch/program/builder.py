@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.program.memory import (
     axes_in_memory,
     functional_form,
     memory_of,
+    operands,
     plain,
     shows_all,
     tensor_key,
@@ -45,6 +46,7 @@ class Builder:
         self._origins: dict[Hashable, tuple[fx.Node, Tensor]] = {}  # the first tensor of each memory
         self._contents: dict[Hashable, fx.Node] = {}  # memory after a write: all its numbers along one axis
         self._attributes: dict[str, fx.Node] = {}
+        self._constants_seen: dict[Key, fx.Node] = {}
         self._named: dict[Key, tuple[str, Tensor]] = {}  # names that constants have in the model
         self._formats: dict[Key, Quantization] = {}  # of constants
         self._others: dict[Key, list[fx.Node]] = defaultdict(list)  # nodes of one tensor with several scales
@@ -61,6 +63,11 @@ class Builder:
         if isinstance(x, QTensor):
             self.see(x)
         return node
+
+    def release(self) -> None:
+        """Forget the tensors of the run; the program is complete."""
+        for known in (self._nodes, self._origins, self._named, self._contents, self._constants_seen):
+            known.clear()
 
     def is_data(self, x: Tensor) -> bool:
         """Does a tensor depend on the inputs?"""
@@ -95,6 +102,12 @@ class Builder:
         others.append(alias)
         return alias
 
+    def keep_constants(self, x: Tensor) -> None:
+        """Keep constants as they are: this tensor, which shows their memory, is about to be written to."""
+        memory = memory_of(x)
+        self.constants.keep(x)
+        self._constants_seen = {key: node for key, node in self._constants_seen.items() if key[0] != memory}
+
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def node_of(self, x: Tensor, hint: str = "constant") -> fx.Node:
@@ -102,8 +115,11 @@ class Builder:
         key = tensor_key(x)
         if key in self._nodes:
             return self._nodes[key]
+        if key in self._constants_seen:
+            return self._constants_seen[key]
         if not self.is_data(x):
-            return self._constant(x, key, hint)
+            node = self._constants_seen[key] = self._constant(x, key, hint)
+            return node
         x = plain(x)
         content = self._content(x)
         if x.is_contiguous() and shows_all(x):
@@ -230,6 +246,7 @@ class Builder:
         if isinstance(out, Tensor):
             return [(set_note(node, Note(*self.place, Value.of(plain(out)))), out)]
         found = []
+        set_note(node, Note(*self.place, parts=tuple(Value.of(plain(x)) for x in operands((out,), {}))))
         for index, part in enumerate(out if isinstance(out, (tuple, list)) else ()):
             if isinstance(part, (Tensor, tuple, list)):
                 item = self.graph.create_node(
@@ -248,3 +265,12 @@ class Builder:
 def _shows_memory(func: Any) -> bool:
     """Does an operator show its argument's memory rather than compute anything?"""
     return any(result.alias_info is not None for result in func._schema.returns)
+
+
+def drop_unread(graph: fx.Graph, constants: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Erase nodes that nothing reads; the constants that are left."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):
+            graph.erase_node(node)
+    read = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    return {name: x for name, x in constants.items() if name in read}

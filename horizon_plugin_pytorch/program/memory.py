@@ -23,6 +23,17 @@ def plain(x: Any) -> Any:
     return x.plain() if isinstance(x, QTensor) else x
 
 
+def operands(args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments of an operator; they are at most one list deep."""
+    found: list[Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [part for part in value if isinstance(part, Tensor)]
+    return found
+
+
 def memory_of(x: Tensor) -> Hashable:
     """The memory that a tensor shows all or part of."""
     return plain(x).untyped_storage()._cdata

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class Value:
         return cls(tuple(x.shape), x.dtype, quantization)
 
     def meta(self) -> Tensor:
-        """A tensor of this shape and type on the meta device."""
+        """A tensor of this shape and type without numbers."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
     def wrap(self, x: Tensor) -> Tensor:
@@ -79,12 +79,19 @@ class Note:
     Args:
         path: the module of the model that computes it; empty for the model itself.
         line: of the user's code, as ``model.py:41``; empty if unknown.
-        value: the tensor that it gives; None for a node that gives several, which nodes after it take apart.
+        value: the tensor that it gives; None for a node that gives several.
+        parts: those several; each that is read has a ``getitem`` node after it, which knows its scale.
     """
 
     path: str = ""
     line: str = ""
     value: Value | None = None
+    parts: tuple[Value, ...] = ()
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """All tensors that it gives."""
+        return self.parts if self.value is None else (self.value,)
 
     @property
     def place(self) -> str:
@@ -112,9 +119,8 @@ def set_note(node: fx.Node, note: Note) -> fx.Node:
 
 def set_quantization(node: fx.Node, quantization: Quantization) -> None:
     """Say which scale and format a node has."""
-    note = note_of(node)
-    assert note.value is not None
-    set_note(node, replace(note, value=replace(note.value, quantization=quantization)))
+    note, value = note_of(node), value_of(node)
+    set_note(node, Note(note.path, note.line, Value(value.shape, value.dtype, quantization)))
 
 
 def operator_name(node: fx.Node) -> str:

@@ -61,6 +61,11 @@ class Program:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     @property
+    def returned(self) -> list[fx.Node]:
+        """The nodes of the tensors that are given."""
+        return list(self.graph.output_node().args[0])  # type: ignore[arg-type]
+
+    @property
     def operators(self) -> list[fx.Node]:
         """The nodes that compute something, in the order of the run."""
         return [node for node in self.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.nested import fresh, located, map_tensors, tensors_of
-from horizon_plugin_pytorch.program.builder import Builder
-from horizon_plugin_pytorch.program.memory import plain
+from horizon_plugin_pytorch.program.builder import Builder, drop_unread
+from horizon_plugin_pytorch.program.memory import memory_of, plain
 from horizon_plugin_pytorch.program.note import Note, Quantization, Value, note_of, set_note
+from horizon_plugin_pytorch.program.place import Places
 from horizon_plugin_pytorch.program.program import Program
-from horizon_plugin_pytorch.program.recorder import Recorder, Rehearsal
+from horizon_plugin_pytorch.program.recorder import Recorder
 from horizon_plugin_pytorch.program.structure import with_slots
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.runtime.arguments import positional_arguments
+from horizon_plugin_pytorch.runtime.arguments import argument_names, positional_arguments
 
 
 def record_program(model: nn.Module, example_inputs: Any) -> Program:
     """What a converted model computes on inputs of these shapes, as a graph of `horizon::` and aten operators.
 
-    The model runs twice, in eval mode: its plans are made before recording, and it must not read what an earlier run
-    has computed. What does not depend on the inputs is a constant. Writes in place are recorded as new values.
+    The model runs in eval mode, and again if it keeps results: it must not read what an earlier run has computed. What
+    does not depend on the inputs is a constant. Writes in place are recorded as new values.
 
     Args:
         model: the result of `convert_fx` or `convert`.
@@ -48,19 +50,30 @@ def record_program(model: nn.Module, example_inputs: Any) -> Program:
     True
     """
     args = map_tensors(lambda x: x.detach().clone(), positional_arguments(model, example_inputs))
+    names = argument_names(model, example_inputs)
+    paths = tuple((names[path[0]], *path[1:]) for path, _ in located(args))
     with torch.no_grad(), _eval_mode(model):
-        return _record(model, args)
+        return _record(model, args, paths)
 
 
-def _record(model: nn.Module, args: tuple) -> Program:
-    rehearsal = Rehearsal(args)
-    with rehearsal:
-        model(*fresh(args))
+def _record(model: nn.Module, args: tuple, paths: tuple[tuple[Any, ...], ...]) -> Program:
+    program, made = _one_run(model, args, paths)
+    inputs = {memory_of(x) for x in tensors_of(args)}
+    kept = frozenset(memory for memory, storage in made.items() if not storage.expired()) - inputs
+    if kept:  # somebody keeps results; does the next forward read them?
+        program, _ = _one_run(model, args, paths, kept)
+    return program
+
+
+def _one_run(
+    model: nn.Module, args: tuple, paths: tuple[tuple[Any, ...], ...], kept: frozenset[Hashable] = frozenset()
+) -> tuple[Program, dict[Hashable, StorageWeakRef]]:
+    """Record one forward; the program, and the memory that holds data of this forward."""
     builder = Builder()
     builder.name_constants({**dict(model.named_parameters()), **dict(model.named_buffers())})
     for i, x in enumerate(tensors_of(args)):
         builder.add_input(x, f"input_{i}")
-    recorder = Recorder(builder, model, rehearsal.kept())
+    recorder = Recorder(builder, Places(model), kept)
     with recorder, recorder.formats():
         outputs = model(*fresh(args))
     if recorder.reads is not None:
@@ -71,10 +84,11 @@ def _record(model: nn.Module, args: tuple) -> Program:
         )
     if recorder.refusals:
         raise recorder.refusals[0]
-    return _finished(model, builder, args, outputs)
+    program = _finished(model, builder, paths, outputs)
+    return program, recorder.release()
 
 
-def _finished(model: nn.Module, builder: Builder, args: tuple, outputs: Any) -> Program:
+def _finished(model: nn.Module, builder: Builder, paths: tuple[tuple[Any, ...], ...], outputs: Any) -> Program:
     results = tensors_of(outputs)
     builder.place = ("", "")
     nodes = []
@@ -84,12 +98,7 @@ def _finished(model: nn.Module, builder: Builder, args: tuple, outputs: Any) -> 
         nodes.append(builder.node_of(x, f"output_{i}"))
     values = tuple(Value.of(plain(x), Quantization.of(x) if isinstance(x, QTensor) else None) for x in results)
     set_note(builder.graph.output(tuple(nodes)), Note())
-    for node in reversed(builder.graph.nodes):
-        if not node.users and node.op not in ("placeholder", "output"):
-            builder.graph.erase_node(node)
-    read = {str(node.target) for node in builder.graph.nodes if node.op == "get_attr"}
-    constants = {name: x for name, x in builder.constants.tensors.items() if name in read}
-    paths = tuple(path for path, x in located(args))
+    constants = drop_unread(builder.graph, builder.constants.tensors)
     return Program(
         type(model).__name__, builder.graph, constants, paths, with_slots(outputs), values, _classes(model, builder)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from horizon_plugin_pytorch.asking import user_line
 from horizon_plugin_pytorch.errors import ExportError, at
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program.builder import Builder
-from horizon_plugin_pytorch.program.memory import memory_of, plain, written_arguments
+from horizon_plugin_pytorch.program.memory import memory_of, operands, plain, written_arguments
 from horizon_plugin_pytorch.program.place import Places
 from horizon_plugin_pytorch.qtensor import QTensor, is_metadata
 
@@ -31,65 +31,49 @@ _UNFILLED = frozenset(
 _NUMBERS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})  # what reads them without an operator
 
 
-class Rehearsal(TorchDispatchMode):
-    """Knows, while it is active, which memory has values that depend on the model's inputs."""
-
-    def __init__(self, inputs: Any) -> None:
-        super().__init__()
-        self._inputs = {memory_of(x) for x in tensors_of(inputs)}
-        self._data: dict[Hashable, StorageWeakRef] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func._schema.name not in _OF_SHAPES and any(map(self._is_data, tensors_of((args, kwargs)))):
-            for x in tensors_of(out):
-                if memory_of(x) not in self._inputs:
-                    self._data[memory_of(x)] = StorageWeakRef(plain(x).untyped_storage())
-        return out
-
-    def _is_data(self, x: Tensor) -> bool:
-        memory = memory_of(x)
-        return memory in self._inputs or (memory in self._data and not self._data[memory].expired())
-
-    def kept(self) -> frozenset[Hashable]:
-        """The memory that is still there: somebody keeps it for the next run."""
-        return frozenset(memory for memory, storage in self._data.items() if not storage.expired())
-
-
 class Recorder(TorchDispatchMode):
     """Adds every operator that depends on the inputs to a program, while it is active.
 
     Args:
         builder: of the program; it has the inputs.
-        model: whose modules and lines the operators are said to come from.
+        places: where operators come from.
         kept: memory with data of an earlier run.
     """
 
-    def __init__(self, builder: Builder, model: nn.Module, kept: frozenset[Hashable] = frozenset()) -> None:
+    def __init__(self, builder: Builder, places: Places, kept: frozenset[Hashable] = frozenset()) -> None:
         super().__init__()
         self.refusals: list[ExportError] = []
         self.reads: str | None = None  # the line that reads data of an earlier run
-        self._builder, self._places, self._kept = builder, Places(model), kept
+        self._builder, self._places, self._kept = builder, places, kept
+        self._made: dict[Hashable, StorageWeakRef] = {}  # memory with data of this run
         self._seen: set[int] = set()
         self._alive: list[Any] = []  # memory that is used again would be mistaken for what it was
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        sources = tensors_of((args, kwargs))
+        sources = operands(args, kwargs)
         if self.reads is None and not self._kept.isdisjoint(map(memory_of, sources)):
             self.reads = user_line()
         is_data = any(map(self._builder.is_data, sources)) and func._schema.name not in _OF_SHAPES
         self._builder.place = self._places.here() if is_data else ("", "")
         out = self._computed(func, args, kwargs) if is_data else self._constant(func, args, kwargs)
+        for x in operands((out,), {}) if is_data else ():
+            self._made[memory_of(x)] = StorageWeakRef(plain(x).untyped_storage())
         self._alive.append((args, kwargs, out))
         return out
 
+    def release(self) -> dict[Hashable, StorageWeakRef]:
+        """Let go of all tensors; the memory with data of this run, some of which others may keep."""
+        self._alive.clear()
+        self._builder.release()
+        return self._made
+
     def _constant(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         for x in written_arguments(func, args, kwargs) if func._schema.is_mutable else ():
-            self._builder.constants.keep(x)
+            self._builder.keep_constants(x)
         out = func(*args, **kwargs)
         if func._schema.name in _UNFILLED:  # whatever lies there would be a constant
-            for x in tensors_of(out):
+            for x in operands((out,), {}):
                 x.zero_()
         return out
 
@@ -98,7 +82,7 @@ class Recorder(TorchDispatchMode):
             self.refuse("(`x[:, i]`, `x.select`, `x.narrow`, `x.roll` with a tensor of no axes, or `.item()`)")
         if func._schema.is_mutable:
             for x in written_arguments(func, args, kwargs):
-                self._builder.constants.keep(x)
+                self._builder.keep_constants(x)
             try:
                 return self._builder.write(func, args, kwargs)
             except ExportError as error:
@@ -128,11 +112,11 @@ class Recorder(TorchDispatchMode):
 
     def _see_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         if self._places.has(module):
-            self.see((args, kwargs, out))
+            self.see([*args, *kwargs.values(), out])
 
-    def see(self, tree: Any) -> None:
-        """Note the scales of the tensors in a structure."""
-        for x in tensors_of(tree):
+    def see(self, values: Sequence[Any]) -> None:
+        """Note the scales of tensors, and of those in structures."""
+        for x in values if all(isinstance(v, Tensor) for v in values) else tensors_of(values):
             if type(x) is QTensor and id(x) not in self._seen:  # its subclasses have no numbers to read
                 self._seen.add(id(x))
                 self._alive.append(x)
@@ -157,5 +141,5 @@ class _Functions(TorchFunctionMode):
             self._recorder.see_numbers(args[0], f"(`.{func.__name__}()`)")
         out = func(*args, **(kwargs or {}))
         if any(issubclass(t, QTensor) for t in types) and not is_metadata(func):
-            self._recorder.see((args, out))
+            self._recorder.see([*args, out])
         return out

@@ -71,11 +71,12 @@ def program_of(state: Any) -> Program:
         args, kwargs = _whole(entry["args"], nodes), _whole(entry["kwargs"], nodes)
         target = _target(entry["target"]) if entry["op"] == "call_function" else entry["target"]
         node = graph.create_node(entry["op"], target, args, kwargs, entry["name"])
-        nodes[entry["name"]] = set_note(node, Note(entry["path"], entry["line"], _value_of(entry["value"])))
-    results = tuple(_value_of(value) for value in state["results"])
+        value = None if entry["value"] is None else _value_of(entry["value"])
+        note = Note(entry["path"], entry["line"], value, tuple(map(_value_of, entry["parts"])))
+        nodes[entry["name"]] = set_note(node, note)
     return Program(
         state["name"], graph, state["constants"], _whole(state["input_paths"]), _whole(state["outputs"]),
-        results, state["classes"],  # type: ignore[arg-type]
+        tuple(map(_value_of, state["results"])), state["classes"],
     )  # fmt: skip
 
 
@@ -89,7 +90,8 @@ def _node_state(node: fx.Node) -> dict[str, Any]:
         "kwargs": _plain(dict(node.kwargs)),
         "path": note.path,
         "line": note.line,
-        "value": _value_state(note.value),
+        "value": None if note.value is None else _value_state(note.value),
+        "parts": [_value_state(part) for part in note.parts],
     }
 
 
@@ -112,9 +114,7 @@ def _target(name: str) -> Any:
         ) from error
 
 
-def _value_state(value: Value | None) -> dict[str, Any] | None:
-    if value is None:
-        return None
+def _value_state(value: Value) -> dict[str, Any]:
     known = value.quantization
     found = {"shape": list(value.shape), "dtype": _plain(value.dtype)}
     if known is not None:
@@ -124,9 +124,7 @@ def _value_state(value: Value | None) -> dict[str, Any] | None:
     return found
 
 
-def _value_of(state: dict[str, Any] | None) -> Value | None:
-    if state is None:
-        return None
+def _value_of(state: dict[str, Any]) -> Value:
     known = state.get("quantization")
     quantization = None
     if known is not None:

@@ -60,6 +60,21 @@ def positional_arguments(model: nn.Module, given: Any) -> tuple[Any, ...]:
     return bound.args
 
 
+def argument_names(model: nn.Module, given: Any) -> list[str | int]:
+    """What each of the `positional_arguments` is called: its parameter, where it is given by name, else its position.
+
+    >>> class Net(nn.Module):
+    ...     def forward(self, image, scale=1.0): ...
+    >>> argument_names(Net(), {"scale": 0.5, "image": 5}), argument_names(Net(), (5, 0.5))
+    (['image', 'scale'], [0, 1])
+    """
+    args, kwargs = arguments_of(model, given)
+    signature = _signature(model)
+    if not kwargs or signature is None:
+        return list(range(len(args)))
+    return list(signature.bind(**kwargs).arguments)
+
+
 def left_out(model: nn.Module, given: Any) -> int:
     """How many items of a tuple or list `arguments_of` leaves out."""
     most = _most_arguments(model)

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.export.recorder import plain, record
 from horizon_plugin_pytorch.fixed_point import library
 from horizon_plugin_pytorch.march import set_march
+from horizon_plugin_pytorch.program import record_program
+from horizon_plugin_pytorch.program.note import operator_name
 from horizon_plugin_pytorch.quantization import convert_fx
 from tests.operators.cases import CASES
 from tests.routes import prepared
@@ -126,13 +127,15 @@ def _call(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     case = next(case for case in CASES if case.name == OF_CASES[name])
     set_march(case.march)
     quantized = convert_fx(prepared(case.model(), case.inputs(), "qint8"))
-    steps, _ = record(quantized, case.inputs())
-    step = next(step for step in steps if step.name == f"horizon::{name}")
-    return getattr(torch.ops.horizon, name), pytree.tree_map(_plain, step.args)
+    program = record_program(quantized, case.inputs())
+    values = dict(program.run(*case.inputs()))
+    values.update({node: program.constants[node.target] for node in program.graph.nodes if node.op == "get_attr"})
+    node = next(node for node in program.operators if operator_name(node) == f"horizon::{name}")
+    return getattr(torch.ops.horizon, name), pytree.tree_map(_clone, fx.map_arg(node.args, values.__getitem__))
 
 
-def _plain(value: Any) -> Any:
-    return plain(value).detach().clone() if isinstance(value, Tensor) else value
+def _clone(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def test_every_operator_is_tried() -> None:
