@@ -195,6 +195,8 @@ class Builder:
         contents = [self._content(x) for x in targets]
         node = self._call(form, *self._arguments(form, kept, options))
         news = self._results(results, node)
+        for x in targets:
+            self.keep_constants(x)
         out = func(*args, **kwargs)
         for x, content, (new, result) in zip(targets, contents, news, strict=True):
             if result.dtype != x.dtype:

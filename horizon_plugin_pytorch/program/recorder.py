@@ -81,8 +81,6 @@ class Recorder(TorchDispatchMode):
         if func._schema.name == "aten::_local_scalar_dense":
             self.refuse("(`x[:, i]`, `x.select`, `x.narrow`, `x.roll` with a tensor of no axes, or `.item()`)")
         if func._schema.is_mutable:
-            for x in written_arguments(func, args, kwargs):
-                self._builder.keep_constants(x)
             try:
                 return self._builder.write(func, args, kwargs)
             except ExportError as error:

@@ -141,6 +141,14 @@ def constant_joins(x: Tensor) -> tuple:
     return sums, view + 1
 
 
+def constant_adds(x: Tensor) -> tuple:
+    sums = torch.arange(8.0).reshape(2, 4)
+    first, second = sums.chunk(2, 1)
+    first.add_(x.sum())  # reads the constant and writes to it
+    second.mul_(first)
+    return first, second, sums
+
+
 def transposed(x: Tensor) -> Tensor:
     y = (x + 1).permute(0, 2, 3, 1)
     y[:, 0] = 0
@@ -168,7 +176,8 @@ def out_argument(x: Tensor) -> Tensor:
 
 
 WRITES = {f.__name__: f for f in (
-    slices, view_first, canvas, constant_changes, constant_joins, transposed, channels_last, other_type, out_argument,
+    slices, view_first, canvas, constant_changes, constant_joins, constant_adds, transposed, channels_last, other_type,
+    out_argument,
 )}  # fmt: skip
 
 
@@ -198,6 +207,20 @@ def test_float_code_runs_to_the_same_bits(name: str, method: PrepareMethod) -> N
     program = record_program(model, X)
     assert_equal(program, model, (X,), (X * 2,))
     assert "aten::special_i0" not in map(operator_name, program.operators)
+
+
+@pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_in_float_run_to_the_same_bits(cls: Any) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.conv, self.dequant, self.cell = QuantStub(), nn.Conv2d(3, 4, 1), DeQuantStub(), cls(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.cell(self.dequant(self.conv(self.quant(x))).flatten(0, 1))[0]
+
+    model = converted(Recurrent(), (X,))
+    assert_equal(record_program(model, X), model, (X,), (X * 2,))
 
 
 def test_eager_models_are_recorded() -> None:
