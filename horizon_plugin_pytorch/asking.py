@@ -556,6 +556,33 @@ def _tests_none(code: CodeType) -> bool:
     )
 
 
+def asserted_answer() -> bool | None:
+    """What the innermost function of the user, which asks for a truth value, must hear to pass its ``assert``.
+
+    None if no ``assert`` asks, or one that goes on asking (``assert a or b``).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else _asserts(frame.f_code).get(frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=1024)
+def _asserts(code: CodeType) -> dict[int, bool]:
+    """The jumps of ``assert`` statements, with the value that goes past the error."""
+    steps = list(dis.get_instructions(code))
+    raises = {step.offset for step in steps if step.opname == "LOAD_ASSERTION_ERROR"}
+    answers = {}
+    for step, after in itertools.pairwise(steps):
+        if "JUMP" in step.opname and step.opname.endswith(("_IF_TRUE", "_IF_FALSE")):
+            jumps_if = step.opname.endswith("_IF_TRUE")
+            if after.offset in raises:
+                answers[step.offset] = jumps_if
+            elif step.argval in raises:
+                answers[step.offset] = not jumps_if
+    return answers
+
+
 def error_line(error: BaseException) -> str:
     """The innermost line of user code in the traceback of an error, as ``model.py:41``; empty if there is none."""
     line, traceback = "", error.__traceback__

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from horizon_plugin_pytorch.asking import (
+    asserted_answer,
     definition_line,
     error_line,
     is_user_code,
@@ -176,6 +177,11 @@ class QuantizationTracer(torch.fx.Tracer):
             kept = a.clone()
             self._constants[id(a)] = (a, kept)
         return kept
+
+    def to_bool(self, obj: torch.fx.Proxy) -> bool:
+        """The truth of what is traced is not known; an ``assert`` about sizes is taken to hold, as it did in float."""
+        answer = asserted_answer()
+        return super().to_bool(obj) if answer is None else answer
 
     def stand_in(self, earlier: torch.fx.Proxy) -> torch.fx.Proxy:
         """A value of the trace before is read."""

@@ -46,6 +46,14 @@ class Module:
     def named_modules(self):
         yield from self.children.items()
 
+class Truth:
+    def __init__(self, ask):
+        self.ask, self.answers = ask, []
+
+    def __bool__(self):
+        self.answers.append(self.ask())
+        return self.answers[-1] is not False
+
 def no_grad(function):
     @functools.wraps(function)
     def decorate_context(*args):
@@ -55,7 +63,7 @@ def no_grad(function):
 """
 
 MODEL = """
-from torch.nn.modules.module import Module, no_grad
+from torch.nn.modules.module import Module, Truth, no_grad
 
 class Net(Module):
     def __init__(self, ask):
@@ -95,6 +103,15 @@ class Calling(Net):
 
     def forward(self, x):
         return self.inner(x), self.ask()
+
+def asserts(truth):
+    assert truth, "a message"
+    assert truth and truth
+    assert not truth
+
+def branches(truth):
+    if truth:
+        assert truth or truth
 
 def two_calls(ask):
     return ask(), ask()
@@ -249,6 +266,12 @@ def check_bytecode(asking: Any, model: Any, tool: Any) -> None:
     ask = asking.user_tests_none
     assert model.is_none(None, ask) and model.is_none(1, ask) and model.is_not_none(1, ask)
     assert not model.tests_nothing(1, ask)
+    truth = model.Truth(asking.asserted_answer)
+    model.asserts(truth)
+    assert truth.answers == [True, True, True, False]
+    truth = model.Truth(asking.asserted_answer)
+    model.branches(truth)
+    assert truth.answers == [None, None]
     assert asking.names_in(model.Renamed.helper) >= {"range", "ask"}
     assert {"inner", "ask"} <= asking.names_in(model.Calling.forward)
     line = MODEL.splitlines().index("def two_calls(ask):") + 1
