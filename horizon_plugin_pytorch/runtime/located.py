@@ -132,6 +132,7 @@ class PlacedModule(Successor):
     is_accumulator: bool = False  # does its accumulator leave as float, where the quantized part ends?
     writes_input: bool = False  # was it written with `inplace=True`? Then all names of its input see the result
     gives_accumulator: bool = False  # has it no scale for its result?
+    _meetings: dict[bool, str] = {}  # the lines that first called it on real numbers (True), and on quantized ones
     float_form: Any = None  # in code that tracing does not enter: runs in its place on what has no scale
 
     def as_parameter(self, name: str) -> Any:
@@ -210,7 +211,25 @@ class PlacedModule(Successor):
         """Is it called before the QuantStub or after the DeQuantStub, in code that tracing does not enter?"""
         if self.float_form is None:
             return False
-        return not any(isinstance(x, (QTensor, RealTensor)) for x in pytree.tree_leaves((args, kwargs)))
+        is_real = not any(isinstance(x, (QTensor, RealTensor)) for x in pytree.tree_leaves((args, kwargs)))
+        if is_real not in self._meetings:
+            self._meet(is_real)
+        return is_real
+
+    def _meet(self, is_real: bool) -> None:
+        """It is called on real numbers for the first time, or on quantized ones.
+
+        Raises:
+            UnsupportedOperatorError: both, and it has weights, which a converted module has as integers alone.
+        """
+        self.__dict__["_meetings"] = met = {**self._meetings, is_real: calling_line()}
+        if len(met) == 2 and any(True for _ in self.float_form.parameters()):
+            raise UnsupportedOperatorError(
+                f"`{(self.written_as or type(self)).__name__}` {at(self.path)} is called on quantized tensors"
+                f"{met[False]} and on real ones{met[True]} by code that tracing does not enter: its weights become "
+                "integers, which real numbers cannot be computed with. Put a QuantStub before the real ones, or use "
+                "two modules."
+            )
 
     def current_float_form(self) -> Any:
         """The float module in whose place this one is, with the tensors and settings that this one has now."""

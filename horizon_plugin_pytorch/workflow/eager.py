@@ -188,6 +188,8 @@ def _tied(
 def _accept_integers(model: nn.Module) -> None:
     """Let the float modules of a hybrid model take quantized tensors, as real values."""
     for module in list(model.children()):
+        if isinstance(module, QATModule):
+            module.is_hybrid = True
         if isinstance(module, (QATModule, FakeQuantize)):
             continue
         if is_leaf(module):

@@ -1,4 +1,4 @@
-"""Constants as operands of a FloatFunctional: integers of them on every route, or a refusal when data are first seen."""
+"""Constants as operands of a FloatFunctional: integers of them on every route, or a refusal when data are seen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import ConversionError, UnknownCallError
+from horizon_plugin_pytorch.errors import ConversionError, UnknownCallError, UnsupportedOperatorError
 from horizon_plugin_pytorch.fx.fx_helper import wrap
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -183,3 +183,27 @@ def test_scales_of_constants_in_wrapped_code_are_in_the_checkpoint() -> None:
         assert all(torch.equal(a, b) for a, b in zip(want, as_numbers(convert_fx(other)(X)), strict=True))
     stubs = [path for path, m in qat.named_modules() if type(m).__name__ == "QuantStub" and "generated" in path]
     assert len(stubs) == 4 and all("_generated_quant_functionals_" in path for path in stubs)
+
+
+class _TwoLayers(Net):
+    def __init__(self, is_first: bool) -> None:
+        super().__init__({"": CALLS["add"]})
+        self.other, self.is_first = nn.Linear(8, 8), is_first
+
+    @wrap()
+    def inner(self, y: Tensor) -> Tensor:
+        if self.is_first:
+            return self.functionals[0].add(self.other(self.parameter), self.other(y))
+        return self.functionals[0].add(self.other(y), self.other(self.parameter))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.dequant(self.inner(self.fc(self.quant(x))))
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_layer_of_wrapped_code_on_quantized_and_on_real_tensors(is_first: bool) -> None:
+    qat = _prepared(_TwoLayers(is_first).eval(), "wrapped").eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    line = r"\(test_functional_constants.py:\d+\)"
+    with pytest.raises(UnsupportedOperatorError, match=rf"`Linear` at `other` .*{line} and on real ones {line}.*Stub"):
+        qat(X)

@@ -26,7 +26,6 @@ from horizon_plugin_pytorch.nn.quantized.module import without_scale
 from horizon_plugin_pytorch.operators.support import FROM_BAYES, Limit, Marches, Support, Use, at_most, between, on
 from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, advise, is_pair, register
 from horizon_plugin_pytorch.qtensor import QTensor, calling_line
-from horizon_plugin_pytorch.running import current_forward
 from horizon_plugin_pytorch.runtime.located import placed, take_stubs
 
 
@@ -64,8 +63,7 @@ class FloatFunctional(QATModule):
     def require_scales(self, args: tuple, kwargs: dict[str, Any]) -> None:
         leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
         plain = next((v for v in leaves if not isinstance(v, QTensor)), None)
-        is_mixed = plain is not None and (current_forward() != 0 or any(isinstance(v, QTensor) for v in leaves))
-        if is_mixed:
+        if plain is not None and not self.is_hybrid and any(isinstance(v, QTensor) for v in leaves):
             line = "" if self.line else calling_line()  # a graph says where it is called; eager mode does not
             raise without_scale(f"`{type(self).__name__}` {self.place}{line}", plain)
 

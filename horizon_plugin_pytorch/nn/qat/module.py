@@ -49,6 +49,7 @@ class QATModule(PlacedModule):
 
     quantized_class: ClassVar[Any]
     takes_real: bool = False  # may inputs be real numbers, such as coordinates?
+    is_hybrid: bool = False  # in eager mode, beside float modules: it trains on what they give, without a QuantStub too
     read_tensors: tuple[str, ...] = ()  # its parameters and buffers that the user's forward reads; they stay float too
     is_optional: bool = False  # a part that its owner's calls may never use: nobody misses its statistics
     activation_post_process: FakeQuantize | None
