@@ -32,7 +32,23 @@ from horizon_plugin_pytorch.running import (
     interceptor,
     is_in_forward,
 )
-from horizon_plugin_pytorch.writing import VIEW_ATTRIBUTES, written
+from horizon_plugin_pytorch.torch_functions import (
+    FILLERS,
+    FILLING_METHODS,
+    METADATA,
+    METADATA_FUNCTIONS,
+    REVEALING,
+    SHAPED_LIKE,
+    STAYING,
+    VIEW_ATTRIBUTES,
+)
+from horizon_plugin_pytorch.torch_functions import (
+    is_metadata as is_metadata,  # these two were defined here, and can still be imported from here
+)
+from horizon_plugin_pytorch.torch_functions import (
+    is_metadata_name as is_metadata_name,
+)
+from horizon_plugin_pytorch.writing import written
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 _TRUE = 64  # the integer of a boolean that counts as the number 1
@@ -350,8 +366,8 @@ class QTensor(Tensor):
     @classmethod
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func in _METADATA:
-            if func in _REVEALING:
+        if func in METADATA_FUNCTIONS:
+            if func in REVEALING:
                 args[0].plain()
             with _PLAIN():
                 return func(*args, **kwargs)
@@ -409,7 +425,7 @@ def _selects_position(index: Any) -> bool:
 
 def reads_no_numbers(func: Callable, args: tuple, kind: type) -> bool:
     """Does a call take only the shape or type of its arguments of a kind: ``torch.ones_like(x)``, ``y.to(x)``?"""
-    is_shaped = getattr(func, "__name__", "") in (*_SHAPED_LIKE, "to")
+    is_shaped = getattr(func, "__name__", "") in SHAPED_LIKE
     return _HANDLERS.get(func) is _filled or (is_shaped and bool(args) and not isinstance(args[0], kind))
 
 
@@ -559,7 +575,7 @@ class _StaleValues(sharing.Spoiled, Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in _METADATA and func not in _REVEALING:
+        if func in METADATA_FUNCTIONS and func not in REVEALING:
             with _PLAIN():
                 return func(*args, **kwargs or {})
         raise stale_error(next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, _StaleValues))._change)
@@ -596,7 +612,7 @@ class _Stale(sharing.Spoiled, QTensor):
 
     @classmethod
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in _METADATA and func not in _REVEALING:
+        if func in METADATA_FUNCTIONS and func not in REVEALING:
             with _PLAIN():
                 return func(*args, **kwargs or {})
         x = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, _Stale))
@@ -740,7 +756,7 @@ def only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
             f"{described(func)} works on an ordinary tensor, and another argument is a QTensor. Put a DeQuantStub "
             "before that one (for a mask or an index, before what it is made of), or a QuantStub before the first."
         )
-    if x._axis >= 0 and x._scale.numel() > 1 and func not in _STAYING:
+    if x._axis >= 0 and x._scale.numel() > 1 and func not in STAYING:
         raise NotImplementedError(
             f"{described(func)} is not implemented for a per-channel QTensor (axis {x._axis}); "
             "quantize activations with one scale."
@@ -748,12 +764,9 @@ def only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     return x
 
 
-_SHAPED_LIKE = ("expand_as", "reshape_as", "view_as", "type_as", "to")  # of the other tensor they read shape or type
-
-
 def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Run an operator that only moves or selects values: they keep the input's scale, positions are plain tensors."""
-    is_shaped = getattr(func, "__name__", "") in _SHAPED_LIKE
+    is_shaped = getattr(func, "__name__", "") in SHAPED_LIKE
     if is_shaped and not isinstance(args[0], QTensor):  # an ordinary tensor takes after a QTensor
         with _PLAIN():
             return func(*args, **kwargs)
@@ -911,61 +924,9 @@ def pad_circular(x: Any, padding: Sequence[int]) -> Any:
     return x
 
 
-_METADATA_NAMES = frozenset(
-    "size dim numel nelement stride storage_offset is_contiguous is_floating_point is_complex element_size __len__ "
-    "shape device requires_grad is_leaf grad_fn ndim layout is_cuda is_cpu is_sparse is_quantized grad names "
-    "output_nr _version _backward_hooks _base is_meta is_mps is_xpu is_nested is_mkldnn is_vulkan is_hpu is_ipu is_xla "
-    "is_mtia is_maia is_ort retains_grad get_device data_ptr untyped_storage storage retain_grad register_hook "
-    "requires_grad_ backward _is_view is_inference is_conj is_neg as_subclass __hash__ __format__ __dir__ "
-    "storage_type _typed_storage is_set_to is_same_size is_shared is_pinned has_names nbytes itemsize".split()
-)
-
-
-def _build_metadata() -> set[Callable]:
-    found: set[Callable] = {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_same_size}
-    for name in _METADATA_NAMES:
-        member = getattr(Tensor, name, None)
-        if member is None:
-            continue
-        if hasattr(member, "__get__") and not callable(member):
-            found.add(member.__get__)
-            if hasattr(member, "__set__") and name != "requires_grad":
-                found.add(member.__set__)
-        else:
-            found.add(member)
-    return found
-
-
 # What a QTensor does with a function. The functions that keep the scale are declared in `nn.pass_through`.
 _HANDLERS: dict[Callable, Callable] = {}
 _NOT_KEEPING: set[Callable] = set()
-_METADATA = _build_metadata()
-# What shows memory to code that does not know of deferred values; these must be there by then.
-_REVEALING = frozenset(
-    getattr(Tensor, name)
-    for name in (
-        "as_subclass", "data_ptr", "untyped_storage", "requires_grad_", "register_hook", "stride", "storage_offset",
-        "is_contiguous",
-    )
-)  # fmt: skip
-_STAYING_NAMES = ("clone", "detach", "contiguous", "relu", "to", "cpu", "cuda")  # every value keeps its channel
-_STAYING = frozenset(getattr(Tensor, name) for name in _STAYING_NAMES) | {torch.clone, torch.detach, torch.relu}
-
-
-def is_metadata(func: Callable) -> bool:
-    """Does a function ask about a tensor (its shape, its device) rather than compute with it?"""
-    return func in _METADATA
-
-
-def is_metadata_name(name: str) -> bool:
-    """Does a tensor's method or attribute of that name ask about the tensor, and not for its values?
-
-    >>> is_metadata_name("shape"), is_metadata_name("size"), is_metadata_name("data"), is_metadata_name("storage")
-    (True, True, False, False)
-    """
-    member = getattr(Tensor, name, None)
-    is_asked = name == "dtype" or name in _METADATA_NAMES
-    return is_asked and member not in _REVEALING and not name.endswith("storage")
 
 
 def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Callable]:
@@ -994,10 +955,7 @@ handle(Tensor.type, keeps=True)(_type)
 handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
 handle(Tensor.float)(_float)
 handle(Tensor.requires_grad.__set__)(_set_requires_grad)  # type: ignore[attr-defined]
-handle(
-    torch.ones_like, torch.full_like, torch.rand_like, torch.randn_like, torch.randint_like,
-    Tensor.new_ones, Tensor.new_full, Tensor.new_tensor,
-)(_filled)  # fmt: skip
+handle(*FILLERS, *(getattr(Tensor, name) for name in FILLING_METHODS))(_filled)
 handle(Tensor.long, Tensor.int)(_integers)
 handle(Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__)(_number)
 
@@ -1009,5 +967,5 @@ def keeps_scale(target: Any) -> bool:
     (True, True, False)
     """
     if isinstance(target, str):
-        return target in _METADATA_NAMES or keeps_scale(getattr(Tensor, target, None))
+        return target in METADATA or keeps_scale(getattr(Tensor, target, None))
     return target is operator.getitem or (target in _HANDLERS and target not in _NOT_KEEPING)

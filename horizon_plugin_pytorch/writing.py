@@ -15,7 +15,6 @@ IN_PLACE_OPERATORS: dict[Callable, Callable] = {
     operator.ipow: operator.pow, operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor,
     operator.ilshift: operator.lshift, operator.irshift: operator.rshift,
 }  # fmt: skip
-VIEW_ATTRIBUTES = ("T", "mT", "H", "mH", "data")  # attributes that show the memory of the tensor
 _NAMES = [function.__name__ for function in (*IN_PLACE_OPERATORS, operator.setitem)]
 _IN_PLACE = frozenset({*_NAMES, *(f"__{name}__" for name in _NAMES)})  # as `operator` has them, and as tensors do
 _NEVER, _ALWAYS = -1, -2

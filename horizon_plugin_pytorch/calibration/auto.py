@@ -28,7 +28,6 @@ from horizon_plugin_pytorch.calibration.batches import (
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
-from horizon_plugin_pytorch.fake_quant.rounding import NO_LIMIT
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -38,6 +37,7 @@ from horizon_plugin_pytorch.running import current_forward
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, make_like, range_methods
 from horizon_plugin_pytorch.statistics.observer_v2 import CountingObserver, HistogramObserver
+from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 
 _JUDGED = 4  # batches on which candidates are compared; the result is checked on all
@@ -468,7 +468,7 @@ def _recording(tensors: Sequence[_Tensor], judge: _Judge) -> Iterator[None]:
     count = itertools.count()
 
     def report_to(tensor: _Tensor) -> Callable[..., None]:
-        def observe(x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
+        def observe(x: Tensor, limits: tuple[float, float] = NO_LIMITS) -> None:
             if not tensor.positions:
                 tensor.order = next(count)
             tensor.positions.setdefault(judge.batch, judge.ended)

@@ -22,12 +22,12 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import (
     FakeQuantState,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.fake_quant.rounding import NO_LIMIT
 from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.qat.original import restore, rewrite
 from horizon_plugin_pytorch.runtime.results import own_tensors, relative_error
+from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 
 Part = Literal["weight", "bias"]
@@ -61,7 +61,7 @@ class LayerCall:
 
     def activated(self, out: Tensor) -> Tensor:
         """What the layer's activation makes of it."""
-        return out if self.layer.limits == NO_LIMIT else out.clamp(*self.layer.limits)
+        return out if self.layer.limits == NO_LIMITS else out.clamp(*self.layer.limits)
 
     @property
     def has_rows(self) -> bool:

@@ -13,7 +13,8 @@ from horizon_plugin_pytorch.asking import user_asks
 from horizon_plugin_pytorch.capture.given import Place, is_setting
 from horizon_plugin_pytorch.capture.sizes import is_size
 from horizon_plugin_pytorch.plain_values import array_ufunc, number_function
-from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, VIEW_ATTRIBUTES
+from horizon_plugin_pytorch.torch_functions import VIEW_ATTRIBUTES
+from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
 
 
 class TracedProxy(torch.fx.Proxy):

@@ -42,7 +42,7 @@ from horizon_plugin_pytorch.runtime.call_site import (
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.runtime.stochastic import mark_chance
 from horizon_plugin_pytorch.runtime.stub_input import require_tensor
-from horizon_plugin_pytorch.runtime.unfinished import is_shape
+from horizon_plugin_pytorch.torch_functions import is_shape
 from horizon_plugin_pytorch.writing import writes
 
 

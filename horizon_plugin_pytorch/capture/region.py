@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.capture.numbers import with_numbers
 from horizon_plugin_pytorch.capture.proxies import write_into
-from horizon_plugin_pytorch.capture.sizes import FIELDS, MAKERS, Rule, is_fact, is_size, settle
+from horizon_plugin_pytorch.capture.sizes import MAKERS, Rule, is_fact, is_size, settle
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of
 from horizon_plugin_pytorch.operators.table import (
     Kind,
@@ -24,15 +24,16 @@ from horizon_plugin_pytorch.operators.table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.runtime.leaf import LeafCode
+from horizon_plugin_pytorch.torch_functions import (
+    FILLERS,
+    FILLING_METHODS,
+    RESULT_FIELDS,
+    SHAPED_LIKE,
+    ZERO_FILLERS,
+    ZERO_FILLING_METHODS,
+)
 
-# Methods that read only the shape or type of the tensor they are given.
-_SHAPED_LIKE = {"expand_as", "reshape_as", "view_as", "type_as", "to"}
-# Functions that make tensors of numbers in the shape of another, whose values they do not read.
-_FILLERS = {
-    torch.ones_like, torch.full_like, torch.rand_like, torch.randn_like, torch.randint_like,
-    "new_ones", "new_full", "new_tensor",
-}  # fmt: skip
-_ZEROS = {torch.zeros_like, torch.empty_like, "new_zeros", "new_empty"}
+_FILLERS, _ZEROS = {*FILLERS, *FILLING_METHODS}, {*ZERO_FILLERS, *ZERO_FILLING_METHODS}
 _CALLS = ("call_function", "call_method", "call_module")
 
 
@@ -86,7 +87,7 @@ def operands(model: nn.Module, node: fx.Node) -> list[fx.Node]:
 def value_inputs(node: fx.Node) -> list[fx.Node]:
     """The inputs whose numbers a node computes with, not only their shape or type."""
     inputs = node.all_input_nodes
-    is_shaped = node.op == "call_method" and node.target in _SHAPED_LIKE
+    is_shaped = node.op == "call_method" and node.target in SHAPED_LIKE
     return inputs[:1] if is_shaped and node.args[:1] == tuple(inputs[:1]) else inputs
 
 
@@ -198,7 +199,7 @@ def given_kinds(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[K
     sources = [source for source in node.all_input_nodes if region.kinds(source)]
     if node.op == "call_function" and node.target in (operator.getitem, getattr):
         kinds = region.kinds(node.args[0])  # type: ignore[arg-type]
-        index = FIELDS.get(node.args[1], 0) if node.target is getattr else node.args[1]  # type: ignore[arg-type]
+        index = RESULT_FIELDS.get(node.args[1], 0) if node.target is getattr else node.args[1]  # type: ignore[arg-type]
         if isinstance(index, int) and len(kinds) > 1:
             return (kinds[index],)
     row = row_of_node(model, node)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from horizon_plugin_pytorch.torch_functions import RESULT_FIELDS, SIZE_METHODS, VIEW_ATTRIBUTES
+
 _EMPTY = torch.empty
 
 
@@ -20,19 +22,16 @@ def empty_as_zeros(*size: Any, **settings: Any) -> Tensor:
     return _EMPTY(*size, **settings).zero_()
 
 
-# Attributes that are tensors: results of max, topk and their kin by name, with their position; and views.
-FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}
-VIEWS = ("T", "mT", "H", "mH", "data")
 # Functions that make tensors of numbers; with a float type, or turned to float, they are constants of the model.
 MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye, empty_as_zeros}
-_FACTS = {"size", "dim", "numel", "stride", "get_device", "ndimension", "nelement"}
+_TENSORS = (*RESULT_FIELDS, *VIEW_ATTRIBUTES)  # attributes that are tensors
 
 
 def is_fact(node: fx.Node) -> bool:
     """Does the node ask about a tensor (its shape, its device) rather than compute with it?"""
     if node.op == "call_method":
-        return node.target in _FACTS
-    return node.op == "call_function" and node.target is getattr and node.args[1] not in (*FIELDS, *VIEWS)
+        return node.target in SIZE_METHODS
+    return node.op == "call_function" and node.target is getattr and node.args[1] not in _TENSORS
 
 
 def is_size(node: fx.Node) -> bool:

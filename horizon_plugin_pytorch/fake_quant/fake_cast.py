@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +11,7 @@ from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.statistics.partial import Partial
-
-_NO_LIMIT = (-math.inf, math.inf)
+from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 
 
 class _Cast(torch.autograd.Function):
@@ -84,7 +82,7 @@ class FakeCast(nn.Module):
         """Compute in float32 everywhere, to see what float16 costs."""
         FakeCast.enabled = False
 
-    def forward(self, x: Tensor, limits: tuple[float, float] = _NO_LIMIT, owned: bool = False) -> Tensor:
+    def forward(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS, owned: bool = False) -> Tensor:
         """The nearest numbers of the format.
 
         Args:
@@ -92,7 +90,7 @@ class FakeCast(nn.Module):
             owned: as for `FakeQuantize`.
         """
         fake_quantize_base.check(self.owner, None, x)
-        if limits != _NO_LIMIT:
+        if limits != NO_LIMITS:
             x = x.clamp(*limits)
         if not FakeCast.enabled:
             return x

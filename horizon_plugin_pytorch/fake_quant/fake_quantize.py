@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
-from horizon_plugin_pytorch.fake_quant.rounding import NO_LIMIT, Rounded, clamped, integer_limits, round_to_grid
+from horizon_plugin_pytorch.fake_quant.rounding import Rounded, clamped, integer_limits, round_to_grid
 from horizon_plugin_pytorch.qtensor import QTensor, is_backward, real_qtensor
 from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.clipping import tell_clipped
@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.statistics.observer import (
 )
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.partial import Partial, show_signature
+from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 
 _HALF_RANGES = tuple((dtype.max - dtype.min) / 2 for dtype in (qint8, qint16))
 _OBSERVED = 1e-4  # how far the steps of an observed scale are from those of its format, as a share: rounding
@@ -409,7 +410,7 @@ class FakeQuantize(nn.Module):
         scale = self.activation_post_process.calculate_scale()
         self._store_scale(scale if self.is_fixed or not self.finest_scale else scale.clamp(min=self.finest_scale))
 
-    def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
+    def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS) -> None:
         """Update statistics and scale from a tensor, clamped to the limits of a fused activation."""
         observer = self.activation_post_process
         if self.is_fixed or (self._was_set and not observer.averaging_constant):
@@ -433,11 +434,11 @@ class FakeQuantize(nn.Module):
         self._gathered.append(x.detach())
         return True
 
-    def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> Tensor:
+    def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS) -> Tensor:
         """Real values on the grid; gradients pass straight through inside the range."""
         return round_to_grid(x, self.scale, self.ch_axis, self.quant_min, self.quant_max, limits, self.saturate)
 
-    def forward(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT, owned: bool = False) -> QTensor:
+    def forward(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS, owned: bool = False) -> QTensor:
         """Observe and round as the state says.
 
         Args:
@@ -453,9 +454,9 @@ class FakeQuantize(nn.Module):
         if self.is_quantizing and self._gathered is None:
             out = self.round(x, limits)
         else:
-            out = x if limits == NO_LIMIT else clamped(x, limits, owned)
+            out = x if limits == NO_LIMITS else clamped(x, limits, owned)
         result = real_qtensor(out, self.current_scale(), self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
-        if limits != NO_LIMIT and not (self.is_observing and is_asynchronous(x)):  # only exact integers use the range
+        if limits != NO_LIMITS and not (self.is_observing and is_asynchronous(x)):  # only exact integers use the range
             result.set_range(*integer_limits(self.scale.detach(), self.quant_min, self.quant_max, limits))
         return result
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, listed, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
-from horizon_plugin_pytorch.fake_quant.rounding import NO_LIMIT, grid_edges, inside, on_grid, round_to_grid
+from horizon_plugin_pytorch.fake_quant.rounding import grid_edges, inside, on_grid, round_to_grid
 from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.processes import is_distributed
+from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 _FAR_BELOW = 16
@@ -121,7 +122,7 @@ def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip:
     pieces = [t.permute(order).reshape(-1).split(_AT_ONCE) for t in (grad, x, y)]
     pieces.append(pieces[0] if edges is None else to_x.view(-1).split(_AT_ONCE))
     room = torch.empty(min(_AT_ONCE, x.numel()), dtype=x.dtype)
-    lower, upper = edges or NO_LIMIT
+    lower, upper = edges or NO_LIMITS
     select = torch.ops.aten.hardtanh_backward.grad_input
     total = 0.0
     for g, v, r, to_v in zip(*pieces, strict=True):
@@ -178,7 +179,7 @@ class LearnableFakeQuantize(FakeQuantize):
         self._good = self.scale.detach().clone()
         self._checked = Cache()
 
-    def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> None:
+    def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS) -> None:
         if self.is_quantizing and self.has_statistics:
             return  # once there is a scale, training has it
         observer = self.activation_post_process
@@ -191,7 +192,7 @@ class LearnableFakeQuantize(FakeQuantize):
         finally:
             observer.is_sync_quantize = is_shared
 
-    def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMIT) -> Tensor:
+    def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS) -> Tensor:
         if torch.is_grad_enabled():  # some optimizers write to `data`
             self.forget_scale()
         return self._learned(x, self.sound_scale(), limits, self.saturate)
@@ -201,7 +202,7 @@ class LearnableFakeQuantize(FakeQuantize):
             if torch.is_grad_enabled():
                 self.forget_scale()
             scale = self.sound_scale()
-        return self._learned(weight, scale, NO_LIMIT, self.saturate and not self.covers(weight, scale))
+        return self._learned(weight, scale, NO_LIMITS, self.saturate and not self.covers(weight, scale))
 
     def _learned(self, x: Tensor, scale: Tensor, limits: tuple[float, float], saturate: bool) -> Tensor:
         if not scale.requires_grad or self.is_exact:  # in the VALIDATION state scales stay as they are

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
-
-NO_LIMIT = (-math.inf, math.inf)
+from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 
 
 def on_grid(x: Tensor, step: Any, ends: tuple[Any, Any]) -> Tensor:
@@ -52,7 +51,7 @@ def grid_edges(
     ch_axis: int,
     low: int,
     high: int,
-    limits: tuple[float, float] = NO_LIMIT,
+    limits: tuple[float, float] = NO_LIMITS,
     saturate: bool = True,
 ) -> tuple[Any, tuple[Any, Any], tuple[Any, Any] | None]:
     """The step as `x` can be divided by it, the outermost integers, and the open interval that passes gradients."""
@@ -70,11 +69,11 @@ def grid_edges(
         # The value that set the scale lies at 127.5 steps and rounds to the last integer: it must keep its gradient,
         # so the open interval that passes gradients ends a little beyond the outermost integers.
         lower, upper = (low - 0.5) * step, (high + 1) * step
-    if limits != NO_LIMIT:
+    if limits != NO_LIMITS:
         lower = _tighter(lower, limits[0], max)
         upper = _tighter(upper, limits[1], min)
         ends = (_limits_later if is_asynchronous(x) else integer_limits)(scale, low, high, limits)
-    has_edges = saturate or limits != NO_LIMIT
+    has_edges = saturate or limits != NO_LIMITS
     return step, ends, (lower, upper) if has_edges else None
 
 
@@ -84,7 +83,7 @@ def round_to_grid(
     ch_axis: int,
     low: int,
     high: int,
-    limits: tuple[float, float] = NO_LIMIT,
+    limits: tuple[float, float] = NO_LIMITS,
     saturate: bool = True,
 ) -> Tensor:
     """``clamp(round(x / scale), low, high) * scale`` with a straight-through gradient.

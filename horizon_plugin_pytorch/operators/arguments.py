@@ -11,6 +11,25 @@ from typing import Any
 import torch
 
 
+def arguments_by_name(signature: str) -> Callable[..., dict[str, Any]]:
+    """A function that gives its arguments by name, with defaults.
+
+    Args:
+        signature: a literal of this package, as in ``input, dim=None``.
+
+    >>> arguments_by_name("input, dim=None, *, keepdim=False")(1, dim=2)
+    {'input': 1, 'dim': 2, 'keepdim': False}
+    """
+    parsed = inspect.signature(eval(f"lambda {signature}: None"))
+
+    def read(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        bound = parsed.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    return read
+
+
 @functools.lru_cache(maxsize=1024)
 def required_names(function: Callable) -> tuple[str, ...]:
     """The arguments of a method that have no default, in order; `self` is not among them."""

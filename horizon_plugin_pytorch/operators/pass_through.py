@@ -6,7 +6,6 @@ gives, and what each chip takes. From it come the rows of the operator table and
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.operators.arguments import arguments_by_name
 from horizon_plugin_pytorch.operators.max_pool import max_pool2d
 from horizon_plugin_pytorch.operators.support import (
     EVERYWHERE,
@@ -70,18 +70,6 @@ class _Row:
     signature: str = ""
 
 
-def _arguments(signature: str) -> Callable[[tuple, dict], dict[str, Any]]:
-    """Reads arguments by name, with defaults."""
-    parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this file
-
-    def read(args: tuple, kwargs: dict) -> dict[str, Any]:
-        bound = parsed.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return dict(bound.arguments)
-
-    return read
-
-
 def _with_zero(x: Any) -> Any:
     """The operator may have added zeros."""
     if not isinstance(x, QTensor):  # `torch.zeros_like(x, dtype=torch.bool)`
@@ -104,12 +92,12 @@ def _without_writing(func: Callable, args: tuple, kwargs: dict) -> Any:
     return _with_zero(keep_scale(getattr(Tensor, func.__name__.removesuffix("_")), args, kwargs))
 
 
-_PAD = _arguments("input, pad, mode='constant', value=None")
+_PAD = arguments_by_name("input, pad, mode='constant', value=None")
 
 
 def _pad(func: Callable, args: tuple, kwargs: dict) -> QTensor:
     """Padding with a constant puts that constant on the grid first."""
-    call = _PAD(args, kwargs)
+    call = _PAD(*args, **kwargs)
     x = only_qtensor(func, (call["input"],), {})
     padding, mode, value = call["pad"], call["mode"], call["value"]
     if mode == "circular":
@@ -140,7 +128,7 @@ def _max_pool(func: Callable, args: tuple, kwargs: dict) -> Any:
     return keep_scale(func if is_recorded or is_trained else max_pool2d, args, kwargs)
 
 
-_FOLD = _arguments("input, output_size, kernel_size, dilation=1, padding=0, stride=1")
+_FOLD = arguments_by_name("input, output_size, kernel_size, dilation=1, padding=0, stride=1")
 _OVERLAP = (
     "it adds overlapping windows (windows that lie side by side, with a stride of the kernel's size, are only moved); "
     "write it as a `ConvTranspose2d` with a fixed kernel of ones and zeros, or move it after the DeQuantStub"
@@ -152,7 +140,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _lies_side_by_side(*args: Any, **kwargs: Any) -> bool:
-    call = _FOLD(args, kwargs)
+    call = _FOLD(*args, **kwargs)
     return _pair(call["stride"]) == _pair(call["kernel_size"]) and _pair(call["dilation"]) == (1, 1)
 
 
@@ -160,7 +148,7 @@ def _fold(func: Callable, args: tuple, kwargs: dict) -> Any:
     """``F.fold`` of windows side by side: they are put where they belong, and none is added to another."""
     if not _lies_side_by_side(*args, **kwargs):
         raise NotImplementedError(f"{described(func)}: {_OVERLAP}.")
-    call = _FOLD(args, kwargs)
+    call = _FOLD(*args, **kwargs)
     (height, width), (rows, columns) = _pair(call["output_size"]), _pair(call["kernel_size"])
     top, left = _pair(call["padding"])
     down, across = (height + 2 * top) // rows, (width + 2 * left) // columns
@@ -171,13 +159,13 @@ def _fold(func: Callable, args: tuple, kwargs: dict) -> Any:
     return F.pad(inner, (0, width - inner.shape[-1], 0, height - inner.shape[-2]))  # what no window covers is zero
 
 
-_DROPOUT = _arguments("input, p=0.5, training=True, inplace=False")
-_ALPHA_DROPOUT = _arguments("input, p=0.5, training=False, inplace=False")
+_DROPOUT = arguments_by_name("input, p=0.5, training=True, inplace=False")
+_ALPHA_DROPOUT = arguments_by_name("input, p=0.5, training=False, inplace=False")
 
 
 def _dropout(func: Callable, args: tuple, kwargs: dict, read: Any = _DROPOUT) -> QTensor:
     """Dropout trains on real values; once training is over it is not there."""
-    call = read(args, kwargs)
+    call = read(*args, **kwargs)
     x = only_qtensor(func, (call["input"],), {})
     if not call["training"] or x.is_integer:
         return x
@@ -225,7 +213,7 @@ def _with_axes(x: QTensor, parts: list[Any]) -> tuple[QTensor, list[Any]]:
     return x, parts
 
 
-_TOPK = _arguments("input, k, dim=-1, largest=True, sorted=True")
+_TOPK = arguments_by_name("input, k, dim=-1, largest=True, sorted=True")
 
 
 def _select(x: QTensor, values: Tensor, dim: int, positions: Tensor) -> QTensor:
@@ -239,7 +227,7 @@ def _select(x: QTensor, values: Tensor, dim: int, positions: Tensor) -> QTensor:
 
 def _topk(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Of equal values the one with the lowest position comes first: `torch.topk` does not promise any order."""
-    call = _TOPK(args, kwargs)
+    call = _TOPK(*args, **kwargs)
     x, dim = only_qtensor(func, (call["input"],), {}), call["dim"]
     if not x.is_rounded:
         return keep_scale(torch.topk, (x, call["k"], dim, call["largest"], True), {})
@@ -247,12 +235,12 @@ def _topk(func: Callable, args: tuple, kwargs: dict) -> Any:
     return torch.return_types.topk((_select(x, values, dim, positions), positions))
 
 
-_KTH = _arguments("input, k, dim=-1, keepdim=False")
+_KTH = arguments_by_name("input, k, dim=-1, keepdim=False")
 
 
 def _kthvalue(func: Callable, args: tuple, kwargs: dict) -> Any:
     """The last of the `k` smallest, as `topk` orders them."""
-    call = _KTH(args, kwargs)
+    call = _KTH(*args, **kwargs)
     k, dim, keepdim = call["k"], call["dim"], call["keepdim"]
     values, positions = _topk(func, (call["input"], k, dim, False), {})
     last = slice(k - 1, k) if keepdim else k - 1
@@ -262,14 +250,14 @@ def _kthvalue(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 def _median(func: Callable, args: tuple, kwargs: dict) -> Any:
     """The lower of the two middle values."""
-    call = _arguments("input, dim=None, keepdim=False")(args, kwargs)
+    call = arguments_by_name("input, dim=None, keepdim=False")(*args, **kwargs)
     x, dim = call["input"], call["dim"]
     if dim is None:
         return _kthvalue(func, (x.flatten(), (x.numel() + 1) // 2), {}).values
     return torch.return_types.median(tuple(_kthvalue(func, (x, (x.shape[dim] + 1) // 2, dim, call["keepdim"]), {})))
 
 
-_SORT = _arguments("input, dim=-1, descending=False, *, stable=True")
+_SORT = arguments_by_name("input, dim=-1, descending=False, *, stable=True")
 
 
 def _sort(func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -277,7 +265,7 @@ def _sort(func: Callable, args: tuple, kwargs: dict) -> Any:
     kwargs = {k: v for k, v in kwargs.items() if k != "stable"}
     if args[1:] and isinstance(args[1], bool):  # x.sort(True, ...) would be `stable`
         args = (args[0], *args[2:])
-    call = _SORT(args, kwargs)
+    call = _SORT(*args, **kwargs)
     stable = {"stable": True, "dim": call["dim"], "descending": call["descending"]}
     return keep_scale(torch.sort, (call["input"],), stable)
 

@@ -6,7 +6,6 @@ of functions, `prepare`, `convert`, checks, documents and tests are all driven b
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,6 +14,7 @@ from typing import Any
 from torch import fx, nn
 
 from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.operators.arguments import arguments_by_name
 from horizon_plugin_pytorch.operators.support import EVERYWHERE, GROUPS, Marches, Support, group_of
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
 
@@ -252,13 +252,11 @@ def as_module(
             ``size=skip.shape[2:]``, is given there.
         remedy: what to write instead of others that do.
     """
-    parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this package
+    by_name = arguments_by_name(signature)
 
     def bind(*args: Any, **kwargs: Any) -> Call:
-        bound = parsed.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
-        tensor = values.pop(next(iter(parsed.parameters)))
+        values = by_name(*args, **kwargs)
+        tensor = values.pop(next(iter(values)))
         later = {name: value for name, value in values.items() if depends_on_graph(value)}
         fixed = [name for name in later if name not in at_run_time]
         if fixed:

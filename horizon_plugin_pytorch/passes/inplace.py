@@ -12,17 +12,9 @@ from horizon_plugin_pytorch.capture.region import is_size, module_at
 from horizon_plugin_pytorch.capture.tracer import scope_of
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.operators.table import row_of_module
-from horizon_plugin_pytorch.qtensor import is_metadata_name
-from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, VIEW_ATTRIBUTES, writes, writes_by_name
+from horizon_plugin_pytorch.torch_functions import SAME_MEMORY, is_metadata_name
+from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, writes, writes_by_name
 
-_SAME_MEMORY = {
-    "view", "reshape", "flatten", "unflatten", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split",
-    "narrow", "select", "expand", "t", "getitem", "unbind", "view_as", "movedim", "swapaxes", "contiguous", "detach",
-    "to", "dropout", "expand_as", "reshape_as", "split_with_sizes", "tensor_split", "moveaxis", "swapdims",
-    "hsplit", "vsplit", "dsplit", "diagonal", "unfold", "ravel", "adjoint", "broadcast_to", *VIEW_ATTRIBUTES,
-    "float", "cpu", "cuda", "type", "type_as", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
-    "feature_alpha_dropout",
-}  # fmt: skip
 _SAME_MEMORY_MODULES = (
     nn.Identity,
     nn.Dropout,
@@ -62,7 +54,7 @@ def _shares_memory(model: fx.GraphModule, node: fx.Node) -> bool:
         module = module_at(model, str(node.target))
         row = row_of_module(type(module))  # float stubs give back what they get
         return isinstance(module, _SAME_MEMORY_MODULES) or (row is not None and row.name in ("quant", "dequant"))
-    if node.op not in ("call_function", "call_method") or _name(node) not in _SAME_MEMORY:
+    if node.op not in ("call_function", "call_method") or _name(node) not in SAME_MEMORY:
         return False
     return not (node.target is operator.getitem and _has_list(node.args[1]))
 

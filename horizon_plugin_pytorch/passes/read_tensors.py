@@ -10,9 +10,10 @@ from torch import Tensor, fx, nn
 from horizon_plugin_pytorch.capture.region import Region, is_fact, value_inputs, value_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.operators.table import Kind
+from horizon_plugin_pytorch.torch_functions import FILLING_METHODS, ZERO_FILLING_METHODS
 
 HOME = "_generated_home"
-_NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
+_NEW = (*FILLING_METHODS, *ZERO_FILLING_METHODS)
 
 
 def is_read(node: fx.Node) -> bool:

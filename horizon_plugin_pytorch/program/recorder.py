@@ -18,7 +18,8 @@ from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program.builder import Builder
 from horizon_plugin_pytorch.program.memory import memory_of, operands, plain, written_arguments
 from horizon_plugin_pytorch.program.place import Places
-from horizon_plugin_pytorch.qtensor import QTensor, is_metadata
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.torch_functions import is_metadata
 
 # What they give depends on the shape of a tensor, and not on its values.
 _OF_SHAPES = frozenset(

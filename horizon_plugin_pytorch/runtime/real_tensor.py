@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.qtensor import QTensor, follow_views, is_metadata, reads_no_numbers, stale_error
+from horizon_plugin_pytorch.qtensor import QTensor, follow_views, reads_no_numbers, stale_error
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.sharing import Spoiled, Write
+from horizon_plugin_pytorch.torch_functions import is_metadata
 
 
 class RealTensor(Tensor):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.asking import package_asks
-from horizon_plugin_pytorch.qtensor import QTensor, is_metadata
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.torch_functions import is_metadata, is_shape
 
 
 class Unfinished(QTensor):
@@ -64,11 +65,3 @@ class Unfinished(QTensor):
                 raise args[0].refuse()
             return func(*(x.held if isinstance(x, Unfinished) else x for x in args), **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
-
-
-def is_shape(func: Callable) -> bool:
-    """Does a function ask for a tensor's shape?"""
-    return getattr(func, "__self__", None) is Tensor.shape or func in _SHAPES
-
-
-_SHAPES = (Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.__len__, torch.numel)

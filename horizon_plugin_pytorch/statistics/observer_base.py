@@ -17,14 +17,13 @@ from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.clipping import CLIPPED
 from horizon_plugin_pytorch.statistics.partial import Partial, show_signature
 from horizon_plugin_pytorch.statistics.processes import all_reduce, require_same
+from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 
 _PER_TENSOR = (torch.per_tensor_symmetric,)
 _PER_CHANNEL = (torch.per_channel_symmetric,)
 _SMALLEST_SCALE = 2.0**-60
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # float64 has numbers beyond
 _SOURCE = "look for a division by zero or an overflow in the float model"
-
-NO_LIMITS = (-math.inf, math.inf)
 
 
 class Usable(NamedTuple):

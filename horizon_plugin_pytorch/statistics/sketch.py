@@ -28,7 +28,7 @@ _COARSE, _CLIPPED = 16, 64  # bins in a power of two that a search looks at firs
 _FEW = 128  # different values that are looked at one by one
 _SMALL = 1 << 12  # values of which those at the ends are always counted
 _LARGEST = torch.finfo(torch.float32).max
-NO_LIMITS = (-math.inf, math.inf)
+NO_LIMITS = (-math.inf, math.inf)  # of values that nothing clamps
 
 
 class Sketch:

@@ -16,10 +16,10 @@ from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import DynamicFakeQuantize, FakeQuantize, is_dynamic
 from horizon_plugin_pytorch.fake_quant.qconfig import asked_input, spell
-from horizon_plugin_pytorch.fake_quant.rounding import NO_LIMIT
 from horizon_plugin_pytorch.nn import intrinsic
 from horizon_plugin_pytorch.nn.intrinsic import FORMS, Form, check_rank, derive
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real, relu_limits
+from horizon_plugin_pytorch.operators.arguments import arguments_by_name
 from horizon_plugin_pytorch.operators.support import Marches
 from horizon_plugin_pytorch.operators.table import (
     Binder,
@@ -32,6 +32,7 @@ from horizon_plugin_pytorch.operators.table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 
 
 class QATGemm(intrinsic.CalledByAdd, QATModule):
@@ -39,7 +40,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
 
     float_class: ClassVar[Any]
     form: ClassVar[Form] = Form()
-    limits: ClassVar[tuple[float, float]] = NO_LIMIT
+    limits: ClassVar[tuple[float, float]] = NO_LIMITS
     weight_axis: ClassVar[int] = 0
     takes_weight: ClassVar[bool] = True  # at a call, from a model that computes it
     takes_dynamic: ClassVar[bool] = False  # may its input be quantized while the model runs?
@@ -230,7 +231,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         if self.activation_post_process is not None:
             return self.activation_post_process(out, self.limits, owned=True)
         fake_quantize_base.check(self.path, None, out)
-        return out if self.limits == NO_LIMIT else out.clamp(*self.limits)
+        return out if self.limits == NO_LIMITS else out.clamp(*self.limits)
 
 
 def has_integer_weight(row: Operator) -> bool:
@@ -296,12 +297,10 @@ def layer_function(float_class: type, signature: str) -> Binder:
 
     Its weight is a parameter or buffer of the model, or is computed of these at every call.
     """
-    parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this package
+    by_name = arguments_by_name(signature)
 
     def bind(*args: Any, **kwargs: Any) -> Call:
-        bound = parsed.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
+        values = by_name(*args, **kwargs)
         x = values.pop("input")
         return Call(make, (x,), settings=values)
 

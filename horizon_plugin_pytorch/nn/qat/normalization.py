@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from horizon_plugin_pytorch.nn.qat.gemm import share_tensor, tensor_of
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.normalization import Groups
 from horizon_plugin_pytorch.nn.quantized.normalization import Normalization as _Quantized
+from horizon_plugin_pytorch.operators.arguments import arguments_by_name
 from horizon_plugin_pytorch.operators.support import INTS, Support, on
 from horizon_plugin_pytorch.operators.table import Binder, Call, depends_on_graph
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -115,15 +115,13 @@ NORM = on(bayes=Support(INTS, INTS, note="made of several look-up tables"))
 
 def norm_function(make: Callable[..., nn.Module], signature: str) -> Binder:
     """A binder for the functional form of a norm; tensors among its arguments are parameters of the model."""
-    parsed = inspect.signature(eval(f"lambda {signature}: None"))  # a literal of this package
+    by_name = arguments_by_name(signature)
 
     def make_norm(**values: Any) -> nn.Module:
         return make(**{name: _constant(value, name) for name, value in values.items()})
 
     def bind(*args: Any, **kwargs: Any) -> Call:
-        bound = parsed.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
+        values = by_name(*args, **kwargs)
         x = values.pop("input")
         return Call(make_norm, (x,), settings=values)
 
