@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.operators.support import GENERAL, TensorFact, Use, group_of
-from horizon_plugin_pytorch.operators.table import Operator
+from horizon_plugin_pytorch.operators.table import Operator, Trait
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import positional_arguments
 from horizon_plugin_pytorch.runtime.located import PlacedModule
@@ -27,7 +27,6 @@ from horizon_plugin_pytorch.watch.flow import TensorNotes
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.watch import Watch
 
-_VANISHING = {"dequant", "identity", "dropout", "alpha_dropout", "to"}  # no reader of what an operator gives
 _OWN_FORMAT = "give its qconfig an activation of one of these formats"
 
 
@@ -88,7 +87,7 @@ class _Uses:
         place = at(call.path, call.line).removeprefix("at ")
         self._uses.append((row, Use(row.name, place, *facts, _attributes_of(call))))
         self._follow(taken, given)
-        if row.name in _VANISHING:
+        if Trait.UNREAD in row.traits:
             return
         for x in taken:
             self._read |= self._origins.get(x, set())

@@ -26,7 +26,7 @@ from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedO
 from horizon_plugin_pytorch.nested import tensors_in, tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position
-from horizon_plugin_pytorch.operators.calls import CASTS, as_call, operator_name
+from horizon_plugin_pytorch.operators.calls import as_call, is_cast, operator_name
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.plain_values import plain_arguments, seen_ufunc
 from horizon_plugin_pytorch.running import Run, running
@@ -52,7 +52,7 @@ def float_casts(graph: fx.Graph) -> frozenset[CallSite]:
         node.meta["site"]
         for node in graph.nodes
         if "site" in node.meta
-        and node.meta["site"].name in CASTS
+        and is_cast(node.meta["site"].name)
         and isinstance(node.args[0], fx.Node)
         and node.args[0].meta.get("dtype") == node.meta.get("dtype") == torch.float32
     )
@@ -482,11 +482,11 @@ def _method_of(recorder: Recorder, path: str, module: nn.Module, name: str) -> C
 def _forward_of(recorder: Recorder, path: str, module: nn.Module) -> Callable:
     forward = module.forward
     row = row_of_module(type(module))
-    if row is not None and row.name in ("quant", "dequant"):
+    if row is not None and row.is_stub:
         # A float stub gives back its argument, and the model may go on with either: two tensors, not one.
         def run(*args: Any, **kwargs: Any) -> Any:
             out = forward(*args, **kwargs)
-            if row.name == "quant":
+            if row.is_quant:
                 require_tensor(out, at(path, caller(current_scope()).line))
             return _views(out)
 

@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.operators.table import (
     Kind,
     Operator,
     ScaleRule,
+    Trait,
     row_named,
     row_of_function,
     row_of_method,
@@ -203,7 +204,7 @@ def given_kinds(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[K
         if isinstance(index, int) and len(kinds) > 1:
             return (kinds[index],)
     row = row_of_node(model, node)
-    chooses = row is not None and row.name in ("where", "masked_fill")  # between positions, by booleans
+    chooses = row is not None and Trait.CHOICE in row.traits  # between positions, by booleans
     moved = [source for source in sources if not (chooses and region.kinds(source) == (Kind.BOOL,))]
     if moved and all(region.kinds(source) == (Kind.INDEX,) for source in moved):
         return (Kind.INDEX,)
@@ -214,7 +215,7 @@ def given_kinds(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[K
     if row.name == "sum" and [region.kinds(source) for source in sources] == [(Kind.BOOL,)]:
         return (Kind.INDEX,)  # how many are true
     moves = row.scale_rule is ScaleRule.INHERIT and row.results == (Kind.QUANTIZED,)
-    moves = moves or row.name in ("assign", "masked_fill")
+    moves = moves or Trait.KEEPS_BOOLEANS in row.traits
     source = node.args[0] if node.args else None
     if moves and isinstance(source, fx.Node) and region.kinds(source) == (Kind.BOOL,):
         return (Kind.BOOL,)  # it moves booleans as well
@@ -273,7 +274,7 @@ def _shared_calls(model: fx.GraphModule, region: Region) -> set[fx.Node]:
     for node in model.graph.nodes:
         path = called_path(model, node)
         row = None if path is None else row_of_node(model, node)
-        if path is not None and row is not None and row.needs_qconfig and row.name != "quant":
+        if path is not None and row is not None and row.needs_qconfig and not row.is_quant:
             calls.setdefault(id(module_at(model, path)), []).append(node)
     shared = [nodes for nodes in calls.values() if any(node in region for node in nodes)]
     return {

@@ -401,7 +401,7 @@ def _known_length(node: torch.fx.Node) -> int | None:
 def is_functional(cls: type) -> bool:
     """Is it a FloatFunctional, ours or torch's?"""
     row = row_of_module(cls)
-    return row is not None and row.name == "functional"
+    return row is not None and row.is_functional
 
 
 def _recorder(tracer: QuantizationTracer, name: str, method: Any) -> Any:

@@ -130,7 +130,7 @@ def steps_of(model: nn.Module, path: str) -> tuple[Step, ...]:
         return (Step(NO_FORMAT),)
     row = row_named(getattr(module, "operator", ""))
     if row is not None and not row.needs_qconfig:
-        return (Step(GIVES_REAL if row.name == "dequant" else KEEPS_FORMAT),)
+        return (Step(GIVES_REAL if row.is_dequant else KEEPS_FORMAT),)
     return choice.steps if hasattr(module, "weight") else tuple(replace(step, weight="") for step in choice.steps)
 
 

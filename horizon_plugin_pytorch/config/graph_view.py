@@ -23,7 +23,7 @@ from horizon_plugin_pytorch.fake_quant.qconfig import default_qat_8bit_fake_quan
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.intrinsic import FusedModule
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
-from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, row_of_module
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, Trait, row_of_module
 from horizon_plugin_pytorch.runtime.leaf import LeafCode
 from horizon_plugin_pytorch.runtime.located import FUSED_INTO
 
@@ -67,7 +67,7 @@ class OperatorView:
     @property
     def is_gemm(self) -> bool:
         """Is it a convolution, a linear layer or a product of matrices?"""
-        return self.has_weight or self.row.name in ("matmul", "addmm", "einsum")
+        return self.has_weight or Trait.PRODUCT in self.row.traits
 
     @property
     def products_take(self) -> str:
@@ -308,7 +308,7 @@ class GraphView:
     def is_exit(self, node: fx.Node) -> bool:
         """Is a node a DeQuantStub, or the model's output?"""
         row = row_of_node(self.model, node) if node.op == "call_module" else None
-        return node.op == "output" or (row is not None and row.name == "dequant")
+        return node.op == "output" or (row is not None and row.is_dequant)
 
     def has_real_output(self, operator: OperatorView) -> bool:
         """Can its accumulator leave as float (high-precision output)?"""

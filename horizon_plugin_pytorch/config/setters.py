@@ -67,7 +67,7 @@ from horizon_plugin_pytorch.fake_quant.qconfig import (
     with_output,
 )
 from horizon_plugin_pytorch.march import March
-from horizon_plugin_pytorch.operators.table import Kind
+from horizon_plugin_pytorch.operators.table import Kind, Trait
 
 __all__ = [
     "GridSampleTemplate",
@@ -269,7 +269,7 @@ def _exits(view: GraphView) -> list[OperatorView]:
             for source in node.all_input_nodes:
                 if Kind.QUANTIZED in view.region.kinds(source) and not _is_left_aside(source):
                     found.update(dict.fromkeys(view.sources(source)))
-    return [operator for operator in view if operator in found and operator.row.name != "quant"]
+    return [operator for operator in view if operator in found and not operator.row.is_quant]
 
 
 def _is_left_aside(node: fx.Node) -> bool:
@@ -293,7 +293,7 @@ class GridSampleTemplate(QconfigTemplate):
     def apply(self, view: GraphView, qconfig: QConfig) -> None:
         for node in view.graph.nodes:
             row = view.row(node)
-            if node not in view.region or row is None or row.name not in ("grid_sample", "warp"):
+            if node not in view.region or row is None or Trait.SAMPLER not in row.traits:
                 continue
             grid = node.kwargs["grid"] if "grid" in node.kwargs else node.args[1]
             where = view.place(node)
@@ -304,7 +304,7 @@ class GridSampleTemplate(QconfigTemplate):
                     continue
                 seen.add(operator)
                 _raise_to_int16(view, operator, f"computes the grid of {where}")
-                if not operator.is_gemm and operator.row.name != "quant":
+                if not operator.is_gemm and not operator.row.is_quant:
                     pending += view.producers(operator)
 
 

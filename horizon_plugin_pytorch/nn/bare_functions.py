@@ -18,12 +18,11 @@ from horizon_plugin_pytorch.fake_quant.qconfig import QConfig
 from horizon_plugin_pytorch.nn.boxes import require_real
 from horizon_plugin_pytorch.nn.filtering import filter, rle
 from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.operators.table import NotBindable, Operator, ScaleRule, row_of_function, rows
+from horizon_plugin_pytorch.operators.table import NotBindable, Operator, ScaleRule, Trait, row_of_function, rows
 from horizon_plugin_pytorch.qtensor import QTensor, described, handle, unsupported
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver
 
-_AVERAGES = ("avg_pool1d", "avg_pool2d", "avg_pool3d", *(f"adaptive_avg_pool{n}d" for n in (1, 2, 3)))
 _MADE: dict[tuple, QATModule] = {}  # modules keep their plans
 _MOST = 256
 
@@ -53,7 +52,7 @@ def _on_the_grid(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 def _module(row: Operator, call: Any, x: QTensor) -> QATModule:
     """The module for a call."""
-    is_average = row.name in _AVERAGES
+    is_average = Trait.AVERAGE in row.traits
     key: tuple = (row.name, repr(sorted(call.settings.items(), key=lambda item: item[0])), str(x.device))
     if is_average:
         key = (*key, str(x._format), float(x.scale), _state(x))
@@ -99,7 +98,7 @@ def _as_written(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
 for _row in rows():
     _keeps_range = _row.qat is not None and _row.scale_rule is ScaleRule.INHERIT and _row.name not in ("relu", "relu6")
     for _function in _row.functions:
-        if _keeps_range or _row.name in _AVERAGES:
+        if _keeps_range or Trait.AVERAGE in _row.traits:
             handle(_function)(_on_the_grid)
         elif _function in (filter, rle):
             handle(_function)(_as_written)

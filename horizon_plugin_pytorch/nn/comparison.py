@@ -19,7 +19,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.fixed_point.comparison import RELATIONS
 from horizon_plugin_pytorch.operators.support import INT8, INTS, Limit, Marches, Support, on
-from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, register
+from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, Trait, register
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, described, handle, unsupported
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -223,6 +223,7 @@ register(Operator(
 ))  # fmt: skip
 register(Operator(
     "to_numbers", ScaleRule.NONE, methods={"float": _as_it_is}, marches=on(bayes=Support(("qbool",), INT8)),
+    traits=Trait.CAST,
 ))  # fmt: skip
 register(Operator(
     "to_integers", ScaleRule.NONE, methods={"long": _as_it_is, "int": _as_it_is}, results=(Kind.INDEX,),

@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch.operators.arguments import operands_by_position
-from horizon_plugin_pytorch.operators.table import Binder, Operator, row_of_function, row_of_method
+from horizon_plugin_pytorch.operators.table import Binder, Operator, row_named, row_of_function, row_of_method
 from horizon_plugin_pytorch.plain_values import plain_arguments
-
-CASTS = frozenset({"to", "to_numbers"})  # rows of casts: `x.to(y.dtype)`, `x.float()`
 
 # Python's operators with the tensor on the right.
 _REVERSED: dict[str, Callable] = {
@@ -59,6 +57,12 @@ def row_of_call(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> tu
     """The row and binder of a call in a graph."""
     find = row_of_function if op == "call_function" else row_of_method
     return find(target, args, kwargs)
+
+
+def is_cast(name: str) -> bool:
+    """True if an operator of that name changes the type of numbers."""
+    row = row_named(name)
+    return row is not None and row.is_cast
 
 
 def operator_name(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> str:

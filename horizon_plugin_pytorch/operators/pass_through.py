@@ -32,7 +32,7 @@ from horizon_plugin_pytorch.operators.support import (
     between,
     on,
 )
-from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, advise, is_pair, register
+from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, Trait, advise, is_pair, register
 from horizon_plugin_pytorch.qtensor import (
     QTensor,
     described,
@@ -68,6 +68,7 @@ class _Row:
     takes: Callable[..., bool] | None = None
     others: tuple[Callable, ...] = ()
     signature: str = ""
+    traits: Trait = Trait.NONE
 
 
 def _with_zero(x: Any) -> Any:
@@ -370,20 +371,24 @@ _MAX_POOL = on(
 )  # fmt: skip
 _OTHER_MAX_POOLS = on(bayes=Support(INT8, INT8, note="not in the published tables"))
 
+_GONE = Trait.NOTHING | Trait.UNREAD  # in a deployed model
+
 _ROWS: dict[str, _Row] = {
-    "identity": _Row("clone contiguous detach detach_", marches=_MOVES_EVERYWHERE, modules=(nn.Identity,)),
-    "to": _Row("to type type_as cpu cuda", None, _MOVES_EVERYWHERE),
+    "identity": _Row("clone contiguous detach detach_", keep_scale, _MOVES_EVERYWHERE, (nn.Identity,), traits=_GONE),
+    "to": _Row("to type type_as cpu cuda", None, _MOVES_EVERYWHERE, traits=Trait.CAST | Trait.UNREAD),
     "dropout": _Row(
         "dropout dropout1d dropout2d dropout3d",
         _dropout,
         _MOVES_EVERYWHERE,
         (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+        traits=_GONE,
     ),
     "alpha_dropout": _Row(
         "alpha_dropout feature_alpha_dropout",
         _alpha_dropout,
         _MOVES_EVERYWHERE,
         (nn.AlphaDropout, nn.FeatureAlphaDropout),
+        traits=_GONE,
     ),
     "reshape": _Row(
         "reshape view flatten unflatten squeeze unsqueeze squeeze_ unsqueeze_ reshape_as view_as ravel",
@@ -491,6 +496,7 @@ def _register(name: str, row: _Row) -> None:
             results=row.results,
             takes=row.takes,
             signature=row.signature,
+            traits=row.traits,
         )
     )
 

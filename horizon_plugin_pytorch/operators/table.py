@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, Flag, auto
 from typing import Any
 
 from torch import fx, nn
@@ -35,6 +35,39 @@ class Kind(Enum):
     BOOL = "qbool"
     INDEX = "plain integers, such as positions; operators on them are left alone"
     FLOAT = "real numbers"
+
+
+class Trait(Flag):
+    """What is special about an operator, for those who treat it otherwise than the rest."""
+
+    NONE = 0
+    QUANT = auto()  # a QuantStub
+    DEQUANT = auto()  # a DeQuantStub
+    FUNCTIONAL = auto()  # a FloatFunctional: its methods are operators
+    CAST = auto()  # changes the type of numbers: `x.to(y.dtype)`, `x.float()`
+    NOTHING = auto()  # a deployed model has nothing for it: whatever comes, accumulators too, passes as it is
+    UNREAD = auto()  # no reader of what an operator gives: what it takes decides nothing about formats
+    CPU = auto()  # the guide's heterogeneous models run it on the CPU although its tables give it to BAYES
+    AVERAGE = auto()  # what it gives lies in the range of what it takes
+    PRODUCT = auto()  # a product of matrices that are both data
+    SAMPLER = auto()  # reads positions that a grid gives
+    CHOICE = auto()  # chooses between tensors by booleans
+    KEEPS_BOOLEANS = auto()  # gives booleans where its first operand is boolean
+    LOGARITHM = auto()
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Which operands of an operator may be integers that count as numbers.
+
+    Args:
+        first, end: the first of them and the one after the last.
+        has_booleans: may they be booleans as well?
+    """
+
+    first: int = 0
+    end: int = 2
+    has_booleans: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +121,8 @@ class Operator:
         is_source: does it make integers with a scale from plain indices, as an embedding does?
         unless_read: keyword arguments that spare a result which nobody reads, by its position.
         signature: names of a function's arguments, where limits ask for them: ``input dim``, ``input *dims``.
+        traits: what is special about it.
+        counts: operands that may be plain integers.
     """
 
     name: str
@@ -105,6 +140,8 @@ class Operator:
     is_source: bool = False
     unless_read: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     signature: str = ""
+    traits: Trait = Trait.NONE
+    counts: Counts | None = None
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, as far as `signature` has names for them.
@@ -126,9 +163,34 @@ class Operator:
         return self.scale_rule in (ScaleRule.OWN, ScaleRule.FIXED)
 
     @property
+    def is_quant(self) -> bool:
+        """True for a QuantStub."""
+        return Trait.QUANT in self.traits
+
+    @property
+    def is_dequant(self) -> bool:
+        """True for a DeQuantStub."""
+        return Trait.DEQUANT in self.traits
+
+    @property
+    def is_stub(self) -> bool:
+        """True for a QuantStub or DeQuantStub."""
+        return self.is_quant or self.is_dequant
+
+    @property
+    def is_functional(self) -> bool:
+        """True for a FloatFunctional."""
+        return Trait.FUNCTIONAL in self.traits
+
+    @property
+    def is_cast(self) -> bool:
+        """True for what changes the type of numbers."""
+        return Trait.CAST in self.traits
+
+    @property
     def does_nothing(self) -> bool:
-        """Does a deployed model have nothing for it? Whatever comes, accumulators too, passes as it is."""
-        return self.name in ("identity", "dropout", "alpha_dropout")
+        """True if a deployed model has nothing for it: whatever comes, accumulators too, passes as it is."""
+        return Trait.NOTHING in self.traits
 
     @property
     def is_real(self) -> bool:

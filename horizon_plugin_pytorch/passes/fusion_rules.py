@@ -87,7 +87,7 @@ def role_of(module: nn.Module) -> Role | None:
     if type(module) in (nn.ReLU, nn.ReLU6):
         return Role.RELU
     row = row_of_module(type(module))
-    return Role.ADD if row is not None and row.name == "functional" else None
+    return Role.ADD if row is not None and row.is_functional else None
 
 
 def rule_for(modules: Sequence[nn.Module]) -> FusionRule | None:

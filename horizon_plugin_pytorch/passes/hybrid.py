@@ -25,12 +25,9 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationW
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.nn.stubs import DeQuantStub, QuantStub
-from horizon_plugin_pytorch.operators.table import AS_IT_IS, Call, NotBindable, row_named
+from horizon_plugin_pytorch.operators.table import AS_IT_IS, Call, NotBindable, Trait, row_named
 from horizon_plugin_pytorch.passes.fusion_rules import Role, can_fold, role_of
 from horizon_plugin_pytorch.passes.replace import binder_of
-
-# The guide's heterogeneous models run these on the CPU although its tables give them to BAYES.
-_CPU_OPERATORS = ("prelu", "selu")
 
 
 class HybridConfig:
@@ -170,7 +167,7 @@ def _whole_of_parts(cpu: set[fx.Node]) -> set[fx.Node]:
 def _is_left_float(model: Any, node: fx.Node, choices: dict[str, Choice]) -> bool:
     """Is it an operator without a qconfig, among others that have one?"""
     row, path = row_of_node(model, node), called_path(model, node)
-    if is_fact(node) or row is None or row.qat is None or row.name in ("quant", "dequant"):
+    if is_fact(node) or row is None or row.qat is None or row.is_stub:
         return False
     choice = inherited_choice(choices, scope_of(node) if path is None else path)
     return choice is not None and choice.qconfig is None
@@ -178,13 +175,13 @@ def _is_left_float(model: Any, node: fx.Node, choices: dict[str, Choice]) -> boo
 
 def _runs_on_cpu(model: Any, node: fx.Node, region: Region, march: March, config: HybridConfig) -> bool:
     row = row_of_node(model, node)
-    if is_fact(node) or (row is not None and row.name in ("quant", "dequant")):
+    if is_fact(node) or (row is not None and row.is_stub):
         return False
     if config.lists(model, node):
         return True
     if node not in region or _is_folded(model, node):
         return False
-    if row is not None and (row.name in _CPU_OPERATORS or row.support(march) is None):
+    if row is not None and (Trait.CPU in row.traits or row.support(march) is None):
         return True
     path = called_path(model, node)
     if node.op == "call_module" or path is not None:

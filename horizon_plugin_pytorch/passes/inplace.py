@@ -53,7 +53,7 @@ def _shares_memory(model: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
         module = module_at(model, str(node.target))
         row = row_of_module(type(module))  # float stubs give back what they get
-        return isinstance(module, _SAME_MEMORY_MODULES) or (row is not None and row.name in ("quant", "dequant"))
+        return isinstance(module, _SAME_MEMORY_MODULES) or (row is not None and row.is_stub)
     if node.op not in ("call_function", "call_method") or _name(node) not in SAME_MEMORY:
         return False
     return not (node.target is operator.getitem and _has_list(node.args[1]))

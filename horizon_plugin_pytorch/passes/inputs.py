@@ -111,7 +111,7 @@ def _wanted(
                 behind[node] = qconfig.activation
         has_integers = not is_half or (qconfig.weight is not None and not is_cast(qconfig.weight))
         row = row_of_node(model, node)
-        if row is None or row.name == "quant" or (is_half and not (has_integers and has_integer_weight(row))):
+        if row is None or row.is_quant or (is_half and not (has_integers and has_integer_weight(row))):
             continue
         for position, (_, source) in enumerate(_scaled_leaves(model, node, region)):
             if is_cast(given.get(source)) and not is_fitted:

@@ -48,6 +48,7 @@ from horizon_plugin_pytorch.operators.table import (
     NotBindable,
     Operator,
     ScaleRule,
+    Trait,
     advice_for,
     row_named,
     row_of_function,
@@ -384,7 +385,7 @@ def _quantize_constants(
 ) -> None:
     """Parameters and buffers that meet quantized tensors get a QuantStub, except before a QuantStub and as indices."""
     row = row_of_node(model, node)
-    if row is not None and row.name == "quant":
+    if row is not None and row.is_quant:
         return
     indices = _indices(node) if row is not None and row.is_source else None
     counts = _counts(node, row)
@@ -399,20 +400,17 @@ def _quantize_constants(
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-# Operators that take integers as numbers: their operands, by the first and the one after the last, and the types.
-_COUNTING = {
-    **dict.fromkeys(("add", "sub", "mul"), (0, 2, (*_INTEGERS, torch.bool))),
-    **dict.fromkeys(("maximum", "minimum", "cat", "stack", "matmul", "assign"), (0, 2, _INTEGERS)),
-    "where": (1, 3, _INTEGERS),
-}
 
 
 def _counts(node: fx.Node, row: Operator | None) -> dict[fx.Node, tuple[torch.dtype, ...]]:
     """Operands that may be integers or booleans and count as numbers, with those types."""
-    first, end, types = _COUNTING.get("" if row is None else row.name, (0, 0, ()))
+    counts = None if row is None else row.counts
+    if counts is None:
+        return {}
     args = node.args[1:] if node.op == "call_method" else node.args
+    types = (*_INTEGERS, torch.bool) if counts.has_booleans else _INTEGERS
     found: list[fx.Node] = []
-    fx.node.map_arg(args[first:end], lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    fx.node.map_arg(args[counts.first : counts.end], lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
     return dict.fromkeys(found, types)
 
 
@@ -569,7 +567,7 @@ def check_operands(model: fx.GraphModule, quantized: Region, choices: dict[str, 
         row = row_of_node(model, node) if path is not None and node in quantized else None
         choice = choices.get(path or "")
         is_integer = choice is not None and choice.qconfig is not None and not is_cast(choice.qconfig.activation)
-        if row is None or row.name == "quant" or row.is_real or getattr(row.qat, "takes_real", False):
+        if row is None or row.is_quant or row.is_real or getattr(row.qat, "takes_real", False):
             continue
         if not is_integer or node.meta.get("is_training_only"):
             continue
@@ -625,7 +623,7 @@ def warn_quotients(model: fx.GraphModule, quantized: Region) -> None:
     places: dict[str, None] = {}
     for node in model.graph.nodes:
         row = row_of_node(model, node) if node in quantized else None
-        sources = operands(model, node) if row is not None and row.name in ("log", "log2", "log10") else []
+        sources = operands(model, node) if row is not None and Trait.LOGARITHM in row.traits else []
         names = [found.name for found in (row_of_node(model, source) for source in sources) if found is not None]
         if "div" in names:
             places[at(scope_of(node), source_line(node.stack_trace)).removeprefix("at ")] = None

@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.asking import model_asks, running_module, user_line
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nested import tensors_in
-from horizon_plugin_pytorch.operators.calls import CASTS, as_call, operator_name, row_of_call
+from horizon_plugin_pytorch.operators.calls import as_call, operator_name, row_of_call
 from horizon_plugin_pytorch.operators.table import AS_IT_IS, Binder, Call, NotBindable
 from horizon_plugin_pytorch.qtensor import QTensor, calling_line, keeps_scale, settled, show
 from horizon_plugin_pytorch.running import EmptyIsZero, Run, current, innermost, interceptor
@@ -174,7 +174,7 @@ class Dispatcher:
         """
         op, target, call_args, call_kwargs = as_call(func, args, kwargs)
         found = row_of_call(op, target, call_args, call_kwargs)
-        is_cast = has_scale and found is not None and found[0].name in CASTS
+        is_cast = has_scale and found is not None and found[0].is_cast
         if not (self.cpu or is_cast) and (found is None or found[0].qat is None):
             return NotImplemented
         name = operator_name(op, target, call_args, call_kwargs) if found is None else found[0].name

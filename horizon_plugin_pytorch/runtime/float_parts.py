@@ -60,7 +60,7 @@ def keep_float(modules: Iterable[tuple[str, nn.Module]], lines: dict[str, str] |
     """
     for path, module in modules:
         row = row_of_module(type(module))
-        if isinstance(module, Successor) or (row is not None and (row.qat is None or row.name == "quant")):
+        if isinstance(module, Successor) or (row is not None and (row.qat is None or row.is_quant)):
             continue
         hook = KeptFloat(path, (lines or {}).get(path, ""), row is not None and row.needs_qconfig)
         keep(module.register_forward_pre_hook, hook.before, with_kwargs=True)
@@ -71,6 +71,6 @@ def running_functional() -> nn.Module | None:
     for running in running_functions():
         if isinstance(running.owner, nn.Module) and not isinstance(running.owner, Successor):
             row = row_of_module(type(running.owner))
-            if row is not None and row.name == "functional":
+            if row is not None and row.is_functional:
                 return running.owner
     return None

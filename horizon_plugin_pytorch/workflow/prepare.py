@@ -328,7 +328,7 @@ def _guard(captured: Any, dispatcher: Dispatcher) -> None:
         FusedMember(of_path, dispatcher).attach(captured.get_submodule(path))
     for path, module in captured.named_modules():
         row = row_of_module(type(module))
-        if row is not None and row.name in ("quant", "dequant") and path not in called:
+        if row is not None and row.is_stub and path not in called:
             keep(module.register_forward_pre_hook, NeverMet(path))
 
 

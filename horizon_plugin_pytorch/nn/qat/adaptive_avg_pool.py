@@ -9,7 +9,7 @@ from torch import nn
 from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import adaptive_avg_pool as quantized
 from horizon_plugin_pytorch.operators.support import INT8, Support, on
-from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, Trait, as_module, register
 
 ADAPTIVE = on(bayes=Support(INT8, INT8, note="the chip emulates it by AvgPool2d, whose windows may differ"))
 _UNPUBLISHED = on(bayes=Support(INT8, INT8, note="not in the published tables"))
@@ -32,10 +32,10 @@ class AdaptiveAvgPool3d(CopiedModule, nn.AdaptiveAvgPool3d):
 register(Operator(
     "adaptive_avg_pool1d", ScaleRule.OWN, AdaptiveAvgPool1d, quantized.AdaptiveAvgPool1d, (nn.AdaptiveAvgPool1d,),
     {torch.adaptive_avg_pool1d: as_module(nn.AdaptiveAvgPool1d, "input, output_size")},
-    marches=_UNPUBLISHED,
+    marches=_UNPUBLISHED, traits=Trait.AVERAGE,
 ))  # fmt: skip
 register(Operator(
     "adaptive_avg_pool3d", ScaleRule.OWN, AdaptiveAvgPool3d, quantized.AdaptiveAvgPool3d, (nn.AdaptiveAvgPool3d,),
     {F.adaptive_avg_pool3d: as_module(nn.AdaptiveAvgPool3d, "input, output_size")},
-    marches=_UNPUBLISHED,
+    marches=_UNPUBLISHED, traits=Trait.AVERAGE,
 ))  # fmt: skip

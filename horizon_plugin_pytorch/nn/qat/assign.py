@@ -16,7 +16,7 @@ from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.where import Where
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
 from horizon_plugin_pytorch.operators.support import FROM_BAYES
-from horizon_plugin_pytorch.operators.table import Call, Operator, ScaleRule, register
+from horizon_plugin_pytorch.operators.table import Call, Counts, Operator, ScaleRule, Trait, register
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, described, handle, require_own_memory, write
 
 
@@ -69,7 +69,10 @@ def _bind(x: Any, index: Any, value: Any) -> Call:
     return Call(_Float, (x, value, index))
 
 
-register(Operator("assign", ScaleRule.OWN, Assign, Assign, (_Float,), {operator.setitem: _bind}, {}, FROM_BAYES))
+register(Operator(
+    "assign", ScaleRule.OWN, Assign, Assign, (_Float,), {operator.setitem: _bind}, {}, FROM_BAYES,
+    traits=Trait.KEEPS_BOOLEANS, counts=Counts(),
+))  # fmt: skip
 
 
 @handle(Tensor.__setitem__)

@@ -9,7 +9,7 @@ from torch import nn
 from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import avg_pool as quantized
 from horizon_plugin_pytorch.operators.support import INT8, Limit, Support, at_most, between, on
-from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, advise, as_module, register
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, Trait, advise, as_module, register
 
 
 class AvgPool1d(CopiedModule, nn.AvgPool1d):
@@ -40,12 +40,12 @@ WINDOW_ARGUMENTS = "input, kernel_size, stride=None, padding=0, ceil_mode=False,
 register(Operator(
     "avg_pool1d", ScaleRule.OWN, AvgPool1d, quantized.AvgPool1d, (nn.AvgPool1d,),
     {torch.avg_pool1d: as_module(nn.AvgPool1d, WINDOW_ARGUMENTS)},
-    marches=UNPUBLISHED,
+    marches=UNPUBLISHED, traits=Trait.AVERAGE,
 ))  # fmt: skip
 register(Operator(
     "avg_pool3d", ScaleRule.OWN, AvgPool3d, quantized.AvgPool3d, (nn.AvgPool3d,),
     {F.avg_pool3d: as_module(nn.AvgPool3d, f"{WINDOW_ARGUMENTS}, divisor_override=None")},
-    marches=UNPUBLISHED,
+    marches=UNPUBLISHED, traits=Trait.AVERAGE,
 ))  # fmt: skip
 advise("use average or max pooling; a p-norm over windows has no integer form", F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)
 advise(

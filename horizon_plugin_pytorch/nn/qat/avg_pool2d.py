@@ -8,7 +8,7 @@ from torch import nn
 from horizon_plugin_pytorch.nn.qat.avg_pool import AVERAGE, WINDOW_ARGUMENTS
 from horizon_plugin_pytorch.nn.qat.module import CopiedModule
 from horizon_plugin_pytorch.nn.quantized import avg_pool2d as quantized
-from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, Trait, as_module, register
 
 
 class AvgPool2d(CopiedModule, nn.AvgPool2d):
@@ -23,5 +23,5 @@ register(Operator(
     {F.avg_pool2d: as_module(nn.AvgPool2d, f"{WINDOW_ARGUMENTS}, divisor_override=None",
         remedy="for the mean of all positions use F.adaptive_avg_pool2d(x, 1)",
     )},
-    marches=AVERAGE,
+    marches=AVERAGE, traits=Trait.AVERAGE,
 ))  # fmt: skip

@@ -24,7 +24,17 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import (
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
 from horizon_plugin_pytorch.nn.quantized.module import without_scale
 from horizon_plugin_pytorch.operators.support import FROM_BAYES, Limit, Marches, Support, Use, at_most, between, on
-from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, advise, is_pair, register
+from horizon_plugin_pytorch.operators.table import (
+    Call,
+    Counts,
+    NotBindable,
+    Operator,
+    ScaleRule,
+    Trait,
+    advise,
+    is_pair,
+    register,
+)
 from horizon_plugin_pytorch.qtensor import QTensor, calling_line
 from horizon_plugin_pytorch.runtime.located import placed, take_stubs
 
@@ -240,7 +250,9 @@ _JOINED = on(
 )
 
 # A FloatFunctional may be called for matmul, whose accumulator can leave as float; other methods check at the call.
-register(Operator("functional", ScaleRule.OWN, FloatFunctional, QFunctional, (_Float,), has_real_output=True))
+register(Operator(
+    "functional", ScaleRule.OWN, FloatFunctional, QFunctional, (_Float,), has_real_output=True, traits=Trait.FUNCTIONAL,
+))  # fmt: skip
 _ROWS: tuple[tuple[str, dict[Callable, Any], dict[str, Any], Marches], ...] = (
     ("add", {torch.add: _add, operator.add: _add}, {"add": _add, "add_": _add}, _ADD),
     ("sub", {torch.sub: _sub, torch.subtract: _sub, operator.sub: _sub, torch.rsub: _right_sub},
@@ -253,6 +265,7 @@ _ROWS: tuple[tuple[str, dict[Callable, Any], dict[str, Any], Marches], ...] = (
 for _name, _functions, _methods, _marches in _ROWS:
     register(Operator(
         _name, ScaleRule.OWN, FloatFunctional, QFunctional, functions=_functions, methods=_methods, marches=_marches,
+        counts=Counts(has_booleans=_name in ("add", "sub", "mul")),
     ))  # fmt: skip
 for _name in ("add_scalar", "mul_scalar"):  # what `add`, `sub` and `mul` are where one operand is a number
     register(Operator(_name, ScaleRule.OWN, FloatFunctional, QFunctional, marches=FROM_BAYES))
@@ -260,7 +273,7 @@ for _name, _bind, _spelled in (("maximum", _maximum, "maximum fmax max"), ("mini
     register(Operator(
         _name, ScaleRule.OWN, FloatFunctional, QFunctional,
         functions={getattr(torch, n): _bind for n in _spelled.split()}, methods=dict.fromkeys(_spelled.split(), _bind),
-        marches=FROM_BAYES, takes=is_pair,
+        marches=FROM_BAYES, takes=is_pair, counts=Counts(),
     ))  # fmt: skip
 advise(
     "write it with torch.cat, which names its axis",

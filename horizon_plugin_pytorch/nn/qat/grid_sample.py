@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.nn.grid_sample import autocasted_grid_sample_outer, 
 from horizon_plugin_pytorch.nn.qat.module import GridModule, real
 from horizon_plugin_pytorch.nn.quantized import grid_sample as quantized
 from horizon_plugin_pytorch.operators.support import INT8, INTS, Limit, Support, Use, on
-from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, Trait, register
 from horizon_plugin_pytorch.qtensor import QTensor
 
 _MODES, _PADDING_MODES = ("bilinear", "nearest"), ("zeros", "border", "reflection")
@@ -130,8 +130,9 @@ _MARCHES = on(bayes=Support(INTS, INT8, limits=_LIMITS, note="bilinear or neares
 register(Operator(
     "grid_sample", ScaleRule.INHERIT, GridSample, quantized.GridSample, (_Float,),
     {F.grid_sample: _bind, autocasted_grid_sample_outer: _bind}, marches=_MARCHES, real_inputs=("grid",),
+    traits=Trait.SAMPLER,
 ))  # fmt: skip
 register(Operator(
     "warp", ScaleRule.INHERIT, Warp, quantized.Warp, (_FloatWarp,), {warp: _bind_warp}, marches=_MARCHES,
-    real_inputs=("grid",),
+    real_inputs=("grid",), traits=Trait.SAMPLER,
 ))  # fmt: skip

@@ -14,7 +14,7 @@ from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
 from horizon_plugin_pytorch.nn.quantized.functional_modules import QFunctional, is_number
 from horizon_plugin_pytorch.operators.support import INT8, INTS, WIDE, Support, at_most, on
-from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.operators.table import Call, Counts, NotBindable, Operator, ScaleRule, Trait, register
 
 
 class AddMatmul(Composite):
@@ -111,14 +111,14 @@ register(Operator(
         (torch.matmul, torch.bmm, torch.mm, torch.mv, torch.dot, torch.linalg.matmul, operator.matmul), _matmul
     ),
     methods=dict.fromkeys(("matmul", "bmm", "mm", "mv", "dot", "__matmul__"), _matmul),
-    marches=_MARCHES, has_real_output=True,
+    marches=_MARCHES, has_real_output=True, traits=Trait.PRODUCT, counts=Counts(),
 ))  # fmt: skip
 register(Operator(
     "addmm", ScaleRule.OWN, AddMatmul, AddMatmul, (floats.AddMatmul,),
     {torch.addmm: _addmm, torch.addmv: _addmv, torch.baddbmm: _baddbmm},
-    {"addmm": _addmm, "addmv": _addmv, "baddbmm": _baddbmm}, _MARCHES,
+    {"addmm": _addmm, "addmv": _addmv, "baddbmm": _baddbmm}, _MARCHES, traits=Trait.PRODUCT,
 ))  # fmt: skip
 register(Operator(
     "einsum", ScaleRule.OWN, Einsum, Einsum, (floats.Einsum,), {torch.einsum: _einsum}, {}, _MARCHES,
-    has_real_output=True,
+    has_real_output=True, traits=Trait.PRODUCT,
 ))  # fmt: skip

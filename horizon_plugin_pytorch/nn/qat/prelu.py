@@ -12,7 +12,7 @@ from horizon_plugin_pytorch.nn.qat.gemm import share_tensor, tensor_of
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule
 from horizon_plugin_pytorch.nn.quantized import prelu as quantized
 from horizon_plugin_pytorch.operators.support import FROM_BAYES
-from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, Trait, register
 
 
 class PReLU(RoundedModule, nn.PReLU):
@@ -45,5 +45,5 @@ def _bind(input: Any, weight: Any) -> Call:
 
 register(Operator(
     "prelu", ScaleRule.OWN, PReLU, quantized.PReLU, (nn.PReLU,), {F.prelu: _bind, torch.prelu: _bind},
-    {"prelu": _bind}, FROM_BAYES,
+    {"prelu": _bind}, FROM_BAYES, traits=Trait.CPU,
 ))  # fmt: skip

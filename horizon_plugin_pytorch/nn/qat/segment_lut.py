@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.operators.table import (
     NotBindable,
     Operator,
     ScaleRule,
+    Trait,
     as_module,
     register,
 )
@@ -156,6 +157,7 @@ class Function:
         form: of functions that a few operators compute quicker than a table is read: what they are, given the scales
             of input and output and the arguments of `function`; empty where they do not apply.
         bind: the binder, where the arguments do not say it all.
+        traits: of the row.
     """
 
     name: str
@@ -167,6 +169,7 @@ class Function:
     is_whole: bool = False
     form: Callable[..., str] | None = None
     bind: Binder | None = None
+    traits: Trait = Trait.NONE
 
     def tabulated(self, mod: Any) -> Callable[[Tensor], Tensor]:
         """What is put into the table for a module of this class."""
@@ -194,7 +197,15 @@ class Function:
         functions = {f: bind for f in found if callable(f)}
         methods = {name: bind for name in spelled if hasattr(Tensor, name)}
         return Operator(
-            self.name, ScaleRule.OWN, SegmentLUT, quantized.SegmentLUT, self.modules, functions, methods, self.marches
+            self.name,
+            ScaleRule.OWN,
+            SegmentLUT,
+            quantized.SegmentLUT,
+            self.modules,
+            functions,
+            methods,
+            self.marches,
+            traits=self.traits,
         )
 
     def _make(self, inplace: bool, **arguments: Any) -> nn.Module:
@@ -267,7 +278,7 @@ DECLARATIONS = (
     Function("cos", (elementwise.Cos,)),
     Function("cosh", (elementwise.Cosh,)),
     Function("erf", (elementwise.Erf,)),
-    Function("log", (elementwise.HardLog,)),
+    Function("log", (elementwise.HardLog,), traits=Trait.LOGARITHM),
     Function("pow", (elementwise.Pow,), form=_pow, bind=_power),
     Function("square", (), bind=as_module(lambda: elementwise.Pow(2), "input")),
     Function("reciprocal", (elementwise.Reciprocal,), form=_reciprocal),
@@ -280,7 +291,7 @@ DECLARATIONS = (
     Function("hardsigmoid", (nn.Hardsigmoid,), function=F.hardsigmoid, form=_hardsigmoid),
     Function("leaky_relu", (nn.LeakyReLU,), "", "negative_slope=0.01", F.leaky_relu, form=_leaky_relu),
     Function("softplus", (nn.Softplus,), arguments="beta=1.0, threshold=20.0", function=F.softplus),
-    Function("selu", (nn.SELU, elementwise.Selu), function=F.selu),
+    Function("selu", (nn.SELU, elementwise.Selu), function=F.selu, traits=Trait.CPU),
     # Not in the tables, but of the same make.
     Function("celu", (nn.CELU,), arguments="alpha=1.0", function=F.celu),
     Function("hardshrink", (nn.Hardshrink,), arguments="lambd=0.5", function=F.hardshrink),
@@ -294,9 +305,9 @@ DECLARATIONS = (
     Function("logit", (elementwise.Logit,), arguments="eps=None"),
     Function("exp2", (), function=torch.exp2),
     Function("expm1", (), function=torch.expm1),
-    Function("log10", (), function=finite.log10),
+    Function("log10", (), function=finite.log10, traits=Trait.LOGARITHM),
     Function("log1p", (), function=finite.log1p),
-    Function("log2", (), function=finite.log2),
+    Function("log2", (), function=finite.log2, traits=Trait.LOGARITHM),
     Function("segment_lut", (elementwise.SegmentLUT,)),
     Function("ceil", (elementwise.Ceil,), marches=WHOLE, is_whole=True, form=partial(_whole, name="ceil")),
     Function("floor", (elementwise.Floor,), marches=WHOLE, is_whole=True, form=partial(_whole, name="floor")),

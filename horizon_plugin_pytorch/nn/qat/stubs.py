@@ -14,7 +14,7 @@ from horizon_plugin_pytorch.nn import stubs
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient, real
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
 from horizon_plugin_pytorch.operators.support import INTS, WIDE, Support, on
-from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, register
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, Trait, register
 from horizon_plugin_pytorch.qtensor import QTensor, calling_line, exact_qtensor, taken
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.runtime.stub_input import require_tensor
@@ -120,8 +120,9 @@ class DeQuantStub(QATModule):
 _QUANT, _DEQUANT = Support(("float32", *INTS), INTS), Support(WIDE, ("float32",))
 register(Operator(
     "quant", ScaleRule.OWN, QuantStub, Quantize, (stubs.QuantStub,), marches=on(bernoulli2=_QUANT, bayes=_QUANT),
+    traits=Trait.QUANT,
 ))  # fmt: skip
 register(Operator(
     "dequant", ScaleRule.NONE, DeQuantStub, DeQuantize, (stubs.DeQuantStub,),
-    marches=on(bernoulli2=_DEQUANT, bayes=_DEQUANT),
+    marches=on(bernoulli2=_DEQUANT, bayes=_DEQUANT), traits=Trait.DEQUANT | Trait.UNREAD,
 ))  # fmt: skip

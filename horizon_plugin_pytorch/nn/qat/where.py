@@ -15,7 +15,16 @@ from horizon_plugin_pytorch.nn.quantized import where as quantized
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
 from horizon_plugin_pytorch.nn.where import Where as _Float
 from horizon_plugin_pytorch.operators.support import INT8, Support, on
-from horizon_plugin_pytorch.operators.table import AS_IT_IS, Call, NotBindable, Operator, ScaleRule, register
+from horizon_plugin_pytorch.operators.table import (
+    AS_IT_IS,
+    Call,
+    Counts,
+    NotBindable,
+    Operator,
+    ScaleRule,
+    Trait,
+    register,
+)
 from horizon_plugin_pytorch.qtensor import QTensor, described, handle
 
 INFINITE = 1000.0  # smaller numbers are always meant
@@ -95,11 +104,12 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
 _bayes = on(bayes=Support())
 register(Operator(
     "where", ScaleRule.OWN, Where, quantized.Where, (_Float,), {torch.where: _where}, {"where": _method_where}, _bayes,
+    traits=Trait.CHOICE, counts=Counts(1, 3),
 ))  # fmt: skip
 register(Operator(
     "masked_fill", ScaleRule.OWN, Where, quantized.Where, functions={torch.masked_fill: _masked_fill},
     methods={"masked_fill": _masked_fill, "masked_fill_": _masked_fill},
-    marches=on(bayes=Support(INT8, INT8), nash=Support()),
+    marches=on(bayes=Support(INT8, INT8), nash=Support()), traits=Trait.CHOICE | Trait.KEEPS_BOOLEANS,
 ))  # fmt: skip
 
 
