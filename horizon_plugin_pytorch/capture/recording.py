@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from horizon_plugin_pytorch.asking import is_module_call, user_frames
 from horizon_plugin_pytorch.capture.memory import Memory, changed, distinct, versions
 from horizon_plugin_pytorch.capture.packing import PackedGraph
-from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf
+from horizon_plugin_pytorch.capture.tracer import is_functional, runs_as_one
 from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nested import tensors_in, tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
@@ -463,7 +463,7 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
             for method in FUNCTIONAL_METHODS:
                 if hasattr(module, method):
                     patch(module, method, _method_of(recorder, path, module, method))
-        elif path and is_leaf(module):
+        elif path and runs_as_one(module):
             patch(module, "forward", _forward_of(recorder, path, module))
         else:
             undo += [handle.remove for handle in _watch_scope(recorder, path, module)]

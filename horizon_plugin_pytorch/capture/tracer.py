@@ -68,6 +68,11 @@ def is_leaf(module: nn.Module) -> bool:
     return cls.__module__.startswith(("horizon_plugin_pytorch.nn.", "torch.nn", "torch.ao.nn"))
 
 
+def runs_as_one(module: nn.Module) -> bool:
+    """Is the module one node of the graph of a run? A run goes through those that the user marked for tracing."""
+    return is_leaf(module) and not is_marked(module)
+
+
 class QuantizationTracer(torch.fx.Tracer):
     """Traces into user modules, not into torch's or ours; a FloatFunctional call is one ``call_method`` node.
 

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from horizon_plugin_pytorch.asking import as_tool, running_functions
-from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf, is_marked
+from horizon_plugin_pytorch.capture.tracer import is_functional, runs_as_one
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.operators.calls import as_call, row_of_call
@@ -170,7 +170,7 @@ class Watch:
             return _Part.FUSED_AWAY
         if module in self._functionals:
             return _Part.END_OF_METHOD
-        is_operator = type(module) is not nn.Module and is_leaf(module) and not is_marked(module)
+        is_operator = type(module) is not nn.Module and runs_as_one(module)
         return _Part.OPERATOR if is_operator else _Part.SCOPE
 
     def _tell_module(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:

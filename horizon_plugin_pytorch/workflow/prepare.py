@@ -24,7 +24,7 @@ from horizon_plugin_pytorch.capture.region import (
     mark_beside,
     quantized_nodes,
 )
-from horizon_plugin_pytorch.capture.tracer import is_leaf
+from horizon_plugin_pytorch.capture.tracer import runs_as_one
 from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import (
@@ -269,7 +269,7 @@ def _prepare_by_running(
         warn_no_stub(model)
     unshare(captured, region, own, runs)
     choices = choices_of(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
-    scoped = list(scoped_modules(copied, is_leaf))
+    scoped = list(scoped_modules(copied, runs_as_one))
     recorded = [node.meta["site"] for node in graph.nodes if "site" in node.meta and not node.meta["is_training_only"]]
     if hybrid is not None:
         region = split_devices(captured, region, choices, march, hybrid)

@@ -9,13 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.fx.fx_helper import wrap as internal_wrap
 from horizon_plugin_pytorch.march import March, set_march
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert_fx, fuse_fx, prepare_qat_fx
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    PrepareMethod,
+    QuantStub,
+    QuantWrapper,
+    convert_fx,
+    fuse_fx,
+    prepare,
+    prepare_qat_fx,
+)
 from horizon_plugin_pytorch.utils.fx_helper import wrap
-from tests.routes import calibrate, qconfig
+from tests.routes import assert_one_arithmetic, calibrate, qconfig
 
 X = torch.randn(2, 3, 4, 4)
 
@@ -175,3 +185,24 @@ def test_what_cannot_be_wrapped_is_refused() -> None:
     for wrong in (3, int, X):
         with pytest.raises(TypeError, match="wrap takes a function, a method, a subclass of torch.nn.Module"):
             wrap(wrong)
+
+
+@wrap()
+class MarkedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gain = nn.Conv2d(4, 4, 1), nn.Parameter(torch.full((4, 1, 1), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.conv(x) * self.gain) + x
+
+
+@pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT, PrepareMethod.JIT_STRIP])
+def test_a_class_that_tracing_does_not_enter_is_quantized_by_running_too(method: PrepareMethod, tmp_path: Any) -> None:
+    set_march(March.NASH_M)
+    x = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    net = QuantWrapper(nn.Sequential(MarkedBlock(), nn.Conv2d(4, 4, 1), nn.ReLU())).eval()
+    qat = calibrate(prepare(net, (x,), qconfig_dict={"": qconfig()}, method=method, out_dir=None), (x,))
+    assert_one_arithmetic(qat, (x,), tmp_path)
+    with torch.no_grad():
+        assert float((qat(x) - net(x)).norm() / net(x).norm()) < 0.05
