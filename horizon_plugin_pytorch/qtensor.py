@@ -31,6 +31,7 @@ from horizon_plugin_pytorch.running import (
     current_forward,
     interceptor,
     is_in_forward,
+    is_of_model,
 )
 from horizon_plugin_pytorch.torch_functions import (
     FILLERS,
@@ -304,7 +305,11 @@ class QTensor(Tensor):
     @property
     def _is_of_earlier_forward(self) -> bool:
         """Did a forward make it that is over, of a model whose code is seen only while it runs?"""
-        return self._forward != 0 and self._forward != current_forward() != 0
+        if not 0 < self._forward < current_forward():
+            return False
+        if any(map(is_of_model, sharing.taken_of(self))):  # a constant of the model, that is quantized once
+            self._forward = 0
+        return self._forward != 0
 
     def _belong(self, forward: int) -> None:
         """Let it be a tensor of a forward: its input."""
@@ -645,6 +650,8 @@ def taken(out: QTensor, x: Tensor, by: str) -> QTensor:
     if sharing.shows(out, x):  # as long as nothing is rounded
         out = out.like(out._payload().clone())
     sharing.lend(out, x, by)
+    if isinstance(x, torch.nn.Parameter):  # a constant, which later forwards may read
+        out._forward = 0
     return out
 
 

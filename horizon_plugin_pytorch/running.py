@@ -125,7 +125,7 @@ class Run:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.runs: list[Run] = []
-        self.forward = 0
+        self.forwards: list[tuple[int, nn.Module]] = []
 
 
 _THREAD = _Thread()
@@ -136,18 +136,25 @@ _NUMBERS = itertools.count(1)
 
 def current_forward() -> int:
     """The number of the forward that runs, of a model whose code nobody saw before; 0 if there is none."""
-    return _THREAD.forward
+    return _THREAD.forwards[-1][0] if _THREAD.forwards else 0
 
 
-def begin_forward() -> int:
-    """A forward of such a model begins: its number is another one than all before."""
-    _THREAD.forward = next(_NUMBERS)
-    return _THREAD.forward
+def begin_forward(model: nn.Module) -> int:
+    """A forward of such a model begins: its number is greater than all before."""
+    number = next(_NUMBERS)
+    _THREAD.forwards.append((number, model))
+    return number
 
 
 def end_forward() -> None:
-    """It has ended."""
-    _THREAD.forward = 0
+    """It has ended, and the one that called it goes on."""
+    _THREAD.forwards.pop()
+
+
+def is_of_model(x: Any) -> bool:
+    """Is something a parameter or buffer of the model whose forward is numbered?"""
+    model = _THREAD.forwards[-1][1] if _THREAD.forwards else None
+    return model is not None and any(x is own for own in itertools.chain(model.parameters(), model.buffers()))
 
 
 def current() -> Run | None:
@@ -171,7 +178,7 @@ def interceptor() -> Any:
 
 def is_in_forward() -> bool:
     """Does code of a prepared model run that was not seen before it ran?"""
-    return _THREAD.forward != 0 or interceptor() is not None
+    return bool(_THREAD.forwards) or interceptor() is not None
 
 
 def asked_by_model() -> bool:

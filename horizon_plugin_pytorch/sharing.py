@@ -59,6 +59,11 @@ class _Loan:
         self._count = self._counter._version
 
     @property
+    def is_taken(self) -> bool:
+        """Was it there before the quantized tensor?"""
+        return self._spoil is None
+
+    @property
     def is_written(self) -> bool:
         """Has anybody written to it, or to a view of it?"""
         return self._counter._version != self._count
@@ -307,6 +312,13 @@ def lend(source: Any, values: Tensor, by: str, spoil: Callable[[Tensor, Write], 
     known = _member(source)
     with _PLAIN():
         known.group.lend(_Loan(values, known.place, by, spoil))
+
+
+def taken_of(x: Any) -> list[Tensor]:
+    """The ordinary tensors that stubs took for a tensor, or for one that it is a view of."""
+    known = _membership(x)
+    taken = [loan.values() for loan in known.group.loans if loan.is_taken] if known is not None else []
+    return [values for values in taken if values is not None]
 
 
 def is_known(x: Any) -> bool:

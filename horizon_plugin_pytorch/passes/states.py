@@ -68,7 +68,7 @@ def refuse_states_when_running(model: nn.Module) -> None:
 
 
 def _begin(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    number = begin_forward()
+    number = begin_forward(model)
     for x in tensors_of((args, kwargs)):
         if isinstance(x, QTensor):
             x._belong(number)

@@ -535,6 +535,81 @@ def test_what_eager_mode_may_keep(cls) -> None:
         model(X), converted(X)
 
 
+class ConstantByHand(ByHand):
+    """A constant that is quantized once."""
+
+    def begin(self) -> None:
+        self.f, self.constant = FloatFunctional(), None
+        self.table = nn.Parameter(torch.randn(1, 3, 4, 4))
+
+    def step(self, y):
+        if self.constant is None:
+            self.constant = self.q2(self.table)
+        return self.f.add(y, self.constant)
+
+
+class BufferByHand(ConstantByHand):
+    def begin(self) -> None:
+        self.f, self.constant = FloatFunctional(), None
+        self.register_buffer("table", torch.randn(1, 3, 4, 4))
+
+
+class WrappedConstant(ConstantByHand):
+    @wrap()
+    def step(self, y):
+        if self.constant is None:
+            self.constant = self.q2(self.table)
+        return self.f.add(y, self.constant)
+
+
+CONSTANTS = [(eager, ConstantByHand), (eager, BufferByHand), (lambda m: prepared(m, "fx"), WrappedConstant)]
+
+
+@pytest.mark.parametrize(
+    ("make", "cls"), [*CONSTANTS, *((lambda m, by=by: prepared(m, by), ConstantByHand) for by in METHODS)]
+)
+def test_a_constant_that_is_quantized_once_is_no_state(make, cls) -> None:
+    model = make(cls().eval())
+    calibrate(model, [X, X], progress=False)
+    converted = convert(model)
+    with torch.no_grad():
+        assert all(torch.equal(model(X), found(X)) for found in (model, converted, converted))
+
+
+@pytest.mark.parametrize(("make", "cls"), CONSTANTS)
+def test_a_constant_that_changes_after_it_was_quantized_is_refused(make, cls) -> None:
+    """In float it follows, as it is the parameter itself."""
+    model = make(cls().eval())
+    with torch.no_grad():
+        model(X)
+        next(t for name, t in (*model.named_parameters(), *model.named_buffers()) if name == "table").mul_(2.0)
+        with pytest.raises(UnsupportedOperatorError, match=r"`QuantStub` at `q2` \(test_states.py:\d+\).*changed"):
+            model(X)
+
+
+def test_a_prepared_model_inside_another_leaves_its_forward_alone() -> None:
+    class Outer(ByHand):
+        def begin(self) -> None:
+            super().begin()
+            self.inner = eager(nn.Sequential(nn.Conv2d(3, 3, 1)))
+
+        def step(self, y):
+            z = self.inner(y)
+            y = self.f.add(y, z) if self.h is None else self.f.add(z, self.h)
+            self.h = y
+            return y
+
+    net = Outer()
+    inner, net.inner = net.inner, nn.Identity()
+    model = eager(net)
+    model.inner = inner
+    model(X)
+    with pytest.raises(UnsupportedOperatorError, match=r"at `f` \(test_states.py:\d+\) reads.*input and an output"):
+        model(X)
+    model.h = None
+    model(X)
+
+
 def test_quantized_tensors_go_from_one_prepared_model_to_another() -> None:
     """They are inputs there."""
     first, second = eager(nn.Sequential(QuantStub(), nn.Conv2d(3, 3, 1))), eager(nn.Sequential(nn.Conv2d(3, 3, 1)))

@@ -10,7 +10,8 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.qtensor import QTensor, calling_line, taken
+from horizon_plugin_pytorch.running import current_forward
 from horizon_plugin_pytorch.runtime.stub_input import require_tensor
 
 
@@ -25,7 +26,8 @@ class Quantize(QuantizedModule):
             return self.output(self.on_output_grid(x)) if self.requantizes else x
         require_tensor(x, self.place)
         assert self.scale is not None
-        return self.output(fp.quantize(x.detach().float(), self.scale, self.axis, self.low, self.high))
+        out = self.output(fp.quantize(x.detach().float(), self.scale, self.axis, self.low, self.high))
+        return taken(out, x, f"`{type(self).__name__}` {self.place}{calling_line()}") if current_forward() else out
 
 
 def _dequantized(x: Any) -> Any:
