@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ContextDecorator
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -581,6 +581,43 @@ def _asserts(code: CodeType) -> dict[int, bool]:
             elif step.argval in raises:
                 answers[step.offset] = not jumps_if
     return answers
+
+
+def user_tests_result() -> bool:
+    """True if the innermost function of the user that runs asks whether what it calls now gives None.
+
+    It may ask at once, or ask a variable that the result, or a part of it, goes into.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and _tests_result(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tests_result(code: CodeType, instruction: int) -> bool:
+    steps = list(dis.get_instructions(code))
+    after = [step for step in steps if step.offset > instruction]
+    names: set[Any] = set()
+    for i, (step, following) in enumerate(itertools.pairwise(after)):
+        if step.opname.startswith("STORE_"):
+            names.add(step.argval)
+            continue
+        is_owner = step.opname == "LOAD_FAST" and following.opname == "STORE_ATTR"  # `self.mask = ...`
+        if not is_owner and not step.opname.startswith(("UNPACK_", "COPY", "NOP")):
+            if _asks_none(after, i):
+                return True
+            break
+    loads = (i + 1 for i, step in enumerate(steps) if step.opname.startswith("LOAD_") and step.argval in names)
+    return any(_asks_none(steps, i) for i in loads)
+
+
+def _asks_none(steps: Sequence[dis.Instruction], i: int) -> bool:
+    """True if the instruction at `i` compares what was loaded before it with None."""
+    if steps[i].opname.endswith("_NONE"):
+        return True
+    is_none = "CONST" in steps[i].opname and steps[i].argval is None
+    return is_none and i + 1 < len(steps) and steps[i + 1].opname in ("IS_OP", "COMPARE_OP")
 
 
 def error_line(error: BaseException) -> str:

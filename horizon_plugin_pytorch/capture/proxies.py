@@ -79,6 +79,10 @@ class Written(TracedProxy):
     def __getattr__(self, name: str) -> Any:
         if name in VIEW_ATTRIBUTES or name == "shape":  # what torch's own gives is no proxy of this class
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        if name == "grad":
+            return None  # no backward has run through a tensor of this forward
+        if name in ("grad_fn", "_base"):  # whose use is to ask whether they are None
+            raise TypeError(f"`x.{name}` is not known while tracing")
         return super().__getattr__(name)
 
     def __setitem__(self, index: Any, value: Any) -> None:

@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.asking import (
     user_frames,
     user_line,
     user_tests_none,
+    user_tests_result,
 )
 from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.container_writes import only_writes
@@ -39,7 +40,7 @@ from horizon_plugin_pytorch.operators.table import row_of_function, row_of_metho
 from horizon_plugin_pytorch.plain_values import plain_arguments
 from horizon_plugin_pytorch.runtime.call_site import ModuleCall
 from horizon_plugin_pytorch.runtime.hooks import BACKWARD
-from horizon_plugin_pytorch.runtime.leaf import first_proxy
+from horizon_plugin_pytorch.runtime.leaf import LeafCode, first_proxy
 
 _LEAF_CLASSES: set[type] = set()
 # Torch's own code does not see a size that is being traced among these arguments: `torch.zeros(x.shape[0], 1)`,
@@ -100,6 +101,7 @@ class QuantizationTracer(torch.fx.Tracer):
         self._calls: tuple[ModuleCall, ...] = ()
         self._called: Counter[str] = Counter()
         self.lost_hooks: dict[str, None] = {}  # hooks that the graph does not call
+        self.tested_results: dict[str, None] = {}  # of wrapped code: it may give None, and the forward asks
         self._proxies: list[weakref.ref] = []
         self.successor: QuantizationTracer | None = None  # what traces the model once more
         self.arguments: Arguments | None = None  # what is known of those of the forward
@@ -215,9 +217,18 @@ class QuantizationTracer(torch.fx.Tracer):
         if kind == "call_function" or (kind == "call_method" and row_of_method(target) is not None):
             args, kwargs = operands_by_position(target, args, kwargs)
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        if self._is_wrapped(kind, target) and user_tests_result():
+            self.tested_results[f"`{getattr(target, '__name__', target)}` ({user_line()})"] = None
         if target is operator.getitem or (kind == "call_method" and target == "get"):
             self._note_item(proxy, args)
         return proxy
+
+    def _is_wrapped(self, kind: str, target: Any) -> bool:
+        """Is it a call of code that tracing does not enter?"""
+        if kind == "call_module":
+            module = self.root.get_submodule(target)
+            return isinstance(module, LeafCode) or is_marked(module)
+        return kind == "call_function" and getattr(target, "__horizon_leaf__", False)
 
     def _note_item(self, item: torch.fx.Proxy, args: tuple) -> None:
         """An item of an argument of which nothing is known counts as given, too."""
@@ -458,6 +469,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
     if arguments.guard.facts:
         model.__dict__[GUARD] = arguments.guard
     _tell_lost(model, tracer.lost_hooks)
+    _tell_tested(model, tracer.tested_results)
     _tell_written(model, before)
     tell_modes(model, arguments, graph, _traced)
     return graph
@@ -516,6 +528,18 @@ def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:
             f"`{type(model).__name__}`: the prepared model does not call the hooks {shown}: symbolic trace goes "
             "through these modules, and the graph calls what is inside. Put such a hook on a layer inside or on the "
             "whole model, or prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward with all hooks.",
+            QuantizationWarning,
+        )
+
+
+def _tell_tested(model: nn.Module, results: Iterable[str]) -> None:
+    """Name the wrapped code whose result counts as given, where the forward asks whether it is None."""
+    shown = ", ".join(results)
+    if shown:
+        warn(
+            f"`{type(model).__name__}` asks whether {shown} gives None, which tracing does not know: it is traced as "
+            "if it did not. If it can, put the question into the wrapped code too, or prepare with "
+            "`PrepareMethod.JIT_STRIP`, which runs the forward.",
             QuantizationWarning,
         )
 
