@@ -34,7 +34,7 @@ MOVED = {
     "deploy.onnx_sampling": "export.onnx_sampling",
     "deploy.onnx_selection": "export.onnx_selection",
     "deploy.onnx_tables": "export.onnx_tables",
-    "deploy.recorder": "export.recorder",
+    "deploy.recorder": "program.recorder",
     "fx.absent": "capture.absent",
     "fx.arguments": "runtime.arguments",
     "fx.call_site": "runtime.call_site",

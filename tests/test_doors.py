@@ -26,7 +26,7 @@ DOORS = [
 ]
 ROOMS = [
     "statistics", "fake_quant", "operators", "runtime", "nn", "capture", "config", "passes", "calibration", "analysis",
-    "export", "workflow",
+    "program", "export", "workflow",
 ]  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def affine(g: OnnxGraph, site: Site, q: str, factor: Tensor, offset: Tensor, axi
 @lowers("lookup")
 def lookup(g: OnnxGraph, site: Site, q: str, table: Tensor, offset: int) -> str:
     index = g.node("Sub", g.cast(q, torch.int32), g.constant(offset, torch.int32))
-    return g.node("Gather", g.compact(table, "table"), index, axis=0)
+    return g.node("Gather", g.table(table), index, axis=0)
 
 
 @lowers("sum")

@@ -17,7 +17,8 @@ from horizon_plugin_pytorch.program.note import Value
 
 OPSET = 17
 IR_VERSION = 8
-_LARGE = 1 << 16
+_LARGE = 1 << 16  # numbers: larger constants are not kept for being asked for again
+_LONG = 1 << 12  # entries: shorter tables are stored as they are
 TYPES = {
     torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.bool: 9,
     torch.float16: 10, torch.float64: 11,
@@ -154,6 +155,28 @@ class OnnxGraph:
             if value.numel() == 0 or (float(value.min()) >= info.min and float(value.max()) <= info.max):
                 return self._cast_constant(self.constant(value, storage, hint), value.dtype)
         return self.constant(value, hint=hint)
+
+    def table(self, value: Tensor, hint: str = "table") -> str:
+        """A constant of integers in float32 along one axis, in as few bytes as a table of a smooth function takes.
+
+        From one entry to the next it changes little, so it is stored as these steps, several in a byte, and summed up
+        when the file is loaded.
+        """
+        return self._once(value, "table", lambda x: self._packed(x, hint))
+
+    def _packed(self, value: Tensor, hint: str) -> str:
+        packing = pack_steps(value)
+        if packing is None:
+            return self.compact(value, hint)
+        data, bits, low, start = packing
+        steps = self.cast(self.constant(data, hint=hint), torch.int32)
+        if bits < 8:
+            powers = [1 << shift for shift in range(0, 8, bits)]
+            parts = self.node("Div", steps, self.constant(powers, torch.int32, "powers"))
+            steps = self.node("Mod", parts, self.constant(1 << bits, torch.int32))
+        steps = self.node("Add", self.reshape(steps, [-1]), self.constant(low, torch.int32))
+        sums = self.node("CumSum", steps, self.constant(0, torch.int64, "axis"))
+        return self.cast(self.node("Add", sums, self.constant(start, torch.int32)), value.dtype)
 
     def _cast_constant(self, name: str, dtype: torch.dtype) -> str:
         """A constant in another type; once, however many read it."""
@@ -293,6 +316,32 @@ class OnnxGraph:
                 f"after the DeQuantStub; leave that out of the exported model. The checker says: {error}"
             ) from error
         return model
+
+
+def pack_steps(values: Tensor) -> tuple[Tensor, int, int, int] | None:
+    """The steps from one entry of a long table to the next, packed into bytes; None if that saves nothing.
+
+    Returns:
+        Bytes, of shape ``(count, 1)``; the bits that a step takes, the first step in the lowest; the smallest step,
+        which is to be added to each; and what is to be added to their sums.
+
+    >>> data, bits, low, start = pack_steps(torch.arange(65536) // 3 - 9)
+    >>> tuple(data.shape), bits, low, start
+    ((8192, 1), 1, 0, -9)
+    """
+    if values.numel() < _LONG or values.numel() % 8:
+        return None
+    entries = values.long()
+    steps = entries.diff(prepend=entries[:1])
+    low, high = int(steps[1:].min()), int(steps[1:].max())
+    bits = next((bits for bits in (1, 2, 4, 8) if high - low < 1 << bits), None)
+    is_byte = int(entries.min()) >= -128 and int(entries.max()) <= 127
+    if bits is None or (is_byte and bits == 8):
+        return None
+    digits = (steps - low).view(-1, 8 // bits)
+    digits[0, 0] = 0  # stands for the step to the first entry
+    shifts = torch.arange(0, 8, bits)
+    return (digits << shifts).sum(1, keepdim=True).to(torch.uint8), bits, low, int(entries[0]) - low
 
 
 def _attribute(name: str, value: Any) -> Any:

@@ -81,7 +81,7 @@ def _in_steps(g: OnnxGraph, q: str, factor: str, mean: str | None, weight: Tenso
 
 
 def _exponentials(g: OnnxGraph, q: str, dim: int, hidden: str | None, table: Tensor) -> tuple[str, str]:
-    entries = g.compact(table, "table")
+    entries = g.table(table)
     if hidden is None:
         steps = g.node("Sub", g.axes("ReduceMax", q, [dim], True), q)
         return steps, g.node("Gather", entries, g.cast(steps, torch.int32), axis=0)
