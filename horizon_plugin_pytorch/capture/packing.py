@@ -46,7 +46,7 @@ def pack(graph: fx.Graph) -> list[tuple]:
         name: Any = lambda node: _Reference(node.name)  # noqa: E731 - torch's type knows no references
         return fx.node.map_arg(value, name)
 
-    kept = ("stack_trace", "made_by", "weight_of")
+    kept = ("stack_trace", "made_by", "weight_of", "members")
     return [
         (
             n.op,
@@ -54,10 +54,17 @@ def pack(graph: fx.Graph) -> list[tuple]:
             _pack_target(n.target),
             refer(n.args),
             refer(n.kwargs),
-            {k: n.meta[k] for k in kept if k in n.meta},
+            {k: n.meta[k] for k in kept if k in n.meta} | _scopes(n),
         )
         for n in graph.nodes
     ]
+
+
+def _scopes(node: fx.Node) -> dict[str, Any]:
+    """The modules whose forwards made a node, without their classes."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [value[0] if isinstance(value, tuple) else key for key, value in stack.items()]
+    return {"nn_module_stack": {path: (path, "") for path in paths}} if paths else {}
 
 
 def unpack(nodes: list[tuple], cls: type[fx.Graph] = fx.Graph) -> fx.Graph:

@@ -11,6 +11,7 @@ from horizon_plugin_pytorch.capture.region import Region, called_path, has_stub,
 from horizon_plugin_pytorch.capture.wrapped import called_by_code_too, note_module
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER
+from horizon_plugin_pytorch.errors import source_line
 from horizon_plugin_pytorch.passes.fusion_rules import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.passes.own_scales import OwnScales
 from horizon_plugin_pytorch.passes.read_tensors import is_read
@@ -226,6 +227,7 @@ def fuse_graph(
     for path, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(path)
     replaced: dict[str, list[str]] = {}
+    lines: dict[str | None, str] = {}
     with_add = [rule for rule in FUSION_RULES if rule.has_add]
     without = [rule for rule in FUSION_RULES if not rule.has_add]
     first = {rule.roles[0] for rule in FUSION_RULES}
@@ -237,6 +239,7 @@ def fuse_graph(
             for rule in rules:
                 chain = matcher.match(rule, node, operand)
                 if chain is not None and (only is None or _merged(model, choices, rule, chain).qconfig is not None):
+                    lines.update({called_path(model, member): source_line(member.stack_trace) for member in chain})
                     place, members = _apply(model, choices, rule, chain, operand, only, names)
                     for path in members:
                         replaced.setdefault(path, []).append(place)
@@ -250,6 +253,7 @@ def fuse_graph(
             left = Identity() if isinstance(model, fx.GraphModule) else FusedAway()  # which the user's forward calls
             left.__dict__[FUSED_INTO] = [model.get_submodule(place) for place in places]
             left.__dict__[SETTINGS] = FormerSettings.of(member, path)
+            left.__dict__["line"] = lines[path]
             if isinstance(left, FusedAway):
                 _remember_tensors(left, member)
             _set_module(model, path, left.train(model.training), names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable
 from enum import Enum
 from types import CodeType
 from typing import NamedTuple
@@ -43,10 +44,12 @@ class Place(NamedTuple):
     Args:
         line: ``model.py:41``.
         scope: the module whose forward it is, where a graph knows it; None where the running modules tell.
+        method: the method of a FloatFunctional that makes the call, and is nothing else.
     """
 
     line: str
     scope: str | None = None
+    method: Running | None = None
 
 
 NOWHERE = Place("")
@@ -57,9 +60,12 @@ class Places:
 
     Args:
         model: its graphs, if it has any, know the lines that they were traced from.
+        operators: functions that are operators themselves: what they call is not the model's.
+        methods: methods that call one function, which is the operator.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, operators: Iterable[Callable] = (), methods: Iterable[Callable] = ()) -> None:
+        self._operators, self._methods = set(map(code_of, operators)), set(map(code_of, methods))
         self._graphs = {code_of(type(m).forward): m for m in model.modules() if isinstance(m, fx.GraphModule)}
         self._nodes: dict[CodeType, dict[int, Place]] = {}
         self._owners: dict[int, tuple[CodeType, _Owner]] = {}  # by id: Python's own hash of code reads all of it
@@ -92,7 +98,7 @@ class Places:
 
     def of_function(self) -> Place | None:
         """The line of the model that calls the function which a mode sees; None if other code calls it."""
-        is_above_mode = False
+        is_above_mode, method = False, None
         for running in running_functions():
             if running == self._outermost:
                 break
@@ -100,10 +106,12 @@ class Places:
                 is_above_mode = running.name == "__torch_function__"
                 continue
             owner = self._owner(running.code)
-            if owner is _Owner.PACKAGE:
+            if running.code in self._methods:
+                method = running
+            elif owner is _Owner.PACKAGE:
                 return None
-            if owner is not _Owner.PASSING:
-                return self._place(running, owner)
+            elif owner is not _Owner.PASSING:
+                return self._place(running, owner)._replace(method=method)
         return NOWHERE  # of a forward that torch wrote, such as that of nn.Sequential
 
     def _owner(self, code: CodeType) -> _Owner:
@@ -115,6 +123,8 @@ class Places:
     def _find_owner(self, code: CodeType) -> _Owner:
         if code in self._graphs:
             return _Owner.GRAPH
+        if code in self._operators:
+            return _Owner.PACKAGE
         file, name = file_and_name(code)
         is_mode = name == "__torch_function__"  # it passes on a call that was made above it
         is_ours = is_package_code(file) and os.path.dirname(file) != _FUNCTIONS and file != leaf.__file__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from enum import Enum
 from typing import Any
@@ -15,10 +15,10 @@ from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from horizon_plugin_pytorch.asking import as_tool, running_functions
+from horizon_plugin_pytorch.asking import as_tool, names_in, running_functions
 from horizon_plugin_pytorch.capture.tracer import is_functional, runs_as_one
 from horizon_plugin_pytorch.nested import tensors_of
-from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
+from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of
 from horizon_plugin_pytorch.operators.calls import as_call, row_of_call
 from horizon_plugin_pytorch.operators.table import Operator, row_named, row_of_module
 from horizon_plugin_pytorch.runtime.located import FUSED_INTO, PlacedModule, listening
@@ -75,7 +75,7 @@ class Watch:
             for module in model.modules()
             if is_functional(type(module)) and isinstance(getattr(module, "activation_post_process", None), nn.Module)
         }
-        self._places = Places(model)
+        self._places = Places(model, *_methods_of(self._functionals.values()))
         self._undo = ExitStack()
         self._thread = 0
         self._entered: list[nn.Module] = []  # whose forward is running; operators too, not what is inside them
@@ -243,6 +243,9 @@ class Watch:
         place = self._places.of_function()
         if place is None:
             return
+        if place.method is not None:
+            self._tell_method(place.method.owner, place.method.name, args, kwargs, out)
+            return
         found = row_of_call(*as_call(func, args, kwargs))
         path = self._scope if place.scope is None else place.scope
         row = None if found is None else found[0]
@@ -285,6 +288,14 @@ def _method_of(functional: nn.Module) -> tuple[str, tuple]:
     """The method of a float FloatFunctional that is running, and its arguments."""
     method = next((f for f in running_functions() if f.owner is functional), None)
     return ("", ()) if method is None else (method.name, method.arguments)
+
+
+def _methods_of(functionals: Iterable[nn.Module]) -> tuple[list[Callable], list[Callable]]:
+    """The methods of float FloatFunctionals: those that hand their result to a child, and torch's that do not."""
+    classes = {type(functional) for functional in functionals}
+    methods = [getattr(cls, name) for cls in classes for name in FUNCTIONAL_METHODS if hasattr(cls, name)]
+    ends = {method: "activation_post_process" in names_in(method) for method in methods}
+    return [m for m, has_end in ends.items() if has_end], [m for m, has_end in ends.items() if not has_end]
 
 
 def _take_off_top(mode: TorchFunctionMode) -> bool:

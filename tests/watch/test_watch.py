@@ -17,6 +17,7 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 
 from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.runtime.hooks import ALL
@@ -213,6 +214,23 @@ def test_functions_methods_writes_and_modules_that_are_no_children() -> None:
     assert len(by_name["[topk]"].outputs) == 2 and len(by_name["lstm"].outputs) == 3
     assert by_name[""].module is net.hidden[0] and by_name[""].operator == "linear"
     assert by_name["[assign]"].outputs[0] is by_name["[add]"].args[0]
+
+
+@pytest.mark.parametrize("cls", [FloatFunctional, torch.nn.quantized.FloatFunctional])
+def test_methods_of_a_float_functional_are_one_call(cls: type) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = cls()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.f.cat([self.f.add_relu(x, y=x), self.f.mul_scalar(x, 2)], dim=0)
+
+    found = calls_of(Net(), torch.ones(3))
+    assert [(call.name, len(call.inputs)) for call in found] == [
+        ("f[add_relu]", 2), ("f[mul_scalar](1)", 1), ("f[cat](2)", 2)
+    ]  # fmt: skip
+    assert found[2].args[1] == 0 and found[2].output.shape == (6,)
 
 
 def test_nested_arguments_and_keywords() -> None:
