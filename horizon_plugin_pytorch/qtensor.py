@@ -439,6 +439,14 @@ def is_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+_ADVISERS: list[Callable[[Callable], str]] = []
+
+
+def take_advice(adviser: Callable[[Callable], str]) -> None:
+    """Let errors say what `adviser` has to say of a function without a quantized form; "" for one that has a form."""
+    _ADVISERS.append(adviser)
+
+
 def unsupported(func: Callable) -> NotImplementedError:
     """The error for a function that would need to know how to treat the scale."""
     if is_backward() and asking.is_recomputing():
@@ -446,6 +454,11 @@ def unsupported(func: Callable) -> NotImplementedError:
             f"{described(func)} runs again in the backward pass (`torch.utils.checkpoint`), outside of the model's "
             "forward, where nothing says which scale it has. Put the code into the forward of a module of the model, "
             "and write `checkpoint(self.block, x, use_reentrant=False)`."
+        )
+    advice = next((text for ask in _ADVISERS if (text := ask(func))), "")
+    if advice:
+        return NotImplementedError(
+            f"{described(func)} is not implemented for QTensor: it has no quantized form; {advice}."
         )
     return NotImplementedError(
         f"{described(func)} is not implemented for QTensor: it would need to know how to treat the scale. "

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.qconfig import QConfig
 from horizon_plugin_pytorch.nn.boxes import require_real
 from horizon_plugin_pytorch.nn.filtering import filter, rle
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.operators.table import NotBindable, Operator, ScaleRule, Trait, row_of_function, rows
-from horizon_plugin_pytorch.qtensor import QTensor, described, handle, unsupported
+from horizon_plugin_pytorch.qtensor import QTensor, calling_line, described, handle, unsupported
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver
 
@@ -43,7 +44,10 @@ def _on_the_grid(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     if not isinstance(x, QTensor):  # only the positions are quantized
         real = pytree.tree_map(lambda v: v.as_real() if isinstance(v, QTensor) else v, (args, kwargs))
         return func(*real[0], **real[1])
-    module = _module(row, call, x)
+    try:
+        module = _module(row, call, x)
+    except UnsupportedOperatorError as error:  # which knows no line
+        raise UnsupportedOperatorError(str(error).replace(at(""), calling_line().strip(), 1)) from error
     if not x.is_integer:
         return module(*call.args, **call.kwargs)
     with torch.no_grad():

@@ -6,16 +6,18 @@ of functions, `prepare`, `convert`, checks, documents and tests are all driven b
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.operators.arguments import arguments_by_name
 from horizon_plugin_pytorch.operators.support import EVERYWHERE, GROUPS, Marches, Support, group_of
+from horizon_plugin_pytorch.qtensor import take_advice
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
 
 
@@ -300,6 +302,26 @@ def advice_for(target: Any) -> str:
         return _ADVICE.get(target) or _ADVICE.get(IN_PLACE_OPERATORS.get(target, target), "")
     except TypeError:  # unhashable
         return ""
+
+
+NO_FORM = (
+    "move it after the DeQuantStub, replace it by a supported operator, or put a DeQuantStub before and a QuantStub "
+    "after it"
+)
+
+
+def _advice_for_call(func: Callable) -> str:
+    """What to write instead of a function that a QTensor was given to; empty if it has a quantized form."""
+    name = getattr(func, "__name__", "")
+    spellings: tuple[Any, ...] = (
+        (func, name, getattr(operator, name, None)) if getattr(Tensor, name, None) is func else (func,)
+    )
+    if any(row_of_function(spelling) or row_of_method(spelling) for spelling in spellings):
+        return ""
+    return next((text for spelling in spellings if (text := advice_for(spelling))), NO_FORM)
+
+
+take_advice(_advice_for_call)
 
 
 def as_module(

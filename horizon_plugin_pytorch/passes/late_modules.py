@@ -149,7 +149,7 @@ class _OneCall:
             owner, name, module = self._place(path)
             row = row_of_module(type(module))
             assert row is not None
-            qat = qat_form(path, module, row, choices, march, next(self._devices(), None))
+            qat = qat_form(path, module, row, choices, march, next(self._devices(), None), self.site.line)
             if qat is not None:
                 owner._modules[name] = qat
                 warn_wide_weights(qat, march, path)

@@ -42,6 +42,7 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.nn.stubs import QuantStub
 from horizon_plugin_pytorch.operators.table import (
     AS_IT_IS,
+    NO_FORM,
     Binder,
     Call,
     Kind,
@@ -82,10 +83,7 @@ def _unsupported(
     elif row is not None:
         advice = advice or "these arguments have no quantized form; write it with simpler operators"
     else:
-        advice = advice_for(node.target) or (
-            "move it after the DeQuantStub, replace it by a supported operator, or put a DeQuantStub before and a "
-            "QuantStub after it"
-        )
+        advice = advice_for(node.target) or NO_FORM
     return UnsupportedOperatorError(f"`{what}` {where} has no quantized form on {march}: {advice}.")
 
 

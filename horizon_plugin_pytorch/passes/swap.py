@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.config.resolve import needs_activation
 from horizon_plugin_pytorch.errors import (
     CalibrationWarning,
+    HorizonError,
     QuantizationConfigError,
     QuantizationWarning,
     at,
@@ -124,7 +125,7 @@ def to_qat(
             return None
         if lines is not None and _line(path, lines) is None:
             return None
-        return qat_form(path, module, row, choices, march, home)
+        return qat_form(path, module, row, choices, march, home, _line(path, lines or {}) or "")
 
     model = map_modules(model, change)
     warn_wide_weights(model, march)
@@ -140,12 +141,14 @@ def qat_form(
     choices: dict[str, Choice],
     march: March,
     home: torch.device | None = None,
+    line: str = "",
 ) -> nn.Module | None:
     """The QAT form of a float module; None if it has no qconfig and needs one.
 
     Args:
         row: the module's row in the operator table.
         home: the device of a module without parameters.
+        line: the line of the user's model that calls it, for errors.
     """
     choice = choices.get(path)
     qconfig = _inherited(choices, path) if choice is None else choice.qconfig
@@ -162,7 +165,10 @@ def qat_form(
     if qconfig is not None and row.needs_qconfig and _is_half(row, qconfig):
         qat: nn.Module = Float16(module, qconfig)
     else:
-        qat = row.qat.from_float(module)  # type: ignore[union-attr]
+        try:
+            qat = row.qat.from_float(module)  # type: ignore[union-attr]
+        except HorizonError as error:
+            raise type(error)(str(error).replace(at(path), at(path, line), 1)) from error
     qat.operator = row.name  # type: ignore[assignment]
     is_accumulator = row.has_real_output and qconfig is not None and qconfig.activation is None
     qat.gives_accumulator = is_accumulator  # type: ignore[assignment]
