@@ -25,7 +25,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
-from tests.clients.model import Generated, outputs_of, write
+from tests.clients.model import WRITTEN_INPUTS, Generated, outputs_of, write
 from tests.routes import mismatches, run_onnx
 
 # Formats of activations and weights, and how far from float a few layers of them may be.
@@ -48,7 +48,8 @@ def _by_running(model: nn.Module, g: Generated, formats: str) -> nn.Module:
 def _by_tracing(model: nn.Module, g: Generated, formats: str) -> nn.Module:
     if g.seed % 2:
         return prepare(model, g.inputs(0), qconfig_dict=_qconfig(formats), method=PrepareMethod.SYMBOLIC, out_dir=None)
-    return prepare_qat_fx(model, _qconfig(formats))
+    examples = {"example_inputs": g.inputs(0)} if g.style in WRITTEN_INPUTS else {}
+    return prepare_qat_fx(model, _qconfig(formats), **examples)
 
 
 ROUTES: dict[str, Callable[[nn.Module, Generated, str], nn.Module]] = {"running": _by_running, "tracing": _by_tracing}

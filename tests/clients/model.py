@@ -35,7 +35,8 @@ HOOKS = (
     "self.register_forward_hook(lambda m, a, k, o: None, with_kwargs=True)",
     "self.register_forward_hook(lambda m, a, k, o: o, with_kwargs=True)",
 )
-_UNTRACEABLE = ("written dict", "popped dict", "keywords")
+_UNTRACEABLE = ("keywords",)
+WRITTEN_INPUTS = ("written dict", "popped dict")  # tracing follows these with example inputs
 
 
 @dataclass

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.div import Div as _Float
 from horizon_plugin_pytorch.nn.elementwise import Reciprocal
 from horizon_plugin_pytorch.nn.qat.composite import Composite, constant_stub, inner_qconfig, optional
-from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional, smallest_divisor
+from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional, away_from_zero
 from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Functional
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
@@ -44,7 +43,7 @@ class Div(Composite):
         if not isinstance(y, QTensor):
             return self.mul.mul(x, self.constant(torch.reciprocal(y.float())))
         if y.grid is None:
-            y = y.like(fp.away_from_zero(y.plain(), smallest_divisor(y)))
+            y = y.like(away_from_zero(y, self.mul, f"`{type(self).__name__}` {self.place}"))
         return self.mul.mul(x, self.reciprocal(y))
 
 

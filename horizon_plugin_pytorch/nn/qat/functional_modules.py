@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.errors import QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.quantized.functional_modules import (
@@ -43,6 +45,7 @@ class FloatFunctional(QATModule):
     """Operators as methods, each with its output rounded to the grid of one scale."""
 
     quantized_class = QFunctional
+    _has_told_divisor: bool = False  # is it said that it divides by small numbers?
 
     def __init__(self, qconfig: Any = None) -> None:
         super().__init__()
@@ -97,7 +100,12 @@ class FloatFunctional(QATModule):
 
     def div(self, x: Any, y: Any) -> Any:
         """``x / y``; a divisor counts as at least 1/256 of its range."""
-        return self._run("div", lambda: real(x) / _divisor(y), x, y)
+        return self._run("div", lambda: real(x) / self._divisor(y), x, y)
+
+    def _divisor(self, y: Any) -> Any:
+        if not isinstance(y, QTensor):
+            return y
+        return away_from_zero(y.as_numbers(), self, f"`{type(self).__name__}` {self.place}")
 
     def maximum(self, x: Any, y: Any) -> Any:
         """The larger of two values, element by element."""
@@ -159,20 +167,38 @@ def _times(x: Any, alpha: float) -> Any:
     return x if alpha == 1 else x * alpha
 
 
-def _divisor(y: Any) -> Any:
-    """Real values that can be divided by."""
-    if not isinstance(y, QTensor):
-        return y
-    y = y.as_numbers()
-    return fp.away_from_zero(y.as_real(), smallest_divisor(y))
+def away_from_zero(y: QTensor, module: FloatFunctional, place: str) -> Tensor:
+    """Real values that can be divided by: they count as at least 1/256 of the range.
 
+    While calibrating there is no scale yet, and the range is that of the batch. It is said, once for each module, if it
+    makes quotients less than half of what they are in float.
 
-def smallest_divisor(y: QTensor) -> float:
-    """The magnitude that divisors count as at least. While calibrating there is no scale yet: of this batch's range."""
+    Args:
+        module: what divides.
+        place: the operator it is, or is a part of.
+    """
     if y.is_rounded:
-        return float(y.scale) * fp.smallest_divisor(y.dtype)
-    largest = float(y.plain().detach().abs().amax()) if y.numel() else 0.0
-    return max(largest * fp.smallest_divisor(y.dtype) / -y.dtype.min, torch.finfo(torch.float32).tiny)
+        return fp.away_from_zero(y.as_real(), float(y.scale) * fp.smallest_divisor(y.dtype))
+    values = y.as_real()
+    magnitudes = values.detach().abs()
+    largest = float(magnitudes.amax()) if y.numel() else 0.0
+    limit = max(largest * fp.smallest_divisor(y.dtype) / -y.dtype.min, torch.finfo(torch.float32).tiny)
+    if not module._has_told_divisor and largest > 0:
+        smallest = float(magnitudes.masked_fill_(magnitudes == 0, math.inf).amin())
+        if 2 * smallest < limit:
+            module._has_told_divisor = True
+            _tell_divisor(place, smallest, largest, limit)
+    return fp.away_from_zero(values, limit)
+
+
+def _tell_divisor(place: str, smallest: float, largest: float, limit: float) -> None:
+    warn(
+        f"{place} divides by numbers between {smallest:.3g} and {largest:.3g}, and those below 1/256 of the largest "
+        f"count as that ({limit:.3g}), here and in the deployed model: quotients become up to {limit / smallest:.3g} "
+        "times too small. Give the divisor a lower limit in the model (`y.clamp(min=...)`), or divide after the "
+        "DeQuantStub.",
+        QuantizationWarning,
+    )
 
 
 def _binary(method: str) -> Callable[..., Call | None]:
