@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from horizon_plugin_pytorch.asking import (
     asserted_answer,
@@ -30,6 +29,7 @@ from horizon_plugin_pytorch.asking import (
 from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.container_writes import only_writes
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments, Place
+from horizon_plugin_pytorch.capture.made_tensors import MadeTensors, TracedCalls
 from horizon_plugin_pytorch.capture.modes import tell_modes
 from horizon_plugin_pytorch.capture.proxies import KnownItems, Parts, TracedProxy, Written, stand_in
 from horizon_plugin_pytorch.capture.sizes import empty_as_zeros
@@ -106,6 +106,7 @@ class QuantizationTracer(torch.fx.Tracer):
         self.successor: QuantizationTracer | None = None  # what traces the model once more
         self.arguments: Arguments | None = None  # what is known of those of the forward
         self._places: dict[torch.fx.Node, Place] = {}
+        self.made = MadeTensors(lambda x: self.create_proxy("call_function", torch.clone, (x,), {}), ())
         self._constants: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are no attributes, and their copies
 
     @property
@@ -171,7 +172,8 @@ class QuantizationTracer(torch.fx.Tracer):
         if isinstance(a, KnownItems) and a.is_written:
             return super().create_arg(a.plain())
         if isinstance(a, Tensor) and not isinstance(a, torch.nn.Parameter):
-            return super().create_arg(self._constant(a))
+            traced = self.made.traced(a)
+            return super().create_arg(self._constant(a) if traced is None else traced)
         return super().create_arg(self.stand_in(a) if isinstance(a, torch.fx.Proxy) and a.tracer is not self else a)
 
     def _constant(self, a: Tensor) -> Tensor:
@@ -351,7 +353,7 @@ class QuantizationTracer(torch.fx.Tracer):
                 setattr(torch, name, self._recording("call_function", made, function))
             for name in _SHAPERS:  # inherited from the class below, and again so when they are deleted
                 setattr(torch.Tensor, name, self._recording("call_method", name, getattr(torch.Tensor, name)))
-            with _Subscripts(self._recording("call_function", operator.getitem, operator.getitem)):
+            with TracedCalls(self.made, self._recording("call_function", operator.getitem, operator.getitem)):
                 yield
         finally:
             for name, function in saved.items():
@@ -369,23 +371,10 @@ class QuantizationTracer(torch.fx.Tracer):
         return record
 
     def trace(self, root: Any, concrete_args: Any = None) -> torch.fx.Graph:
+        of_model = (x for x, _ in _tensors(root).values()) if isinstance(root, nn.Module) else ()
+        self.made = MadeTensors(lambda x: self.create_proxy("call_function", torch.clone, (x,), {}), of_model)
         with self._functional_calls(root), self._sizes_as_arguments():
             return super().trace(root, concrete_args)
-
-
-class _Subscripts(TorchFunctionMode):
-    """Inside, `x[...]` of an ordinary tensor is done by a function.
-
-    A method ``Tensor.__getitem__`` of Python's own could not be taken back: the interpreter would take tensors for
-    sequences ever after, and ``torch.tensor([x, y])`` of single numbers would fail.
-    """
-
-    def __init__(self, subscript: Callable) -> None:
-        super().__init__()
-        self.subscript = subscript
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return self.subscript(*args) if func is torch.Tensor.__getitem__ else func(*args, **(kwargs or {}))
 
 
 def _is_tensor(value: Any) -> bool:
