@@ -32,6 +32,11 @@ _SHAPES = (Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.__l
 
 VIEW_ATTRIBUTES = ("T", "mT", "H", "mH", "data")  # attributes that show the memory of the tensor
 RESULT_FIELDS = {"values": 0, "indices": 1, "min": 0, "max": 1}  # of max, topk and their kin, by position
+_RESULT_TYPES = [cls for cls in vars(torch.return_types).values() if isinstance(cls, type)]
+# Attributes that are tensors: views, and the results of max, qr and others by name.
+TENSOR_ATTRIBUTES = frozenset(
+    (*VIEW_ATTRIBUTES, "real", "imag", *(name for cls in _RESULT_TYPES for name in getattr(cls, "__match_args__", ())))
+)
 
 # Methods that read only the shape or type of the tensor that they are given.
 SHAPED_LIKE = frozenset({"expand_as", "reshape_as", "view_as", "type_as", "to"})

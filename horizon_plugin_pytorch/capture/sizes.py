@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from horizon_plugin_pytorch.torch_functions import RESULT_FIELDS, SIZE_METHODS, VIEW_ATTRIBUTES
+from horizon_plugin_pytorch.torch_functions import SIZE_METHODS, TENSOR_ATTRIBUTES
 
 _EMPTY = torch.empty
 
@@ -24,14 +24,13 @@ def empty_as_zeros(*size: Any, **settings: Any) -> Tensor:
 
 # Functions that make tensors of numbers; with a float type, or turned to float, they are constants of the model.
 MAKERS = {torch.arange, torch.linspace, torch.zeros, torch.ones, torch.full, torch.eye, empty_as_zeros}
-_TENSORS = (*RESULT_FIELDS, *VIEW_ATTRIBUTES)  # attributes that are tensors
 
 
 def is_fact(node: fx.Node) -> bool:
     """Does the node ask about a tensor (its shape, its device) rather than compute with it?"""
     if node.op == "call_method":
         return node.target in SIZE_METHODS
-    return node.op == "call_function" and node.target is getattr and node.args[1] not in _TENSORS
+    return node.op == "call_function" and node.target is getattr and node.args[1] not in TENSOR_ATTRIBUTES
 
 
 def is_size(node: fx.Node) -> bool:

@@ -21,11 +21,11 @@ from horizon_plugin_pytorch.capture.region import (
 )
 from horizon_plugin_pytorch.capture.tracer import scope_of
 from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, UnsupportedOperatorError, warn
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.nn.stubs import DeQuantStub, QuantStub
-from horizon_plugin_pytorch.operators.table import AS_IT_IS, Call, NotBindable, Trait, row_named
+from horizon_plugin_pytorch.operators.table import AS_IT_IS, Call, NotBindable, Operator, Trait, row_named
 from horizon_plugin_pytorch.passes.fusion_rules import Role, can_fold, role_of
 from horizon_plugin_pytorch.passes.replace import binder_of
 
@@ -184,7 +184,9 @@ def _runs_on_cpu(model: Any, node: fx.Node, region: Region, march: March, config
     if row is not None and (Trait.CPU in row.traits or row.support(march) is None):
         return True
     path = called_path(model, node)
-    if node.op == "call_module" or path is not None:
+    if node.op == "call_module" and row is not None:
+        return not _has_form(row, module_at(model, str(path)))
+    if path is not None:
         is_ours = row is not None or not type(module_at(model, str(path))).__module__.startswith("torch.")
         method = row_named(row_name_of(str(node.target), node.args[1:])) if node.op == "call_method" else None
         return not is_ours or (method is not None and method.support(march) is None)
@@ -195,11 +197,20 @@ def _runs_on_cpu(model: Any, node: fx.Node, region: Region, march: March, config
         return False
     try:
         call = found[1](*with_numbers(model, node.args), **with_numbers(model, node.kwargs))
-        if isinstance(call, Call):
-            call.make()
+        return call is None or (isinstance(call, Call) and not _has_form(found[0], call.make()))
     except (NotBindable, TypeError):
         return True
-    return call is None
+
+
+def _has_form(row: Operator, module: nn.Module) -> bool:
+    """True if a module can be quantized with the settings that it has."""
+    try:
+        require_form = getattr(row.qat, "require_form", None)
+        if require_form is not None:
+            require_form(module)
+    except UnsupportedOperatorError:
+        return False
+    return True
 
 
 def _is_folded(model: Any, node: fx.Node) -> bool:

@@ -247,7 +247,8 @@ class PlacedModule(Successor):
             return args, kwargs
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: v is None)
         for position, path in self.stub_paths.items():
-            leaves[position] = model.resolve(path)(leaves[position])
+            if not isinstance(leaves[position], (int, float)):  # the first of ``sum(tensors)``, which begins with 0
+                leaves[position] = model.resolve(path)(leaves[position])
         return pytree.tree_unflatten(leaves, spec)
 
     def require_scales(self, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nn.qat.composite import on_both
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized import embedding as quantized
@@ -41,9 +41,13 @@ class Embedding(QATModule):
         return self
 
     def require_settings(self) -> None:
-        if self.max_norm is not None:
+        self.require_form(self)
+
+    @classmethod
+    def require_form(cls, mod: Any) -> None:
+        if mod.max_norm is not None:
             raise UnsupportedOperatorError(
-                f"`Embedding` {self.place} has no quantized form with max_norm, which changes the "
+                f"`Embedding` {at(getattr(mod, 'path', ''))} has no quantized form with max_norm, which changes the "
                 "table while the model runs. Normalise the table before `prepare`, and leave max_norm out."
             )
 

@@ -48,6 +48,10 @@ class _Sampling(GridModule):
         self.require_settings()
         return self
 
+    @classmethod
+    def require_form(cls, mod: Any) -> None:
+        cls.from_float(mod)
+
     def require_settings(self) -> None:
         remedy = _remedy(self.mode, self.padding_mode)
         if remedy:

@@ -35,6 +35,10 @@ class _Resize(QATModule):
         self.activation_post_process = None
         return self
 
+    @classmethod
+    def require_form(cls, mod: Any) -> None:
+        cls.from_float(mod)
+
     def require_settings(self) -> None:
         has_antialias = getattr(self, "antialias", False)
         if self.mode not in quantized.MODES or has_antialias:

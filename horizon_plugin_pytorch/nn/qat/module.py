@@ -126,6 +126,14 @@ class QATModule(PlacedModule):
         """Names and values of the numbers that the integer form is made of."""
         return self.named_parameters(recurse=False)
 
+    @classmethod
+    def require_form(cls, mod: Any) -> None:
+        """Insist that a float module has a quantized form with its settings.
+
+        Raises:
+            UnsupportedOperatorError: names the module, the setting and a remedy.
+        """
+
     def require_settings(self) -> None:
         """Refuse settings that integers cannot have; they may have been set after the model was prepared."""
 

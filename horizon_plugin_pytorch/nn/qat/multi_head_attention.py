@@ -53,8 +53,7 @@ class MultiheadAttention(Composite):
         self.out_proj = Linear.from_float(source.out_proj)
 
     @classmethod
-    def from_float(cls, mod: nn.MultiheadAttention) -> MultiheadAttention:
-        """The QAT form."""
+    def require_form(cls, mod: nn.MultiheadAttention) -> None:
         extras = [
             name
             for name, is_there in (
@@ -69,6 +68,11 @@ class MultiheadAttention(Composite):
                 f"`MultiheadAttention` {at(getattr(mod, 'path', ''))} has no quantized form with "
                 f"{' and '.join(extras)}: leave that out, or bring key and value to embed_dim with a Linear first."
             )
+
+    @classmethod
+    def from_float(cls, mod: nn.MultiheadAttention) -> MultiheadAttention:
+        """The QAT form."""
+        cls.require_form(mod)
         return cls(mod, mod.qconfig)
 
     def drop_float_parameters(self) -> None:

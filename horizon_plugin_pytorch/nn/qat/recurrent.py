@@ -178,13 +178,17 @@ class _Recurrent(Composite):
             self.register_parameter(name, parameter)
 
     @classmethod
-    def from_float(cls, mod: Any) -> Any:
-        """The QAT form."""
+    def require_form(cls, mod: Any) -> None:
         if getattr(mod, "proj_size", 0):
             raise UnsupportedOperatorError(
                 f"`LSTM` {at(getattr(mod, 'path', ''))} has no quantized form with proj_size: leave it out, and put a "
                 "Linear after the LSTM."
             )
+
+    @classmethod
+    def from_float(cls, mod: Any) -> Any:
+        """The QAT form."""
+        cls.require_form(mod)
         return cls(mod, mod.qconfig)
 
     def drop_float_parameters(self) -> None:

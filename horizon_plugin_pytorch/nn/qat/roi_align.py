@@ -20,12 +20,16 @@ from horizon_plugin_pytorch.qtensor import QTensor
 _ADAPTIVE = "sampling_ratio must be above 0: a number of samples that depends on the boxes has no quantized form"
 
 
-def _check(cls: type, mod: Any) -> None:
-    if mod.sampling_ratio < 1:
-        raise UnsupportedOperatorError(f"`{cls.__name__}` {at(getattr(mod, 'path', ''))}: {_ADAPTIVE}.")
+class _Sampled:
+    """What has a quantized form only if the number of samples is given."""
+
+    @classmethod
+    def require_form(cls, mod: Any) -> None:
+        if mod.sampling_ratio < 1:
+            raise UnsupportedOperatorError(f"`{cls.__name__}` {at(getattr(mod, 'path', ''))}: {_ADAPTIVE}.")
 
 
-class RoIAlign(GridModule, _Float):  # type: ignore[misc] # forward takes what theirs takes
+class RoIAlign(_Sampled, GridModule, _Float):  # type: ignore[misc] # forward takes what theirs takes
     """RoIAlign on the grid of its input."""
 
     quantized_class = quantized.RoIAlign
@@ -34,7 +38,7 @@ class RoIAlign(GridModule, _Float):  # type: ignore[misc] # forward takes what t
     @classmethod
     def from_float(cls, mod: Any) -> RoIAlign:
         """The QAT form of a RoIAlign module."""
-        _check(cls, mod)
+        cls.require_form(mod)
         return cls(mod.output_size, mod.spatial_scale, mod.sampling_ratio, mod.aligned)
 
     def _train(self, x: QTensor, boxes: Any) -> Tensor:
@@ -44,7 +48,7 @@ class RoIAlign(GridModule, _Float):  # type: ignore[misc] # forward takes what t
         return round_to_grid(out, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False)
 
 
-class MultiScaleRoIAlign(RoundedModule, _FloatMulti):  # type: ignore[misc]
+class MultiScaleRoIAlign(_Sampled, RoundedModule, _FloatMulti):  # type: ignore[misc]
     """MultiScaleRoIAlign with its output rounded."""
 
     quantized_class = quantized.MultiScaleRoIAlign
@@ -53,7 +57,7 @@ class MultiScaleRoIAlign(RoundedModule, _FloatMulti):  # type: ignore[misc]
     @classmethod
     def from_float(cls, mod: Any) -> MultiScaleRoIAlign:
         """The QAT form of a MultiScaleRoIAlign module."""
-        _check(cls, mod)
+        cls.require_form(mod)
         self = cls(
             mod.output_size, mod.feature_strides, mod.sampling_ratio, mod.canonical_box_size, mod.canonical_level,
             mod.aligned,
