@@ -56,6 +56,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.calibration
 	$(BIN)/python -m benchmarks.operators
+	$(BIN)/python -m benchmarks.watching
 
 accuracy: .venv/.dev
 	$(BIN)/python -m benchmarks.accuracy
