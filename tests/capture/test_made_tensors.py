@@ -105,26 +105,26 @@ def inside(x: Tensor) -> Tensor:
     return made + x
 
 
-CASES = {
-    **{f"{f.__name__} before": Net(before=f) for f in FUNCTIONS},
-    **{f"{f.__name__} after": Net(after=f) for f in FUNCTIONS},
-    "inside": Net(inside=inside),
-    "a constant moves inside": Net(inside=moved_constant),
+CASES: dict[str, dict[str, Callable]] = {
+    **{f"{f.__name__} before": {"before": f} for f in FUNCTIONS},
+    **{f"{f.__name__} after": {"after": f} for f in FUNCTIONS},
+    "inside": {"inside": inside},
+    "a constant moves inside": {"inside": moved_constant},
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_written_is_read_again_by_tracing_as_by_running(name: str) -> None:
-    net, results = CASES[name].eval(), []
+    net, results = Net(**CASES[name]).eval(), []
     x = torch.randn(2, 4)
-    batches = [x, x.flip(0), x * 0.5]  # in the range of the first
+    batches = [x, x.flip(0)]  # in the range of the first
     for method in ("symbolic", "jit-strip"):
         qconfig = get_default_qconfig(activation_qkwargs={"dtype": "qint16", "averaging_constant": 0})
         model = prepare(net, (batches[0],), qconfig_dict={"": qconfig}, method=method, out_dir=None)
         calibrate(model, (x,))
         quantized = convert(model)
         with torch.no_grad():
-            for batch in batches * 2:  # nothing is left of a run
+            for batch in batches * 3:  # nothing is left of a run
                 got, wanted = model(batch), net(batch)
                 assert (got - wanted).abs().max() < 0.05 * wanted.abs().max()
                 assert mismatches(as_numbers(got), as_numbers(quantized(batch))) == 0
