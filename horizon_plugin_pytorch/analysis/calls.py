@@ -70,7 +70,7 @@ class SeenTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class ModuleCall:
+class CallRow:
     """One call of an operator.
 
     Args:
@@ -139,7 +139,7 @@ class Recording:
         reasons: the rules that gave operators their formats.
     """
 
-    calls: tuple[ModuleCall, ...]
+    calls: tuple[CallRow, ...]
     operators: dict[str, nn.Module]
     uses: dict[int, int]
     functions: dict[int, tuple[str, ...]]
@@ -157,18 +157,18 @@ class Recording:
         return {path: called[path] for path in self.operators}
 
     @cached_property
-    def _by_origin(self) -> dict[int, list[ModuleCall]]:
-        found: dict[int, list[ModuleCall]] = defaultdict(list)
+    def _by_origin(self) -> dict[int, list[CallRow]]:
+        found: dict[int, list[CallRow]] = defaultdict(list)
         for call in self.calls:
             for origin in {x.origin for x in call.inputs if x.origin is not None}:
                 found[origin].append(call)
         return found
 
-    def consumers(self, call: ModuleCall) -> list[ModuleCall]:
+    def consumers(self, call: CallRow) -> list[CallRow]:
         """The calls that take results of `call`, functions between them or not."""
         return self._by_origin.get(call.index, [])
 
-    def next_call(self, call: ModuleCall) -> ModuleCall | None:
+    def next_call(self, call: CallRow) -> CallRow | None:
         """The call that takes a result of `call` as it is, the first if there are several."""
         return next((c for c in self.consumers(call) if any(x.producer == call.index for x in c.inputs)), None)
 
@@ -210,7 +210,7 @@ class _Recorder:
 
     def __init__(self, model: nn.Module) -> None:
         self.operators = operators_of(model)
-        self.calls: list[ModuleCall] = []
+        self.calls: list[CallRow] = []
         self.uses: Counter[int] = Counter()
         self.functions: dict[int, dict[str, None]] = defaultdict(dict)
         self._modules = set(self.operators.values())
@@ -253,7 +253,7 @@ class _Recorder:
             outputs.append(self._seen(x, dtype, index, index))
         # A traced `x * n` learns that n is a number when it runs.
         method = call.method.removesuffix("_scalar") if call.is_generated else call.method
-        self.calls.append(ModuleCall(index, call.path, module, method, call.repetition, inputs, tuple(outputs)))
+        self.calls.append(CallRow(index, call.path, module, method, call.repetition, inputs, tuple(outputs)))
 
     def _follow(self, call: OperatorCall) -> None:
         """A function was called: what it gives still comes from the operator before it."""

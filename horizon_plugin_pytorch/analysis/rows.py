@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.analysis.calls import ModuleCall, Recording, SeenTensor
+from horizon_plugin_pytorch.analysis.calls import CallRow, Recording, SeenTensor
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
@@ -181,7 +181,7 @@ def check_recording(recording: Recording) -> ModelCheck:
 # -- fusion
 
 
-def _roles(call: ModuleCall) -> tuple[Role, ...]:
+def _roles(call: CallRow) -> tuple[Role, ...]:
     """The parts that a call plays in fusion; several for a module that is fused already."""
     module = call.module
     if isinstance(module, QATGemm):
@@ -196,7 +196,7 @@ def _roles(call: ModuleCall) -> tuple[Role, ...]:
     return (Role.ADD,) if is_sum and call.inputs[0].producer != call.inputs[1].producer else ()
 
 
-def _fits(layer: nn.Module, call: ModuleCall) -> bool:
+def _fits(layer: nn.Module, call: CallRow) -> bool:
     """Can a batch normalisation be folded into the layer? Other calls fit."""
     if not isinstance(call.module, QATBatchNorm):
         return True
@@ -237,7 +237,7 @@ def called_times(recording: Recording) -> Iterator[CalledTimes]:
 
 def shared_ranges(recording: Recording) -> Iterator[SharedRange]:
     """Modules with a scale of their own that were called several times, and the ranges of their outputs."""
-    by_path: dict[str, list[ModuleCall]] = defaultdict(list)
+    by_path: dict[str, list[CallRow]] = defaultdict(list)
     for call in recording.calls:
         if isinstance(call.quantizer, FakeQuantize):
             by_path[call.path].append(call)
@@ -254,7 +254,7 @@ def shared_ranges(recording: Recording) -> Iterator[SharedRange]:
 
 
 def dtype_statistics(
-    calls: Sequence[ModuleCall], tensors: Callable[[ModuleCall], Iterable[SeenTensor]]
+    calls: Sequence[CallRow], tensors: Callable[[CallRow], Iterable[SeenTensor]]
 ) -> Iterator[DtypeCount]:
     """How many tensors of each format go into the modules of each type, or come out of them."""
     found: dict[type, Counter[str]] = {}
@@ -268,7 +268,7 @@ def _dtypes(tensors: Iterable[SeenTensor]) -> tuple[str, ...]:
     return tuple(x.dtype for x in tensors)
 
 
-def out_qconfig(call: ModuleCall, reason: str = "") -> OutQConfig:
+def out_qconfig(call: CallRow, reason: str = "") -> OutQConfig:
     """Formats of a call, and the observer of its output."""
     quantizer = call.quantizer
     if isinstance(quantizer, FakeQuantize):
@@ -290,7 +290,7 @@ def _weight_quantizer(module: nn.Module) -> Any:
     return found if isinstance(found, (FakeQuantize, FakeCast)) else None
 
 
-def weight_qconfigs(calls: Iterable[ModuleCall]) -> Iterator[WeightQConfig]:
+def weight_qconfigs(calls: Iterable[CallRow]) -> Iterator[WeightQConfig]:
     """Formats of the weights, a row for each call."""
     for call in calls:
         quantizer = _weight_quantizer(call.module)
@@ -320,7 +320,7 @@ def messages(recording: Recording) -> Iterator[Message]:
         if isinstance(call.module, DeQuantStub):
             continue
 
-        def say(text: str, remedy: str, call: ModuleCall = call) -> Message:
+        def say(text: str, remedy: str, call: CallRow = call) -> Message:
             return Message(call.name, type(call.module), text, remedy)
 
         weight, quantizer = _weight_quantizer(call.module), call.quantizer
@@ -357,7 +357,7 @@ def _scale(quantizer: FakeQuantize) -> Any:
     return scale[0] if len(scale) == 1 else scale
 
 
-def compute_types(calls: Iterable[ModuleCall]) -> Iterator[ComputeType]:
+def compute_types(calls: Iterable[CallRow]) -> Iterator[ComputeType]:
     """Layers that multiply real numbers by integers."""
     for call in calls:
         weight = _weight_quantizer(call.module)
@@ -366,7 +366,7 @@ def compute_types(calls: Iterable[ModuleCall]) -> Iterator[ComputeType]:
             yield ComputeType(call.name, input, str(weight.dtype).removeprefix("q"))
 
 
-def _is_dynamic(call: ModuleCall) -> bool:
+def _is_dynamic(call: CallRow) -> bool:
     """Does a layer quantize its input itself?"""
     return isinstance(call.module, QATGemm) and call.module.dynamic is not None
 
@@ -416,7 +416,7 @@ def _called_again(path: str, count: int) -> str:
     return f"a FloatFunctional has one scale and is called {count} times; define one for each, or use own_scales"
 
 
-def _can_be_real(call: ModuleCall) -> bool:
+def _can_be_real(call: CallRow) -> bool:
     """Can the accumulator of this operator leave as float?"""
     row = row_named(getattr(call.module, "operator", ""))
     return row is not None and row.has_real_output and call.method in ("", "matmul")
@@ -427,7 +427,7 @@ def _is_nothing(module: nn.Module) -> bool:
     return row is not None and row.does_nothing
 
 
-def _is_output(recording: Recording, call: ModuleCall) -> bool:
+def _is_output(recording: Recording, call: CallRow) -> bool:
     """Does a result go to DeQuantStubs only, perhaps through a Dropout?"""
     consumers = recording.consumers(call)
     return bool(consumers) and all(
@@ -438,7 +438,7 @@ def _is_output(recording: Recording, call: ModuleCall) -> bool:
     )
 
 
-def _is_shared_output(recording: Recording, call: ModuleCall) -> bool:
+def _is_shared_output(recording: Recording, call: CallRow) -> bool:
     """Is a module an output in some of its calls, and inside the model in others? One qconfig serves neither well."""
     ends = {_is_output(recording, c) for c in recording.calls if c.path == call.path and recording.consumers(c)}
     return len(ends) == 2
@@ -447,7 +447,7 @@ def _is_shared_output(recording: Recording, call: ModuleCall) -> bool:
 _OWN_LAYER = "give that call a layer of its own, which may share the weight"
 
 
-def _low_precision(recording: Recording, call: ModuleCall) -> str:
+def _low_precision(recording: Recording, call: CallRow) -> str:
     is_output = _is_output(recording, call)
     if not is_output or not isinstance(call.quantizer, FakeQuantize) or not _can_be_real(call):
         return ""
@@ -464,7 +464,7 @@ def _low_precision(recording: Recording, call: ModuleCall) -> str:
     )
 
 
-def _unread(recording: Recording, call: ModuleCall) -> str:
+def _unread(recording: Recording, call: CallRow) -> str:
     """A high-precision result that goes nowhere; results with a scale have lines of their own in the tables."""
     if recording.failure is not None or not _is_high_precision(call) or not call.outputs:
         return ""
@@ -472,7 +472,7 @@ def _unread(recording: Recording, call: ModuleCall) -> str:
     return "" if is_read else "its result is never read: remove the call, or use the result"
 
 
-def _not_dequantized(recording: Recording, call: ModuleCall) -> str:
+def _not_dequantized(recording: Recording, call: CallRow) -> str:
     if call.index not in recording.results or not any(x.is_quantized for x in call.outputs):
         return ""
     return (
@@ -480,7 +480,7 @@ def _not_dequantized(recording: Recording, call: ModuleCall) -> str:
     )
 
 
-def _float_input(recording: Recording, call: ModuleCall) -> str:
+def _float_input(recording: Recording, call: CallRow) -> str:
     module = call.module
     if isinstance(module, (QuantStub, DeQuantStub)) or getattr(module, "qconfig", None) is None:
         return ""
@@ -507,7 +507,7 @@ def _float_input(recording: Recording, call: ModuleCall) -> str:
     )
 
 
-def _is_high_precision(call: ModuleCall) -> bool:
+def _is_high_precision(call: CallRow) -> bool:
     return isinstance(call.module, QATModule) and call.quantizer is None and _can_be_real(call)
 
 
@@ -518,7 +518,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
     return (a in (1, 3) and min(b, c) >= _SMALLEST_IMAGE) or (c in (1, 3) and min(a, b) >= _SMALLEST_IMAGE)
 
 
-def _off_centre(call: ModuleCall) -> str:
+def _off_centre(call: CallRow) -> str:
     """An image, as far as a shape can tell, that uses one half of the integers."""
     if not isinstance(call.module, QuantStub) or len(call.inputs) != 1:
         return ""
@@ -531,7 +531,7 @@ def _off_centre(call: ModuleCall) -> str:
     )
 
 
-def _clipped(call: ModuleCall) -> str:
+def _clipped(call: CallRow) -> str:
     """Values beyond the reach of a fixed scale."""
     quantizer = call.quantizer
     if not isinstance(quantizer, FakeQuantize) or not quantizer.is_fixed or quantizer.scale.numel() != 1:
@@ -546,7 +546,7 @@ def _clipped(call: ModuleCall) -> str:
     )
 
 
-def _format(recording: Recording, call: ModuleCall) -> str:
+def _format(recording: Recording, call: CallRow) -> str:
     """An integer format that the published tables do not give the operator on this chip."""
     if isinstance(call.module, (QuantStub, DeQuantStub)):
         return ""
@@ -563,7 +563,7 @@ def _format(recording: Recording, call: ModuleCall) -> str:
     )
 
 
-def _dual_int16(call: ModuleCall) -> str:
+def _dual_int16(call: CallRow) -> str:
     weight = _weight_quantizer(call.module)
     is_wide = isinstance(weight, FakeQuantize) and weight.dtype == qint16
     if not is_wide or not call.inputs or call.inputs[0].dtype != str(qint16):

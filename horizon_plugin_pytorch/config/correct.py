@@ -22,7 +22,7 @@ def correct_formats(view: GraphView) -> None:
         if qconfig is None:
             continue
         if qconfig.activation is not None and format_of(qconfig.activation) == qint16:
-            why = _obstacle(view, operator)
+            why = _why_not_int16(view, operator)
             if why:
                 qconfig = qconfig._replace(activation=with_format(qconfig.activation, qint8))
                 view.set(operator, qconfig, why)
@@ -44,7 +44,7 @@ def warn_weights(paths: list[str], march: March) -> None:
         )
 
 
-def _obstacle(view: GraphView, operator: OperatorView) -> str:
+def _why_not_int16(view: GraphView, operator: OperatorView) -> str:
     """Why a result cannot be int16; empty if it can."""
     if not _has_int16(view, operator.row, "outputs"):
         return f"{operator.row.name} gives qint8 on {view.march}"

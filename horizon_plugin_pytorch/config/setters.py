@@ -56,7 +56,6 @@ from horizon_plugin_pytorch.config.resolve import check_qconfig
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, listed, warn
-from horizon_plugin_pytorch.fake_quant.fake_cast import is_cast
 from horizon_plugin_pytorch.fake_quant.qconfig import (
     TRAINING_OBSERVER,
     QConfig,
@@ -67,6 +66,7 @@ from horizon_plugin_pytorch.fake_quant.qconfig import (
     with_output,
 )
 from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.nn.qat.gemm import is_half
 from horizon_plugin_pytorch.operators.table import Kind, Trait
 
 __all__ = [
@@ -229,9 +229,14 @@ class HighPrecisionOutputTemplate(QconfigTemplate):
         kept: dict[str, str] = {}
         for operator in _exits(view):
             current = view.qconfig(operator)
-            if current is None or current.activation is None or view.is_fixed(operator) or _is_half(operator, current):
+            if (
+                current is None
+                or current.activation is None
+                or view.is_fixed(operator)
+                or is_half(operator.row, current)
+            ):
                 continue
-            obstacle = _obstacle(view, operator)
+            obstacle = _why_not_real(view, operator)
             if obstacle:
                 kept[operator.path] = obstacle
             else:
@@ -256,11 +261,6 @@ def accumulator(march: March) -> str:
     return "float" if march in (March.NASH_B, March.NASH_B_LITE, March.NASH_B_PLUS) else "int32"
 
 
-def _is_half(operator: OperatorView, qconfig: QConfig) -> bool:
-    """Is it computed in float16? Its output is not integer anyway."""
-    return is_cast(qconfig.activation) and (not operator.has_weight or is_cast(qconfig.weight))
-
-
 def _exits(view: GraphView) -> list[OperatorView]:
     """The operators whose values leave the quantized part, in the order of the graph."""
     found: dict[OperatorView, None] = {}
@@ -277,7 +277,7 @@ def _is_left_aside(node: fx.Node) -> bool:
     return node.target is getitem and node.meta.get("is_unread", False)
 
 
-def _obstacle(view: GraphView, operator: OperatorView) -> str:
+def _why_not_real(view: GraphView, operator: OperatorView) -> str:
     """Why a result cannot leave in high precision; empty if it can."""
     if not view.has_real_output(operator):
         return f"{operator.row.name} has none"

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.capture.plain_model import require_float32_weights
 from horizon_plugin_pytorch.capture.plain_weights import settle_weights
-from horizon_plugin_pytorch.config.choice import Choice
+from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
 from horizon_plugin_pytorch.config.resolve import needs_activation
 from horizon_plugin_pytorch.errors import (
     CalibrationWarning,
@@ -32,7 +32,7 @@ from horizon_plugin_pytorch.fake_quant.learnable import LearnableFakeQuantize
 from horizon_plugin_pytorch.fake_quant.qconfig import asked_input, format_of
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.qat.composite import Composite
-from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight, is_half
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.train_mode import watch_mode
@@ -93,7 +93,7 @@ def _check_dynamic(row: Operator, path: str, qconfig: Any, march: March) -> None
     """Dynamic quantization is documented for linear layers on nash-p."""
     if not row.needs_qconfig or not is_dynamic(asked_input(qconfig, 0)):
         return
-    if not has_integer_weight(row) or _is_half(row, qconfig):
+    if not has_integer_weight(row) or is_half(row, qconfig):
         raise QuantizationConfigError(
             f"`{row.name}` {at(path)} has a qconfig whose input is quantized dynamically, and only linear layers with "
             "integer weights can: give such a qconfig by name, or use SetDynamicQuantTemplate."
@@ -150,8 +150,8 @@ def qat_form(
         home: the device of a module without parameters.
         line: the line of the user's model that calls it, for errors.
     """
-    choice = choices.get(path)
-    qconfig = _inherited(choices, path) if choice is None else choice.qconfig
+    choice, nearest = choices.get(path), inherited_choice(choices, path)
+    qconfig: Any = None if nearest is None else nearest.qconfig
     if qconfig is None and row.needs_qconfig:
         return None
     if qconfig is not None:
@@ -162,7 +162,7 @@ def qat_form(
     module.path = path  # type: ignore[assignment]
     if choice is not None and choice.products is not None:
         module.products = choice.products  # type: ignore[assignment]
-    if qconfig is not None and row.needs_qconfig and _is_half(row, qconfig):
+    if qconfig is not None and row.needs_qconfig and is_half(row, qconfig):
         qat: nn.Module = Float16(module, qconfig)
     else:
         try:
@@ -174,13 +174,6 @@ def qat_form(
     qat.gives_accumulator = is_accumulator  # type: ignore[assignment]
     device = next((p.device for p in module.parameters()), home)
     return (qat if device is None else qat.to(device)).train(module.training)
-
-
-def _is_half(row: Operator, qconfig: Any) -> bool:
-    """Is the operator computed in float16? A layer with integer weights sums integers, and only its result is cast."""
-    if not is_cast(qconfig.activation):
-        return False
-    return not has_integer_weight(row) or qconfig.weight is None or is_cast(qconfig.weight)
 
 
 def warn_int16(model: nn.Module, march: March) -> None:
@@ -241,14 +234,6 @@ def follow_consistency(model: nn.Module, march: March) -> None:
                 "`fake_quant` instead of `lsq` and `pact`, or level 0."
             )
         module.activation_post_process.pow_quantization = True
-
-
-def _inherited(choices: dict[str, Choice], path: str) -> Any:
-    while path:
-        path = path.rpartition(".")[0]
-        if path in choices:
-            return choices[path].qconfig
-    return None
 
 
 def name_modules(model: nn.Module, lines: dict[str, str], prefix: str = "") -> None:

@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.program.memory import memory_of, plain
 from horizon_plugin_pytorch.program.note import Note, Quantization, Value, note_of, set_note
 from horizon_plugin_pytorch.program.place import Places
 from horizon_plugin_pytorch.program.program import Program
-from horizon_plugin_pytorch.program.recorder import Recorder
+from horizon_plugin_pytorch.program.recorder import ProgramRecorder
 from horizon_plugin_pytorch.program.structure import with_slots
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import argument_names, positional_arguments
@@ -73,7 +73,7 @@ def _one_run(
     builder.name_constants({**dict(model.named_parameters()), **dict(model.named_buffers())})
     for i, x in enumerate(tensors_of(args)):
         builder.add_input(x, f"input_{i}")
-    recorder = Recorder(builder, Places(model), kept)
+    recorder = ProgramRecorder(builder, Places(model), kept)
     with recorder, recorder.formats():
         outputs = model(*fresh(args))
     if recorder.reads is not None:

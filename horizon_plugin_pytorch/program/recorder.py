@@ -32,7 +32,7 @@ _UNFILLED = frozenset(
 _NUMBERS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})  # what reads them without an operator
 
 
-class Recorder(TorchDispatchMode):
+class ProgramRecorder(TorchDispatchMode):
     """Adds every operator that depends on the inputs to a program, while it is active.
 
     Args:
@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):
 class _Functions(TorchFunctionMode):
     """Sees the functions that the model calls."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: ProgramRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 

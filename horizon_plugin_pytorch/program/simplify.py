@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.program.builder import Builder, drop_unread
 from horizon_plugin_pytorch.program.note import note_of, set_note, value_of
 from horizon_plugin_pytorch.program.place import Places
 from horizon_plugin_pytorch.program.program import Program
-from horizon_plugin_pytorch.program.recorder import Recorder
+from horizon_plugin_pytorch.program.recorder import ProgramRecorder
 
 
 def simplified(program: Program, operators: Collection[Any]) -> Program:
@@ -45,7 +45,7 @@ def simplified(program: Program, operators: Collection[Any]) -> Program:
     )
 
 
-class _Definitions(Recorder):
+class _Definitions(ProgramRecorder):
     """Records the definitions of operators instead of the operators."""
 
     def __init__(self, builder: Builder, place: tuple[str, str], table: Mapping[Any, Callable]) -> None:

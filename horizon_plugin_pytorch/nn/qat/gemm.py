@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
-from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
+from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import DynamicFakeQuantize, FakeQuantize, is_dynamic
 from horizon_plugin_pytorch.fake_quant.qconfig import asked_input, spell
 from horizon_plugin_pytorch.nn import intrinsic
@@ -237,6 +237,16 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
 def has_integer_weight(row: Operator) -> bool:
     """Is the operator a layer, whose weights can be integers while its result is float16?"""
     return row.qat is not None and issubclass(row.qat, QATGemm)
+
+
+def is_half(row: Operator, qconfig: Any) -> bool:
+    """True if the operator is computed in float16.
+
+    A layer with integer weights sums integers, and only its result is cast.
+    """
+    if not is_cast(qconfig.activation):
+        return False
+    return not has_integer_weight(row) or qconfig.weight is None or is_cast(qconfig.weight)
 
 
 def share_tensor(module: nn.Module, name: str, value: Tensor | None) -> None:
