@@ -11,20 +11,12 @@ import re
 import warnings
 from collections.abc import Iterable
 
-from horizon_plugin_pytorch.asking import (
-    is_package_code as is_package_code,  # these were defined here, and can still be imported from here
-)
-from horizon_plugin_pytorch.asking import (
-    is_torch_code as is_torch_code,
-)
-from horizon_plugin_pytorch.asking import (
-    is_user_code as is_user_code,
-)
-from horizon_plugin_pytorch.asking import (
+from horizon_plugin_pytorch.asking import (  # noqa: F401  # some were defined here, and can still be imported
+    is_package_code,
+    is_torch_code,
+    is_user_code,
     levels_to_user,
-)
-from horizon_plugin_pytorch.asking import (
-    user_frames as user_frames,
+    user_frames,
 )
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')

@@ -7,11 +7,9 @@ integers and `dequantize()` the real values.
 
 from __future__ import annotations
 
-import importlib
-import operator
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +21,16 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch import asking, sharing
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
 from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError
+from horizon_plugin_pytorch.function_handlers import (  # noqa: F401  # some were defined here, and can still be imported
+    calling_line,
+    described,
+    handle,
+    handler_of,
+    is_backward,
+    keeps_scale,
+    name_of,
+    unsupported,
+)
 from horizon_plugin_pytorch.plain_values import array_ufunc, plain_arguments
 from horizon_plugin_pytorch.running import (
     asked_by_model,
@@ -33,21 +41,16 @@ from horizon_plugin_pytorch.running import (
     is_in_forward,
     is_of_model,
 )
-from horizon_plugin_pytorch.torch_functions import (
+from horizon_plugin_pytorch.torch_functions import (  # noqa: F401  # some were defined here, and can still be imported
     FILLERS,
     FILLING_METHODS,
-    METADATA,
     METADATA_FUNCTIONS,
     REVEALING,
     SHAPED_LIKE,
     STAYING,
-    VIEW_ATTRIBUTES,
-)
-from horizon_plugin_pytorch.torch_functions import (
-    is_metadata as is_metadata,  # these two were defined here, and can still be imported from here
-)
-from horizon_plugin_pytorch.torch_functions import (
-    is_metadata_name as is_metadata_name,
+    is_metadata,
+    is_metadata_name,
+    pad_circular,
 )
 from horizon_plugin_pytorch.writing import written
 
@@ -386,7 +389,7 @@ class QTensor(Tensor):
             return func(*args, **kwargs)
         if len(types) > 1 and any(getattr(t, "hands_over", False) for t in types):
             return NotImplemented  # the other kind calls again, with ordinary tensors
-        handler = _HANDLERS.get(func) or _late_handler(func)
+        handler = handler_of(func)
         if handler is None:
             raise unsupported(func)
         if kwargs.get("out") is not None:
@@ -428,44 +431,13 @@ def _selects_position(index: Any) -> bool:
     return bool(positions) and all(part is None or isinstance(part, (int, slice, type(...))) for part in others)
 
 
+_FILLERS = frozenset((*FILLERS, *(getattr(Tensor, name) for name in FILLING_METHODS)))
+
+
 def reads_no_numbers(func: Callable, args: tuple, kind: type) -> bool:
     """Does a call take only the shape or type of its arguments of a kind: ``torch.ones_like(x)``, ``y.to(x)``?"""
     is_shaped = getattr(func, "__name__", "") in SHAPED_LIKE
-    return _HANDLERS.get(func) is _filled or (is_shaped and bool(args) and not isinstance(args[0], kind))
-
-
-def is_backward() -> bool:
-    """Does autograd run in this thread, which calls a backward of the user's or what a checkpoint recomputes?"""
-    return torch._C._current_graph_task_id() != -1
-
-
-_ADVISERS: list[Callable[[Callable], str]] = []
-
-
-def take_advice(adviser: Callable[[Callable], str]) -> None:
-    """Let errors say what `adviser` has to say of a function without a quantized form; "" for one that has a form."""
-    _ADVISERS.append(adviser)
-
-
-def unsupported(func: Callable) -> NotImplementedError:
-    """The error for a function that would need to know how to treat the scale."""
-    if is_backward() and asking.is_recomputing():
-        return NotImplementedError(
-            f"{described(func)} runs again in the backward pass (`torch.utils.checkpoint`), outside of the model's "
-            "forward, where nothing says which scale it has. Put the code into the forward of a module of the model, "
-            "and write `checkpoint(self.block, x, use_reentrant=False)`."
-        )
-    advice = next((text for ask in _ADVISERS if (text := ask(func))), "")
-    if advice:
-        return NotImplementedError(
-            f"{described(func)} is not implemented for QTensor: it has no quantized form; {advice}."
-        )
-    return NotImplementedError(
-        f"{described(func)} is not implemented for QTensor: it would need to know how to treat the scale. "
-        "If it belongs to post-processing, put a DeQuantStub before it. If it should run quantized, call it as a "
-        "module or through FloatFunctional (eager mode), or check that the module which calls it has a qconfig; "
-        "`prepare_qat_fx` replaces supported functions by itself."
-    )
+    return func in _FILLERS or (is_shaped and bool(args) and not isinstance(args[0], kind))
 
 
 def become(x: Tensor, other: Tensor) -> None:
@@ -723,30 +695,6 @@ def _broadcast(scale: Tensor, axis: int, dim: int) -> Tensor:
     return scale.reshape(shape)
 
 
-def _name(func: Callable) -> str:
-    if isinstance(func, torch._C.ScriptMethod):
-        return f"{func.name} of a torch.jit.ScriptModule"
-    name = getattr(func, "__name__", str(func))
-    owner = getattr(func, "__self__", None)  # a property's getter belongs to the property
-    if name in ("__get__", "__set__") and owner is not None:
-        return f"torch.Tensor.{getattr(owner, '__name__', name)}"
-    module = getattr(func, "__module__", None)
-    if module and module.startswith("torch"):
-        return f"{module}.{name}"
-    return f"torch.Tensor.{name}" if hasattr(Tensor, name) else f"torch.{name}"
-
-
-def calling_line() -> str:
-    """The user's line that runs, in brackets, for messages; empty if there is none."""
-    line = asking.user_line()
-    return f" ({line})" if line else ""
-
-
-def described(func: Callable) -> str:
-    """A function and the user's line that calls it, for messages."""
-    return f"`{_name(func)}`{calling_line()}"
-
-
 _WARNED: set[tuple] = set()
 
 
@@ -794,7 +742,7 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
     others = (v for v in (*args, *kwargs.values()) if isinstance(v, QTensor) and v is not x)
     if not is_shaped and next(others, None) is not None:
         raise NotImplementedError(
-            f"`{_name(func)}`{calling_line()} is not implemented for two QTensors, which may have different scales; "
+            f"`{name_of(func)}`{calling_line()} is not implemented for two QTensors, which may have different scales; "
             "use the method of FloatFunctional that has this name, or `prepare_qat_fx`, which does."
         )
 
@@ -832,160 +780,3 @@ def _as_parts(parts: list[Tensor], like: Any) -> Any:
     if isinstance(like, list):
         return parts
     return type(like)(parts) if hasattr(like, "n_fields") else tuple(parts)
-
-
-def _cast_error(func: Callable, x: QTensor, wanted: Any) -> NotImplementedError:
-    if x._format == qbool and isinstance(wanted, torch.dtype):
-        remedy = "Write `mask.float()` for the numbers 0 and 1, or `mask.long()` for ordinary integers."
-    else:
-        remedy = "Call dequantize(), or put a DeQuantStub before it, to get real values; to change the number format, "
-        remedy += "give its producer another qconfig."
-    return NotImplementedError(f"{described(func)} cannot turn a {x._format} QTensor into {wanted}. {remedy}")
-
-
-def _is_float(target: Any) -> bool:
-    """Does ``x.to(target)`` want float32?"""
-    if isinstance(target, QTensor):
-        return target._format != qbool
-    return target is torch.float32 or (isinstance(target, Tensor) and target.dtype == torch.float32)
-
-
-def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """Another device for values, integers and scale. The number format is not the carrier's to change."""
-    if not isinstance(args[0], QTensor):  # an ordinary tensor takes after a QTensor
-        with _PLAIN():
-            return func(*args, **kwargs)
-    x = args[0].as_numbers() if any(map(_is_float, (*args[1:], *kwargs.values()))) else args[0]
-    args = (x, *args[1:])
-    carrier = x.plain().dtype  # this also computes deferred values, while they and the scale are on one device
-    wanted = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, (torch.dtype, QuantDType))]
-    if not {x._format, carrier}.issuperset(wanted):
-        raise _cast_error(func, x, wanted[0])
-    args = tuple(v for v in args if not isinstance(v, QuantDType))
-    kwargs = {k: v for k, v in kwargs.items() if not isinstance(v, QuantDType)}
-    if wanted and len(args) == 1 and not kwargs:
-        return x
-    out = keep_scale(func, args, kwargs)
-    if out.plain().dtype != carrier:
-        raise _cast_error(func, x, out.plain().dtype)
-    out._scale = x._scale.to(out.device)
-    return out
-
-
-def _type(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """``x.type(torch.float32)`` is ``x.to(torch.float32)``; ``x.type()`` is the name of the type in float."""
-    x, named = args[0], (*args[1:], *(value for name, value in kwargs.items() if name == "dtype"))
-    example = torch.empty(0, dtype=torch.bool if x._format == qbool else torch.float32, device=x.device)
-    if not named or named[0] is None:
-        return example.type()
-    wanted = named[0] if isinstance(named[0], QuantDType) else example.type(named[0]).dtype  # also of a class or a name
-    return _to(Tensor.to, (x, wanted), {})
-
-
-def _late_handler(func: Callable) -> Callable | None:
-    """What operators do with a QTensor, where a script has imported nothing but QTensor so far."""
-    importlib.import_module("horizon_plugin_pytorch.nn")
-    return _HANDLERS.get(func)
-
-
-def _float(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """Booleans as numbers; real values of other formats are asked for by name."""
-    if args[0]._format != qbool:
-        raise _cast_error(func, args[0], "real values (of booleans, call it before `cat`, `stack` or `where`)")
-    return args[0].as_numbers()
-
-
-def _integers(func: Callable, args: tuple, kwargs: dict) -> Tensor:
-    """Booleans as ordinary 0 and 1; of other formats the integers alone say nothing."""
-    x = args[0]
-    if x._format != qbool:
-        raise _cast_error(func, x, func.__name__)
-    return func(x.plain())
-
-
-def _number(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """A number that the forward of a model reads, as in ``if x.max() > 0:``: the real one."""
-    if interceptor() is None:
-        raise unsupported(func)
-    x = args[0]
-    return func(x.plain() if x._format == qbool else x.as_real(), *args[1:], **kwargs)
-
-
-def _set_requires_grad(func: Callable, args: tuple, kwargs: dict) -> None:
-    """``x.requires_grad = True``: in float `x` was an input, here a QuantStub computed it and may have a gradient."""
-    x, value = args
-    with _PLAIN():
-        if value and not x.is_leaf:
-            x.requires_grad_()
-        else:
-            func(x, value)
-
-
-def _filled(func: Callable, args: tuple, kwargs: dict) -> Tensor:
-    """Ordinary numbers in the shape of a QTensor; they are constants, with no scale yet."""
-    x = args[0] if args else kwargs["input"]
-    kwargs = {k: v for k, v in kwargs.items() if k != "input"}
-    template = torch.empty((), dtype=torch.bool if x._format == qbool else torch.float32, device=x.device)
-    return func(template.expand(x.shape), *args[1:], **kwargs)
-
-
-def pad_circular(x: Any, padding: Sequence[int]) -> Any:
-    """``F.pad(x, padding, "circular")`` by selecting positions; torch's own writes in place, which no graph shows.
-
-    >>> pad_circular(torch.tensor([[1, 2, 3]]), (1, 2))
-    tensor([[3, 1, 2, 3, 1, 2]])
-    """
-    for index in range(len(padding) // 2):
-        before, after = padding[2 * index : 2 * index + 2]
-        axis = x.dim() - 1 - index
-        start, stop = max(-before, 0), x.shape[axis] - max(-after, 0)  # negative padding crops first
-        positions = torch.arange(-max(before, 0), stop - start + max(after, 0), device=x.device)
-        x = torch.index_select(x, axis, positions % (stop - start) + start)
-    return x
-
-
-# What a QTensor does with a function. The functions that keep the scale are declared in `nn.pass_through`.
-_HANDLERS: dict[Callable, Callable] = {}
-_NOT_KEEPING: set[Callable] = set()
-
-
-def handle(*functions: Callable, keeps: bool = False) -> Callable[[Callable], Callable]:
-    """Register what a QTensor does when a torch function is called on it: ``handler(function, args, kwargs)``.
-
-    Args:
-        functions: torch functions and tensor methods, such as ``torch.argmax`` and ``Tensor.argmax``.
-        keeps: the result keeps the scale of the input, so `keeps_scale` counts it.
-    """
-
-    def register(handler: Callable) -> Callable:
-        for function in functions:
-            _HANDLERS[function] = handler
-            if keeps:
-                _NOT_KEEPING.discard(function)
-            else:
-                _NOT_KEEPING.add(function)
-        return handler
-
-    return register
-
-
-for _property in VIEW_ATTRIBUTES:
-    handle(getattr(Tensor, _property).__get__, keeps=True)(keep_scale)
-handle(Tensor.type, keeps=True)(_type)
-handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
-handle(Tensor.float)(_float)
-handle(Tensor.requires_grad.__set__)(_set_requires_grad)  # type: ignore[attr-defined]
-handle(*FILLERS, *(getattr(Tensor, name) for name in FILLING_METHODS))(_filled)
-handle(Tensor.long, Tensor.int)(_integers)
-handle(Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__)(_number)
-
-
-def keeps_scale(target: Any) -> bool:
-    """Is this function, or tensor method given by name, one that keeps the scale of its input?
-
-    >>> keeps_scale("reshape"), keeps_scale(torch.flatten), keeps_scale(torch.sigmoid)
-    (True, True, False)
-    """
-    if isinstance(target, str):
-        return target in METADATA or keeps_scale(getattr(Tensor, target, None))
-    return target is operator.getitem or (target in _HANDLERS and target not in _NOT_KEEPING)

@@ -5,7 +5,8 @@ Which of them write to their arguments is in `writing.py`; which of them have a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,3 +108,18 @@ def is_shape(func: Callable) -> bool:
     (True, True, False)
     """
     return getattr(func, "__self__", None) is Tensor.shape or func in _SHAPES
+
+
+def pad_circular(x: Any, padding: Sequence[int]) -> Any:
+    """``F.pad(x, padding, "circular")`` by selecting positions; torch's own writes in place, which no graph shows.
+
+    >>> pad_circular(torch.tensor([[1, 2, 3]]), (1, 2))
+    tensor([[3, 1, 2, 3, 1, 2]])
+    """
+    for index in range(len(padding) // 2):
+        before, after = padding[2 * index : 2 * index + 2]
+        axis = x.dim() - 1 - index
+        start, stop = max(-before, 0), x.shape[axis] - max(-after, 0)  # negative padding crops first
+        positions = torch.arange(-max(before, 0), stop - start + max(after, 0), device=x.device)
+        x = torch.index_select(x, axis, positions % (stop - start) + start)
+    return x

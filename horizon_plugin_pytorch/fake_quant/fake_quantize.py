@@ -18,7 +18,8 @@ from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.fake_quant.rounding import Rounded, clamped, integer_limits, round_to_grid
-from horizon_plugin_pytorch.qtensor import QTensor, is_backward, real_qtensor
+from horizon_plugin_pytorch.function_handlers import is_backward
+from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
 from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.clipping import tell_clipped
 from horizon_plugin_pytorch.statistics.observer import (

@@ -16,11 +16,12 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.qconfig import QConfig
+from horizon_plugin_pytorch.function_handlers import calling_line, described, handle, unsupported
 from horizon_plugin_pytorch.nn.boxes import require_real
 from horizon_plugin_pytorch.nn.filtering import filter, rle
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.operators.table import NotBindable, Operator, ScaleRule, Trait, row_of_function, rows
-from horizon_plugin_pytorch.qtensor import QTensor, calling_line, described, handle, unsupported
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver
 

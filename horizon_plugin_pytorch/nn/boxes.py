@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError
-from horizon_plugin_pytorch.qtensor import QTensor, calling_line
+from horizon_plugin_pytorch.function_handlers import calling_line
+from horizon_plugin_pytorch.qtensor import QTensor
 
 # exp of a predicted size is limited to this factor, as detection networks do, so that it cannot overflow.
 _MOST_GROWTH = math.log(1000 / 16)

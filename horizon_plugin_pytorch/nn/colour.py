@@ -18,7 +18,8 @@ from torch import Tensor
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import qint8
 from horizon_plugin_pytorch.errors import OperatorInputError
-from horizon_plugin_pytorch.qtensor import QTensor, calling_line, integer_qtensor
+from horizon_plugin_pytorch.function_handlers import calling_line
+from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
 from horizon_plugin_pytorch.runtime.leaf import leaf
 
 # BT.601: Y = 0.299 R + 0.587 G + 0.114 B, U = (B - Y) / 1.772, V = (R - Y) / 1.402. As fractions of whole numbers, sums

@@ -18,9 +18,10 @@ from torch import Tensor
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.fixed_point.comparison import RELATIONS
+from horizon_plugin_pytorch.function_handlers import described, handle, unsupported
 from horizon_plugin_pytorch.operators.support import INT8, INTS, Limit, Marches, Support, on
 from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, Trait, register
-from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, described, handle, unsupported
+from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.fake_quant.rounding import round_to_grid
+from horizon_plugin_pytorch.function_handlers import handle
 from horizon_plugin_pytorch.nn.qat.module import attach_gradient
 from horizon_plugin_pytorch.operators.support import FROM_BAYES
 from horizon_plugin_pytorch.operators.table import Call, Operator, ScaleRule, register
-from horizon_plugin_pytorch.qtensor import QTensor, handle, only_qtensor, warn_beyond
+from horizon_plugin_pytorch.qtensor import QTensor, only_qtensor, warn_beyond
 
 Map = Callable[[Tensor], Tensor]
 

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.function_handlers import described, handle
+from horizon_plugin_pytorch.operators import casts as casts  # it registers handlers
 from horizon_plugin_pytorch.operators.arguments import arguments_by_name
 from horizon_plugin_pytorch.operators.max_pool import max_pool2d
 from horizon_plugin_pytorch.operators.support import (
@@ -33,15 +35,8 @@ from horizon_plugin_pytorch.operators.support import (
     on,
 )
 from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, Trait, advise, is_pair, register
-from horizon_plugin_pytorch.qtensor import (
-    QTensor,
-    described,
-    handle,
-    keep_scale,
-    only_qtensor,
-    pad_circular,
-    warn_beyond,
-)
+from horizon_plugin_pytorch.qtensor import QTensor, keep_scale, only_qtensor, warn_beyond
+from horizon_plugin_pytorch.torch_functions import pad_circular
 
 Handler = Callable[[Callable, tuple, dict], Any]
 _VALUES = (Kind.QUANTIZED,)

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.function_handlers import take_advice
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.operators.arguments import arguments_by_name
 from horizon_plugin_pytorch.operators.support import EVERYWHERE, GROUPS, Marches, Support, group_of
-from horizon_plugin_pytorch.qtensor import take_advice
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
 
 

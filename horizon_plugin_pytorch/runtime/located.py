@@ -18,8 +18,9 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.asking import package_asks
 from horizon_plugin_pytorch.errors import OperatorInputError, QuantizationConfigError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
+from horizon_plugin_pytorch.function_handlers import calling_line
 from horizon_plugin_pytorch.operators.arguments import by_position
-from horizon_plugin_pytorch.qtensor import LentValuesError, QTensor, calling_line, write
+from horizon_plugin_pytorch.qtensor import LentValuesError, QTensor, write
 from horizon_plugin_pytorch.running import asked_by_forward, current_forward, interceptor
 from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
+from horizon_plugin_pytorch.function_handlers import handle
 from horizon_plugin_pytorch.nn.qat.composite import on_both
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized import embedding as quantized
 from horizon_plugin_pytorch.operators.support import FROM_BAYES
 from horizon_plugin_pytorch.operators.table import Call, Operator, ScaleRule, register
-from horizon_plugin_pytorch.qtensor import QTensor, handle, real_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
 
 
 class Embedding(QATModule):

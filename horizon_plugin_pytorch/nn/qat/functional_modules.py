@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
+from horizon_plugin_pytorch.function_handlers import calling_line
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.quantized.functional_modules import (
     FUNCTIONAL_METHODS,
@@ -37,7 +38,7 @@ from horizon_plugin_pytorch.operators.table import (
     is_pair,
     register,
 )
-from horizon_plugin_pytorch.qtensor import QTensor, calling_line
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.located import placed, take_stubs
 
 

@@ -10,12 +10,13 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.function_handlers import calling_line
 from horizon_plugin_pytorch.nn import stubs
 from horizon_plugin_pytorch.nn.qat.module import QATModule, attach_gradient, real
 from horizon_plugin_pytorch.nn.quantized.quantize import DeQuantize, Quantize
 from horizon_plugin_pytorch.operators.support import INTS, WIDE, Support, on
 from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, Trait, register
-from horizon_plugin_pytorch.qtensor import QTensor, calling_line, exact_qtensor, taken
+from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, taken
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.runtime.stub_input import require_tensor
 from horizon_plugin_pytorch.statistics.clipping import CLIPPED_INPUT

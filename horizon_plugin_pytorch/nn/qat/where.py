@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.function_handlers import described, handle
 from horizon_plugin_pytorch.nn.comparison import truth
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule, real
 from horizon_plugin_pytorch.nn.quantized import where as quantized
@@ -25,7 +26,7 @@ from horizon_plugin_pytorch.operators.table import (
     Trait,
     register,
 )
-from horizon_plugin_pytorch.qtensor import QTensor, described, handle
+from horizon_plugin_pytorch.qtensor import QTensor
 
 INFINITE = 1000.0  # smaller numbers are always meant
 BEYOND = 100.0  # a number that is this many times the largest value beside it stands for infinity

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.quantized.gemm import QuantizedGemm
-from horizon_plugin_pytorch.qtensor import pad_circular
+from horizon_plugin_pytorch.torch_functions import pad_circular
 
 
 class Convolution(QuantizedGemm):

@@ -9,8 +9,9 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import qbool
+from horizon_plugin_pytorch.function_handlers import calling_line
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.qtensor import QTensor, calling_line, taken
+from horizon_plugin_pytorch.qtensor import QTensor, taken
 from horizon_plugin_pytorch.running import current_forward
 from horizon_plugin_pytorch.runtime.stub_input import require_tensor
 
