@@ -46,6 +46,7 @@ class Embedding(QATModule):
 
     @classmethod
     def require_form(cls, mod: Any) -> None:
+        """Insist that the settings of a float module have a quantized form."""
         if mod.max_norm is not None:
             raise UnsupportedOperatorError(
                 f"`Embedding` {at(getattr(mod, 'path', ''))} has no quantized form with max_norm, which changes the "

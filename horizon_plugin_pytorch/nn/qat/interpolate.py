@@ -37,6 +37,7 @@ class _Resize(QATModule):
 
     @classmethod
     def require_form(cls, mod: Any) -> None:
+        """Insist that the settings of a float module have a quantized form."""
         cls.from_float(mod)
 
     def require_settings(self) -> None:

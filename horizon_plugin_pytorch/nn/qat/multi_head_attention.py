@@ -54,6 +54,7 @@ class MultiheadAttention(Composite):
 
     @classmethod
     def require_form(cls, mod: nn.MultiheadAttention) -> None:
+        """Insist that the settings of a float module have a quantized form."""
         extras = [
             name
             for name, is_there in (

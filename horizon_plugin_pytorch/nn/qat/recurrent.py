@@ -179,6 +179,7 @@ class _Recurrent(Composite):
 
     @classmethod
     def require_form(cls, mod: Any) -> None:
+        """Insist that the settings of a float module have a quantized form."""
         if getattr(mod, "proj_size", 0):
             raise UnsupportedOperatorError(
                 f"`LSTM` {at(getattr(mod, 'path', ''))} has no quantized form with proj_size: leave it out, and put a "

@@ -25,6 +25,7 @@ class _Sampled:
 
     @classmethod
     def require_form(cls, mod: Any) -> None:
+        """Insist that the settings of a float module have a quantized form."""
         if mod.sampling_ratio < 1:
             raise UnsupportedOperatorError(f"`{cls.__name__}` {at(getattr(mod, 'path', ''))}: {_ADAPTIVE}.")
 
