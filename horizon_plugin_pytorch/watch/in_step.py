@@ -1,0 +1,189 @@
+"""Two models that run at the same time, so that their calls can be compared one by one and nothing has to be kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.errors import CheckError
+from horizon_plugin_pytorch.watch.operator_call import OperatorCall
+from horizon_plugin_pytorch.watch.pairing import Pairing
+from horizon_plugin_pytorch.watch.watch import Watch
+
+_DEVICES = ("cuda", "cpu")
+
+
+def run_in_step(
+    first: nn.Module,
+    second: nn.Module,
+    pairing: Pairing,
+    consumer: Callable[[OperatorCall, OperatorCall], Any],
+    run: Callable[[nn.Module], Any],
+) -> tuple[Any, Any]:
+    """Run two models in step and give each pair of calls to a consumer, as soon as both have been made.
+
+    The first model runs until it has made the call that the second waits for. Only results whose partner comes later
+    are held meanwhile, so that memory is that of two forwards and not of all features. Each model has the random
+    numbers that it has when it runs alone; those of the second are used up.
+
+    Args:
+        pairing: of `pair_calls`, for runs like this one.
+        consumer: is told of both calls of a pair, with their tensors.
+        run: runs a model: ``lambda model: model(x)``. Give each model inputs of its own if it writes to them.
+
+    Returns:
+        What the two runs gave.
+
+    Raises:
+        CheckError: a model makes other calls than in the run that was paired.
+
+    >>> from horizon_plugin_pytorch.watch import CallLog, pair_calls
+    >>> one, other, x = nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU()), torch.ones(2)
+    >>> pairing = pair_calls(CallLog.of(one, x), CallLog.of(other, x))
+    >>> def compare(a, b):
+    ...     print(a.name, torch.equal(a.output, b.output))
+    >>> _ = run_in_step(one, other, pairing, compare, lambda model: model(x))
+    0 True
+    """
+    pairs = {other.index: (one, other) for one, other in pairing.pairs}
+    ahead = _Ahead(first, {one.index for one, _ in pairs.values()}, run)
+
+    def compare(call: OperatorCall) -> None:
+        if call.index in pairs:
+            one, other = pairs[call.index]
+            _require_same(call, other)
+            with ahead.taking(one) as found:
+                _require_same(found, one)
+                consumer(found, call)
+
+    try:
+        with Watch(second, compare):
+            out = run(second)
+        return ahead.finish(), out
+    finally:
+        ahead.stop()
+
+
+def _require_same(found: OperatorCall, wanted: OperatorCall) -> None:
+    if (found.path, found.operator) != (wanted.path, wanted.operator):
+        raise CheckError(
+            f"run_in_step: call {wanted.index} was `{wanted.name}` when the calls were paired and is `{found.name}` "
+            "now. Pair the calls again, on inputs for which the forward takes the same branches."
+        )
+
+
+class _Stopped(BaseException):
+    """Nobody waits for further calls."""
+
+
+class _Ahead:
+    """A model that runs in a thread of its own, as far as it is asked to: only one of the two threads runs."""
+
+    def __init__(self, model: nn.Module, wanted: set[int], run: Callable[[nn.Module], Any]) -> None:
+        self._model, self._wanted, self._run = model, wanted, run
+        self._held: dict[int, OperatorCall] = {}
+        self._asked, self._answered = threading.Semaphore(0), threading.Semaphore(0)
+        self._until = -1  # the call that is waited for
+        self._is_stopped = False
+        self._is_over = False
+        self._out: Any = None
+        self._error: BaseException | None = None
+        self._random = _random_state()
+        self._settings = _Settings()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def taking(self, wanted: OperatorCall) -> Iterator[OperatorCall]:
+        """A call that the model has made or is going to make; it is let go afterwards."""
+        if wanted.index not in self._held:
+            self._go_on(wanted.index)
+        if wanted.index not in self._held:
+            raise CheckError(
+                f"run_in_step: `{wanted.name}` ran when the calls were paired, and does not run now. Pair the calls "
+                "again, on inputs for which the forward takes the same branches."
+            )
+        yield self._held.pop(wanted.index)
+
+    def finish(self) -> Any:
+        """Let the model run to its end, and give its result."""
+        self._go_on(-1)
+        return self._out
+
+    def stop(self) -> None:
+        """End the thread, wherever it is."""
+        self._is_stopped = True
+        self._held.clear()
+        if not self._is_over:
+            self._asked.release()
+        self._thread.join()
+
+    def _go_on(self, until: int) -> None:
+        if not self._is_over:
+            self._until = until
+            mine = _random_state()
+            _set_random_state(self._random)
+            self._asked.release()
+            self._answered.acquire()
+            self._random = _random_state()
+            _set_random_state(mine)
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        self._asked.acquire()
+        try:
+            if not self._is_stopped:
+                with self._settings, Watch(self._model, self._keep):
+                    self._out = self._run(self._model)
+        except _Stopped:
+            pass
+        except BaseException as error:
+            self._error = error
+        self._is_over = True
+        self._answered.release()
+
+    def _keep(self, call: OperatorCall) -> None:
+        if call.index in self._wanted:
+            self._held[call.index] = call
+        if call.index == self._until:
+            del call  # the consumer lets it go
+            self._answered.release()
+            self._asked.acquire()
+            if self._is_stopped:
+                raise _Stopped
+
+
+class _Settings:
+    """What torch keeps for each thread: gradients, autocast, the number of threads."""
+
+    def __init__(self) -> None:
+        self._has_gradients, self._is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._threads = torch.get_num_threads()
+        self._autocast = {d: torch.get_autocast_dtype(d) for d in _DEVICES if torch.is_autocast_enabled(d)}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        torch.set_num_threads(self._threads)
+        self._stack.enter_context(torch.inference_mode(self._is_inference))
+        self._stack.enter_context(torch.set_grad_enabled(self._has_gradients))
+        for device, dtype in self._autocast.items():
+            self._stack.enter_context(torch.autocast(device, dtype))
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+def _random_state() -> tuple:
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
+def _set_random_state(state: tuple) -> None:
+    torch.set_rng_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])
