@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 
 from horizon_plugin_pytorch.asking import is_user_code, running_functions
-from horizon_plugin_pytorch.errors import source_line
+from horizon_plugin_pytorch.capture.graph_lines import places_of_lines
 
 
 class Places:
@@ -46,16 +46,5 @@ class Places:
         if not isinstance(owner, fx.GraphModule):
             return "", ""
         if id(owner) not in self._written:
-            self._written[id(owner)] = _places_of_lines(owner)
+            self._written[id(owner)] = places_of_lines(owner)
         return self._written[id(owner)].get(lineno, ("", ""))
-
-
-def _places_of_lines(graph_module: fx.GraphModule) -> dict[int, tuple[str, str]]:
-    nodes = {node.name: node for node in graph_module.graph.nodes}
-    found = {}
-    for lineno, text in enumerate(graph_module.code.split("\n"), 1):
-        node = nodes.get(text.split("=")[0].split(":")[0].strip())
-        if node is not None:
-            scopes = list((node.meta.get("nn_module_stack") or {"": ("", None)}).values())
-            found[lineno] = str(scopes[-1][0]), source_line(node.stack_trace)
-    return found

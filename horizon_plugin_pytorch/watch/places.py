@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from enum import Enum
 from types import CodeType
@@ -21,12 +20,10 @@ from horizon_plugin_pytorch.asking import (
     is_user_code,
     running_functions,
 )
-from horizon_plugin_pytorch.capture.tracer import scope_of
-from horizon_plugin_pytorch.errors import source_line
+from horizon_plugin_pytorch.capture.graph_lines import places_of_lines
 from horizon_plugin_pytorch.runtime import leaf
 
 _FUNCTIONS = os.path.dirname(nn_folder.__file__)  # such as `window_partition`, which is made of torch's functions
-_ASSIGNED = re.compile(r"\s*(\w+)(?:\s*:[^=]*)?\s*=\s")
 
 
 class _Owner(Enum):
@@ -67,7 +64,7 @@ class Places:
     def __init__(self, model: nn.Module, operators: Iterable[Callable] = (), methods: Iterable[Callable] = ()) -> None:
         self._operators, self._methods = set(map(code_of, operators)), set(map(code_of, methods))
         self._graphs = {code_of(type(m).forward): m for m in model.modules() if isinstance(m, fx.GraphModule)}
-        self._nodes: dict[CodeType, dict[int, Place]] = {}
+        self._nodes: dict[CodeType, dict[int, tuple[str, str]]] = {}
         self._owners: dict[int, tuple[CodeType, _Owner]] = {}  # by id: Python's own hash of code reads all of it
         self._call: CallInProgress | None = None  # of the model
         self._outermost: Running | None = None  # what called it
@@ -137,17 +134,6 @@ class Places:
         if owner is _Owner.USER:
             return Place(running.line)
         if running.code not in self._nodes:
-            self._nodes[running.code] = _places_of_nodes(self._graphs[running.code])
-        return self._nodes[running.code].get(running.number, NOWHERE)
-
-
-def _places_of_nodes(model: fx.GraphModule) -> dict[int, Place]:
-    """By lines of a graph's generated code, which has one for each node."""
-    nodes = {node.name: node for node in model.graph.nodes}
-    found: dict[int, Place] = {}
-    for number, text in enumerate(model.code.split("\n"), start=1):
-        assigned = _ASSIGNED.match(text)
-        node = nodes.get(assigned[1]) if assigned else None
-        if node is not None:
-            found[number] = Place(source_line(node.stack_trace), scope_of(node))
-    return found
+            self._nodes[running.code] = places_of_lines(self._graphs[running.code])
+        scope, line = self._nodes[running.code].get(running.number, (None, ""))
+        return Place(line, scope)

@@ -356,6 +356,22 @@ def test_integers_reach_the_consumer() -> None:
         assert isinstance(found["stem"].output, QTensor) and not isinstance(found["dequant"].output, QTensor)
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_consumer_gets_true_answers_while_the_model_runs(route: str) -> None:
+    seen = {}
+
+    def look(call: OperatorCall) -> None:
+        if call.path == "stem":
+            module: Any = call.module
+            is_float = isinstance(module, (nn.Conv2d, nn.Linear))
+            seen["stem"] = str(call.output.dtype), str(module.weight.dtype), is_float
+
+    model = at_stage(route, "converted")
+    with Watch(model, look):
+        model(data())
+    assert seen["stem"] == ("qint8", str(model.stem.weight.dtype), False)
+
+
 class InPlace(nn.Module):
     """Writes over what operators gave."""
 
