@@ -280,6 +280,14 @@ def running_functions() -> Iterator[Running]:
         frame = frame.f_back
 
 
+def innermost_running(passed: set[int]) -> Running | None:
+    """The innermost function that has not returned yet, but for those whose code, by its `id`, is passed over."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and id(frame.f_code) in passed:
+        frame = frame.f_back
+    return None if frame is None else Running(frame)
+
+
 def running_module() -> tuple[Any, str]:
     """The innermost module that runs now, and the line of user code that calls it."""
     module = None

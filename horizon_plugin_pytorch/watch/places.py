@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.asking import (
     Running,
     code_of,
     file_and_name,
+    innermost_running,
     is_package_code,
     is_user_code,
     running_functions,
@@ -66,6 +67,7 @@ class Places:
         self._graphs = {code_of(type(m).forward): m for m in model.modules() if isinstance(m, fx.GraphModule)}
         self._nodes: dict[CodeType, dict[int, tuple[str, str]]] = {}
         self._owners: dict[int, tuple[CodeType, _Owner]] = {}  # by id: Python's own hash of code reads all of it
+        self._passed: set[int] = set()  # ids of code that is not the model's
         self._call: CallInProgress | None = None  # of the model
         self._outermost: Running | None = None  # what called it
 
@@ -85,13 +87,13 @@ class Places:
 
     def of_module(self) -> Place:
         """The innermost line of the model's code that runs."""
-        for running in running_functions():
-            if running == self._outermost:
-                break
+        while True:
+            running = innermost_running(self._passed)
+            if running is None or running == self._outermost:
+                return NOWHERE
             owner = self._owner(running.code)
-            if owner is _Owner.USER or owner is _Owner.GRAPH:
+            if id(running.code) not in self._passed:
                 return self._place(running, owner)
-        return NOWHERE
 
     def of_function(self) -> Place | None:
         """The line of the model that calls the function which a mode sees; None if other code calls it."""
@@ -115,6 +117,8 @@ class Places:
         known = self._owners.get(id(code))
         if known is None:
             known = self._owners[id(code)] = (code, self._find_owner(code))
+            if known[1] in (_Owner.PASSING, _Owner.PACKAGE):
+                self._passed.add(id(code))
         return known[1]
 
     def _find_owner(self, code: CodeType) -> _Owner:
