@@ -254,7 +254,8 @@ def _prepare_by_running(
     model = unwrapped(model, "prepare")
     require_float(model, "prepare")
     copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "prepare")))))
-    children = {path: {name for name, _ in module._modules.items()} for path, module in copied.named_modules()}
+    modules = copied.named_modules(remove_duplicate=False)  # aliases become modules of their own
+    children = {path: {name for name, _ in module._modules.items()} for path, module in modules}
     own = OwnScales.of(own_scales, copied, "prepare")
     split_aliases(copied, own)
     graph, runs, given = record_runs(copied, args, kwargs)
