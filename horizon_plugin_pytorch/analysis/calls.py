@@ -17,7 +17,8 @@ from horizon_plugin_pytorch.capture.tracer import is_leaf
 from horizon_plugin_pytorch.config.choice import reason_of
 from horizon_plugin_pytorch.errors import at
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
+from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nested import fresh, tensors_of
 from horizon_plugin_pytorch.notes import note_of

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, at, warn
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, unrounded
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.fake_quant.states import unrounded
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor

@@ -27,7 +27,8 @@ from horizon_plugin_pytorch.calibration.batches import (
 )
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
+from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.module import QATModule

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.fake_quant.fake_quantize import DynamicFakeQuantize, FakeQuantize
+from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nested import fresh
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.statistics.observer_base import require_whole

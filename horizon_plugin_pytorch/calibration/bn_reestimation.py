@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 from horizon_plugin_pytorch.calibration.batches import Process, length_of, run_batch, stream_batches
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
+from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 
 
 @torch.no_grad()

@@ -37,13 +37,10 @@ from horizon_plugin_pytorch.errors import (
     QuantizationConfigError,
     listed,
 )
+from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
-from horizon_plugin_pytorch.fake_quant.fake_quantize import (
-    DynamicFakeQuantize,
-    FakeQuantize,
-    FakeQuantState,
-    set_fake_quantize,
-)
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
+from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.passes.late_modules import has_unmet_code, meeting_calls
 from horizon_plugin_pytorch.passes.unmet import has_code
 from horizon_plugin_pytorch.runtime.arguments import arguments_of

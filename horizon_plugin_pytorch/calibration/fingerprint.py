@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.capture.graph_text import graph_text
-from horizon_plugin_pytorch.fake_quant.fake_quantize import DynamicFakeQuantize, FakeQuantize
+from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.march import get_march
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase

@@ -17,11 +17,8 @@ from tqdm import tqdm
 
 from horizon_plugin_pytorch.calibration.batches import require_quantizers, run_batch, undone_after_an_error
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
-from horizon_plugin_pytorch.fake_quant.fake_quantize import (
-    FakeQuantize,
-    FakeQuantState,
-    set_fake_quantize,
-)
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
+from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real

@@ -18,8 +18,8 @@ from horizon_plugin_pytorch.config.templates import get_common_templates
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
+from horizon_plugin_pytorch.fake_quant.dynamic import is_dynamic
 from horizon_plugin_pytorch.fake_quant.fake_cast import is_cast
-from horizon_plugin_pytorch.fake_quant.fake_quantize import is_dynamic
 from horizon_plugin_pytorch.fake_quant.qconfig import QConfig, format_of, get_qconfig, unasked
 from horizon_plugin_pytorch.files import write_atomically
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.config.choice import Choice, Step, step_between
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.fake_quant.fake_quantize import is_dynamic
+from horizon_plugin_pytorch.fake_quant.dynamic import is_dynamic
 from horizon_plugin_pytorch.nn.transformer import torch_class
 from horizon_plugin_pytorch.operators.table import rows
 from horizon_plugin_pytorch.statistics.partial import Partial

@@ -12,19 +12,18 @@ from torch import nn
 
 from horizon_plugin_pytorch.config.graph_view import GraphView, OperatorView
 from horizon_plugin_pytorch.config.rules import Rule, canonicalize_rules
+from horizon_plugin_pytorch.config.sensitivity import most_sensitive, warn_unknown
 from horizon_plugin_pytorch.config.setters import (
     GridSampleTemplate,
     HighPrecisionOutputTemplate,
     QconfigTemplate,
     by_name,
-    most_sensitive,
-    warn_unknown,
 )
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
+from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize, is_dynamic
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast, is_cast
-from horizon_plugin_pytorch.fake_quant.fake_quantize import DynamicFakeQuantize, is_dynamic
 from horizon_plugin_pytorch.fake_quant.qconfig import (
     QConfig,
     as_format,

@@ -1,27 +1,24 @@
-"""Putting values on the integer grid while training, and switching that on and off."""
+"""Putting values on the integer grid while training."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8, qint16
+from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
-from horizon_plugin_pytorch.fake_quant.rounding import Rounded, clamped, integer_limits, round_to_grid
+from horizon_plugin_pytorch.fake_quant.rounding import clamped, integer_limits, round_to_grid
 from horizon_plugin_pytorch.function_handlers import is_backward
 from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
 from horizon_plugin_pytorch.statistics.cache import Cache
-from horizon_plugin_pytorch.statistics.clipping import tell_clipped
 from horizon_plugin_pytorch.statistics.observer import (
     CalibObserver,
     MovingAverageMinMaxObserver,
@@ -54,7 +51,7 @@ class FakeQuantState(Enum):
     _FLOAT = "_float"
 
 
-_SWITCHES = {
+SWITCHES = {
     FakeQuantState.QAT: (True, True),
     FakeQuantState.CALIBRATION: (True, False),
     FakeQuantState.VALIDATION: (False, True),
@@ -75,7 +72,7 @@ class LoadedScale(Enum):
     IGNORED = "ignored"
 
 
-def _answer_to_torch(cls: type) -> None:
+def answer_to_torch(cls: type) -> None:
     """Let ``model.apply(torch.quantization.disable_observer)`` and its relatives reach the fake quantizers of a class.
 
     They act on torch's own base class alone and pass over everything else in silence. It is known by name, as
@@ -130,7 +127,7 @@ class FakeQuantize(nn.Module):
         **observer_kwargs: Any,
     ) -> None:
         super().__init__()
-        _answer_to_torch(FakeQuantize)
+        answer_to_torch(FakeQuantize)
         try:
             self.activation_post_process = observer(channel_len=channel_len, **observer_kwargs)
         except TypeError as error:
@@ -263,7 +260,7 @@ class FakeQuantize(nn.Module):
 
     def set_state(self, state: FakeQuantState) -> None:
         """Observe and quantize as the state says."""
-        observes, quantizes = _SWITCHES[state]
+        observes, quantizes = SWITCHES[state]
         self.state_is_loaded = False
         self.activation_post_process.extreme = 0.0
         self.forget_scale()
@@ -594,205 +591,6 @@ def _end_of_range(state_dict: dict, prefix: str, scale: Tensor) -> Tensor | None
     return torch.maximum(ends[0].abs(), ends[1].abs()).to(scale.device)  # type: ignore[union-attr, arg-type]
 
 
-class DynamicFakeQuantize(nn.Module):
-    """Round a tensor with scales of its own values, computed each time: nothing is observed, and nothing is kept.
-
-    One scale for each slice along `dim` lets a row with outliers leave the others their precision. It is for the
-    `input` of a qconfig; linear layers take it (see `SetDynamicQuantTemplate`).
-
-    Args:
-        dtype: ``qint8``.
-        block_size: how many values along `dim` share a scale; ``"full"`` is all of them.
-        dim: the axis.
-
-    >>> DynamicFakeQuantize()(torch.tensor([[0.1, 255.0], [0.1, 0.2]]))
-    tensor([[0.0000e+00, 2.5400e+02],
-            [1.0039e-01, 1.9922e-01]])
-    """
-
-    def __init__(self, dtype: Any = qint8, block_size: int | str = "full", dim: int = -1, channel_len: int = 1) -> None:
-        super().__init__()
-        self.dtype, self.block_size, self.dim = as_dtype(dtype), block_size, dim
-        if self.dtype != qint8:
-            raise QuantizationConfigError(f"DynamicFakeQuantize: dtype must be qint8, got {dtype!r}.")
-        is_size = isinstance(block_size, int) and not isinstance(block_size, bool) and block_size > 0
-        if block_size != "full" and not is_size:
-            raise QuantizationConfigError(
-                f'DynamicFakeQuantize: block_size must be "full" or a positive int, got {block_size!r}.'
-            )
-        if not isinstance(dim, int):
-            raise QuantizationConfigError(f"DynamicFakeQuantize: dim must be an int, got {dim!r}.")
-        _answer_to_torch(DynamicFakeQuantize)
-        self.is_quantizing = True
-
-    @classmethod
-    def with_args(cls, **kwargs: Any) -> Partial:
-        """A constructor with some arguments already given."""
-        return Partial(cls, kwargs)
-
-    @property
-    def quant_min(self) -> int:
-        """The smallest integer."""
-        return self.dtype.min
-
-    @property
-    def quant_max(self) -> int:
-        """The largest integer."""
-        return self.dtype.max
-
-    def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Round, or not."""
-        self.is_quantizing = bool(enabled)
-
-    def disable_fake_quant(self) -> None:
-        """Do not round."""
-        self.enable_fake_quant(False)
-
-    def enable_observer(self, enabled: bool = True) -> None:
-        """There is nothing to switch: each tensor has the scales of its own values."""
-
-    def disable_observer(self) -> None:
-        """There is nothing to switch, as above."""
-
-    def set_state(self, state: FakeQuantState) -> None:
-        """Round as the state says."""
-        self.enable_fake_quant(_SWITCHES[state][1])
-
-    def size_of_block(self, length: int) -> int:
-        """How many values share a scale where `dim` has this length."""
-        return length if isinstance(self.block_size, str) else self.block_size
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The nearest values of the slices' grids; gradients pass straight through."""
-        if isinstance(x, QTensor):
-            x = x.as_real()
-        if not (self.is_quantizing and FakeQuantize.enabled):
-            return x
-        parts = []
-        for part in x.split(self.size_of_block(x.shape[self.dim]), self.dim):
-            scale = fp.block_scale(part.detach(), self.dim, self.quant_min, self.quant_max)
-            parts.append(Rounded.apply(part, scale, self.quant_min, self.quant_max, None))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
-
-    def extra_repr(self) -> str:
-        return f"dtype={self.dtype}, block_size={self.block_size}, dim={self.dim}"
-
-
-def is_dynamic(part: Any) -> bool:
-    """Does this part of a qconfig make a `DynamicFakeQuantize`?"""
-    return isinstance(part, Partial) and isinstance(part.cls, type) and issubclass(part.cls, DynamicFakeQuantize)
-
-
-@contextmanager
-def observe_together(quantizers: Sequence[FakeQuantize]) -> Iterator[None]:
-    """Let all that is seen inside, such as the steps of a sequence, count as one batch; nothing is rounded inside."""
-    observing = [q for q in quantizers if q.is_observing]
-    for quantizer in observing:
-        quantizer._gathered = []
-    try:
-        yield
-        for quantizer in observing:
-            if quantizer._gathered:
-                quantizer.observe(torch.cat([x.flatten() for x in quantizer._gathered]))
-    finally:
-        for quantizer in observing:
-            quantizer._gathered = None
-
-
-@contextmanager
-def keep_ranges(quantizers: Sequence[FakeQuantize]) -> Iterator[None]:
-    """Round, or not, as the state says, but let ranges and scales stay as they are."""
-    for quantizer in quantizers:
-        quantizer._keeps_range = True
-    try:
-        yield
-    finally:
-        for quantizer in quantizers:
-            quantizer._keeps_range = False
-
-
-def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
-    """Put a model, or a part of it, into a fake-quantization state.
-
-    >>> set_fake_quantize(FakeQuantize(), FakeQuantState.VALIDATION)
-    """
-    if not isinstance(state, FakeQuantState):
-        names = ", ".join(f"FakeQuantState.{s.name}" for s in FakeQuantState)
-        raise TypeError(f"set_fake_quantize: state must be one of {names}, got {state!r}.")
-    clipped: dict[str, float] = {}
-    for module in model.modules():
-        if isinstance(module, FakeQuantize) and state is FakeQuantState.VALIDATION and module.is_calibrating:
-            observer = module.activation_post_process
-            if observer.clipping > observer.clipped_from:
-                clipped[observer.owner] = observer.clipping
-        if isinstance(module, (FakeQuantize, DynamicFakeQuantize)):
-            module.set_state(state)
-        forget = getattr(module, "forget_twin", None)
-        if forget is not None:
-            forget()
-    tell_clipped(clipped, "calibration")
-
-
-@contextmanager
-def unrounded(model: nn.Module) -> Iterator[None]:
-    """A model neither observes nor rounds in here; it is in the state of before afterwards.
-
-    >>> quantizer = FakeQuantize()
-    >>> with unrounded(quantizer):
-    ...     _ = quantizer(torch.tensor([1.0]))
-    >>> quantizer.has_statistics, get_fake_quantize(quantizer).name
-    (False, 'QAT')
-    """
-    static = [m for m in model.modules() if isinstance(m, FakeQuantize)]
-    observing = [m for m in static if m._flag("observer_enabled")]
-    rounding: list[Any] = [m for m in static if m._flag("fake_quant_enabled")]
-    rounding += [m for m in model.modules() if isinstance(m, DynamicFakeQuantize) and m.is_quantizing]
-    for one in observing:
-        one.disable_observer()
-    for one in rounding:
-        one.disable_fake_quant()
-    try:
-        yield
-    finally:
-        for one in observing:
-            one.enable_observer()
-        for one in rounding:
-            one.enable_fake_quant()
-
-
-def get_fake_quantize(model: nn.Module) -> FakeQuantState | None:
-    """The fake-quantization state of a model, or of a part of it; None if its parts differ, or have none.
-
-    A run of calibration and an evaluation look the same to the model: nothing warns of an accuracy that was measured
-    in the CALIBRATION state, which is that of float. Scales that are fixed have no state of their own.
-
-    >>> quantizer = FakeQuantize()
-    >>> set_fake_quantize(quantizer, FakeQuantState.VALIDATION)
-    >>> get_fake_quantize(quantizer).name
-    'VALIDATION'
-    """
-    quantizers = [module for module in model.modules() if isinstance(module, FakeQuantize)]
-    learning = [module for module in quantizers if not module.is_fixed] or quantizers
-    found = {(module._flag("observer_enabled"), module._flag("fake_quant_enabled")) for module in learning}
-    return next((state for state, switches in _SWITCHES.items() if found == {switches}), None)
-
-
-def freeze_qat_module(model: nn.Module) -> None:
-    """Keep a model, or a part of it, as it is while the rest trains: weights, scales and batch-norm statistics.
-
-    It is put into eval mode and the VALIDATION state, and its parameters want no gradient any more. Call it after
-    ``model.train()`` and ``set_fake_quantize(model, FakeQuantState.QAT)``, which would undo a part of it, and before
-    the model goes into DistributedDataParallel or an optimizer.
-
-    >>> backbone = FakeQuantize()
-    >>> freeze_qat_module(backbone)
-    >>> backbone.is_observing, backbone.training
-    (False, False)
-    """
-    model.eval().requires_grad_(False)
-    set_fake_quantize(model, FakeQuantState.VALIDATION)
-
-
 default_8bit_fake_quant = FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, dtype=qint8)
 default_weight_8bit_fake_quant = FakeQuantize.with_args(
     observer=MovingAveragePerChannelMinMaxObserver, qscheme=torch.per_channel_symmetric, ch_axis=0, dtype=qint8
@@ -804,11 +602,4 @@ show_at(
     LoadedScale,
     FakeQuantize,
     CalibFakeQuantize,
-    DynamicFakeQuantize,
-    is_dynamic,
-    observe_together,
-    keep_ranges,
-    set_fake_quantize,
-    get_fake_quantize,
-    freeze_qat_module,
 )

@@ -12,12 +12,12 @@ import torch
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
+from horizon_plugin_pytorch.fake_quant.dynamic import is_dynamic
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast, is_cast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import (
     FakeQuantize,
     default_8bit_fake_quant,
     default_weight_8bit_fake_quant,
-    is_dynamic,
 )
 from horizon_plugin_pytorch.fake_quant.learnable import LearnableFakeQuantize, PACTFakeQuantize
 from horizon_plugin_pytorch.statistics.observer import (

@@ -11,8 +11,8 @@ from horizon_plugin_pytorch.capture.region import Region, called_path, operands,
 from horizon_plugin_pytorch.config.choice import Choice, Step
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, at, listed, source_line, warn
+from horizon_plugin_pytorch.fake_quant.dynamic import is_dynamic
 from horizon_plugin_pytorch.fake_quant.fake_cast import is_cast
-from horizon_plugin_pytorch.fake_quant.fake_quantize import is_dynamic
 from horizon_plugin_pytorch.fake_quant.qconfig import asked_input, format_of, spell, with_format
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.operators.table import ScaleRule

@@ -18,12 +18,8 @@ from horizon_plugin_pytorch.config.graph_view import GraphView
 from horizon_plugin_pytorch.config.setters import apply_setters
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import QuantizationWarning, at, warn
-from horizon_plugin_pytorch.fake_quant.fake_quantize import (
-    FakeQuantize,
-    FakeQuantState,
-    keep_ranges,
-    set_fake_quantize,
-)
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
+from horizon_plugin_pytorch.fake_quant.states import keep_ranges, set_fake_quantize
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.notes import note_of

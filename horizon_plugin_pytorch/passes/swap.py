@@ -21,15 +21,12 @@ from horizon_plugin_pytorch.errors import (
     listed,
     warn,
 )
+from horizon_plugin_pytorch.fake_quant.dynamic import is_dynamic
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast, is_cast
-from horizon_plugin_pytorch.fake_quant.fake_quantize import (
-    FakeQuantize,
-    FakeQuantState,
-    is_dynamic,
-    set_fake_quantize,
-)
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.learnable import LearnableFakeQuantize
 from horizon_plugin_pytorch.fake_quant.qconfig import asked_input, format_of
+from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight, is_half

@@ -1,5 +1,6 @@
 """Setters: rules that give every operator of a prepared model its number formats."""
 
+from horizon_plugin_pytorch.config.sensitivity import Sensitivity
 from horizon_plugin_pytorch.config.setters import (
     GridSampleTemplate,
     HighPrecisionOutputTemplate,
@@ -7,7 +8,6 @@ from horizon_plugin_pytorch.config.setters import (
     QconfigSetterBase,
     QconfigTemplate,
     SensitiveOpQconfigSetter,
-    Sensitivity,
     TemplateQconfigSetter,
     calibration_8bit_weight_16bit_act_qconfig_setter,
     default_calibration_qconfig_setter,

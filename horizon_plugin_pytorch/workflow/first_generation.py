@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantState, set_fake_quantize
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantState
 from horizon_plugin_pytorch.fake_quant.qconfig import default_calib_8bit_fake_quant_qconfig
+from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.workflow.eager import prepare_qat
 from horizon_plugin_pytorch.workflow.symbolic import prepare_qat_fx
 

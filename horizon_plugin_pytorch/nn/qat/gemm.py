@@ -13,8 +13,9 @@ from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
+from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize, is_dynamic
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast, is_cast
-from horizon_plugin_pytorch.fake_quant.fake_quantize import DynamicFakeQuantize, FakeQuantize, is_dynamic
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.fake_quant.qconfig import asked_input, spell
 from horizon_plugin_pytorch.nn import intrinsic
 from horizon_plugin_pytorch.nn.intrinsic import FORMS, Form, check_rank, derive

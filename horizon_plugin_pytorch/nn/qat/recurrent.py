@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import ConversionError, UnsupportedOperatorError, at
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, keep_ranges, observe_together
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.fake_quant.qconfig import QConfig
+from horizon_plugin_pytorch.fake_quant.states import keep_ranges, observe_together
 from horizon_plugin_pytorch.nn import recurrent as floats
 from horizon_plugin_pytorch.nn.qat.composite import Composite, inner_qconfig, on_both, optional
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
