@@ -33,13 +33,13 @@ from horizon_plugin_pytorch.capture.made_tensors import MadeTensors, TracedCalls
 from horizon_plugin_pytorch.capture.modes import tell_modes
 from horizon_plugin_pytorch.capture.proxies import KnownItems, Parts, TracedProxy, Written, stand_in
 from horizon_plugin_pytorch.capture.sizes import empty_as_zeros
-from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, at, source_line, warn
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
 from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.plain_values import plain_arguments
 from horizon_plugin_pytorch.runtime.call_site import ModuleCall
-from horizon_plugin_pytorch.runtime.hooks import BACKWARD
+from horizon_plugin_pytorch.runtime.hooks import BACKWARD, tell_moved
 from horizon_plugin_pytorch.runtime.leaf import LeafCode, first_proxy
 
 _LEAF_CLASSES: set[type] = set()
@@ -241,11 +241,13 @@ class QuantizationTracer(torch.fx.Tracer):
                 self.rely(place.item(args[1]), "given", True)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if is_leaf(m) and not isinstance(m, torch.jit.ScriptModule):  # whose class has no forward
-            args, kwargs = by_position(type(m).forward, args, kwargs)
         if not self._is_registered(m):
             return forward(*args, **kwargs)
         path = self.path_of_module(m)
+        if is_leaf(m) and not isinstance(m, torch.jit.ScriptModule):  # whose class has no forward
+            named = kwargs
+            args, kwargs = by_position(type(m).forward, args, kwargs)
+            tell_moved(m, at(path, source_line(user_frames())), named, kwargs)
         with self.called(path), contextlib.nullcontext() if is_leaf(m) else self._watched_hooks(m, path):
             return super().call_module(m, forward, args, kwargs)
 

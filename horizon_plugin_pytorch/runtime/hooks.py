@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from horizon_plugin_pytorch.asking import OWN_HOOKS
+from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
 
 
 class KeptHook:
@@ -82,6 +83,29 @@ def note_own_hooks(module: nn.Module) -> None:
     numbers = frozenset(number for kind in ("_forward_pre_hooks", "_forward_hooks") for number in getattr(module, kind))
     if numbers:
         module.__dict__[OWN_HOOKS] = numbers
+
+
+def tell_moved(module: nn.Module, where: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Say that hooks of a module get by position what its caller named.
+
+    Args:
+        where: the module's place.
+        before, after: the keywords of the call as it is written, and as the hooks get them.
+    """
+    moved = [f"`{name}`" for name in before if name not in after]
+    hooks = [
+        hook
+        for kind in ("_forward_pre_hooks", "_forward_hooks")
+        for number, hook in getattr(module, kind).items()
+        if number in getattr(module, f"{kind}_with_kwargs") and not _is_ours(hook)
+    ]
+    if moved and hooks:
+        warn(
+            f"{type(module).__name__} {where} has hooks with `with_kwargs=True`, and is called with {listed(moved)} by "
+            "name: the hooks of the prepared model find it among the positional arguments, and not among the "
+            "keywords. Let the hook take it from there, or call the layer by position, as in `self.conv(x)`.",
+            QuantizationWarning,
+        )
 
 
 def drop_hooks(module: nn.Module) -> None:

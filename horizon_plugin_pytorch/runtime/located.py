@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.operators.arguments import by_position
 from horizon_plugin_pytorch.qtensor import LentValuesError, QTensor, write
 from horizon_plugin_pytorch.running import asked_by_forward, current_forward, interceptor
 from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
+from horizon_plugin_pytorch.runtime.hooks import tell_moved
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked
 
 # Of quantized tensors that a model keeps from one forward to the next.
@@ -152,7 +153,10 @@ class PlacedModule(Successor):
             with float32():
                 return self(*as_float32(args), **as_float32(kwargs))
         if kwargs:
+            named = kwargs
             args, kwargs = self.by_position(args, kwargs)
+            if self._forward_pre_hooks_with_kwargs or self._forward_hooks_with_kwargs:
+                tell_moved(self, self.place, named, kwargs)
         if self.own_calls is not None and not self.own_calls.is_functional:
             module = self.of_call()
             if module is not self:

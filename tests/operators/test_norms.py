@@ -235,3 +235,12 @@ def test_statistics_do_not_move_in_validation() -> None:
     qat.train()
     x.requires_grad_()
     assert torch.equal(qat(x), qat(x))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: F.layer_norm(x, x.shape[1:]), lambda x: F.rms_norm(x, (x.shape[-1],))], ids=["layer", "rms"]
+)
+def test_a_shape_that_tracing_does_not_know_is_refused_with_what_to_write(function: Any) -> None:
+    message = r"\(test_norms.py:\d+\).* normalized_shape is computed of sizes.*write the numbers"
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        prepared(bench(Body(function)), (torch.randn(4, 8),))

@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
+    PrepareMethod,
     QuantStub,
     convert,
     fuse_fx,
@@ -294,3 +295,21 @@ def test_a_hook_of_a_process_that_had_more_hooks_is_not_overwritten() -> None:
     loaded = pickle.loads(saved)
     loaded.register_forward_hook(print)
     assert len(loaded._forward_hooks) == 2
+
+
+class _Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.conv(input=self.quant(x)))
+
+
+@pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT])
+def test_a_hook_that_gets_by_position_what_the_forward_names_is_told(method: PrepareMethod) -> None:
+    set_march(March.NASH_M)
+    net = _Named().eval()
+    net.conv.register_forward_pre_hook(lambda module, args, kwargs: None, with_kwargs=True)
+    with pytest.warns(QuantizationWarning, match=r"(?s)`conv` \(test_hooks.py:\d+\) has hooks.*`input` by name"):
+        calibrate(prepare(net, (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None), (X,))

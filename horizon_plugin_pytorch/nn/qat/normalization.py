@@ -16,7 +16,7 @@ from horizon_plugin_pytorch.nn.quantized.normalization import Groups
 from horizon_plugin_pytorch.nn.quantized.normalization import Normalization as _Quantized
 from horizon_plugin_pytorch.operators.arguments import arguments_by_name
 from horizon_plugin_pytorch.operators.support import INTS, Support, on
-from horizon_plugin_pytorch.operators.table import Binder, Call, depends_on_graph
+from horizon_plugin_pytorch.operators.table import Binder, Call, NotBindable, depends_on_graph
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -129,4 +129,11 @@ def norm_function(make: Callable[..., nn.Module], signature: str) -> Binder:
 
 
 def _constant(value: Any, name: str) -> Any:
-    return tensor_of(value, name) if depends_on_graph(value) else value
+    if not depends_on_graph(value):
+        return value
+    if name in ("weight", "bias"):
+        return tensor_of(value, name)
+    raise NotBindable(
+        f"its {name} is computed of sizes, which are not known while tracing: write the numbers (`(self.channels,)`), "
+        "or prepare with `PrepareMethod.JIT_STRIP`, which runs the forward"
+    )
