@@ -272,7 +272,7 @@ class _Pairs:
 
 def _why(call: OperatorCall, theirs: set[str]) -> str:
     """Why a call has no partner in a model with these paths."""
-    if call.is_generated and call.row is not None and call.row.name == "quant":
+    if call.is_generated and call.row is not None and call.row.is_quant:
         return "the stub of a constant, which `prepare` made"
     is_there = call.module is not None and call.path in theirs
     return "not called in the other model" if is_there else "not in the other model"
