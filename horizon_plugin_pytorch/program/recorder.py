@@ -119,7 +119,13 @@ class ProgramRecorder(TorchDispatchMode):
             if type(x) is QTensor and id(x) not in self._seen:  # its subclasses have no numbers to read
                 self._seen.add(id(x))
                 self._alive.append(x)
-                self._builder.see(x)
+                if x.is_integer:
+                    self._builder.see(x)
+                else:
+                    self.refusals.append(ExportError(
+                        "the model computes with real values, as prepared models do, and not with integers: it has no "
+                        "integer program. Call `convert_fx` (or `convert`) first."
+                    ))  # fmt: skip
 
     def see_numbers(self, x: Tensor, how: str) -> None:
         """Note that numbers of a tensor are read."""

@@ -322,6 +322,36 @@ def test_what_needs_a_class_to_be_read_is_not_saved() -> None:
         program.save(io.BytesIO())
 
 
+def test_a_quantized_tensor_may_be_an_input() -> None:
+    model = converted(Net(lambda x: x), (X,))
+    image = model.quant(X)
+    program = pickle.loads(pickle.dumps(record_program(model.conv, (image,))))
+    assert_equal(program, model.conv, (image,), (model.quant(X * 2),))
+    other = QTensor(image.int_repr(), image.q_scale() * 2, "qint8")
+    for wrong in (X, other):
+        with pytest.raises(ExportError, match=r"input 0 .* expected qint8\[2, 3, 6, 6\]"):
+            program(wrong)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tool", ["jit", "export"])
+def test_tools_of_torch_take_the_graph_as_a_module(tool: str) -> None:
+    program = record_program(converted(Nested(), (Batch(X, {"shift": [X[0, 0, 0, :1]]}), 2.0), PrepareMethod.JIT),
+                             (Batch(X, {"shift": [X[0, 0, 0, :1]]}), 2.0))  # fmt: skip
+    inputs = (X, X[0, 0, 0, :1])
+    wanted, file = program.graph_module(*inputs), io.BytesIO()
+    if tool == "jit":
+        torch.jit.save(torch.jit.trace(program.graph_module, inputs), file)
+        found: Any = torch.jit.load(io.BytesIO(file.getvalue()))
+        names = {node.kind() for node in found.graph.nodes()}
+    else:
+        torch.export.save(torch.export.export(program.graph_module, inputs), file)
+        loaded = torch.export.load(io.BytesIO(file.getvalue()))
+        found, names = loaded.module(), {operator_name(node) for node in loaded.graph.nodes}
+    assert {"horizon::quantize", "horizon::conv", "horizon::dequantize"} <= names
+    assert mismatches(found(*inputs), wanted) == 0
+
+
 # -- notes ---------------------------------------------------------------
 
 
@@ -484,6 +514,12 @@ def test_a_model_that_keeps_a_tensor_is_refused() -> None:
     quantized = convert(calibrate(prepare_qat(model), (X,)))
     with pytest.raises(ExportError, match="Make the state an input"):
         record_program(quantized, X)
+
+
+def test_a_prepared_model_has_no_integer_program() -> None:
+    set_march(March.BAYES)
+    with pytest.raises(ExportError, match="Call `convert_fx`"):
+        record_program(prepared(QuantWrapper(nn.Conv2d(3, 4, 1)).eval(), (X,)), X)
 
 
 @pytest.mark.parametrize(
