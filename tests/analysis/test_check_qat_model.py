@@ -456,8 +456,9 @@ def test_what_prepare_leaves_float_is_none(prepare: Any) -> None:
 
 def test_a_float_operand_of_a_quantized_operator() -> None:
     model = Stubbed(lambda self, x: self.add.add(x, torch.ones(4)), add=FloatFunctional())
-    (row,) = _check(_eager(model, None), torch.randn(2, 4)).mistakes
-    assert row.name == "add[add]" and row.text.startswith("float input of a quantized operator")
+    failure = str(_check(_eager(model, None), torch.randn(2, 4)).failure)
+    assert "after `quant`" in failure and "`FloatFunctional` at `add` (test_check_qat_model.py:" in failure
+    assert "got a float tensor of shape (4,) instead of integers with a scale. Put a QuantStub" in failure
 
 
 def test_an_operator_after_a_high_precision_output() -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import TraceError, UnsupportedOperatorError
 from horizon_plugin_pytorch.fx.fx_helper import wrap
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
@@ -94,7 +94,7 @@ def _tried(run: Callable[[], Any]) -> tuple[Any, str]:
     """What a run gives, or how it is refused."""
     try:
         return run(), ""
-    except NotImplementedError as error:
+    except (NotImplementedError, TraceError) as error:
         return None, str(error)
 
 
