@@ -29,6 +29,8 @@ class Places:
         """The path of the innermost module of the model that is running, and the user's line."""
         path, line = None, ""
         for running in running_functions():
+            if running.file == __file__:  # its locals, once looked at, would hold it, and all that runs, in a circle
+                continue
             known = self._paths.get(id(running.owner))
             if path is None and known is not None:
                 path, line = known, line or getattr(running.owner, "line", "")

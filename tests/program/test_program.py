@@ -536,6 +536,21 @@ def test_inputs_that_the_program_was_not_recorded_with_are_refused(args: tuple, 
         program(*args)
 
 
+@pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT], ids=lambda m: m.name)
+def test_a_model_that_keeps_nothing_runs_once_and_its_tensors_are_let_go_of(method: PrepareMethod) -> None:
+    import gc
+
+    model = converted(Outer(), (X,), method)
+    runs = []
+    model.quant.register_forward_hook(lambda *call: runs.append(1))
+    gc.disable()
+    try:
+        record_program(model, X)
+    finally:
+        gc.enable()
+    assert len(runs) == 1
+
+
 def test_recording_leaves_the_model_alone() -> None:
     model = converted(Net(lambda x: x), (X,))
     model.train()
