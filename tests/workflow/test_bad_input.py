@@ -130,7 +130,7 @@ def halves(x: Tensor) -> list[Tensor]:
 
 UNKNOWN_LENGTHS = {
     "shape-in-numpy": (lambda x: x.reshape(np.array(x.shape).tolist()), "numpy cannot take tensors or sizes"),
-    "value-as-number": (lambda x: x * float(x.max()), "not a tensor that is traced"),
+    "value-as-number": (lambda x: x * float(x.max()), "take other numbers from the model's configuration"),
     "wrapped-list": (lambda x: torch.cat(list(halves(x)), 1), "of wrapped code, `parts[i]` for i in range(2)"),
 }
 
