@@ -131,7 +131,7 @@ def norm_function(make: Callable[..., nn.Module], signature: str) -> Binder:
 def _constant(value: Any, name: str) -> Any:
     if not depends_on_graph(value):
         return value
-    if name in ("weight", "bias"):
+    if name != "normalized_shape":
         return tensor_of(value, name)
     raise NotBindable(
         f"its {name} is computed of sizes, which are not known while tracing: write the numbers (`(self.channels,)`), "
