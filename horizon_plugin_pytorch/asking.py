@@ -140,6 +140,30 @@ def user_asks(depth: int = 1) -> bool:
     return _owner_of(sys._getframe(depth + 1).f_code.co_filename) == _USER
 
 
+def user_asks_class() -> bool:
+    """True if code of the user asks for the class of what calls this function: ``isinstance(x, Tensor)``.
+
+    Functions of torch written in C ask in the same way, from the user's frame; for them a class is a promise about
+    memory, and they must have the true answer.
+    """
+    frame = sys._getframe(2)
+    return _owner_of(frame.f_code.co_filename) == _USER and _asks_class(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=4096)
+def _asks_class(code: CodeType, instruction: int) -> bool:
+    steps = list(dis.get_instructions(code))
+    now = next((step for step in steps if step.offset == instruction), None)
+    if now is None or now.opname == "MATCH_CLASS" or now.argval == "__class__":
+        return now is not None
+    start = now.positions and now.positions[::2][:2]  # a call begins where what is called does
+    return any(
+        step.argval == "isinstance" and step.opname.startswith("LOAD_") and step.positions[::2][:2] == start
+        for step in steps
+        if step.positions
+    )
+
+
 def model_asks(depth: int = 1, has_call: bool = False) -> bool:
     """True if the code in question is the model's rather than a tool's.
 

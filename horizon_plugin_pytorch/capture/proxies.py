@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from horizon_plugin_pytorch.asking import user_asks
+from horizon_plugin_pytorch.asking import user_asks_class
 from horizon_plugin_pytorch.capture.given import Place, is_setting
 from horizon_plugin_pytorch.capture.sizes import is_size
 from horizon_plugin_pytorch.plain_values import array_ufunc, number_function
@@ -25,7 +25,7 @@ class TracedProxy(torch.fx.Proxy):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class of what it stands for to the user's code, which may ask ``isinstance(x, Tensor)``."""
-        is_asked = user_asks()
+        is_asked = user_asks_class()
         return (is_asked and self.asked_class()) or type(self)
 
     def asked_class(self) -> type | None:
