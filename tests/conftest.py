@@ -26,7 +26,7 @@ _TORCH_RANDOM = _TorchRandom()  # hypothesis keeps only a weak reference
 hypothesis.register_random(_TORCH_RANDOM)  # type: ignore[arg-type]
 
 hypothesis.settings.register_profile("here", deadline=None)  # a busy machine is no failure
-hypothesis.settings.register_profile("smoke", deadline=None, max_examples=10)
+hypothesis.settings.register_profile("smoke", deadline=None, max_examples=4)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("here")
 

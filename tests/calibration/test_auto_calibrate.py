@@ -153,6 +153,7 @@ def test_one_batch_with_large_values_does_not_spoil_the_result() -> None:
     assert result.kept.endswith("of all data") and result.errors[result.kept] < 0.1 < result.errors["mse"]
 
 
+@pytest.mark.slow
 def test_the_table_is_of_what_is_in_the_model_and_the_same_again() -> None:
     """Of a dozen models, some keep what was chosen, others a row of the table."""
     chosen = set()

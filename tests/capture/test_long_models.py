@@ -95,6 +95,7 @@ def test_long_code_before_the_quantstub(method: str) -> None:
         assert torch.equal(convert(qat)(X), qat(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["symbolic", "jit"])
 def test_time_grows_with_the_number_of_modules(method: str) -> None:
     def seconds(count: int) -> float:

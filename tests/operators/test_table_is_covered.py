@@ -36,6 +36,7 @@ def met() -> tuple[set[str], set[type]]:
     return names, classes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
 def test_every_row_of_the_operator_table_has_a_case(row: Operator, met: tuple[set[str], set[type]]) -> None:
     if any(issubclass(cls, FusedModule) for cls in row.modules):
