@@ -571,21 +571,32 @@ def _names(code: CodeType) -> Iterator[str]:
             yield constant
 
 
-def user_tests_none() -> bool:
-    """True if the innermost function of the user that runs asks whether something is None."""
+def _user_frame() -> FrameType | None:
+    """The innermost function of the user that runs."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
+    return frame
+
+
+def user_tests_none() -> bool:
+    """True if the innermost function of the user that runs asks whether something is None."""
+    frame = _user_frame()
     return frame is not None and _tests_none(frame.f_code)
 
 
 @functools.lru_cache(maxsize=1024)
 def _tests_none(code: CodeType) -> bool:
     steps = list(dis.get_instructions(code))
-    return any(
-        step.opname.endswith("_NONE") or (step.opname == "IS_OP" and before.argval is None and "CONST" in before.opname)
-        for before, step in itertools.pairwise(steps)
-    )
+    return any(_asks_none(steps, i) for i in range(len(steps)))
+
+
+def _asks_none(steps: Sequence[dis.Instruction], i: int) -> bool:
+    """True if the instruction at `i` compares what was loaded before it with None."""
+    if steps[i].opname.endswith("_NONE"):
+        return True
+    is_none = "CONST" in steps[i].opname and steps[i].argval is None
+    return is_none and i + 1 < len(steps) and steps[i + 1].opname in ("IS_OP", "COMPARE_OP")
 
 
 def asserted_answer() -> bool | None:
@@ -593,9 +604,7 @@ def asserted_answer() -> bool | None:
 
     None if no ``assert`` asks, or one that goes on asking (``assert a or b``).
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_code(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = _user_frame()
     return None if frame is None else _asserts(frame.f_code).get(frame.f_lasti)
 
 
@@ -620,9 +629,7 @@ def user_tests_result() -> bool:
 
     It may ask at once, or ask a variable that the result, or a part of it, goes into.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_code(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = _user_frame()
     return frame is not None and _tests_result(frame.f_code, frame.f_lasti)
 
 
@@ -642,14 +649,6 @@ def _tests_result(code: CodeType, instruction: int) -> bool:
             break
     loads = (i + 1 for i, step in enumerate(steps) if step.opname.startswith("LOAD_") and step.argval in names)
     return any(_asks_none(steps, i) for i in loads)
-
-
-def _asks_none(steps: Sequence[dis.Instruction], i: int) -> bool:
-    """True if the instruction at `i` compares what was loaded before it with None."""
-    if steps[i].opname.endswith("_NONE"):
-        return True
-    is_none = "CONST" in steps[i].opname and steps[i].argval is None
-    return is_none and i + 1 < len(steps) and steps[i + 1].opname in ("IS_OP", "COMPARE_OP")
 
 
 def error_line(error: BaseException) -> str:
