@@ -154,7 +154,7 @@ def test_empty_and_smallest_inputs(layer: nn.Module, shape: tuple[int, ...]) -> 
 
 def test_a_batch_norm_without_statistics_names_itself() -> None:
     for bn in (nn.BatchNorm1d(2, track_running_stats=False), nn.BatchNorm3d(2, track_running_stats=False)):
-        message = f"{type(bn).__name__} at `module` .* has no running statistics"
+        message = rf"{type(bn).__name__} at `module` \(test_layers.py:\d+\) has no running statistics"
         with pytest.raises(QuantizationConfigError, match=message):
             prepare_qat_fx(QuantWrapper(bn), {"": qconfig()})
 
