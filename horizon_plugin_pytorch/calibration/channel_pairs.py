@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from horizon_plugin_pytorch.nn.intrinsic.folding import by_output
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
 # f(x / s) = f(x) / s for any positive s of an element.
@@ -170,10 +171,10 @@ class _Chains:
         if spatial is not None:
             return axis if axis < _rank(source) - spatial else None
         if type(module) is nn.Flatten:
-            return _flattened(source.meta["shape"], axis, module.start_dim, module.end_dim)
+            return _flattened(_shape(source), axis, module.start_dim, module.end_dim)
         if name == "flatten":
             given = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
-            return _flattened(source.meta["shape"], axis, given.get("start_dim", 0), given.get("end_dim", -1))
+            return _flattened(_shape(source), axis, given.get("start_dim", 0), given.get("end_dim", -1))
         return None
 
 
@@ -191,12 +192,18 @@ def _channel_axis(layer: Any, rank: int) -> int:
     return rank - layer.weight.dim() + 1
 
 
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    shape = notes(node).shape
+    assert shape is not None  # `_only_user` asked
+    return shape
+
+
 def _rank(node: fx.Node) -> int:
-    return len(node.meta["shape"])
+    return len(_shape(node))
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 and "shape" in node.meta else None
+    return next(iter(node.users)) if len(node.users) == 1 and notes(node).shape is not None else None
 
 
 def _name(node: fx.Node) -> str:

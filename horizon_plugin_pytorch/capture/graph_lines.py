@@ -6,8 +6,8 @@ import re
 
 from torch import fx
 
-from horizon_plugin_pytorch.capture.tracer import scope_of
 from horizon_plugin_pytorch.errors import source_line
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 _ASSIGNED = re.compile(r"\s*(\w+)(?:\s*:[^=]*)?\s*=\s")
 
@@ -25,5 +25,5 @@ def places_of_lines(model: fx.GraphModule) -> dict[int, tuple[str, str]]:
         assigned = _ASSIGNED.match(text)
         node = nodes.get(assigned[1]) if assigned else None
         if node is not None:
-            found[number] = scope_of(node), source_line(node.stack_trace)
+            found[number] = notes(node).scope, source_line(node.stack_trace)
     return found

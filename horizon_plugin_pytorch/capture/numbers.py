@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.runtime.node_notes import notes
+
 
 def with_numbers(model: Any, arguments: Any, is_eager: bool = False) -> Any:
     """Arguments in which a constant without axes, such as a buffer ``torch.tensor(0.5)``, is its number.
@@ -40,13 +42,14 @@ def _number(model: Any, node: fx.Node, is_eager: bool) -> Any:
         if not is_number or not (is_eager or value.dim() == 0) or not _stays(model, node, is_eager):
             return node
         return value.item()
-    if "number" in node.meta and _is_constant(model, node, is_eager):
-        return node.meta["number"]
+    number = notes(node).number
+    if number is not None and _is_constant(model, node, is_eager):
+        return number
     return node
 
 
 def _value(model: Any, node: fx.Node) -> Any:
-    value: Any = node.meta.get("value")
+    value: Any = notes(node).value
     if value is None:
         value = model.get_submodule("")
         for name in str(node.target).split("."):
@@ -76,7 +79,7 @@ def _is_constant(model: Any, node: fx.Node, is_eager: bool) -> bool:
     pending, seen = [node], {node}
     while pending:
         one = pending.pop()
-        is_call = one.op in ("call_function", "call_method") and not one.meta.get("is_chance")
+        is_call = one.op in ("call_function", "call_method") and not notes(one).is_chance
         if not (is_call or (one.op == "get_attr" and _stays(model, one, is_eager))):
             return False
         new = [source for source in one.all_input_nodes if source not in seen]

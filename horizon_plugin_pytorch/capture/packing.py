@@ -9,6 +9,8 @@ from typing import Any
 import torch  # noqa: F401 - for the docstring's example
 from torch import fx
 
+from horizon_plugin_pytorch.runtime.node_notes import packed_notes, unpack_notes
+
 
 @dataclass(frozen=True)
 class _Reference:
@@ -46,7 +48,6 @@ def pack(graph: fx.Graph) -> list[tuple]:
         name: Any = lambda node: _Reference(node.name)  # noqa: E731 - torch's type knows no references
         return fx.node.map_arg(value, name)
 
-    kept = ("stack_trace", "made_by", "weight_of", "members")
     return [
         (
             n.op,
@@ -54,17 +55,10 @@ def pack(graph: fx.Graph) -> list[tuple]:
             _pack_target(n.target),
             refer(n.args),
             refer(n.kwargs),
-            {k: n.meta[k] for k in kept if k in n.meta} | _scopes(n),
+            packed_notes(n),
         )
         for n in graph.nodes
     ]
-
-
-def _scopes(node: fx.Node) -> dict[str, Any]:
-    """The modules whose forwards made a node, without their classes."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [value[0] if isinstance(value, tuple) else key for key, value in stack.items()]
-    return {"nn_module_stack": {path: (path, "") for path in paths}} if paths else {}
 
 
 def unpack(nodes: list[tuple], cls: type[fx.Graph] = fx.Graph) -> fx.Graph:
@@ -81,9 +75,9 @@ def unpack(nodes: list[tuple], cls: type[fx.Graph] = fx.Graph) -> fx.Graph:
     def resolve(value: Any) -> Any:
         return fx.node.map_aggregate(value, lambda leaf: found[leaf.name] if isinstance(leaf, _Reference) else leaf)
 
-    for op, name, target, args, kwargs, meta in nodes:
+    for op, name, target, args, kwargs, packed in nodes:
         found[name] = graph.create_node(op, _unpack_target(target), resolve(args), resolve(kwargs), name)
-        found[name].meta.update(meta)
+        unpack_notes(found[name], packed)
     return graph
 
 

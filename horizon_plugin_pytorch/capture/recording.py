@@ -39,6 +39,7 @@ from horizon_plugin_pytorch.runtime.call_site import (
     entered,
     here,
 )
+from horizon_plugin_pytorch.runtime.node_notes import notes, place_like
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.runtime.stochastic import mark_chance
 from horizon_plugin_pytorch.runtime.stub_input import require_tensor
@@ -49,12 +50,12 @@ from horizon_plugin_pytorch.writing import writes
 def float_casts(graph: fx.Graph) -> frozenset[CallSite]:
     """Call sites of a recorded graph that cast float tensors to the type they have."""
     return frozenset(
-        node.meta["site"]
+        site
         for node in graph.nodes
-        if "site" in node.meta
-        and is_cast(node.meta["site"].name)
+        if (site := notes(node).site) is not None
+        and is_cast(site.name)
         and isinstance(node.args[0], fx.Node)
-        and node.args[0].meta.get("dtype") == node.meta.get("dtype") == torch.float32
+        and notes(node.args[0]).dtype == notes(node).dtype == torch.float32
     )
 
 
@@ -99,9 +100,10 @@ class Recorder(TorchFunctionMode):
             self._nodes[id(value)] = node
             self._alive[id(value)] = weakref.ref(value, functools.partial(self._forget, id(value)))
             self._memory.know(value)
-            node.meta.setdefault("dtype", value.dtype)
-            node.meta.setdefault("shape", () if value.is_nested else tuple(value.shape))
-            if node.op not in ("placeholder", "get_attr") and node.meta["shape"] == () and "number" not in node.meta:
+            known = notes(node)
+            if known.dtype is None:
+                known.dtype, known.shape = value.dtype, () if value.is_nested else tuple(value.shape)
+            if node.op not in ("placeholder", "get_attr") and known.shape == () and known.number is None:
                 self._note_number(value, node)
         elif isinstance(value, (tuple, list)):
             for index, part in enumerate(value):
@@ -109,7 +111,7 @@ class Recorder(TorchFunctionMode):
                     key = ("item", node, index)
                     if key not in self._known:
                         self._known[key] = self.graph.call_function(operator.getitem, (node, index))
-                        self._known[key].meta.update(_meta(node))
+                        place_like(self._known[key], node)
                     self._bind(part, self._known[key])
         elif isinstance(value, dict):
             for part in value.values():
@@ -121,7 +123,7 @@ class Recorder(TorchFunctionMode):
             return
         self._depth += 1
         try:
-            node.meta["number"] = value.item()
+            notes(node).number = value.item()
         finally:
             self._depth -= 1
 
@@ -143,7 +145,7 @@ class Recorder(TorchFunctionMode):
         key = ("constant", path)
         if key not in self._known:
             self._known[key] = self.graph.create_node("get_attr", path)
-            self._known[key].meta["value"] = value
+            notes(self._known[key]).value = value
         self._bind(value, self._known[key])
         return self._known[key]
 
@@ -183,15 +185,13 @@ class Recorder(TorchFunctionMode):
         if full not in self._known:
             node = self._known[full] = make()
             node.stack_trace = user_frames()
-            node.meta["nn_module_stack"] = {scope: (scope, "")} if scope else {}
-            node.meta["block"] = self._block
-            node.meta["calls"] = self._stack
-            node.meta["is_training_only"] = self._model.training  # the eval run comes first
-            if isinstance(key, CallSite):
-                node.meta["site"] = key
+            known = notes(node)
+            known.scope, known.block, known.calls = scope, self._block, self._stack
+            known.is_training_only = self._model.training  # the eval run comes first
+            known.site = key if isinstance(key, CallSite) else None
         node = self._known[full]
         if stale is not None:
-            node.meta["stale_by"] = stale
+            notes(node).stale_by = stale
         self._bind(out, node)
         return node
 
@@ -217,7 +217,7 @@ class Recorder(TorchFunctionMode):
         elif not writes(func, args, kwargs):
             out = result = distinct(out, leaves)
         if is_shape(func) and id(args[0]) in self._nodes:
-            self._nodes[id(args[0])].meta["is_measured"] = True
+            notes(self._nodes[id(args[0])]).is_measured = True
         stale = self._memory.stale(leaves, (args[1],) if is_assignment else None)
         if _leaves(result):
             op, target, call_args, call_kwargs = as_call(func, args, kwargs)
@@ -237,12 +237,13 @@ class Recorder(TorchFunctionMode):
         for x in leaves if self._earlier else ():
             tensor, node = self._earlier.get(id(x), (None, None))
             if tensor is not None and node is not None and tensor() is x and id(x) not in self._nodes:
-                node.meta.setdefault("read_later", user_frames())
+                known = notes(node)
+                known.read_later = user_frames() if known.read_later is None else known.read_later
 
     def _note_writes(self, node: fx.Node, changed: list[Tensor], out: Any) -> None:
         """A call changed some of the tensors that it was given."""
         if changed:
-            node.meta["writes"] = True
+            notes(node).writes = True
             writer = next((x for x in changed if x is out), None)
             self._memory.write(changed, writer, node)
 
@@ -260,7 +261,7 @@ class Recorder(TorchFunctionMode):
 
         def make() -> fx.Node:
             node = self.graph.call_function(func, self._arguments(args), self._arguments(kwargs))
-            node.meta["is_unseen"] = True
+            notes(node).is_unseen = True
             return node
 
         self._add((site, "unseen"), make, out, site.scope, None)
@@ -348,7 +349,7 @@ class Recorder(TorchFunctionMode):
             is_other = self._attributes.get(id(tensor)) != path  # and not the same one, written to
             is_read = path in buffers or ("constant", path) in self._known
             if is_other and is_read and id(tensor) in self._nodes and path in self._stored:
-                self._nodes[id(tensor)].meta["kept_as"] = path
+                notes(self._nodes[id(tensor)]).kept_as = path
         kept = (value for module in self._model.modules() for value in vars(module).values())
         for tensor in tensors_in([result, *kept]):
             node = self._nodes.get(id(tensor))
@@ -356,7 +357,7 @@ class Recorder(TorchFunctionMode):
                 self._handed.setdefault(node)
                 stale = self._memory.stale([tensor])
                 if stale is not None:
-                    node.meta["handed_out_stale"] = stale
+                    notes(node).handed_out_stale = stale
 
     @property
     def keeps_tensors(self) -> bool:
@@ -366,13 +367,13 @@ class Recorder(TorchFunctionMode):
     @property
     def has_read_earlier(self) -> bool:
         """Has a run read what an earlier one has computed?"""
-        return any("read_later" in node.meta for node in self.graph.nodes)
+        return any(notes(node).read_later is not None for node in self.graph.nodes)
 
     def finish(self) -> fx.Graph:
         """The graph; whatever nobody reads is an output too, as code that is not seen may have taken it."""
         unread = [node for node in self.graph.nodes if not node.users and node.op != "placeholder"]
         for node in unread:
-            node.meta["is_unread"] = node not in self._handed
+            notes(node).is_unread = node not in self._handed
         self.graph.output(tuple(dict.fromkeys((*unread, *self._handed))))
         return self.graph
 
@@ -437,10 +438,6 @@ def _leaves(tree: Any) -> list[Tensor]:
 
 
 _ATOMS = (int, float, bool, str, torch.dtype, torch.device, slice)
-
-
-def _meta(node: fx.Node) -> dict[str, Any]:
-    return {k: node.meta[k] for k in ("stack_trace", "nn_module_stack") if k in node.meta}
 
 
 @contextlib.contextmanager

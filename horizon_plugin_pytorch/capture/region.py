@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.operators.table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.runtime.leaf import LeafCode
+from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.torch_functions import (
     FILLERS,
     FILLING_METHODS,
@@ -54,8 +55,9 @@ def value_of(model: nn.Module, node: fx.Node) -> Any:
 
     A recorded one may be a tensor that only the user's code knows how to find.
     """
-    if "value" in node.meta:
-        return node.meta["value"]
+    noted = notes(node).value
+    if noted is not None:
+        return noted
     value: Any = model.get_submodule("")  # not the `graph` of a captured model: the user's module of that name
     for name in str(node.target).split("."):
         value = getattr(value, name)
@@ -107,14 +109,16 @@ def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] 
     In a recorded graph it is also what is made of integers of any origin, as rotations are of positions; and there it
     may be asked for other types.
     """
-    if "is_beside" in node.meta:
-        return node.meta["is_beside"] and node.meta.get("dtype") in types
+    beside = notes(node).is_beside
+    if beside is not None:
+        return beside and notes(node).dtype in types
     return settle(partial(_constant_rule, model), node)
 
 
 def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
-    if "is_beside" in node.meta:
-        return node.meta["is_beside"] and node.meta.get("dtype") == torch.float32
+    beside = notes(node).is_beside
+    if beside is not None:
+        return beside and notes(node).dtype == torch.float32
     if node.op == "get_attr":
         value = value_of(model, node)
         return isinstance(value, Tensor) and value.is_floating_point()
@@ -224,8 +228,8 @@ def given_kinds(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[K
 
 def _is_boolean(node: fx.Node, region: Region) -> bool:
     """Does a product or sum of masks give a mask? In torch it does if both are booleans."""
-    if "dtype" in node.meta:
-        return node.meta["dtype"] == torch.bool
+    if notes(node).dtype is not None:
+        return notes(node).dtype == torch.bool
     masks = [isinstance(a, fx.Node) and region.kinds(a) == (Kind.BOOL,) for a in node.args[:2]]
     return len(masks) == 2 and all(masks)
 
@@ -308,11 +312,11 @@ def mark_beside(model: fx.GraphModule) -> None:
     A float input that meets the quantized part lacks a QuantStub; what the model computes for itself gets one.
     """
     for node in model.graph.nodes:
-        is_input = node.op == "placeholder" and node.meta.get("dtype") == torch.float32
+        is_input = node.op == "placeholder" and notes(node).dtype == torch.float32
         is_free = node.op in ("placeholder", "get_attr") or is_fact(node) or is_filled(node)
         is_stub = _row_name(model, node) in ("quant", "dequant")
-        node.meta["is_beside"] = not (is_input or is_stub) and (
-            is_free or all(source.meta["is_beside"] for source in value_inputs(node))
+        notes(node).is_beside = not (is_input or is_stub) and (
+            is_free or all(notes(source).is_beside for source in value_inputs(node))
         )
 
 
@@ -325,7 +329,7 @@ def _is_table(model: fx.GraphModule, node: fx.Node) -> bool:
 
     A function that a recorded forward calls on plain tensors runs as it is: what it gives is a constant.
     """
-    if "site" in node.meta:
+    if notes(node).site is not None:
         return False
     row = row_of_node(model, node)
     return row is not None and row.is_source

@@ -41,6 +41,7 @@ from horizon_plugin_pytorch.plain_values import plain_arguments
 from horizon_plugin_pytorch.runtime.call_site import ModuleCall
 from horizon_plugin_pytorch.runtime.hooks import BACKWARD, tell_moved
 from horizon_plugin_pytorch.runtime.leaf import LeafCode, first_proxy
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 _LEAF_CLASSES: set[type] = set()
 # Torch's own code does not see a size that is being traced among these arguments: `torch.zeros(x.shape[0], 1)`,
@@ -196,13 +197,14 @@ class QuantizationTracer(torch.fx.Tracer):
         """A value of the trace before is read."""
         if getattr(earlier.tracer, "successor", None) is not self:
             raise TypeError("a tensor of a model that was traced before is read")
-        earlier.node.meta.setdefault("read_later", user_frames())
+        known = notes(earlier.node)
+        known.read_later = user_frames() if known.read_later is None else known.read_later
         return self.create_proxy("get_attr", "_of_an_earlier_forward", (), {})
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = super().create_node(*args, **kwargs)
         node.stack_trace = user_frames()
-        node.meta["calls"] = self._calls
+        notes(node).calls = self._calls
         return node
 
     def create_proxy(
@@ -641,10 +643,3 @@ def _remedy(error: Exception) -> str:
         "forward. Before the QuantStub or after the DeQuantStub it can also be hidden in a function or module marked "
         "with `horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then called as it is."
     )
-
-
-def scope_of(node: torch.fx.Node) -> str:
-    """Path of the module whose forward made the node; empty for the top module."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [value[0] if isinstance(value, tuple) else key for key, value in stack.items()]
-    return paths[-1] if paths else ""

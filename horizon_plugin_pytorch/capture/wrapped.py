@@ -11,12 +11,13 @@ from torch import fx, nn
 from horizon_plugin_pytorch.asking import is_library_function
 from horizon_plugin_pytorch.capture.reach import modules_named_by
 from horizon_plugin_pytorch.capture.region import Region, called_path, is_fact
-from horizon_plugin_pytorch.capture.tracer import is_leaf, is_marked, scope_of
+from horizon_plugin_pytorch.capture.tracer import is_leaf, is_marked
 from horizon_plugin_pytorch.errors import source_line
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.runtime.children import hide_added
 from horizon_plugin_pytorch.runtime.leaf import LeafCode, LeafMethod, TensorMethod, bind_methods, leaf_name
+from horizon_plugin_pytorch.runtime.node_notes import inherit, notes
 from horizon_plugin_pytorch.runtime.wrapped import PassedScope, WrappedDispatcher
 
 _MODULES = "wrapped_modules"
@@ -170,7 +171,7 @@ def _replaced(
     model: fx.GraphModule, region: Region, node: fx.Node, module: LeafCode, used: set[str], scope: str | None = None
 ) -> fx.Node:
     """Let the graph call a module instead."""
-    scope = scope_of(node) if scope is None else scope
+    scope = notes(node).scope if scope is None else scope
     while scope and isinstance(model.get_submodule(scope), _LISTS):
         scope = scope.rpartition(".")[0]
     path = _free_path(model, f"{scope}._leaf_{leaf_name(module.function).lstrip('_')}".lstrip("."))
@@ -178,7 +179,7 @@ def _replaced(
     model.add_submodule(path, module.train(model.training))
     with model.graph.inserting_before(node):
         new = model.graph.call_module(path, node.args, node.kwargs)
-    new.meta, new.stack_trace = {**node.meta, "made_by": "wrapped code"}, node.stack_trace
+    inherit(new, node, "wrapped code")
     region.replace(node, new)
     node.replace_all_uses_with(new)
     model.graph.erase_node(node)

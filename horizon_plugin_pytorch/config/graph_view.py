@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, Trait, row_of_module
 from horizon_plugin_pytorch.runtime.leaf import LeafCode
 from horizon_plugin_pytorch.runtime.located import FUSED_INTO
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 # What every module has before setters run, so that every function becomes a module; never what one ends with.
 PLACEHOLDER = default_qat_8bit_fake_quant_qconfig._replace()
@@ -194,7 +195,7 @@ class GraphView:
         for path, nodes in calls.items():
             row, module = row_of_node(self.model, nodes[0]), module_at(self.model, path)
             if row is not None and row.needs_qconfig:
-                members = tuple(nodes[0].meta.get("members", ())) or tuple(self._fused.get(id(module), ()))
+                members = notes(nodes[0]).members or tuple(self._fused.get(id(module), ()))
                 yield OperatorView(path, row, module, tuple(nodes), (*members, path))
             elif row is None:
                 yield from self._inside(path, module)

@@ -63,6 +63,7 @@ from horizon_plugin_pytorch.fake_quant.qconfig import (
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.qat.gemm import is_half
 from horizon_plugin_pytorch.operators.table import Kind, Trait
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 __all__ = [
     "GridSampleTemplate",
@@ -269,7 +270,7 @@ def _exits(view: GraphView) -> list[OperatorView]:
 
 def _is_left_aside(node: fx.Node) -> bool:
     """Is it one of several results, which nobody reads, such as the last state of a GRU?"""
-    return node.target is getitem and node.meta.get("is_unread", False)
+    return node.target is getitem and notes(node).is_unread
 
 
 def _why_not_real(view: GraphView, operator: OperatorView) -> str:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from horizon_plugin_pytorch.capture.tracer import scope_of
+from horizon_plugin_pytorch.runtime.node_notes import inherit, notes
 
 # The module of each function, and whether the function drops where its caller does not say.
 _MODULES: dict[Callable, tuple[type[nn.Module], bool]] = {
@@ -42,13 +42,12 @@ def follow_training(model: fx.GraphModule) -> fx.GraphModule:
         is_known = isinstance(call["p"], (int, float))
         if not is_known or call.get("training", call.get("train", drops)) is not True:
             continue
-        path = _free_path(taken, scope_of(node), counters)
+        path = _free_path(taken, notes(node).scope, counters)
         taken.add(path)
         model.add_submodule(path, cls(call["p"], bool(call.get("inplace", False))).train(model.training))
         with model.graph.inserting_before(node):
             new = model.graph.call_module(path, (call["input"],))
-        new.meta = {**node.meta, "made_by": "replace dropout"}
-        new.stack_trace = node.stack_trace
+        inherit(new, node, "replace dropout")
         node.replace_all_uses_with(new)
         model.graph.erase_node(node)
     model.recompile()

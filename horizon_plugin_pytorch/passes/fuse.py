@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.runtime.located import (
     FusedAway,
     Identity,
 )
+from horizon_plugin_pytorch.runtime.node_notes import inherit, notes
 
 
 def call_counts(model: fx.GraphModule) -> Counter[int]:
@@ -133,7 +134,7 @@ class _Matcher:
             if len(last.users) != 1:
                 return None
             (node,) = last.users
-            if not self._is_usable(node, role) or node.meta.get("block") != start.meta.get("block"):
+            if not self._is_usable(node, role) or notes(node).block != notes(start).block:
                 return None  # a dynamic block may run more or less often than what is around it
             if role is Role.ADD:
                 other = node.args[2 if operand == 1 else 1]
@@ -143,7 +144,7 @@ class _Matcher:
                     return None
                 if self._is_read(start) or self._is_overwritten(start, node):  # the layer moves to the place of the add
                     return None
-                if any(member.meta.get("is_measured") for member in chain) and _changes_shape(chain):
+                if any(notes(member).is_measured for member in chain) and _changes_shape(chain):
                     return None  # the layer runs where the add is, so its result's shape is not known before
             elif node.args[:1] != (last,):
                 return None
@@ -159,7 +160,7 @@ class _Matcher:
         if self.only is None or node in self.only:
             return True
         # A model without a QuantStub is quantized from its inputs on.
-        return node.op == "placeholder" and not self.has_stub and node.meta.get("dtype", torch.float32) == torch.float32
+        return node.op == "placeholder" and not self.has_stub and notes(node).dtype in (None, torch.float32)
 
     def _can_fold(self, layer: fx.Node, bn: fx.Node) -> bool:
         """Folding changes the layer's weight, so nothing else may read it."""
@@ -172,7 +173,7 @@ class _Matcher:
     def _is_overwritten(self, layer: fx.Node, add: fx.Node) -> bool:
         """Is the input of a layer changed in place, by something other than the add that the layer is fused into?"""
         source = layer.args[0]
-        others = [user for user in source.users if user.meta.get("writes") and user is not add]  # type: ignore[union-attr]
+        others = [user for user in source.users if notes(user).writes and user is not add]  # type: ignore[union-attr]
         return any(self._operands(user)[0] is source for user in others)
 
     def _operands(self, node: fx.Node) -> tuple:
@@ -188,7 +189,7 @@ class _Matcher:
 
 def _changes_shape(chain: list[fx.Node]) -> bool:
     source = chain[0].args[0]
-    return not isinstance(source, fx.Node) or source.meta.get("shape") != chain[-1].meta.get("shape")
+    return not isinstance(source, fx.Node) or notes(source).shape != notes(chain[-1]).shape
 
 
 def _merged_choice(choices: dict[str, Choice], paths: list[str], rule: FusionRule) -> Choice:
@@ -287,12 +288,10 @@ def _apply(
         args += (anchor.args[2 if operand == 1 else 1],)
     with model.graph.inserting_before(anchor):
         new = model.graph.call_module(place, args)
-    new.meta = {**anchor.meta, "made_by": f"fuse {rule.name}", "members": tuple(paths)}
-    shape = args[0].meta.get("shape") if isinstance(args[0], fx.Node) else None
-    new.meta["has_shape"] = tuple(
-        index >= rule.anchor or node.meta.get("shape") == shape for index, node in enumerate(chain)
-    )
-    new.stack_trace = anchor.stack_trace
+    made = inherit(new, anchor, f"fuse {rule.name}")
+    shape = notes(args[0]).shape if isinstance(args[0], fx.Node) else None
+    made.members = tuple(paths)
+    made.has_shape = tuple(index >= rule.anchor or notes(node).shape == shape for index, node in enumerate(chain))
     if only is not None:
         only.add(new)
     last.replace_all_uses_with(new)

@@ -19,7 +19,6 @@ from horizon_plugin_pytorch.capture.region import (
     row_of_node,
     value_inputs,
 )
-from horizon_plugin_pytorch.capture.tracer import scope_of
 from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, UnsupportedOperatorError, warn
 from horizon_plugin_pytorch.march import March
@@ -28,6 +27,7 @@ from horizon_plugin_pytorch.nn.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.operators.table import AS_IT_IS, Call, NotBindable, Operator, Trait, row_named
 from horizon_plugin_pytorch.passes.fusion_rules import Role, can_fold, role_of
 from horizon_plugin_pytorch.passes.replace import binder_of
+from horizon_plugin_pytorch.runtime.node_notes import notes, place_like
 
 
 class HybridConfig:
@@ -71,7 +71,7 @@ class HybridConfig:
 
     def lists(self, model: nn.Module, node: fx.Node) -> bool:
         """Did the user say that a node runs on the CPU?"""
-        path = called_path(model, node) or scope_of(node)
+        path = called_path(model, node) or notes(node).scope
         while True:
             if path in self.names or (path and type(module_at(model, path)) in self.types):
                 return True
@@ -169,7 +169,7 @@ def _is_left_float(model: Any, node: fx.Node, choices: dict[str, Choice]) -> boo
     row, path = row_of_node(model, node), called_path(model, node)
     if is_fact(node) or row is None or row.qat is None or row.is_stub:
         return False
-    choice = inherited_choice(choices, scope_of(node) if path is None else path)
+    choice = inherited_choice(choices, notes(node).scope if path is None else path)
     return choice is not None and choice.qconfig is None
 
 
@@ -239,7 +239,7 @@ class _Stubs:
             leaves, spec = pytree.tree_flatten((reader.args, reader.kwargs))
             for place in [i for i, leaf in enumerate(leaves) if leaf is node]:
                 # A model's own forward has one stub for each argument of a call.
-                entry = ("read", called_path(self.model, reader) or reader.meta.get("site", reader), place)
+                entry = ("read", called_path(self.model, reader) or notes(reader).site or reader, place)
                 path = self._paths.get(entry) or self._after(node, reader)
                 self._paths[entry] = path
                 if path not in made:
@@ -255,7 +255,9 @@ class _Stubs:
         key = ("after", self._key(node))
         if key not in self._paths:
             self._paths[key] = path = f"{node.name}_activation_post_process"
-            found = (inherited_choice(self.choices, called_path(self.model, n) or scope_of(n)) for n in (node, reader))
+            found = (
+                inherited_choice(self.choices, called_path(self.model, n) or notes(n).scope) for n in (node, reader)
+            )
             own = next((choice for choice in found if choice is not None and choice.qconfig is not None), Choice(None))
             stub = QuantStub().train(self.model.training)
             stub.is_after_cpu = True
@@ -266,7 +268,7 @@ class _Stubs:
     def dequantize(self, node: fx.Node) -> None:
         """A DeQuantStub before an operator of the CPU."""
         sources = [source for source in node.all_input_nodes if source in self.region]
-        node.meta["runs_on_cpu"] = True
+        notes(node).runs_on_cpu = True
         if not sources:
             return
         key = ("before", self._key(node))
@@ -274,7 +276,7 @@ class _Stubs:
         stub = DeQuantStub().train(self.model.training)
         stub.is_before_cpu = True
         self.model.add_submodule(path, stub)
-        node.meta["dequantized_by"] = path
+        notes(node).dequantized_by = path
         for index, source in enumerate(sources):
             with self.model.graph.inserting_before(node):
                 call = self.model.graph.create_node(
@@ -287,10 +289,9 @@ class _Stubs:
         """A call that is written once and runs again, and a module of a recorded model, have one stub."""
         if isinstance(self.model, fx.GraphModule):
             return node
-        return called_path(self.model, node) or node.meta.get("site", node)
+        return called_path(self.model, node) or notes(node).site or node
 
 
 def _mark(stub: fx.Node, node: fx.Node) -> None:
-    kept = ("nn_module_stack", "block")
-    stub.meta = {**{key: node.meta[key] for key in kept if key in node.meta}, "made_by": "hybrid"}
-    stub.stack_trace = node.stack_trace
+    made = place_like(stub, node)
+    made.block, made.made_by = notes(node).block, "hybrid"

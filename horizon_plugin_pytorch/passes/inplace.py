@@ -9,9 +9,9 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.capture.container_writes import CONTAINER_REMEDY, is_of_container
 from horizon_plugin_pytorch.capture.region import is_size, module_at
-from horizon_plugin_pytorch.capture.tracer import scope_of
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.operators.table import row_of_module
+from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.torch_functions import SAME_MEMORY, is_metadata_name
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, writes, writes_by_name
 
@@ -94,7 +94,7 @@ def _asks_only(node: fx.Node) -> bool:
 
 def _source(part: fx.Node) -> fx.Node:
     """What a node was before it was written to."""
-    while part.meta.get("writes") and isinstance(part.args[0], fx.Node):
+    while notes(part).writes and isinstance(part.args[0], fx.Node):
         part = part.args[0]
     return part
 
@@ -120,17 +120,16 @@ def follow_writes(model: fx.GraphModule) -> fx.GraphModule:
         parts[node] = _part(node) or (parts[first] if first is not None and memory[node] is not node else None)
         if first is None or not is_write:
             continue
-        node.meta["writes"] = True
+        notes(node).writes = True
         others = [n for n in sharing[memory[node]] if n not in (node, first) and not _are_apart(parts[n], parts[node])]
         is_stale = any(_reads_before_write_back(order, other, node) for other in others)
+        where = at(notes(node).scope, source_line(node.stack_trace)) if is_stale else ""
         if is_stale and is_of_container(node):
-            where = at(scope_of(node), source_line(node.stack_trace))
             raise UnsupportedOperatorError(f"`{_name(node)}` {where} {CONTAINER_REMEDY}")
         if is_stale:
             raise UnsupportedOperatorError(
-                f"`{_name(node)}` {at(scope_of(node), source_line(node.stack_trace))} changes a tensor in place whose "
-                "memory another tensor shows, and that one is read later. Write it without in-place operators, as in "
-                "`x = x + 1`."
+                f"`{_name(node)}` {where} changes a tensor in place whose memory another tensor shows, "
+                "and that one is read later. Write it without in-place operators, as in `x = x + 1`."
             )
         for user in [user for user in first.users if order[user] > order[node]]:
             user.replace_input_with(first, node)

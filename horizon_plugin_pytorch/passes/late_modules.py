@@ -40,6 +40,7 @@ from horizon_plugin_pytorch.runtime.call_site import CallSite, Variant
 from horizon_plugin_pytorch.runtime.children import hide_added
 from horizon_plugin_pytorch.runtime.leaf import LeafCode
 from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.runtime.wrapped import name_of_site
@@ -121,10 +122,10 @@ class _OneCall:
         args, kwargs = self._arguments((args, kwargs))
         node = self.graph.create_node(op, target, args, kwargs)
         node.stack_trace = user_frames()
-        scope = self.site.scope
-        node.meta.update(site=self.site, is_wrapped=True, nn_module_stack={scope: (scope, "")} if scope else {})
+        here = notes(node)
+        here.site, here.scope, here.is_wrapped = self.site, self.site.scope, True
         if self._functional is not None:
-            node.meta["generated_name"] = name_of_site(self.site)
+            here.generated_name = name_of_site(self.site)
             known = {(self._functional.target, v.settings["place"] + 1): v.path for v in self.sites.get(self.site, ())}
             self.model.__dict__["stubs"] = known
         mark_beside(self.model)
@@ -192,7 +193,7 @@ class _OneCall:
         return owner, name, module
 
     def _devices(self) -> Iterator[torch.device]:
-        return (node.meta["device"] for node in self.graph.nodes if "device" in node.meta)
+        return (device for node in self.graph.nodes if (device := notes(node).device) is not None)
 
     # -- operands
 
@@ -217,12 +218,12 @@ class _OneCall:
         if isinstance(x, (QTensor, RealTensor)):
             node = self.graph.placeholder(f"x{len(self._nodes)}")
             is_bool = isinstance(x, QTensor) and x.dtype == qbool
-            node.meta.update(dtype=torch.bool if is_bool else torch.float32)
+            notes(node).dtype = torch.bool if is_bool else torch.float32
             self.region.add(node, Kind.BOOL if is_bool else Kind.QUANTIZED)
         else:
             node = self.graph.create_node("get_attr", self._attribute(x))
-            node.meta.update(value=x, dtype=x.dtype)
-        node.meta.update(shape=tuple(x.shape), device=x.device)
+            notes(node).value, notes(node).dtype = x, x.dtype
+        notes(node).shape, notes(node).device = tuple(x.shape), x.device
         self._nodes[id(x)] = node
         return node
 

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.capture.recording import LoggedCall
 from horizon_plugin_pytorch.capture.region import Region, called_path, row_of_node
-from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf, scope_of
+from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.runtime.call_site import CallSite, ModuleCall
 from horizon_plugin_pytorch.runtime.dispatch import OwnForward
 from horizon_plugin_pytorch.runtime.located import FusedAway, OwnCalls, Successor
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -240,23 +241,23 @@ def unshare(model: Any, region: Region, own: OwnScales, runs: Iterable[list[Logg
     for node in model.graph.nodes:
         row = row_of_node(model, node) if node in region else None
         if row is not None and row.needs_qconfig:
-            for call in node.meta.get("calls", ()):
+            for call in notes(node).calls:
                 met.setdefault(call.path, set()).add(call)
     plan = _Plan(model, own, {path for path, calls in met.items() if len(calls) > 1 and own.covers(path)})
-    nodes = [(node, plan.place(node.meta.get("calls", ()))[1]) for node in list(model.graph.nodes)]
+    nodes = [(node, plan.place(notes(node).calls)[1]) for node in list(model.graph.nodes)]
     for path, base in sorted(plan.sources.items(), key=lambda item: item[1].count(".")):  # outer ones first
         model.add_submodule(path, _copy(model.get_submodule(""), base))
         own.copies[path] = base
     occurrences: Counter[CallSite] = Counter()
     for node, places in nodes:
         _retarget(model, node, places)
-        site = node.meta.get("site")
+        site = notes(node).site
         if site is None:
             continue
         covered = own.covers(site.scope) and node in region
-        site = node.meta["site"] = replace(site, scope=_moved_scope(site.scope, places))
+        site = notes(node).site = replace(site, scope=_moved_scope(site.scope, places))
         if covered:
-            node.meta["site"] = replace(site, occurrence=occurrences[site])
+            notes(node).site = replace(site, occurrence=occurrences[site])
             occurrences[site] += 1
     own.calls = _call_sites(model, plan, runs)
     _warn_idle(own, [site.scope for site, times in occurrences.items() if times > 1])
@@ -288,10 +289,10 @@ def _retarget(model: Any, node: fx.Node, places: dict[str, str]) -> None:
                 node.update_arg(0, model.graph.create_node("get_attr", target))
             if not owner.users:
                 model.graph.erase_node(owner)
-    scope = scope_of(node)
+    scope = notes(node).scope
     moved = _moved_scope(scope, places)
     if moved != scope:
-        node.meta["nn_module_stack"] = {moved: (moved, "")}
+        notes(node).scope = moved
 
 
 def _call_sites(model: Any, plan: _Plan, runs: Iterable[list[LoggedCall]]) -> dict[str, OwnCalls]:
@@ -380,7 +381,7 @@ def _tie_relocated(model: Any, root: nn.Module, own: OwnScales) -> None:
     """Tie layers that are fused into adds, whose places they took."""
     places: dict[str, str] = {}
     for node in model.graph.nodes:
-        members = node.meta.get("members", ())
+        members = notes(node).members
         if members:
             places[members[0]] = called_path(model, node) or ""
     layers = {path: path for path, _ in root.named_modules() if own.weights(path) in places} | places

@@ -25,7 +25,6 @@ from horizon_plugin_pytorch.capture.region import (
     operands,
     row_of_node,
 )
-from horizon_plugin_pytorch.capture.tracer import scope_of
 from horizon_plugin_pytorch.config.choice import NO_SETTER, Choice, inherited_choice
 from horizon_plugin_pytorch.config.resolve import needs_activation
 from horizon_plugin_pytorch.errors import (
@@ -57,6 +56,7 @@ from horizon_plugin_pytorch.operators.table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.runtime.call_site import Variant
+from horizon_plugin_pytorch.runtime.node_notes import inherit, notes
 from horizon_plugin_pytorch.runtime.stochastic import BY_CHANCE
 from horizon_plugin_pytorch.runtime.wrapped import name_of
 
@@ -72,7 +72,7 @@ def _spell(node: fx.Node) -> str:
 def _unsupported(
     what: str, node: fx.Node, march: March, row: Operator | None, advice: str = ""
 ) -> UnsupportedOperatorError:
-    where = at(str(node.target) if node.op == "call_module" else scope_of(node), source_line(node.stack_trace))
+    where = at(str(node.target) if node.op == "call_module" else notes(node).scope, source_line(node.stack_trace))
     if is_of_container(node):
         return UnsupportedOperatorError(f"`{node.target}` {where} {CONTAINER_REMEDY}")
     if row is not None and row.support(march) is None:
@@ -124,7 +124,7 @@ def replace_functions(
             _leave_alone(model, node)
             continue  # the user keeps this part float; a QTensor that reaches it raises with a remedy
         _check_seen(node)
-        if node.meta.get("is_chance"):
+        if notes(node).is_chance:
             _variants(model, node).append(BY_CHANCE)
             continue
         if called_path(model, node) is not None:
@@ -136,7 +136,7 @@ def replace_functions(
                 _quantize_constants(model, node, quantized, choices, counters)
             continue
         if node.kwargs.get("out") is not None:
-            where = at(scope_of(node), source_line(node.stack_trace))
+            where = at(notes(node).scope, source_line(node.stack_trace))
             raise UnsupportedOperatorError(
                 f"`{_spell(node)}` {where} has no quantized form with `out`: use its result."
             )
@@ -200,7 +200,7 @@ def _bound(
         if isinstance(call, Call):
             call, module = _by_size(node, row, bind, call, module)
         numbers = places_of_numbers(before, after)
-        if numbers and "site" not in node.meta:
+        if numbers and notes(node).site is None:
             note_numbers(model, before, after)
         return call, module, advice, numbers
     return None, None, advice, ()
@@ -225,7 +225,7 @@ def _is_float(model: fx.GraphModule, node: fx.Node, choices: dict[str, Choice]) 
     if node.op not in ("call_function", "call_method", "call_module"):
         return False
     path = called_path(model, node)
-    choice = inherited_choice(choices, scope_of(node) if path is None else path)
+    choice = inherited_choice(choices, notes(node).scope if path is None else path)
     return choice is None or choice.qconfig is None
 
 
@@ -233,15 +233,15 @@ def _check_real(node: fx.Node, quantized: Region) -> None:
     """Insist that functions of this package which compute in float do it outside of the quantized part."""
     remedy = getattr(node.target, "__horizon_float__", "")
     if remedy and any(quantized.has_scale(source) for source in node.all_input_nodes):
-        where = at(scope_of(node), source_line(node.stack_trace))
+        where = at(notes(node).scope, source_line(node.stack_trace))
         raise UnsupportedOperatorError(f"`{_spell(node)}` {where} computes in float and gets a QTensor: {remedy}.")
 
 
 def _check_seen(node: fx.Node) -> None:
     """Insist that the prepared model sees what is computed."""
-    if node.meta.get("is_unseen"):
+    if notes(node).is_unseen:
         raise UnsupportedOperatorError(
-            f"`{node.target}` {at(scope_of(node), source_line(node.stack_trace))} is called by code that torch does "
+            f"`{node.target}` {at(notes(node).scope, source_line(node.stack_trace))} is called by code that torch does "
             "not report, such as a function of `torch.jit.script` or a C++ extension, and cannot be quantized there. "
             "Use the Python function itself, or put a DeQuantStub before and a QuantStub after it."
         )
@@ -254,18 +254,20 @@ def _check_memory(model: fx.GraphModule, quantized: Region, choices: dict[str, C
         UnsupportedOperatorError: names the call that reads, and the one that wrote.
     """
     for node in model.graph.nodes:
-        by, given_by = node.meta.pop("stale_by", None), node.meta.pop("handed_out_stale", None)
+        known = notes(node)
+        by, given_by = known.stale_by, known.handed_out_stale
+        known.stale_by = known.handed_out_stale = None  # a copy of the graph would copy these nodes
         if _is_float(model, node, choices):
             continue  # torch does there what it does in float
         if by is not None and any(quantized.has_scale(n) for n in (*node.all_input_nodes, by)):
-            raise _stale(f"`{_called(node)}` {at(scope_of(node), source_line(node.stack_trace))} reads", by)
+            raise _stale(f"`{_called(node)}` {at(notes(node).scope, source_line(node.stack_trace))} reads", by)
         if given_by is not None and (quantized.has_scale(node) or quantized.has_scale(given_by)):
             raise _stale("the model gives", given_by)
-        target = node.args[0] if node.meta.get("writes") and node.args else None
+        target = node.args[0] if known.writes and node.args else None
         is_state = isinstance(target, fx.Node) and target.op == "get_attr" and called_path(model, node) is None
         if is_state and quantized.has_scale(node):
             raise UnsupportedOperatorError(
-                f"`{_called(node)}` {at(scope_of(node), source_line(node.stack_trace))} would write quantized values "
+                f"`{_called(node)}` {at(known.scope, source_line(node.stack_trace))} would write quantized values "
                 f"into `{target.target}`, a parameter or buffer; write to a `clone()` of it."  # type: ignore[union-attr]
             )
 
@@ -317,7 +319,7 @@ def _replace(
     numbers: tuple[int, ...] = (),
 ) -> fx.Node:
     """Put a generated module in place of a function node; a line that runs again calls the same module."""
-    scope = scope_of(node)
+    scope = notes(node).scope
     variants = _variants(model, node)
     path = next((v.path for v in variants if not v.differences(call, lambda path: None)), "")
     if not path:
@@ -325,8 +327,8 @@ def _replace(
         model.add_submodule(path, module.train(model.training))
         variants.append(Variant.of(path, call, numbers))
         for setting in call.settings.values():
-            if isinstance(setting, fx.Node) and setting.meta.get("is_weight"):
-                setting.meta["weight_of"] = (*setting.meta.get("weight_of", ()), path)
+            if isinstance(setting, fx.Node) and notes(setting).is_weight:
+                notes(setting).weight_of = (*notes(setting).weight_of, path)
     choices.setdefault(path, (inherited_choice(choices, scope) or Choice(None)).below())
     with model.graph.inserting_before(node):
         if call.method is None:
@@ -334,8 +336,7 @@ def _replace(
         else:
             owner = model.graph.create_node("get_attr", path)
             new = model.graph.call_method(call.method, (owner, *call.args), call.kwargs)
-    new.meta = {**node.meta, "made_by": f"replace {name}"}
-    new.stack_trace = node.stack_trace
+    inherit(new, node, f"replace {name}")
     node.replace_all_uses_with(new)
     model.graph.erase_node(node)
     return new
@@ -343,24 +344,25 @@ def _replace(
 
 def _wrapped_path(model: fx.GraphModule, node: fx.Node, call: Call) -> str:
     """The module of a call in code that tracing does not enter; "" for other calls."""
-    if not node.meta.get("is_wrapped"):
+    known = notes(node)
+    if not known.is_wrapped or known.site is None:
         return ""
-    scope, name = scope_of(node), name_of(node.meta["site"], call)
+    scope, name = known.scope, name_of(known.site, call)
     while _has_attribute(model, scope, f"{GENERATED}{name}"):  # of another function of the same name
         name = f"{name}_"
-    node.meta["generated_name"] = name
+    known.generated_name = name
     return f"{scope}.{GENERATED}{name}".lstrip(".")
 
 
 def _variants(model: fx.GraphModule, node: fx.Node) -> list[Variant]:
     """The modules that were made for the call site of a node; none for nodes that were traced."""
-    site = node.meta.get("site")
+    site = notes(node).site
     return [] if site is None else model.__dict__.setdefault("sites", {}).setdefault(site, [])
 
 
 def _repetition(model: fx.GraphModule, node: fx.Node) -> str:
     """The name for a line that runs again and has own scales; other lines keep theirs, with own scales or without."""
-    site = node.meta.get("site")
+    site = notes(node).site
     if site is None or not site.occurrence:
         return ""
     sites = model.__dict__["sites"]
@@ -393,7 +395,7 @@ def _quantize_constants(
         is_number = is_constant(model, source) or (source in counts and is_constant(model, source, counts[source]))
         if not is_number or _stays_real(model, node, source):
             continue
-        outer = (inherited_choice(choices, scope_of(node)) or Choice(None)).below()
+        outer = (inherited_choice(choices, notes(node).scope) or Choice(None)).below()
         insert_stub(model, node, source, quantized, choices, counters, outer, "quantize constant")
 
 
@@ -447,7 +449,7 @@ def insert_stub(
     key = called_path(model, node), places[0]
     path = stubs.get(key, "")
     if not path:
-        scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else scope_of(node)
+        scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else notes(node).scope
         scope = _home(model, scope)
         path = _stub_path(node, scope, places[0])
         if not path or _has_attribute(model, *path.rpartition(".")[::2]):
@@ -459,19 +461,15 @@ def insert_stub(
         choices.setdefault(path, choice)
     with model.graph.inserting_before(node):
         stub = model.graph.call_module(path, (source,))
-    stub.meta = {
-        **{name: value for name, value in node.meta.items() if name != "members"},
-        "made_by": made_by,
-        "is_made": True,
-    }
-    stub.stack_trace = node.stack_trace
+    made_notes = inherit(stub, node, made_by)
+    made_notes.members, made_notes.is_made = (), True
     region.add(stub)
     node.args, node.kwargs = pytree.tree_unflatten([stub if i in places else x for i, x in enumerate(leaves)], spec)
 
 
 def _stub_path(node: fx.Node, scope: str, place: int) -> str:
     """The stub of a call in code that tracing does not enter; "" for other calls."""
-    name = node.meta.get("generated_name")
+    name = notes(node).generated_name
     return "" if name is None else f"{scope}.{GENERATED}quant_{name}_{place}".lstrip(".")
 
 
@@ -567,11 +565,11 @@ def check_operands(model: fx.GraphModule, quantized: Region, choices: dict[str, 
         is_integer = choice is not None and choice.qconfig is not None and not is_cast(choice.qconfig.activation)
         if row is None or row.is_quant or row.is_real or getattr(row.qat, "takes_real", False):
             continue
-        if not is_integer or node.meta.get("is_training_only"):
+        if not is_integer or notes(node).is_training_only:
             continue
         for source in operands(model, node):
-            is_float = source.meta.get("dtype") == torch.float32 and not source.meta.get("is_beside", True)
-            is_known = quantized.kinds(source) or source.meta.get("runs_on_cpu")
+            is_float = notes(source).dtype == torch.float32 and notes(source).is_beside is False
+            is_known = quantized.kinds(source) or notes(source).runs_on_cpu
             if is_float and not is_known and not _stays_real(model, node, source):
                 raise UnsupportedOperatorError(
                     f"`{row.name}` {at(path or '', source_line(node.stack_trace))} takes a float tensor that the model "
@@ -590,10 +588,10 @@ def warn_unquantized(model: fx.GraphModule, quantized: Region, choices: dict[str
         if path is None and quantized.kinds(node) in ((Kind.INDEX,), (Kind.BOOL,)):
             continue  # left alone, whatever the qconfig
         total += 1
-        choice = inherited_choice(choices, scope_of(node) if path is None else path)
+        choice = inherited_choice(choices, notes(node).scope if path is None else path)
         if choice is None or choice.qconfig is None:
             left.append(choice)
-            where = at(scope_of(node) if path is None else path, source_line(node.stack_trace))
+            where = at(notes(node).scope if path is None else path, source_line(node.stack_trace))
             float_modules.append(f"{_spell(node)} {where}" if path is None else where.removeprefix("at "))
     if not float_modules:
         return
@@ -624,7 +622,7 @@ def warn_quotients(model: fx.GraphModule, quantized: Region) -> None:
         sources = operands(model, node) if row is not None and Trait.LOGARITHM in row.traits else []
         names = [found.name for found in (row_of_node(model, source) for source in sources) if found is not None]
         if "div" in names:
-            places[at(scope_of(node), source_line(node.stack_trace)).removeprefix("at ")] = None
+            places[at(notes(node).scope, source_line(node.stack_trace)).removeprefix("at ")] = None
     if places:
         warn(
             f"`{model._get_name()}`: the logarithm of a quotient ({', '.join(places)}): a quotient of numbers near 0 "

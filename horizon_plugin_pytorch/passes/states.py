@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import begin_forward, end_forward
 from horizon_plugin_pytorch.runtime.hooks import keep
 from horizon_plugin_pytorch.runtime.located import STATE_REASON, STATE_REMEDY, Successor
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 # What they give depends on the shape of their tensor, and not on its values.
 _SHAPES = frozenset({
@@ -32,17 +33,17 @@ def refuse_states(graph: fx.Graph, region: Region) -> None:
     for node in graph.nodes:
         if not region.has_scale(node):
             continue
-        line, path = source_line(node.stack_trace), node.meta.get("kept_as")
+        line, path = source_line(node.stack_trace), notes(node).kept_as
         if path is not None:
             raise UnsupportedOperatorError(
                 f"`{path}` is a tensor of the model that the forward replaces by a quantized one (line {line}): the "
                 "next forward would read other numbers than this one, and a checkpoint or an exported file cannot keep "
                 f"it. {STATE_REMEDY}"
             )
-        if "read_later" in node.meta and _is_data(node):
+        if notes(node).read_later is not None and _is_data(node):
             raise UnsupportedOperatorError(
                 f"a quantized tensor that one forward makes (line {line}) is kept and read by the next one (line "
-                f"{source_line(node.meta['read_later'])}): {STATE_REASON} {STATE_REMEDY}"
+                f"{source_line(notes(node).read_later)}): {STATE_REASON} {STATE_REMEDY}"
             )
 
 

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.capture.region import called_path
 from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 
 def link_stubs(captured: Any) -> None:
@@ -28,4 +29,4 @@ def link_stubs(captured: Any) -> None:
 
 def _is_made(stub: fx.Node) -> bool:
     """Is it a QuantStub that the model's own forward does not call?"""
-    return stub.meta.get("is_made", False) or stub.meta.get("made_by") == "hybrid"
+    return notes(stub).is_made or notes(stub).made_by == "hybrid"

@@ -42,6 +42,7 @@ from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
 from horizon_plugin_pytorch.runtime.children import list_parameters
 from horizon_plugin_pytorch.runtime.hooks import copy_hooks, drop_hooks
 from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 
 def map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
@@ -311,7 +312,7 @@ def _compute_weights(model: nn.Module) -> None:
     """Give layers the weights that the model computes of its parameters as these are now, not as in the last run."""
     graph = note_of(model, "graph")
     for node in () if graph is None else graph.nodes:
-        for path in node.meta.get("weight_of", ()):
+        for path in notes(node).weight_of:
             layer: Any = model.get_submodule(path)
             weight = _value(model, node)
             if isinstance(layer, QATGemm) and not torch.equal(layer.weight, weight):
@@ -322,7 +323,7 @@ def _value(model: nn.Module, node: fx.Node) -> Any:
     """What a node gives that is computed of parameters and buffers alone."""
     if node.op == "get_attr":
         owner, _, name = str(node.target).rpartition(".")
-        return getattr(model.get_submodule(owner), name, node.meta.get("value"))  # no attribute: a list has it
+        return getattr(model.get_submodule(owner), name, notes(node).value)  # no attribute: a list has it
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: _value(model, source))
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)

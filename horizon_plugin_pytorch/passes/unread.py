@@ -7,6 +7,7 @@ from torch import fx
 from horizon_plugin_pytorch.capture.container_writes import writes_container
 from horizon_plugin_pytorch.capture.wrapped import is_wrapped
 from horizon_plugin_pytorch.passes.inplace import call_writes
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 
 def drop_unread(model: fx.GraphModule) -> None:
@@ -21,4 +22,4 @@ def drop_unread(model: fx.GraphModule) -> None:
 def _is_wanted(node: fx.Node) -> bool:
     is_into_container = node.op == "call_method" and writes_container(str(node.target))
     is_into_out = node.op == "call_function" and "out" in node.kwargs
-    return "read_later" in node.meta or is_into_container or is_into_out or call_writes(node)
+    return notes(node).read_later is not None or is_into_container or is_into_out or call_writes(node)

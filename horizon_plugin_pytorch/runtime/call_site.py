@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.operators.table import Call
 from horizon_plugin_pytorch.running import Run, current, innermost
 from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
 from horizon_plugin_pytorch.runtime.hooks import keep
+from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.runtime.real_tensor import outputs
 
 
@@ -122,7 +123,7 @@ def _plain(value: Any) -> Any:
         return tuple(map(_plain, value))
     if not isinstance(value, fx.Node):
         return value
-    return Computed() if value.meta.get("is_weight") else Attribute(str(value.target))
+    return Computed() if notes(value).is_weight else Attribute(str(value.target))
 
 
 def _is_same(known: Any, value: Any, read: Callable[[str], Any]) -> bool:

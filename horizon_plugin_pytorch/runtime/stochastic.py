@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, source_line
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.call_site import Variant
+from horizon_plugin_pytorch.runtime.node_notes import notes
 
 BY_CHANCE = Variant("", "by_chance", {})  # in place of a module, at the call sites of such calls
 # Functions and tensor methods that draw random numbers.
@@ -25,7 +26,7 @@ _RANDOM = frozenset(
 
 
 def mark_chance(graph: fx.Graph) -> None:
-    """Mark (``meta["is_chance"]``) calls that only the training run made, if random numbers are among their operands.
+    """Mark calls (`Notes.is_chance`) that only the training run made, if random numbers are among their operands.
 
     What they alone read belongs to them: the division in ``x.div(keep) * mask``.
     """
@@ -39,9 +40,9 @@ def mark_chance(graph: fx.Graph) -> None:
         readers = [user for user in node.users if user.op != "output"]
         if readers and _is_training_call(node) and all(user in chance for user in readers):
             chance.add(node)
-    deployed = {node.meta.get("site") for node in graph.nodes if node not in chance}
+    deployed = {notes(node).site for node in graph.nodes if node not in chance}
     for node in chance:
-        node.meta["is_chance"] = node.meta.get("site") not in deployed
+        notes(node).is_chance = notes(node).site not in deployed
 
 
 def refuse_chance(graph: fx.Graph, is_quantized: Callable[[fx.Node], bool]) -> None:
@@ -73,7 +74,7 @@ def by_chance(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _is_training_call(node: fx.Node) -> bool:
-    return node.op in ("call_function", "call_method") and node.meta.get("is_training_only", False)
+    return node.op in ("call_function", "call_method") and notes(node).is_training_only
 
 
 def _name(node: fx.Node) -> str:

@@ -13,6 +13,7 @@ from torch import fx, nn
 from horizon_plugin_pytorch.capture.graph_text import graph_of
 from horizon_plugin_pytorch.operators.table import row_named
 from horizon_plugin_pytorch.runtime.located import FUSED_INTO
+from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.watch.call_log import CallLog
 from horizon_plugin_pytorch.watch.operator_call import GENERATED, OperatorCall, is_generated
 
@@ -294,7 +295,7 @@ def fused_members(model: nn.Module) -> dict[str, tuple[str, ...]]:
                 found.setdefault(place, [place]).append(path)
     graph = graph_of(model)
     for node in () if graph is None else graph.nodes:  # which knows of a ReLU, too, that others call as it is
-        members = node.meta.get("members", ())
+        members = notes(node).members
         if members and str(node.target) in paths.values():
             found[str(node.target)] = list(members)
     return {place: tuple(members) for place, members in found.items()}

@@ -57,6 +57,7 @@ from horizon_plugin_pytorch.runtime.children import hide_added
 from horizon_plugin_pytorch.runtime.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu
 from horizon_plugin_pytorch.runtime.hooks import keep
 from horizon_plugin_pytorch.runtime.located import FusedAway
+from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
 from horizon_plugin_pytorch.workflow.eager import prepare_qat
@@ -261,7 +262,7 @@ def _prepare_by_running(
     graph, runs, given = record_runs(copied, args, kwargs)
     captured: Any = Captured(copied, graph)
     casts = float_casts(graph)
-    met = frozenset(node.meta["site"] for node in graph.nodes if "site" in node.meta)
+    met = frozenset(site for node in graph.nodes if (site := notes(node).site) is not None)
     called = frozenset(path for node in graph.nodes if (path := called_path(captured, node)) is not None)
     mark_beside(captured)
     region = quantized_nodes(captured)
@@ -271,7 +272,8 @@ def _prepare_by_running(
     unshare(captured, region, own, runs)
     choices = choices_of(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
     scoped = list(scoped_modules(copied, runs_as_one))
-    recorded = [node.meta["site"] for node in graph.nodes if "site" in node.meta and not node.meta["is_training_only"]]
+    deployed = [notes(node) for node in graph.nodes if not notes(node).is_training_only]
+    recorded = [known.site for known in deployed if known.site is not None]
     if hybrid is not None:
         region = split_devices(captured, region, choices, march, hybrid)
     observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse, own)
@@ -295,18 +297,18 @@ def _on_cpu(captured: Any) -> dict[CallSite, str]:
     sites: dict[CallSite, str] = {}
     modules: dict[str, str] = {}
     for node in captured.graph.nodes:
-        path, stub = called_path(captured, node), node.meta.get("dequantized_by", "")
-        if not node.meta.get("runs_on_cpu"):
+        path, known = called_path(captured, node), notes(node)
+        if not known.runs_on_cpu:
             continue
-        if "site" in node.meta:
-            sites[node.meta["site"]] = sites.get(node.meta["site"]) or stub
+        if known.site is not None:
+            sites[known.site] = sites.get(known.site) or known.dequantized_by
         elif node.op == "call_method":
             raise UnsupportedOperatorError(
                 f"`{node.target}` {at(path or '', source_line(node.stack_trace))} is to run on the CPU, and a "
                 "FloatFunctional cannot: write it as a function, as in `x + y`."
             )
         elif path is not None:
-            modules[path] = modules.get(path) or stub
+            modules[path] = modules.get(path) or known.dequantized_by
     for path, stub in modules.items():
         OnCpu(stub).attach(captured.get_submodule(path))
     return sites
@@ -318,9 +320,9 @@ def _guard(captured: Any, dispatcher: Dispatcher) -> None:
     steps: dict[str, list[FusedStep]] = {}
     for node in captured.graph.nodes:
         called.add(called_path(captured, node))
-        modules = {path: captured.get_submodule(path) for path in node.meta.get("members", ())}
+        modules = {path: captured.get_submodule(path) for path in notes(node).members}
         group = tuple(path for path, m in modules.items() if path == node.target or isinstance(m, FusedAway))
-        shapes = dict(zip(modules, node.meta.get("has_shape", ()), strict=False))
+        shapes = dict(zip(modules, notes(node).has_shape, strict=False))
         for index, path in enumerate(group):
             steps.setdefault(path, []).append(
                 FusedStep(group, index, source_line(node.stack_trace), shapes.get(path, True))

@@ -13,6 +13,7 @@ from torch import fx
 
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import default_qat_8bit_fake_quant_qconfig, prepare_qat_fx
+from horizon_plugin_pytorch.runtime.node_notes import notes
 from tests.models import ZOO, make
 
 FOLDER = Path(__file__).parent / "graphs"
@@ -24,7 +25,7 @@ def describe(name: str) -> str:
     lines = ["graph"]
     numbers = {node: _Number(i) for i, node in enumerate(qat.graph.nodes)}
     for node, number in numbers.items():
-        made_by = f"    # {node.meta['made_by']}" if "made_by" in node.meta else ""
+        made_by = f"    # {notes(node).made_by}" if notes(node).made_by else ""
         args, kwargs = (fx.node.map_arg(a, numbers.__getitem__) for a in (node.args, dict(node.kwargs)))
         lines.append(
             f"  {number!r} = {node.op} {_target(node.target)} {tuple(args)} {dict(kwargs) or ''}".rstrip() + made_by

@@ -33,6 +33,7 @@ from horizon_plugin_pytorch.operators.table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 
 
@@ -334,7 +335,7 @@ def layer_function(float_class: type, signature: str) -> Binder:
 
 def _is_of_parameters(node: Any) -> bool:
     """Does a recorded model compute a tensor of its parameters and buffers alone?"""
-    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method") or "shape" not in node.meta:
+    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method") or notes(node).shape is None:
         return False
     sources = node.all_input_nodes
     return bool(sources) and all(source.op == "get_attr" or _is_of_parameters(source) for source in sources)
@@ -342,11 +343,13 @@ def _is_of_parameters(node: Any) -> bool:
 
 def _computed_weight(node: fx.Node) -> Tensor:
     """A place for a weight that the model computes."""
-    node.meta["is_weight"] = True
+    notes(node).is_weight = True
     source = node
     while source.op != "get_attr":
         source = source.all_input_nodes[0]
-    return torch.zeros(node.meta["shape"], device=source.meta["value"].device)
+    shape, value = notes(node).shape, notes(source).value
+    assert shape is not None and value is not None  # of a recorded graph
+    return torch.zeros(shape, device=value.device)
 
 
 def _channels(float_class: type, weight: Tensor, groups: int) -> tuple:
@@ -364,7 +367,7 @@ def tensor_of(node: Any, name: str) -> Tensor:
     value: Any = node.graph.owning_module if isinstance(node, fx.Node) and node.op == "get_attr" else None
     for part in str(node.target).split(".") if value is not None else ():
         value = getattr(value, part, None)
-    if value is None and isinstance(node, fx.Node) and isinstance(node.meta.get("value"), nn.Parameter):
+    if value is None and isinstance(node, fx.Node) and isinstance(notes(node).value, nn.Parameter):
         raise NotBindable(
             f"its {name} belongs to a module that is not registered, as one in a plain list: keep modules in "
             "nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList"
