@@ -415,6 +415,8 @@ class FakeQuantize(nn.Module):
             return  # given, or given once and frozen
         if is_backward():
             return  # a checkpoint recomputes what has been seen in the forward
+        if observer.joins_calibration:
+            observer.counts_together = not self.is_quantizing
         observer.observe(x, *limits)
         if observer.has_statistics and not self._known["range"].holds((observer.min_val, observer.max_val, self.scale)):
             self.refresh_scale()

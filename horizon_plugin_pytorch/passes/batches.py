@@ -12,12 +12,13 @@ from horizon_plugin_pytorch.runtime.hooks import keep
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
 
 
-def join_calls(model: Any, root: nn.Module, region: Region) -> None:
+def join_calls(model: Any, root: nn.Module, region: Region, is_always: bool = True) -> None:
     """Let all calls of a module in one forward count as one batch; averaged, the first would count most.
 
     Args:
         model: what has the graph.
         root: what has the modules.
+        is_always: also in the QAT state, not only in CALIBRATION.
     """
     calls = Counter(path for node in model.graph.nodes if node in region and (path := called_path(model, node)))
     for path, count in calls.items():
@@ -25,12 +26,13 @@ def join_calls(model: Any, root: nn.Module, region: Region) -> None:
         may_repeat = type(parent) is nn.Module  # a dynamic block is recorded once and runs any number of times
         if count > 1 or may_repeat:
             for observer in _observers(root.get_submodule(path)):
-                observer.counts_together = not observer.is_per_channel
+                if not observer.is_per_channel:
+                    observer.counts_together, observer.joins_calibration = is_always, not is_always
 
 
 def follow_batches(model: nn.Module) -> None:
     """Tell observers that join calls when a forward of the model begins."""
-    if any(observer.counts_together for observer in _observers(model)):
+    if any(observer.counts_together or observer.joins_calibration for observer in _observers(model)):
         keep(model.register_forward_pre_hook, _begin_batch)
 
 
@@ -40,5 +42,5 @@ def _observers(module: nn.Module) -> list[ObserverBase]:
 
 def _begin_batch(model: nn.Module, args: tuple) -> None:
     for observer in _observers(model):
-        if observer.counts_together:
+        if observer.counts_together or observer.joins_calibration:
             observer.begin_batch()

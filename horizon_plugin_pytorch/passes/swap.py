@@ -40,9 +40,12 @@ from horizon_plugin_pytorch.passes.read_tensors import keep_reads, read_float
 from horizon_plugin_pytorch.passes.successors import keep_attributes, replace_references
 from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
 from horizon_plugin_pytorch.runtime.children import list_parameters
+from horizon_plugin_pytorch.runtime.fixed_settings import CONVERTED, PREPARED, FixedSettings
 from horizon_plugin_pytorch.runtime.hooks import copy_hooks, drop_hooks
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.runtime.node_notes import notes
+
+_OURS = frozenset((*dir(QATModule), *dir(PlacedModule)))  # attributes that this package gives a module
 
 
 def map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
@@ -167,6 +170,8 @@ def qat_form(
             qat = row.qat.from_float(module)  # type: ignore[union-attr]
         except HorizonError as error:
             raise type(error)(str(error).replace(at(path), at(path, line), 1)) from error
+    if isinstance(qat, Composite):
+        qat.__dict__["_fixed"] = FixedSettings.of(module, PREPARED, free=qat.follows)
     qat.operator = row.name  # type: ignore[assignment]
     is_accumulator = row.has_real_output and qconfig is not None and qconfig.activation is None
     qat.gives_accumulator = is_accumulator  # type: ignore[assignment]
@@ -385,6 +390,8 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
             quantized.__dict__["float_form"] = module.float_form
         if not remove_qconfig and "qconfig" in module.__dict__:
             quantized.__dict__["qconfig"] = module.qconfig
+        source = module.__dict__.get("_source", module)  # of a table
+        quantized.__dict__["_fixed"] = FixedSettings.of(source, CONVERTED, free=_OURS)
         keep_reads(quantized, module)
         names = [name for name, x in module._parameters.items() if x is not None]
         list_parameters(quantized, [name for name in names if hasattr(quantized, name)])

@@ -115,6 +115,7 @@ def tie_scales(root: nn.Module, groups: Iterable[list[str]]) -> None:
             continue
         shared = quantizers[group[0]]
         shared.activation_post_process.counts_together = True
+        shared.activation_post_process.joins_calibration = False  # it counts together in every state
         for owner in owners.values():
             assert owner is not None
             owner.activation_post_process = shared

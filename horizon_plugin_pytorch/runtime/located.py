@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.operators.arguments import by_position
 from horizon_plugin_pytorch.qtensor import LentValuesError, QTensor, write
 from horizon_plugin_pytorch.running import asked_by_forward, current_forward, interceptor
 from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
+from horizon_plugin_pytorch.runtime.fixed_settings import FixedSettings, is_same
 from horizon_plugin_pytorch.runtime.hooks import tell_moved
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked
 
@@ -136,6 +137,12 @@ class PlacedModule(Successor):
     gives_accumulator: bool = False  # has it no scale for its result?
     _meetings: dict[bool, str] = {}  # the lines that first called it on real numbers (True), and on quantized ones
     float_form: Any = None  # in code that tracing does not enter: runs in its place on what has no scale
+    _fixed: FixedSettings | None = None  # the settings that something was made of
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._fixed is not None and name in self._fixed.values:
+            self._fixed.require(name, value, f"`{(self.written_as or type(self)).__name__}.{name}` {self.place}")
+        super().__setattr__(name, value)
 
     def as_parameter(self, name: str) -> Any:
         """A tensor of the module, as the user's forward reads it: in real numbers."""
@@ -341,7 +348,7 @@ class FormerSettings:
             setattr(fused, name, value)
         elif is_trained and issubclass(self.cls, _BatchNorm) and fused._modules.get("bn") is not None:
             setattr(fused.bn, name, value)
-        elif name != "inplace" and value != self.values[name]:
+        elif name != "inplace" and not is_same(self.values[name], value):
             raise QuantizationConfigError(
                 f"`{self.cls.__name__}.{name}` {at(self.path)} cannot become {value!r}: the module is fused into "
                 f"`{type(fused).__name__}` {at(getattr(fused, 'path', ''))}. Set it before the model is prepared."

@@ -83,6 +83,7 @@ class ObserverBase(nn.Module):
     learns = True  # from the tensors that it sees
     clipped_from: float = CLIPPED  # so many times its range are worth a warning
     extreme: float = 0.0  # the end of the widest range that a moving average has seen since the state was set
+    joins_calibration: bool = False  # does it count together in the CALIBRATION state?
     _has_met: bool = False  # have the processes that share ranges found that they are at the same tensor?
     _counted: ClassVar[tuple[str, ...]] = ("batches", "widest")  # what it has learned beside the range
 

@@ -217,7 +217,7 @@ def prepare_qat_fx(
     with collected_later():
         prepared = prepare_by_tracing(
             model, qconfig_dict, prepare_custom_config_dict, hybrid, hybrid_dict, qconfig_setter, own_scales,
-            joins_calls=False,  # the guides print scales that average over the calls of a shared module
+            joins_calls=False,  # while training: the guides print scales that average over the calls of a shared module
             tied=TiedOperators() if is_tied else None,
             example=example,
         )  # fmt: skip
@@ -269,7 +269,7 @@ def prepare_by_tracing(
 
     Args:
         is_fused: fuse layers with what follows them.
-        joins_calls: let all calls of a module in one forward count as one batch.
+        joins_calls: let all calls of a module in one forward count as one batch, while training too.
         tied: operators that have one scale with what they take.
         example: the arguments and keyword arguments of a call like those to come.
     """
@@ -360,7 +360,7 @@ def observe(
         root: the module tree that the QAT modules are put into.
         is_fused: fuse layers with what follows them.
         own: which calls have own scales.
-        joins_calls: let all calls of a module in one forward count as one batch.
+        joins_calls: let all calls of a module in one forward count as one batch, while training too.
         tied: operators that have one scale with what they take.
         example: the arguments and keyword arguments of a call like those to come.
     """
@@ -384,8 +384,7 @@ def observe(
     to_qat(root, choices, march, lines)
     keep_float(((path, root.get_submodule(path)) for path in lines), lines)
     finish(model, root, own)
-    if joins_calls:
-        join_calls(model, root, region)
+    join_calls(model, root, region, is_always=joins_calls)
     tie_scales(root, groups)
     follow_batches(root)
     warn_int16(root, march)

@@ -184,3 +184,55 @@ def test_the_calls_of_a_cell_in_one_forward_are_one_batch(is_given: bool, prepar
     scale = qat.get_submodule("cell.step.activation").activation_post_process.scale  # type: ignore[union-attr]
     assert scale.item() == pytest.approx(average.item() / 127.5, rel=0.01)
     assert (out - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+class Decoder(nn.Module):
+    """A layer that each step calls, on values that grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.step = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        for _ in range(4):
+            x = self.step(x)
+        return self.dequant(x)
+
+
+def _decoder(averaging_constant: float = 0.01) -> Any:
+    model = Decoder()
+    with torch.no_grad():
+        model.step.weight.copy_(torch.eye(4) * 1.5)
+        model.step.bias.fill_(0.1)
+    qconfig = get_default_qconfig(activation_qkwargs={"averaging_constant": averaging_constant})
+    return model, prepare_qat_fx(model, {"": qconfig}).eval()
+
+
+def test_the_steps_of_a_decoder_are_one_batch_in_a_calibration_loop_of_ones_own() -> None:
+    model, qat = _decoder()
+    batches = [torch.randn(8, 4, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        ends = [model(x).abs().max() for x in batches]
+        for x in batches:
+            qat(x)
+    mean = ends[0]
+    for end in ends[1:]:  # the moving average, over forwards
+        mean = mean + 0.01 * (end - mean)
+    assert torch.allclose(qat.step.activation_post_process.scale * 127.5, mean, rtol=0.03)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    assert (qat(batches[0]) - model(batches[0])).abs().max() < 0.03 * ends[0]
+
+
+def test_the_steps_of_a_decoder_are_batches_of_their_own_while_training() -> None:
+    _, qat = _decoder()
+    set_fake_quantize(qat.train(), FakeQuantState.QAT)
+    x = torch.ones(2, 4)
+    first = float((x * 1.5 + 0.1).max())
+    qat(x)
+    assert float(qat.step.activation_post_process.scale) * 127.5 < 1.2 * first
+    set_fake_quantize(qat.eval(), FakeQuantState.CALIBRATION)
+    qat(x)
+    assert float(qat.step.activation_post_process.scale) * 127.5 < 1.3 * first  # one batch of the average, not all

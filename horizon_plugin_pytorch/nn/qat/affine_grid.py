@@ -22,6 +22,8 @@ _BITS = 14  # 1.0 is a whole number of steps, and so is every place in an image 
 class AffineGrid(Composite):
     """``places @ theta.T`` with the places of the pixels in int16; conversion replaces the product."""
 
+    follows = frozenset({"size", "align_corners"})
+
     def __init__(self, size: Any, align_corners: bool, qconfig: Any) -> None:
         super().__init__()
         self.size, self.align_corners, self.qconfig = size, align_corners, qconfig

@@ -96,6 +96,7 @@ class ScaledDotProductAttention(Composite):
     """`torch.nn.functional.scaled_dot_product_attention` from smaller operators; conversion replaces these."""
 
     products_take = "operands"
+    follows = frozenset({"dropout_p", "is_causal", "scale", "enable_gqa"})
 
     def __init__(
         self,
@@ -108,6 +109,7 @@ class ScaledDotProductAttention(Composite):
     ) -> None:
         super().__init__()
         self.is_causal, self.scale, self.enable_gqa, self.qconfig = is_causal, scale, enable_gqa, qconfig
+        self.dropout_p = dropout_p
         self.attention = Attention(dropout_p, qconfig, products)
 
     @classmethod
@@ -126,7 +128,8 @@ class ScaledDotProductAttention(Composite):
         if self.is_causal:
             hidden = causal_mask(query, key)
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
-        return self.attention(query, key, value, hidden, bias, scale, dropout_p)[0]
+        chance = self.dropout_p if dropout_p is None else dropout_p
+        return self.attention(query, key, value, hidden, bias, scale, chance)[0]
 
 
 def _bind(

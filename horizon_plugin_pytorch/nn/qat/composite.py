@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ def shown_qconfig(qconfig: Any, scale: float | None = None) -> QConfig:
 
 class Composite(PlacedModule):
     """An operator made of smaller QAT modules, which conversion replaces one by one."""
+
+    follows: ClassVar[frozenset[str]] = frozenset()  # the settings of its float form that it reads whenever it runs
 
     def drop_float_parameters(self) -> None:
         """Called by conversion: forget parameters that are now integers of the parts."""

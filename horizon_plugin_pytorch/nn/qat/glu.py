@@ -20,6 +20,8 @@ _SIGMOID_SCALE = 2 / 65535  # as for the exp of softmax: values lie in [0, 1]
 class GLU(Composite):
     """``a * sigmoid(b)`` for the two halves of a tensor; conversion replaces its parts."""
 
+    follows = frozenset({"dim"})
+
     def __init__(self, dim: int = -1, qconfig: Any = None) -> None:
         super().__init__()
         self.dim, self.qconfig = dim, qconfig

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.nn import matmul as floats
 from horizon_plugin_pytorch.nn.qat.composite import Composite, Times, inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
@@ -23,6 +24,8 @@ class AddMatmul(Composite):
     The numbers are part of the scales: they cost no operator and no rounding.
     """
 
+    follows = frozenset({"beta", "alpha"})
+
     def __init__(self, beta: float, alpha: float, qconfig: Any) -> None:
         super().__init__()
         self.beta, self.alpha, self.qconfig = beta, alpha, qconfig
@@ -31,6 +34,26 @@ class AddMatmul(Composite):
         if beta != 0:
             self.beta_times = Times()
             self.add = FloatFunctional(qconfig)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("beta", "alpha") and name in self.__dict__:
+            self._require_form(name, value)
+        super().__setattr__(name, value)
+
+    def _require_form(self, name: str, value: Any) -> None:
+        """Insist on a number for which the parts are there."""
+        is_left_out = "add" not in self._modules
+        fits = is_number(value) and (value > 0 or (name == "beta" and value == 0))
+        if not fits or (name == "beta" and (value == 0) != is_left_out):
+            parts = (
+                "it was 0 when the model was prepared, so that nothing adds its operand"
+                if is_left_out
+                else ("the parts that were made when the model was prepared take positive numbers")
+            )
+            raise QuantizationConfigError(
+                f"`AddMatmul.{name}` {self.place} cannot become {value!r}: {parts}. Set it on the float model, and "
+                "prepare that again."
+            )
 
     @classmethod
     def from_float(cls, mod: floats.AddMatmul) -> AddMatmul:
@@ -44,6 +67,8 @@ class AddMatmul(Composite):
 
 class Einsum(Composite):
     """An einsum of two operands as permutations around one matrix product, or around one elementwise product."""
+
+    follows = frozenset({"equation"})
 
     def __init__(self, equation: str, qconfig: Any) -> None:
         super().__init__()

@@ -31,10 +31,12 @@ class MultiheadAttention(Composite):
     in_proj_weight: Tensor | None
     in_proj_bias: Tensor | None
     products_take = "parts"
+    follows = frozenset({"num_heads", "batch_first", "dropout"})
 
     def __init__(self, source: nn.MultiheadAttention, qconfig: Any) -> None:
         super().__init__()
         self.embed_dim, self.num_heads, self.batch_first = source.embed_dim, source.num_heads, source.batch_first
+        self.dropout = source.dropout
         self.qconfig, products = qconfig, getattr(source, "products", None)
         self.in_proj_weight, self.in_proj_bias = source.in_proj_weight, source.in_proj_bias
         self.q_proj, self.k_proj, self.v_proj = (
@@ -98,7 +100,8 @@ class MultiheadAttention(Composite):
         q = self._heads(self.q_proj(query), is_batched)
         k = self._heads(self.k_proj(key), is_batched)
         v = self._heads(self.v_proj(value), is_batched)
-        out, weights = self.attention(q, k, v, hidden, bias, 1 / math.sqrt(self.embed_dim // self.num_heads))
+        scale = 1 / math.sqrt(self.embed_dim // self.num_heads)
+        out, weights = self.attention(q, k, v, hidden, bias, scale, self.dropout)
         if is_batched and not self.batch_first:
             out = out.permute(2, 0, 1, 3)
         else:

@@ -66,6 +66,8 @@ class MultiScaleDeformableAttention(Composite):
     `output_proj`, `identity_add`.
     """
 
+    follows = frozenset({"batch_first"})
+
     def __init__(self, source: floats.MultiScaleDeformableAttention, qconfig: Any) -> None:
         super().__init__()
         self.qconfig = qconfig

@@ -248,6 +248,8 @@ class RecurrentNetwork(_Recurrent):
     directions of a layer on one scale; `hidden_cat` and `cell_cat`, which do that with the last states.
     """
 
+    follows = frozenset({"batch_first", "dropout"})
+
     def __init__(self, source: Any, qconfig: Any) -> None:
         super().__init__(source, qconfig)
         self.num_layers, self.batch_first, self.dropout = source.num_layers, source.batch_first, source.dropout

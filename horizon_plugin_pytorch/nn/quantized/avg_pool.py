@@ -34,15 +34,15 @@ class AvgPool(QuantizedModule):
     """The window's sum, requantized with the window's count."""
 
     axes: ClassVar[int]
-    kernel_size: list[int]
-    stride: list[int]
-    padding: list[int]
+    kernel_size: Any
+    stride: Any
+    padding: Any
     ceil_mode: bool
     count_include_pad: bool
     divisor_override: int | None
 
     def configure(self, mod: Any) -> None:
-        self.kernel_size, self.stride, self.padding = map(self._sizes, (mod.kernel_size, mod.stride, mod.padding))
+        self.kernel_size, self.stride, self.padding = mod.kernel_size, mod.stride, mod.padding
         self.ceil_mode, self.count_include_pad = mod.ceil_mode, mod.count_include_pad
         self.divisor_override = getattr(mod, "divisor_override", None)
 
@@ -52,9 +52,8 @@ class AvgPool(QuantizedModule):
 
     def _window(self) -> tuple[list[int], list[int], list[int]]:
         """Kernel, stride and padding of a window with two or three axes."""
-        if self.axes > 1:
-            return self.kernel_size, self.stride, self.padding
-        return [1, *self.kernel_size], [1, *self.stride], [0, *self.padding]
+        kernel, stride, padding = map(self._sizes, (self.kernel_size, self.stride, self.padding))
+        return (kernel, stride, padding) if self.axes > 1 else ([1, *kernel], [1, *stride], [0, *padding])
 
     def _counts(self, space: tuple[int, ...]) -> Tensor:
         """The divisor at each output position, as torch computes it."""
@@ -74,7 +73,7 @@ class AvgPool(QuantizedModule):
         batch = as_batch(x.plain(), self.axes)
         space = tuple(batch.shape[2:])
         bound = float(1 << (x.dtype.bits - 1))
-        for size in self.kernel_size:
+        for size in self._sizes(self.kernel_size):
             bound *= size
         factor = self._plans.get(
             (x,),

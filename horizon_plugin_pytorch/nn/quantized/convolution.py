@@ -13,29 +13,35 @@ from horizon_plugin_pytorch.torch_functions import pad_circular
 
 
 class Convolution(QuantizedGemm):
-    """A convolution on integers."""
+    """A convolution on integers. Its settings read as those of the float layer do; `geometry` is what it computes."""
 
     is_transposed: ClassVar[bool] = False
 
     def copy_geometry(self, mod: Any) -> None:
         self.in_channels, self.out_channels = mod.in_channels, mod.out_channels
-        self.stride, self.dilation, self.groups = list(mod.stride), list(mod.dilation), mod.groups
-        self.output_padding = list(mod.output_padding)
-        self.explicit_padding, self.padding = mod.split_padding()
-        self.padding_mode = mod.padding_mode if mod.padding_mode != "zeros" else "constant"
+        self.stride, self.padding, self.dilation = mod.stride, mod.padding, mod.dilation
+        self.output_padding, self.groups, self.padding_mode = mod.output_padding, mod.groups, mod.padding_mode
+        self.explicit_padding, padding = mod.split_padding()
+        self.geometry = self._geometry(padding)
+
+    def _geometry(self, padding: list[int]) -> fp.Geometry:
+        sizes = list(self.stride), padding, list(self.dilation), list(self.output_padding)
+        return fp.Geometry(*sizes, self.groups, self.is_transposed)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "geometry" not in state:  # of a version that kept it in the settings
+            self.geometry = self._geometry(self.padding)
 
     def compute(self, x: Tensor, residual: Tensor | None, plan: fp.AccumulatorPlan) -> Tensor:
-        if x.dim() == len(self.stride) + 1:  # one image without a batch axis
+        if x.dim() == len(self.geometry.stride) + 1:  # one image without a batch axis
             return self.compute(x.unsqueeze(0), None if residual is None else residual.unsqueeze(0), plan).squeeze(0)
         if self.explicit_padding:
             if self.padding_mode == "circular":
                 x = pad_circular(x, self.explicit_padding)
             else:
-                x = F.pad(x, self.explicit_padding, self.padding_mode)
-        geometry = fp.Geometry(
-            self.stride, self.padding, self.dilation, self.output_padding, self.groups, self.is_transposed
-        )
-        return fp.conv(x, residual, *fp.flatten(plan, geometry))
+                x = F.pad(x, self.explicit_padding, "constant" if self.padding_mode == "zeros" else self.padding_mode)
+        return fp.conv(x, residual, *fp.flatten(plan, self.geometry))
 
 
 class TransposedConvolution(Convolution):

@@ -23,16 +23,16 @@ class Interpolate(QuantizedModule):
     size: Any
     scale_factor: Any
     mode: str
-    align_corners: bool
-    recompute_scale_factor: bool
+    align_corners: bool | None
+    recompute_scale_factor: bool | None
 
     def configure(self, mod: Any) -> None:
         self.size, self.scale_factor, self.mode = mod.size, mod.scale_factor, mod.mode
-        self.align_corners = bool(mod.align_corners)
-        self.recompute_scale_factor = bool(getattr(mod, "recompute_scale_factor", False))
+        self.align_corners = mod.align_corners
+        self.recompute_scale_factor = getattr(mod, "recompute_scale_factor", None)
 
     def _resize(self, x: Tensor, size: Any) -> Tensor:
-        corners = None if self.mode in NEAREST else self.align_corners
+        corners = None if self.mode in NEAREST else bool(self.align_corners)
         recompute = self.recompute_scale_factor or None
         return F.interpolate(x, self.size if size is None else size, self.scale_factor, self.mode, corners, recompute)
 
@@ -45,7 +45,7 @@ class Interpolate(QuantizedModule):
         found = [] if len(sides) == 2 else [fp.bilinear_positions(1, 1, None, False, bits)]
         for source, target, scale in zip(sides, sizes, factors, strict=True):
             ratio = None if scale is None or self.recompute_scale_factor else 1.0 / float(scale)
-            found.append(fp.bilinear_positions(source, target, ratio, self.align_corners, bits).to(x.device))
+            found.append(fp.bilinear_positions(source, target, ratio, bool(self.align_corners), bits).to(x.device))
         return found[0].to(x.device), found[1]
 
     @staticmethod
@@ -84,4 +84,4 @@ class Interpolate(QuantizedModule):
 
     def extra_repr(self) -> str:
         wanted = f"size={self.size}" if self.size is not None else f"scale_factor={self.scale_factor}"
-        return f"{wanted}, mode={self.mode!r}, align_corners={self.align_corners}"
+        return f"{wanted}, mode={self.mode!r}, align_corners={bool(self.align_corners)}"
