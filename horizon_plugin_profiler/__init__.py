@@ -1,12 +1,13 @@
 """Profiling tools for quantized models, under the import name that the guides use.
 
-The tools that compare and inspect models layer by layer (`featuremap_similarity`, `profile_featuremap`,
-`model_profiler` and others) will live here. This version holds none of them yet, only the name and the version.
+`check_deploy_device` and `set_preserve_qat_mode` are here; the tools that compare and inspect models layer by layer
+(`featuremap_similarity`, `profile_featuremap`, `model_profiler` and others) will follow.
 
 >>> __version__.count(".")
 2
 """
 
 from horizon_plugin_pytorch._version import __version__
+from horizon_plugin_pytorch.utils.quant_profiler import check_deploy_device, set_preserve_qat_mode
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "check_deploy_device", "set_preserve_qat_mode"]

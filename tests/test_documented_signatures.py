@@ -83,6 +83,8 @@ DOCUMENTED = {
     "quantization.check_model": (
         "module, example_inputs, march=None, input_source='ddr', advice=None, check_quanti_param=True"
     ),
+    "utils.quant_profiler.check_deploy_device": "model, print_tabulate=True, out_dir=None",
+    "utils.quant_profiler.set_preserve_qat_mode": "model, prefixes=(), types=(), value=True",
     "quantization.observer_v2.MinMaxObserver": _COMMON,
     "quantization.observer_v2.MixObserver": _COMMON,
     "quantization.observer_v2.PercentileObserver": f"percentile=99.99, bins=2048, {_COMMON}",

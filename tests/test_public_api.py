@@ -52,6 +52,7 @@ MODULES = [
     ".utils.onnx_helper",
     ".utils.fx_helper",
     ".utils.misc",
+    ".utils.quant_profiler",
     ".utils.serialization",
     ".annotation",
     ".qconfig",
@@ -318,6 +319,8 @@ GUIDE_PATHS = [
     "utils.onnx_helper",
     "utils.onnx_helper.export_quantized_onnx",
     "utils.onnx_helper.export_to_onnx",
+    "utils.quant_profiler.check_deploy_device",
+    "utils.quant_profiler.set_preserve_qat_mode",
     "utils.serialization.get_version_from_scriptmodule",
     "utils.serialization.save_with_version",
 ]
@@ -356,6 +359,8 @@ USER_FUNCTIONS = [
     "nn.LayerNorm",
     "utils.onnx_helper.export_quantized_onnx",
     "utils.fx_helper.wrap",
+    "utils.quant_profiler.check_deploy_device",
+    "utils.quant_profiler.set_preserve_qat_mode",
 ]
 
 

@@ -292,6 +292,8 @@ def _apply(
     shape = notes(args[0]).shape if isinstance(args[0], fx.Node) else None
     made.members = tuple(paths)
     made.has_shape = tuple(index >= rule.anchor or notes(node).shape == shape for index, node in enumerate(chain))
+    if anchor.op == "call_method":
+        made.called_as = anchor.name
     if only is not None:
         only.add(new)
     last.replace_all_uses_with(new)

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.errors import FusionError
+from horizon_plugin_pytorch.errors import FusionError, QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.nn.intrinsic import LAYER_NAMES, fold_bn, fused_class
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode
+from horizon_plugin_pytorch.runtime.located import PRESERVED
 
 
 class Role(Enum):
@@ -124,10 +125,22 @@ def fuse(modules: Sequence[nn.Module]) -> nn.Module:
         )
     members = dict(zip(rule.roles, modules, strict=True))
     fused = _fused(rule, members)
-    if any("preserve_qat_mode" in module.__dict__ for module in modules):
+    if any(PRESERVED in module.__dict__ for module in modules):
         # The guide: what is said of the layer counts, and not what is said of the others.
-        fused.__dict__["preserve_qat_mode"] = members[Role.LAYER].__dict__.get("preserve_qat_mode")
+        own = fused.__dict__[PRESERVED] = members[Role.LAYER].__dict__.get(PRESERVED)
+        _tell_preserved(own, members)
     return fused
+
+
+def _tell_preserved(own: bool | None, members: dict[Role, nn.Module]) -> None:
+    """Warn of what is said of members other than the layer."""
+    others = [type(m).__name__ for role, m in members.items() if role is not Role.LAYER and m.__dict__.get(PRESERVED)]
+    if others and not own:
+        warn(
+            f"`preserve_qat_mode` of {listed(others)} has no effect: fused modules follow what is said of their "
+            f"layer. Set it on the {type(members[Role.LAYER]).__name__}.",
+            QuantizationWarning,
+        )
 
 
 def _fused(rule: FusionRule, members: dict[Role, nn.Module]) -> nn.Module:

@@ -106,10 +106,10 @@ def split_devices(model: Any, region: Region, choices: dict[str, Choice], march:
     for node in real:
         region.remove(node)
     stubs = _Stubs(model, region, choices)
-    for node, found in readers.items():
-        if found and node not in _whole_of_parts(cpu):
-            stubs.quantize(node, found)
-    for node in nodes:
+    wholes = _whole_of_parts(cpu)
+    for node in nodes:  # the guide prints the stubs in this order
+        if readers.get(node) and node not in wholes:
+            stubs.quantize(node, readers[node])
         if node in cpu:
             stubs.dequantize(node)
     model.recompile()

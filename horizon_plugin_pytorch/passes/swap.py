@@ -36,6 +36,7 @@ from horizon_plugin_pytorch.nn.train_mode import watch_mode
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.operators.table import Operator, row_of_module
 from horizon_plugin_pytorch.passes.own_scales import share_integers
+from horizon_plugin_pytorch.passes.preserved import is_preserved
 from horizon_plugin_pytorch.passes.read_tensors import keep_reads, read_float
 from horizon_plugin_pytorch.passes.successors import keep_attributes, replace_references
 from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
@@ -335,15 +336,6 @@ def _value(model: nn.Module, node: fx.Node) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _is_preserved(model: nn.Module, path: str) -> bool:
-    """Is a module to stay a QAT module? What is said of it, or of the nearest module around it, counts."""
-    while True:
-        own = model.get_submodule(path).__dict__.get("preserve_qat_mode")
-        if own is not None or not path:
-            return bool(own)
-        path = path.rpartition(".")[0]
-
-
 @torch.no_grad()
 def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     """Replace QAT modules by their integer forms; warn of modules that never saw data.
@@ -380,7 +372,7 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
             return module.current_float_form()
         if not isinstance(module, QATModule):
             return None
-        if _is_preserved(model, path):
+        if is_preserved(model, path):
             set_fake_quantize(module, FakeQuantState.VALIDATION)
             return module
         quantized = type(module).quantized_class.from_qat(module).train(module.training)

@@ -16,7 +16,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.asking import package_asks
-from horizon_plugin_pytorch.errors import OperatorInputError, QuantizationConfigError, UnsupportedOperatorError, at
+from horizon_plugin_pytorch.errors import (
+    OperatorInputError,
+    QuantizationConfigError,
+    QuantizationWarning,
+    UnsupportedOperatorError,
+    at,
+    warn,
+)
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.function_handlers import calling_line
 from horizon_plugin_pytorch.operators.arguments import by_position
@@ -36,8 +43,9 @@ STATE_REMEDY = (
     "Make the state an input and an output of the model, with a QuantStub and a DeQuantStub; or keep "
     "`self.dequant(y)`, and read it through a QuantStub."
 )
+PRESERVED = "preserve_qat_mode"  # an attribute that users set: the module stays a QAT module when others are converted
 # Attributes of a module that are not its settings: each module has its own.
-NOT_SETTINGS = frozenset(vars(nn.Module())) | {"qconfig", "path", "line", "operator"}
+NOT_SETTINGS = frozenset(vars(nn.Module())) | {"qconfig", "path", "line", "operator", PRESERVED}
 _DEVICES = ("cuda", "cpu")
 
 
@@ -370,9 +378,25 @@ class Identity(nn.Identity):
         super().__setattr__(name, value)
 
 
+def left_of_layer(left: nn.Module) -> bool:
+    """Is it what is left of a layer that is fused with what follows it?"""
+    former = left.__dict__.get(SETTINGS)
+    fused = left.__dict__.get(FUSED_INTO, ())
+    return former is not None and any(issubclass(former.cls, getattr(m, "float_class", ())) for m in fused)
+
+
 def hand_over(left: nn.Module, name: str, value: Any) -> None:
     """Hand a setting of a module of which nothing is left to those that it became a part of."""
     former = left.__dict__.get(SETTINGS)
+    if name == PRESERVED and left_of_layer(left):
+        for fused in left.__dict__[FUSED_INTO]:
+            setattr(fused, PRESERVED, value)
+    elif name == PRESERVED and former is not None:
+        warn(
+            f"`preserve_qat_mode` of `{former.cls.__name__}` {at(former.path)} has no effect: it is fused into a "
+            "layer, whose own counts. Set it there.",
+            QuantizationWarning,
+        )
     if former is not None and name in former.values:
         for fused in left.__dict__[FUSED_INTO]:
             former.hand_over(fused, name, value)

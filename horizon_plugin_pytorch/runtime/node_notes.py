@@ -96,6 +96,7 @@ class Notes:
     made_by: Note[str] = Note("")  # the pass
     is_made: Note[bool] = Note(False)  # a stub that is not in the user's model
     members: Note[tuple[str, ...]] = Note(())  # paths of the modules that are fused here
+    called_as: Note[str] = Note("")  # the node of the method call that a fused module has taken the place of
     has_shape: Note[tuple[bool, ...]] = Note(())  # which of the members give tensors of float's shape
 
     @property
@@ -117,7 +118,7 @@ class Notes:
 
 _SCOPES = "nn_module_stack"
 _LINE = "stack_trace"
-_PACKED = (_LINE, "made_by", "weight_of", "members")  # what a pickled graph keeps
+_PACKED = (_LINE, "made_by", "weight_of", "members", "called_as")  # what a pickled graph keeps
 
 
 def notes(node: fx.Node) -> Notes:

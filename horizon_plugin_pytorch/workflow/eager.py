@@ -190,8 +190,9 @@ def _accept_integers(model: nn.Module) -> None:
     for module in list(model.children()):
         if isinstance(module, QATModule):
             module.is_hybrid = True
-        if isinstance(module, (QATModule, FakeQuantize)):
-            continue
+        row = row_of_module(type(module))
+        if isinstance(module, (QATModule, FakeQuantize)) or (row is not None and row.qat is None):
+            continue  # the last ones move what they get, with its scale
         if is_leaf(module):
             OnCpu().attach(module)
         else:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from typing import Any
 
 import pytest
 import torch
+import torch.ao.nn.quantized as tq
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn import qat, quantized
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -29,6 +32,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from horizon_plugin_pytorch.utils.quant_profiler import set_preserve_qat_mode
 
 X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 FX = [PrepareMethod.SYMBOLIC, PrepareMethod.JIT_STRIP]
@@ -166,3 +170,76 @@ def test_eager_mode(marked: str) -> None:
     result = convert(model)
     assert isinstance(result.block.add, qat.ConvAddReLU2d if marked == "conv" else quantized.ConvAddReLU2d)
     assert torch.equal(result(X), model(X))
+
+
+@torch.no_grad()
+def _kept_by(model: nn.Module, **which: Any) -> list[str]:
+    set_preserve_qat_mode(model, **which)
+    result = convert(model)
+    assert torch.equal(result(X), model(X))
+    return kept(result)
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        ({"types": (nn.Conv2d,)}, ["first.add", "second.add"]),  # fused ones as well
+        ({"types": nn.Conv2d}, ["first.add", "second.add"]),
+        ({"types": (qat.ConvAddReLU2d,)}, ["first.add", "second.add"]),
+        ({"types": (FloatFunctional,)}, ["_generated_mul_0"]),
+        ({"types": (tq.FloatFunctional,)}, ["_generated_mul_0"]),
+        ({"types": (nn.Sigmoid,)}, ["act"]),  # one class serves many functions
+        ({"types": (Block,)}, ["first.add", "second.add"]),
+        ({"prefixes": ("first.add",)}, ["first.add"]),  # where the fused module is
+        ({"prefixes": "first"}, ["first.add"]),
+        ({"prefixes": ("first.conv",)}, ["first.add"]),  # the layer's counts
+        ({"prefixes": ("_generated_mul_0",), "types": (nn.Sigmoid,)}, ["act", "_generated_mul_0"]),
+    ],
+)
+@pytest.mark.parametrize("method", FX, ids=str)
+def test_prefixes_and_types_in_a_qat_model(method: PrepareMethod, which: dict[str, Any], expected: list[str]) -> None:
+    torch.manual_seed(0)
+    model = prepared(Net().eval(), method)
+    assert _kept_by(model, **which) == expected
+    assert _kept_by(model, **which, value=False) == []
+
+
+@pytest.mark.parametrize("method", FX, ids=str)
+def test_prefixes_and_types_in_a_float_model(method: PrepareMethod) -> None:
+    net = Net().eval()
+    set_preserve_qat_mode(net, types=(nn.Conv2d,))
+    set_preserve_qat_mode(net, prefixes=("second",), value=False)
+    assert kept(convert(prepared(net, method))) == ["first.add"]
+    with pytest.warns(QuantizationWarning, match="of BatchNorm2d has no effect.*Set it on the Conv2d"):
+        net = Net().eval()
+        set_preserve_qat_mode(net, types=(nn.BatchNorm2d,))  # the guide: incorrect
+        model = prepared(net, method)
+    assert kept(convert(model)) == []
+
+
+@pytest.mark.parametrize("method", FX, ids=str)
+def test_what_is_set_where_it_has_no_effect_is_told(method: PrepareMethod) -> None:
+    model = prepared(Net().eval(), method)
+    with pytest.warns(QuantizationWarning, match="`first.bn` is fused into 'first.add'"):
+        set_preserve_qat_mode(model, prefixes=("first.bn",))
+    with pytest.warns(QuantizationWarning, match="`BatchNorm2d` at `first.bn` has no effect"):
+        model.first.bn.preserve_qat_mode = True
+    with pytest.warns(QuantizationWarning, match="no module of 'third', GELU"):
+        set_preserve_qat_mode(model, prefixes=("third",), types=(nn.GELU,))
+    with pytest.warns(QuantizationWarning, match="neither prefixes nor types"):
+        set_preserve_qat_mode(model)
+    assert kept(convert(model)) == []
+    with pytest.raises(TypeError, match="prefixes are strings and types are classes, got 'Conv2d'"):
+        set_preserve_qat_mode(model, types=("Conv2d",))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="converted already"):
+        set_preserve_qat_mode(convert(model), types=(nn.Conv2d,))
+
+
+def test_the_layer_of_a_fused_module_can_be_marked_by_hand() -> None:
+    for method in FX:
+        model = prepared(Net().eval(), method)
+        model.second.conv.preserve_qat_mode = True
+        assert kept(convert(model)) == ["second.add"]
+        copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        copied.first.conv.preserve_qat_mode = True
+        assert kept(convert(copied)) == ["first.add", "second.add"]

@@ -1,0 +1,6 @@
+"""Debug tools, under the path that the guides give."""
+
+from horizon_plugin_pytorch.analysis.deploy_device import check_deploy_device
+from horizon_plugin_pytorch.passes.preserved import set_preserve_qat_mode
+
+__all__ = ["check_deploy_device", "set_preserve_qat_mode"]
