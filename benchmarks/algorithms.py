@@ -35,7 +35,7 @@ from horizon_plugin_pytorch.quantization import (
     reestimate_bn,
     weight_reconstruction,
 )
-from horizon_plugin_pytorch.runtime.results import relative_error
+from horizon_plugin_pytorch.statistics.metrics import relative_error
 from horizon_plugin_pytorch.statistics.observer_base import range_methods
 
 BATCH, BATCHES = 50, 10

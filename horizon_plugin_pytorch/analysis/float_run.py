@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.call_site import CallSite
 from horizon_plugin_pytorch.runtime.dispatch import meeting
-from horizon_plugin_pytorch.runtime.results import relative_error
+from horizon_plugin_pytorch.statistics.metrics import relative_error
 
 _HINT = ". Does the forward ask `type(module)`? `isinstance(module, cls)` answers as in float"
 _TOLERANCE = 0.02  # of the norm; folding changes less by far, another path more

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, warn
@@ -23,6 +22,7 @@ from horizon_plugin_pytorch.operators.table import Operator, Trait
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import positional_arguments
 from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.watch.flow import TensorNotes
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.watch import Watch
@@ -249,5 +249,5 @@ def check_model(
     headers = ["where", "operator", "limit", "found", "what to do"]
     rows = [[f.place, f.operator, f.limit, f.found, f.advice or "change the layer, or move it after the DeQuantStub"]
             for f in findings]  # fmt: skip
-    print(tabulate(rows, headers=headers, tablefmt="psql", maxcolwidths=[40, None, 36, 40, 40]))
+    print(Table(headers, rows).text("psql", aligns_numbers=True, widths=[40, None, 36, 40, 40]))
     return 1

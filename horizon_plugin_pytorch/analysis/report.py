@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tabulate import tabulate
-
 from horizon_plugin_pytorch.analysis.rows import (
     CalledTimes,
     DtypeCount,
@@ -17,6 +15,7 @@ from horizon_plugin_pytorch.analysis.rows import (
     WeightQConfig,
     shown,
 )
+from horizon_plugin_pytorch.tables import Table
 
 CHECK_FAILED = "The check did not finish"
 _ALWAYS = ("torch.float32", "qint8", "qint16")
@@ -48,7 +47,7 @@ def fusion_text(patterns: Sequence[Sequence[Member]]) -> str:
     """A table for each pattern that could be fused."""
     if not patterns:
         return "All fusable modules are fused in model!"
-    tables = [tabulate([[m.name, str(m.type)] for m in members], headers=["name", "type"]) for members in patterns]
+    tables = [Table(["name", "type"], [[m.name, str(m.type)] for m in members]).text() for members in patterns]
     return "Fusable modules are listed below:\n" + "\n\n".join(tables)
 
 
@@ -61,7 +60,7 @@ def sharing_text(rows: Sequence[CalledTimes]) -> str:
 
 def called_times_table(rows: Iterable[CalledTimes]) -> str:
     """The table of calls."""
-    return tabulate([[row.name, row.count] for row in rows], headers=["name", "called times"])
+    return Table(["name", "called times"], [[row.name, row.count] for row in rows]).text(aligns_numbers=True)
 
 
 def dtype_table(rows: Sequence[DtypeCount]) -> str:
@@ -70,7 +69,7 @@ def dtype_table(rows: Sequence[DtypeCount]) -> str:
     columns = [*_ALWAYS, *others]
     body = [[str(row.type), *(row.counts.get(c, 0) for c in columns)] for row in rows]
     body.append(["total", *(sum(row.counts.get(c, 0) for row in rows) for c in columns)])
-    return tabulate(body, headers=["module type", *columns], tablefmt="psql")
+    return Table(["module type", *columns], body).text("psql", aligns_numbers=True)
 
 
 def out_qconfig_table(rows: Sequence[OutQConfig]) -> str:
@@ -81,14 +80,14 @@ def out_qconfig_table(rows: Sequence[OutQConfig]) -> str:
     ]
     if not any(r.reason for r in rows):
         headers, body = headers[:-1], [line[:-1] for line in body]
-    return tabulate(body, headers=headers, tablefmt="psql", disable_numparse=True)
+    return Table(headers, body).text("psql")
 
 
 def weight_qconfig_table(rows: Iterable[WeightQConfig]) -> str:
     """Format and observer of each weight."""
     body = [[r.name, str(r.type), r.dtype, r.ch_axis, r.observer] for r in rows]
     headers = ["Module Name", "Module Type", "weight dtype", "ch_axis", "observer"]
-    return tabulate(body, headers=headers, tablefmt="psql")
+    return Table(headers, body).text("psql", aligns_numbers=True)
 
 
 def messages_text(rows: Sequence[Message]) -> str:
@@ -106,7 +105,7 @@ def _kind(text: str) -> str:
 def message_table(rows: Iterable[Message]) -> str:
     """A table of messages."""
     body = [[r.name, str(r.type), r.text] for r in rows]
-    return tabulate(body, headers=["Module Name", "Module Type", "Msg"], tablefmt="psql", disable_numparse=True)
+    return Table(["Module Name", "Module Type", "Msg"], body).text("psql")
 
 
 def shared_range_table(rows: Iterable[SharedRange]) -> str:
@@ -116,4 +115,4 @@ def shared_range_table(rows: Iterable[SharedRange]) -> str:
         ranges = ", ".join(f"[{low:.4g}, {high:.4g}]" for low, high in row.ranges)
         body.append([row.name, str(row.type), ranges, f"{row.ratio:.3g}", row.message])
     headers = ["Module Name", "Module Type", "range of each call", "ratio", "own scales per call"]
-    return tabulate(body, headers=headers, tablefmt="psql", disable_numparse=True)
+    return Table(headers, body).text("psql")

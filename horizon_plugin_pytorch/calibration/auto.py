@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
@@ -36,9 +35,11 @@ from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import current_forward
 from horizon_plugin_pytorch.runtime.results import own_tensors
+from horizon_plugin_pytorch.statistics.metrics import Metric, RelativeError
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, make_like, range_methods
 from horizon_plugin_pytorch.statistics.observer_v2 import CountingObserver, HistogramObserver
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
+from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 
 _JUDGED = 4  # batches on which candidates are compared; the result is checked on all
@@ -92,12 +93,12 @@ class AutoCalibrationResult:
             for c in self.choices
         ]
         headers = ["tensor", "observer", "scale", "error with the first", "error", "gain"]
-        table = tabulate(rows, headers=headers, disable_numparse=True)
+        table = Table(headers, rows).text()
         notes = ["Errors are those of the outputs while this tensor and all before it are quantized, the rest float."]
         if self.kept != _CHOSEN:
             notes.append(f"Kept is {self.kept} everywhere, better for the whole model than the best for each tensor.")
         whole = [[name, f"{error:.4%}", "kept" if name == self.kept else ""] for name, error in self.errors.items()]
-        second = tabulate(whole, headers=["whole model", "error", ""], disable_numparse=True)
+        second = Table(["whole model", "error", ""], whole).text()
         return "\n".join([table, *notes, "", second, *unseen_lines(self.unseen)])
 
 
@@ -415,7 +416,7 @@ class _Judge:
             positions: by batch, how many operators run before what the tries change. If given, only the best one is
                 wanted: what is much worse is not tried on further batches.
         """
-        sums = torch.zeros(len(tries), 2, max(len(w) for w in self._wanted), dtype=torch.float64)
+        metrics = [[RelativeError() for _ in range(max(map(len, self._wanted)))] for _ in tries]
         found: list[list[float]] = [[] for _ in tries]
         left = list(range(len(tries)))
         for index in among:
@@ -424,9 +425,9 @@ class _Judge:
                 tries[number]()
                 outputs = self._outputs(index)
                 for place, wanted in enumerate(self._wanted[index]):
-                    sums[number, :, place] += _compare(outputs, place, wanted)
-                shares = sums[number, 0] / sums[number, 1].clamp(min=1e-30)
-                found[number].append(float(shares.mean().sqrt().nan_to_num(math.inf)))
+                    _compare(metrics[number][place], outputs[place : place + 1], wanted)
+                errors = [0.0 if metric.is_empty else metric.result() for metric in metrics[number]]
+                found[number].append(math.sqrt(sum(error**2 for error in errors) / len(errors)))
             if positions is not None:
                 best = min(found[number][-1] for number in left)
                 left = [number for number in left if found[number][-1] <= best * _WORSE]
@@ -445,13 +446,11 @@ def _copied(tree: Any) -> Any:
     return pytree.tree_map(one, tree)
 
 
-def _compare(outputs: list[Tensor], place: int, wanted: Tensor) -> Tensor:
-    """Squared difference and squared norm, where the float model is finite; other shapes are infinitely far."""
+def _compare(metric: Metric, found: list[Tensor], wanted: Tensor) -> None:
+    """Count an output where the float model is finite; one that is missing or of another shape is infinitely far."""
     counts = wanted.isfinite()
-    fits = place < len(outputs) and outputs[place].shape == wanted.shape
-    difference = torch.where(counts, outputs[place] - wanted, 0.0) if fits else torch.tensor(math.inf)
-    parts = (difference, torch.where(counts, wanted, 0.0))
-    return torch.stack([part.double().square().sum().cpu() for part in parts])
+    fits = bool(found) and found[0].shape == wanted.shape
+    metric.update((found[0] if fits else torch.full_like(wanted, math.inf))[counts], wanted[counts])
 
 
 def _operators(model: nn.Module) -> Iterator[nn.Module]:

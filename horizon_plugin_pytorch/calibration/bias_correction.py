@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.calibration.batches import Process, take_batches
@@ -20,6 +19,7 @@ from horizon_plugin_pytorch.calibration.layers import (
 )
 from horizon_plugin_pytorch.errors import CalibrationWarning, warn
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.tables import Table
 
 _HELD_BACK = 4  # every so many batches, one is held back
 _STEPS = 8  # of the search for a shift; a few are enough
@@ -58,7 +58,7 @@ class BiasCorrectionResult:
     def __str__(self) -> str:
         rows = [[r.layer, f"{r.before:.4%}", f"{r.after:.4%}"] for r in self.layers]
         rows.append(["the model's outputs", f"{self.before:.4%}", f"{self.after:.4%}"])
-        table = tabulate(rows, headers=["layer", "error before", "error after"], disable_numparse=True)
+        table = Table(["layer", "error before", "error after"], rows).text()
         return table + left_out_lines(self.left_out)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tabulate import tabulate
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -48,6 +47,7 @@ from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.statistics.clipping import tell_clipped
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, require_whole
 from horizon_plugin_pytorch.statistics.processes import all_reduce, is_distributed, rank, require_same
+from horizon_plugin_pytorch.tables import Table
 
 _UNEVEN = 1.25  # a range over the one that was taken
 
@@ -77,7 +77,7 @@ class CalibrationResult:
 
     def __str__(self) -> str:
         rows = [[name, f"{float(s.min()):.6g}", f"{float(s.max()):.6g}", s.numel()] for name, s in self.scales.items()]
-        table = tabulate(rows, headers=["tensor", "smallest scale", "largest scale", "scales"], disable_numparse=True)
+        table = Table(["tensor", "smallest scale", "largest scale", "scales"], rows).text()
         lines = [table, f"{self.steps} batches; {self.ending}.", *unseen_lines(self.unseen)]
         if self.uneven:
             worst = sorted(self.uneven, key=self.uneven.__getitem__, reverse=True)

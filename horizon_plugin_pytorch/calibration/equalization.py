@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.calibration.batches import Process, run_batch, take_batches
@@ -27,7 +26,9 @@ from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
-from horizon_plugin_pytorch.runtime.results import own_tensors, relative_error
+from horizon_plugin_pytorch.runtime.results import own_tensors
+from horizon_plugin_pytorch.statistics.metrics import relative_error
+from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 
 _ROUNDS = 10
@@ -67,7 +68,7 @@ class EqualizationResult:
     def __str__(self) -> str:
         rows = [[p.first, p.second, f"{p.before:.2f}", f"{p.after:.2f}"] for p in self.pairs]
         headers = ["layer", "next layer", "largest / median channel", "after"]
-        table = tabulate(rows, headers=headers, disable_numparse=True)
+        table = Table(headers, rows).text()
         return f"{table}\nThe outputs changed by {self.change:.2g} of their size."
 
 

@@ -23,7 +23,8 @@ from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.qat.original import restore, rewrite
-from horizon_plugin_pytorch.runtime.results import own_tensors, relative_error
+from horizon_plugin_pytorch.runtime.results import own_tensors
+from horizon_plugin_pytorch.statistics.metrics import relative_error
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 

@@ -9,7 +9,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -25,6 +24,7 @@ from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fake_quant.rounding import grid_edges
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.tables import Table
 
 _LOW, _HIGH = -0.1, 1.1  # the sigmoid is stretched over these and clipped, so that it reaches 0 and 1
 _RATE = 0.1  # of Adam; the documented hundred steps must be enough to turn a choice around
@@ -124,7 +124,7 @@ class ReconstructionResult:
     def __str__(self) -> str:
         rows = [[r.layer, f"{r.before:.4%}", f"{r.after:.4%}", f"{r.changed:.1%}"] for r in self.layers]
         headers = ["layer", "error, nearest", "error, learned", "changed"]
-        return tabulate(rows, headers=headers, disable_numparse=True) + left_out_lines(self.left_out)
+        return Table(headers, rows).text() + left_out_lines(self.left_out)
 
 
 @torch.inference_mode(False)

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.nested import map_tensors
-
-
-def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """``|found - wanted| / |wanted|`` (L2 norms); infinite for other shapes, and for NaN or infinity in other places.
-
-    >>> import torch
-    >>> relative_error(torch.tensor([3.0, 5.0, math.inf]), torch.tensor([3.0, 4.0, math.inf]))
-    0.2
-    """
-    if found.shape != wanted.shape:
-        return math.inf
-    is_same = (found == wanted) | ((found != found) & (wanted != wanted))
-    difference = torch.where(is_same, 0, found.double() - wanted.double()).norm()
-    size = torch.where(wanted.isfinite(), wanted, 0).double().norm().clamp(min=1e-30)
-    return float((difference / size).nan_to_num(math.inf))
 
 
 def own_tensors(tree: Any) -> Any:
