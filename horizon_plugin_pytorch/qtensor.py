@@ -7,20 +7,16 @@ integers and `dequantize()` the real values.
 
 from __future__ import annotations
 
-import warnings
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import asking, sharing
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
-from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.function_handlers import (  # noqa: F401  # some were defined here, and can still be imported
     calling_line,
     described,
@@ -31,19 +27,31 @@ from horizon_plugin_pytorch.function_handlers import (  # noqa: F401  # some wer
     name_of,
     unsupported,
 )
+from horizon_plugin_pytorch.in_place import (  # noqa: F401  # some were defined here, and can still be imported
+    FOLLOWERS,
+    LentValuesError,
+    StaleValues,
+    TensorWithScale,
+    become,
+    counting_writes,
+    follow_views,
+    reader,
+    require_own_memory,
+    settled,
+    show,
+    stale_error,
+    write,
+)
 from horizon_plugin_pytorch.plain_values import array_ufunc, plain_arguments
 from horizon_plugin_pytorch.running import (
     asked_by_model,
     asked_in_forward,
-    current,
     current_forward,
     interceptor,
     is_in_forward,
     is_of_model,
 )
 from horizon_plugin_pytorch.torch_functions import (  # noqa: F401  # some were defined here, and can still be imported
-    FILLERS,
-    FILLING_METHODS,
     METADATA_FUNCTIONS,
     REVEALING,
     SHAPED_LIKE,
@@ -51,24 +59,14 @@ from horizon_plugin_pytorch.torch_functions import (  # noqa: F401  # some were 
     is_metadata,
     is_metadata_name,
     pad_circular,
+    reads_no_numbers,
 )
-from horizon_plugin_pytorch.writing import written
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 _TRUE = 64  # the integer of a boolean that counts as the number 1
 
 
-@contextmanager
-def _counting_writes() -> Iterator[None]:
-    """Torch counts the writes to tensors that are made in here, also where somebody uses `torch.inference_mode`."""
-    if not torch.is_inference_mode_enabled():
-        yield
-        return
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
-class QTensor(Tensor):
+class QTensor(TensorWithScale):
     """Real values on an integer grid, or the integers of that grid, with scale and format.
 
     Args:
@@ -197,7 +195,7 @@ class QTensor(Tensor):
         """Insist that nobody wrote to real values that are one with this tensor in float."""
         by = sharing.written_loan(self) if sharing.is_known(self) else None
         if by is not None:
-            raise LentValuesError(by, _reader())
+            raise LentValuesError(by, reader())
 
     def plain(self) -> Tensor:
         """What the tensor holds, as an ordinary tensor."""
@@ -241,11 +239,11 @@ class QTensor(Tensor):
         self._require_unchanged()
         if self._format == qbool:  # booleans, and no real values, in float
             return self.as_real()
-        with _counting_writes():
+        with counting_writes():
             is_new = self._is_deferred and self._grid is not None and not self.requires_grad
             out = self._scaled(self._grid) if is_new else self._payload().clone()  # type: ignore[arg-type]
         if by:
-            sharing.lend(self, out, by, _StaleValues.make_of)
+            sharing.lend(self, out, by, StaleValues.make_of)
         return out
 
     def shared(self, by: str) -> Tensor:
@@ -396,179 +394,11 @@ class QTensor(Tensor):
             raise NotImplementedError(f"{described(func)} has no quantized form with `out`: use its result instead.")
         plain_args, plain_kwargs = plain_arguments(args, kwargs, is_index=func in _INDEXING)
         out = handler(func, plain_args, plain_kwargs)
-        follow_views(func, args, out)
+        follow_views(func, args, out, QTensor)
         return settled(func, args, kwargs, out)
 
 
 _INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
-# What gives a view or a copy, as it finds the memory.
-_AS_FOUND = frozenset("reshape flatten unflatten ravel contiguous reshape_as to cpu cuda".split())
-
-
-def follow_views(func: Callable, args: tuple, out: Any, kind: type | None = None) -> None:
-    """Note which results show the memory of the tensor that a function was called on.
-
-    Args:
-        kind: of tensors that are followed; None for QTensor.
-    """
-    source, kind = args[0] if args else None, kind or QTensor
-    if not isinstance(source, kind):
-        return
-    if kind is QTensor and func is Tensor.__getitem__ and _selects_position(args[1]):  # `index_select` makes it here
-        sharing.join(source, out, None)
-        return
-    may_show = getattr(func, "__name__", "") in _AS_FOUND
-    for part in (out,) if isinstance(out, Tensor) else out if isinstance(out, (tuple, list)) else ():
-        if isinstance(part, kind):
-            sharing.follow_view(source, part, may_show)
-
-
-def _selects_position(index: Any) -> bool:
-    """Has an index that gives a view in float a computed position, as in ``x[:, i]``?"""
-    parts = index if isinstance(index, tuple) else (index,)
-    positions = [part for part in parts if isinstance(part, Tensor) and part.dim() == 0 and part.dtype != torch.bool]
-    others = (part for part in parts if not any(part is position for position in positions))
-    return bool(positions) and all(part is None or isinstance(part, (int, slice, type(...))) for part in others)
-
-
-_FILLERS = frozenset((*FILLERS, *(getattr(Tensor, name) for name in FILLING_METHODS)))
-
-
-def reads_no_numbers(func: Callable, args: tuple, kind: type) -> bool:
-    """Does a call take only the shape or type of its arguments of a kind: ``torch.ones_like(x)``, ``y.to(x)``?"""
-    is_shaped = getattr(func, "__name__", "") in SHAPED_LIKE
-    return func in _FILLERS or (is_shaped and bool(args) and not isinstance(args[0], kind))
-
-
-def become(x: Tensor, other: Tensor) -> None:
-    """Let every name of `x` see `other`, as after a write in place; `other` is not to be used any more.
-
-    >>> x = torch.zeros(1)
-    >>> become(x, bool_qtensor(torch.tensor([True]), is_integer=True))
-    >>> type(x).__name__
-    'QTensor'
-    """
-    # torch.utils.swap_tensors refuses tensors that a view or autograd holds; these keep the old values, as they should.
-    x.__class__, other.__class__ = other.__class__, x.__class__
-    x.__dict__, other.__dict__ = other.__dict__, x.__dict__
-    torch._C._swap_tensor_impl(x, other)  # type: ignore[attr-defined]
-
-
-FOLLOWERS: weakref.WeakSet[Any] = weakref.WeakSet()  # are told, by `follow(x, other)`, what a tensor shows now
-
-
-def show(x: Tensor, other: Tensor) -> None:
-    """Let every name of `x` see `other`, as after a write in place; `other` stays what it is, for who watches the run.
-
-    >>> x, other = torch.zeros(1), bool_qtensor(torch.tensor([True]), is_integer=True)
-    >>> show(x, other)
-    >>> type(x).__name__, type(other).__name__
-    ('QTensor', 'QTensor')
-    """
-    become(x, other.alias() if type(other) is QTensor else other)
-    for follower in FOLLOWERS:
-        follower.follow(x, other)
-
-
-def settled(func: Callable, args: tuple, kwargs: dict, out: Any) -> Any:
-    """The result of a call; of one that writes in place, the tensor that it writes to, which has that value now."""
-    target = written(func, args, kwargs)
-    if not isinstance(target, Tensor) or not isinstance(out, Tensor) or out is target:
-        return out
-    if type(target) is Tensor and isinstance(out, QTensor):
-        require_own_memory(target, described(func))
-        increment_version(target)  # what it is lent of sees that it was written to
-    write(target, out, described(func), args[1] if func is Tensor.__setitem__ else ...)
-    return target
-
-
-def require_own_memory(x: Tensor, by: str) -> None:
-    """Insist that no other tensor shows the memory of an ordinary tensor that becomes a quantized one.
-
-    Args:
-        by: the call that writes to it, with its line.
-
-    Raises:
-        UnsupportedOperatorError: where another does.
-    """
-    if sharing.is_shown_elsewhere(x):
-        raise UnsupportedOperatorError(
-            f"{by} writes quantized values into an ordinary tensor whose memory another tensor shows, which would not "
-            "see them. Write to the tensor itself and not to a view, as in `x[0, :4] = y` rather than `x[0][:4] = y`, "
-            "and take views of it afterwards."
-        )
-
-
-def write(target: Tensor, out: Tensor, by: str, index: Any = ...) -> None:
-    """Give a tensor another value, which all its names see; others that show its memory in float are stale.
-
-    Args:
-        by: the call that writes, with its line.
-        index: the part that it writes.
-    """
-    if sharing.is_same_memory(target, out):  # `x.squeeze_()` changes no value
-        become(target, out)
-        sharing.take_place(target)
-        return
-    sharing.forget(out)
-    settle = sharing.note_write(target, by, index)
-    show(target, out)
-    settle()
-
-
-def stale_error(change: sharing.Write) -> UnsupportedOperatorError:
-    """The error for who reads, now, a tensor that was changed through another one."""
-    run = current()
-    scope = f" at `{run.scope}`" if run is not None and run.scope else ""
-    return UnsupportedOperatorError(
-        f"a tensor that is read{scope}{calling_line()} was changed in place by {change.by} through another tensor that "
-        "shows its memory, such as a view or the other side of a stub, which quantized tensors cannot express. Write "
-        "to the tensor itself, as in `x[:, 0] = y`, or make a new one, as in `x = x + 1`."
-    )
-
-
-class LentValuesError(UnsupportedOperatorError):
-    """A quantized tensor is read that is one in float with an ordinary tensor which was written to.
-
-    Args:
-        by: who made the one of the other, with its line.
-        reader: who reads it.
-    """
-
-    def __init__(self, by: str, reader: str) -> None:
-        self.by = by
-        super().__init__(
-            f"{reader} reads a quantized tensor that {by} turned into an ordinary one, or made of one, which was "
-            "changed in place afterwards: in float both are one tensor, but a quantized tensor shares no memory with "
-            "others. Change a copy (`r = self.dequant(y).clone()`), or make a new tensor, as in "
-            "`r = self.dequant(y) * 2`; a change that is meant for both belongs before the stub."
-        )
-
-    def read_by(self, reader: str) -> LentValuesError:
-        """The error with another reader."""
-        return LentValuesError(self.by, reader)
-
-
-def _reader() -> str:
-    """The user's code that reads something now."""
-    run = current()
-    return f"The code{f' of `{run.scope}`' if run is not None and run.scope else ''}{calling_line()}"
-
-
-class _StaleValues(sharing.Spoiled, Tensor):
-    """Real values of a quantized tensor that was changed in place since; in float they are changed as well."""
-
-    _valid = Tensor
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return "Stale()"
-
-    @classmethod
-    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in METADATA_FUNCTIONS and func not in REVEALING:
-            with _PLAIN():
-                return func(*args, **kwargs or {})
-        raise stale_error(next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, _StaleValues))._change)
 
 
 class _Stale(sharing.Spoiled, QTensor):
@@ -693,90 +523,3 @@ def _broadcast(scale: Tensor, axis: int, dim: int) -> Tensor:
     shape = [1] * dim
     shape[axis] = -1
     return scale.reshape(shape)
-
-
-_WARNED: set[tuple] = set()
-
-
-def warn_beyond(func: Callable, x: QTensor, value: float) -> None:
-    """Say, once for each line and number, that a number lies beyond the grid which the result inherits."""
-    where = (described(func), value)
-    if where in _WARNED:
-        return
-    _WARNED.add(where)
-    warnings.warn(
-        f"{described(func)}: {value:g} lies beyond the range of its input, whose scale is {float(x._scale):.4g}, and "
-        "becomes the end of that range: the operator keeps the scale of its input. Give the input a scale that covers "
-        "it (a QuantStub or qconfig with a fixed scale), or choose with `torch.where(mask, x, value)`, which has a "
-        "scale of its own.",
-        QuantizationWarning,
-        stacklevel=3,
-    )
-
-
-def only_qtensor(func: Callable, args: tuple, kwargs: dict) -> QTensor:
-    """The QTensor that a function works on: its first argument, with one scale."""
-    x = args[0] if args else kwargs.get("input", kwargs.get("self"))
-    if isinstance(x, QTensor):
-        x._require_unchanged()
-    else:
-        raise NotImplementedError(
-            f"{described(func)} works on an ordinary tensor, and another argument is a QTensor. Put a DeQuantStub "
-            "before that one (for a mask or an index, before what it is made of), or a QuantStub before the first."
-        )
-    if x._axis >= 0 and x._scale.numel() > 1 and func not in STAYING:
-        raise NotImplementedError(
-            f"{described(func)} is not implemented for a per-channel QTensor (axis {x._axis}); "
-            "quantize activations with one scale."
-        )
-    return x
-
-
-def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """Run an operator that only moves or selects values: they keep the input's scale, positions are plain tensors."""
-    is_shaped = getattr(func, "__name__", "") in SHAPED_LIKE
-    if is_shaped and not isinstance(args[0], QTensor):  # an ordinary tensor takes after a QTensor
-        with _PLAIN():
-            return func(*args, **kwargs)
-    x = only_qtensor(func, args, kwargs)
-    others = (v for v in (*args, *kwargs.values()) if isinstance(v, QTensor) and v is not x)
-    if not is_shaped and next(others, None) is not None:
-        raise NotImplementedError(
-            f"`{name_of(func)}`{calling_line()} is not implemented for two QTensors, which may have different scales; "
-            "use the method of FloatFunctional that has this name, or `prepare_qat_fx`, which does."
-        )
-
-    def run(has_grid: bool) -> Any:
-        def payload(v: Any) -> Any:
-            if not isinstance(v, QTensor):
-                return v
-            return v._grid if has_grid and v._grid is not None else v.plain()
-
-        given = {id(v): payload(v) for v in (*args, *kwargs.values())}
-        out = func(*(given[id(v)] for v in args), **{k: given[id(v)] for k, v in kwargs.items()})
-        return x if out is given[id(x)] else out
-
-    grid: Any = None if x._grid is None else run(True)
-    out = grid if x._is_deferred else run(False)
-    if out is x:  # `x.contiguous()` of what is: the same tensor, as in float
-        return x
-    if isinstance(out, Tensor):
-        return _with_scale_of(x, out, grid)
-    grids = [None] * len(out) if grid is None else grid
-    return _as_parts([_with_scale_of(x, o, g) for o, g in zip(out, grids, strict=True)], out)
-
-
-def _with_scale_of(x: QTensor, out: Tensor, grid: Tensor | None) -> Tensor:
-    if not (out.is_floating_point() or (x._format == qbool and out.dtype == torch.bool)):
-        return out
-    if x._is_deferred:
-        assert grid is not None
-        return x.with_grid(grid)
-    return x.like(out, grid)
-
-
-def _as_parts(parts: list[Tensor], like: Any) -> Any:
-    """Several results in the container that torch gave them in: a list, a tuple, or one with names."""
-    if isinstance(like, list):
-        return parts
-    return type(like)(parts) if hasattr(like, "n_fields") else tuple(parts)

@@ -123,3 +123,12 @@ def pad_circular(x: Any, padding: Sequence[int]) -> Any:
         positions = torch.arange(-max(before, 0), stop - start + max(after, 0), device=x.device)
         x = torch.index_select(x, axis, positions % (stop - start) + start)
     return x
+
+
+_FILLERS = frozenset((*FILLERS, *(getattr(Tensor, name) for name in FILLING_METHODS)))
+
+
+def reads_no_numbers(func: Callable, args: tuple, kind: type) -> bool:
+    """Does a call take only the shape or type of its arguments of a kind: ``torch.ones_like(x)``, ``y.to(x)``?"""
+    is_shaped = getattr(func, "__name__", "") in SHAPED_LIKE
+    return func in _FILLERS or (is_shaped and bool(args) and not isinstance(args[0], kind))

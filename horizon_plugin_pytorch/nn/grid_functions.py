@@ -19,9 +19,10 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.fake_quant.rounding import round_to_grid
 from horizon_plugin_pytorch.function_handlers import handle
 from horizon_plugin_pytorch.nn.qat.module import attach_gradient
+from horizon_plugin_pytorch.operators.scale_keeping import only_qtensor, warn_beyond
 from horizon_plugin_pytorch.operators.support import FROM_BAYES
 from horizon_plugin_pytorch.operators.table import Call, Operator, ScaleRule, register
-from horizon_plugin_pytorch.qtensor import QTensor, only_qtensor, warn_beyond
+from horizon_plugin_pytorch.qtensor import QTensor
 
 Map = Callable[[Tensor], Tensor]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.dtype import QuantDType, qbool
 from horizon_plugin_pytorch.function_handlers import described, handle, unsupported
-from horizon_plugin_pytorch.qtensor import QTensor, keep_scale
+from horizon_plugin_pytorch.operators.scale_keeping import keep_scale
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.torch_functions import FILLERS, FILLING_METHODS, VIEW_ATTRIBUTES
 

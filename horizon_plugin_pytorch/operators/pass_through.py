@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.function_handlers import described, handle
 from horizon_plugin_pytorch.operators import casts as casts  # it registers handlers
 from horizon_plugin_pytorch.operators.arguments import arguments_by_name
 from horizon_plugin_pytorch.operators.max_pool import max_pool2d
+from horizon_plugin_pytorch.operators.scale_keeping import keep_scale, only_qtensor, warn_beyond
 from horizon_plugin_pytorch.operators.support import (
     EVERYWHERE,
     FROM_BAYES,
@@ -35,7 +36,7 @@ from horizon_plugin_pytorch.operators.support import (
     on,
 )
 from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, Trait, advise, is_pair, register
-from horizon_plugin_pytorch.qtensor import QTensor, keep_scale, only_qtensor, warn_beyond
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.torch_functions import pad_circular
 
 Handler = Callable[[Callable, tuple, dict], Any]

@@ -17,10 +17,11 @@ from horizon_plugin_pytorch.asking import model_asks, running_module, user_line
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.function_handlers import calling_line, keeps_scale
+from horizon_plugin_pytorch.in_place import settled, show
 from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.operators.calls import as_call, operator_name, row_of_call
 from horizon_plugin_pytorch.operators.table import AS_IT_IS, Binder, Call, NotBindable
-from horizon_plugin_pytorch.qtensor import QTensor, settled, show
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import EmptyIsZero, Run, current, innermost, interceptor
 from horizon_plugin_pytorch.runtime.call_site import (
     Attribute,

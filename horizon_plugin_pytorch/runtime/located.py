@@ -26,8 +26,9 @@ from horizon_plugin_pytorch.errors import (
 )
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.function_handlers import calling_line
+from horizon_plugin_pytorch.in_place import LentValuesError, write
 from horizon_plugin_pytorch.operators.arguments import by_position
-from horizon_plugin_pytorch.qtensor import LentValuesError, QTensor, write
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import asked_by_forward, current_forward, interceptor
 from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
 from horizon_plugin_pytorch.runtime.fixed_settings import FixedSettings, is_same

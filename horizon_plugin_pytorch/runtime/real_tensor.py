@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.qtensor import QTensor, follow_views, reads_no_numbers, stale_error
+from horizon_plugin_pytorch.in_place import follow_views, stale_error
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.sharing import Spoiled, Write
-from horizon_plugin_pytorch.torch_functions import is_metadata
+from horizon_plugin_pytorch.torch_functions import is_metadata, reads_no_numbers
 
 
 class RealTensor(Tensor):

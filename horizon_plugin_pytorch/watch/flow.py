@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from horizon_plugin_pytorch.qtensor import FOLLOWERS
+from horizon_plugin_pytorch.in_place import FOLLOWERS
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.function_handlers import described, handle
+from horizon_plugin_pytorch.in_place import require_own_memory, write
 from horizon_plugin_pytorch.nn.assign import Assign as _Float
 from horizon_plugin_pytorch.nn.comparison import truth
 from horizon_plugin_pytorch.nn.qat.composite import Composite, optional
@@ -18,7 +19,7 @@ from horizon_plugin_pytorch.nn.qat.where import Where
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
 from horizon_plugin_pytorch.operators.support import FROM_BAYES
 from horizon_plugin_pytorch.operators.table import Call, Counts, Operator, ScaleRule, Trait, register
-from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, require_own_memory, write
+from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor
 
 
 class Assign(Composite):
