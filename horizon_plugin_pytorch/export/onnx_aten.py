@@ -246,6 +246,8 @@ def channel_shuffle(g: OnnxGraph, site: Site, x: str, groups: int) -> str:
 
 @lowers("relu", "relu_")
 def relu(g: OnnxGraph, site: Site, x: str) -> str:
+    if not site.input_dtype.is_floating_point:  # ONNX Runtime has it for float numbers
+        return g.node("Max", x, g.constant(0, site.input_dtype))
     return g.node("Relu", x)
 
 
@@ -432,7 +434,9 @@ def rsub(g: OnnxGraph, site: Site, a: Any, b: Any, alpha: float = 1) -> str:
 
 @lowers("where")
 def where(g: OnnxGraph, site: Site, condition: str, a: Any, b: Any) -> str:
-    return g.node("Where", condition, *_in_type(g, site, [a, b], site.outputs[0].dtype))
+    dtype = site.outputs[0].dtype
+    a, b = _in_type(g, site, [a, b], dtype)
+    return g.where(condition, a, b, dtype)
 
 
 def _unary(operator: str) -> AtenLowering:

@@ -92,4 +92,5 @@ def _as_bool(g: OnnxGraph, site: Site, x: str) -> str:
 
 @lowers_aten("masked_fill", "masked_fill_")
 def masked_fill(g: OnnxGraph, site: Site, x: str, mask: str, value: Any) -> str:
-    return g.node("Where", mask, value if isinstance(value, str) else g.constant(value, site.input_dtype), x)
+    number = value if isinstance(value, str) else g.constant(value, site.input_dtype)
+    return g.where(mask, number, x, site.input_dtype)

@@ -233,6 +233,13 @@ class OnnxGraph:
         is_padded = producer is not None and producer.op_type == "Pad"
         return self.node("Max", x, self.scalar(-np.inf, torch.float32)) if is_padded else x
 
+    def where(self, condition: str, a: str, b: str, dtype: torch.dtype) -> str:
+        """One value or the other; ONNX Runtime has no kernel that chooses between booleans, so they are bytes then."""
+        if dtype != torch.bool:
+            return self.node("Where", condition, a, b)
+        chosen = self.node("Where", condition, self.cast(a, torch.uint8), self.cast(b, torch.uint8))
+        return self.cast(chosen, torch.bool)
+
     def axes(self, operator: str, x: str, axes: list[int], keepdim: bool) -> str:
         """A reduction over axes, in the form that the opset wants."""
         as_input = self.opset >= 18 or operator == "ReduceSum"

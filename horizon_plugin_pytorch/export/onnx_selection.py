@@ -96,7 +96,7 @@ def take(g: OnnxGraph, site: Site, x: str, positions: str) -> str:
 def tril(g: OnnxGraph, site: Site, x: str, diagonal: int = 0) -> str:
     keep = torch.ones(site.input_shape[-2:], dtype=torch.bool)
     keep = keep.tril(diagonal) if site.name == "aten::tril" else keep.triu(diagonal)
-    return g.node("Where", g.constant(keep, hint="keep"), x, g.constant(0, site.input_dtype))
+    return g.where(g.constant(keep, hint="keep"), x, g.constant(0, site.input_dtype), site.input_dtype)
 
 
 @onnx_aten.lowers("diagonal")

@@ -163,6 +163,9 @@ X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(9))
         lambda x: x.argmax(1) / (x.argmin(1) + 1),
         lambda x: torch.div(-x.argmax(1), 2, rounding_mode="trunc"),
         lambda x: torch.div(-x.argmax(1), 2, rounding_mode="floor"),
+        lambda x: torch.relu(x.argmax(1) - 2),
+        lambda x: (x > 0.1).tril().float(),
+        lambda x: (x > 0.1).masked_fill(x > 0.5, False).float(),
     ],
 )
 def test_numbers_and_tensors_without_axes_on_every_route(function: Any, tmp_path: Any) -> None:

@@ -1,0 +1,1 @@
+"""Operators one after the other: every optimisation of ONNX Runtime must leave the integers alone."""

@@ -1,0 +1,80 @@
+"""``python -m tests.sequences``: every ordered pair of operators and the usual triples, at every optimisation level."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import re
+import time
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+from tqdm import tqdm
+
+from horizon_plugin_pytorch.march import March, set_march
+from tests.sequences.comparison import Outcome, outcome
+from tests.sequences.parts import Pair, pair_of, row_pairs
+from tests.sequences.usual import USUAL
+
+_AT_ONCE = 24
+Job = tuple[str, Sequence[tuple[str, str]] | Sequence[str]]
+
+
+def _start() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    set_march(March.BAYES)
+
+
+def _outcome(job: Job) -> Outcome:
+    dtype, rows = job
+    if isinstance(rows[0], str):
+        return outcome([USUAL[name] for name in rows], dtype)
+    pairs = [pair for pair in (pair_of(pair, dtype) for pair in rows) if pair is not None]
+    return _all_of([pair for pair in pairs if pair.gives_numbers], [p for p in pairs if not p.gives_numbers], dtype)
+
+
+def _all_of(numbers: list[Pair], others: list[Pair], dtype: str) -> Outcome:
+    """Positions and booleans have few operators that take them: alone, so that the others need no second try."""
+    groups = [numbers] if numbers else []
+    found = [outcome(group, dtype) for group in [*groups, *([pair] for pair in others)]]
+    return sum(found, Outcome.empty())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--formats", nargs="+", default=["qint8", "qint16"])
+    parser.add_argument("--first", type=int, default=0, help="leave out this many pairs")
+    parser.add_argument("--count", type=int, help="stop after this many pairs")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    _start()
+    begin = time.time()
+    chosen = row_pairs()[options.first :][: options.count]
+    jobs: list[Job] = [
+        (dtype, items[i : i + _AT_ONCE])
+        for items in (list(USUAL), chosen)
+        for dtype in options.formats
+        for i in range(0, len(items), _AT_ONCE)
+    ]
+    print(f"{len({a for a, _ in chosen})} rows of the operator table before {len({b for _, b in chosen})} others")
+    total = Outcome.empty()
+    with ProcessPoolExecutor(options.jobs, initializer=_start) as pool:
+        for found in tqdm(pool.map(_outcome, jobs), total=len(jobs), disable=None):
+            total += found
+            for text in [*map(str, found.differences), *(f"{name}: {text}" for name, text in found.broken)]:
+                print(text, flush=True)
+    reasons = collections.Counter(re.sub(r"`[^`]*`|\([^)]*\)|[\d.]+", "_", text)[:90] for _, text in total.refused)
+    print(*(f"{count} refused: {reason}" for reason, count in reasons.most_common()), sep="\n")
+    wrong = len({d.name for d in total.differences})
+    print(
+        f"{total.compared} sequences compared at every level, {wrong} differ, {len(total.broken)} broken, "
+        f"{len(total.refused)} refused, {time.time() - begin:.0f} s"
+    )
+    return bool(wrong or total.broken)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,37 @@
+"""A sample of what `make soak` compares: pairs of operators and usual sequences, at every optimisation level."""
+
+from __future__ import annotations
+
+import pytest
+
+from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph
+from tests.sequences.comparison import LEVELS, THREADS, differences, outcome
+from tests.sequences.parts import sample
+from tests.sequences.usual import USUAL
+
+_AT_ONCE = 30
+_PAIRS = 150
+FORMATS = ("qint8", "qint16")
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("start", range(0, len(USUAL), 2 * _AT_ONCE))
+def test_usual_sequences(start: int, dtype: str) -> None:
+    """Every other one in int8 and in int16."""
+    chosen = list(USUAL.values())[start : start + 2 * _AT_ONCE][FORMATS.index(dtype) :: 2]
+    assert not differences(chosen, dtype)
+
+
+@pytest.mark.parametrize("start", range(0, _PAIRS, _AT_ONCE))
+def test_pairs_of_operators(start: int) -> None:
+    found = outcome(sample(_PAIRS)[start : start + _AT_ONCE], FORMATS[start // _AT_ONCE % 2])
+    assert not found.differences and not found.broken and not found.refused
+
+
+def test_the_comparison_sees_a_fusion_that_changes_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime makes padding part of a pooling, and pads with the smallest number instead of zeros."""
+    monkeypatch.setattr(OnnxGraph, "apart_from_pad", lambda self, x: x)
+    found = differences([USUAL["pad-zeros-max"], USUAL["conv-add-relu"]], "qint8")
+    assert {d.name for d in found} == {"pad-zeros-max"}
+    rewritten = [level for level in LEVELS if level != "disable_all"]
+    assert {(d.level, d.threads) for d in found} == {(level, count) for level in rewritten for count in THREADS}
