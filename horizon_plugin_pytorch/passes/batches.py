@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.capture.region import Region, called_path
+from horizon_plugin_pytorch.capture.region import called_path
+from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.runtime.hooks import keep
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
 
 
-def join_calls(model: Any, root: nn.Module, region: Region, is_always: bool = True) -> None:
+def join_calls(prep: Preparation) -> None:
     """Let all calls of a module in one forward count as one batch; averaged, the first would count most.
 
-    Args:
-        model: what has the graph.
-        root: what has the modules.
-        is_always: also in the QAT state, not only in CALIBRATION.
+    Where the user does not ask for it while training, in CALIBRATION only.
     """
+    model, root, region, is_always = prep.model, prep.root, prep.region, prep.joins_calls
     calls = Counter(path for node in model.graph.nodes if node in region and (path := called_path(model, node)))
     for path, count in calls.items():
         parent = root.get_submodule(path.rpartition(".")[0])

@@ -8,15 +8,14 @@ import torch
 from torch import fx, nn
 
 from horizon_plugin_pytorch.capture.region import Region, called_path, has_stub, module_at
-from horizon_plugin_pytorch.capture.wrapped import called_by_code_too, note_module
+from horizon_plugin_pytorch.capture.wrapped import note_module
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.errors import source_line
 from horizon_plugin_pytorch.passes.fusion_rules import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
-from horizon_plugin_pytorch.passes.own_scales import OwnScales
+from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.passes.read_tensors import is_read
 from horizon_plugin_pytorch.passes.successors import keep_attributes, replace_references
-from horizon_plugin_pytorch.passes.unread import drop_unread
 from horizon_plugin_pytorch.runtime.children import list_parameters
 from horizon_plugin_pytorch.runtime.hooks import STATE, computes, copy_hooks
 from horizon_plugin_pytorch.runtime.located import (
@@ -26,7 +25,6 @@ from horizon_plugin_pytorch.runtime.located import (
     FormerSettings,
     FormerTensor,
     FusedAway,
-    Identity,
 )
 from horizon_plugin_pytorch.runtime.node_notes import inherit, notes
 
@@ -74,13 +72,12 @@ _TENSORS = ("weight", "bias", "running_mean", "running_var")
 
 
 class _Matcher:
-    def __init__(self, model: fx.GraphModule, choices: dict[str, Choice], only: Region | None, own: OwnScales) -> None:
-        self.model, self.choices, self.only, self.own = model, choices, only, own
+    def __init__(self, prep: Preparation, only: Region | None) -> None:
+        model = prep.model
+        self.model, self.choices, self.only, self.own = model, prep.choices, only, prep.own
         self.counts = call_counts(model)
-        # A recorded graph has what such code calls; a traced one does not.
-        is_traced = isinstance(model, fx.GraphModule)
-        self.elsewhere = called_by_code_too(model) if is_traced else {}
-        self.perhaps = called_by_code_too(model, is_certain=False) if is_traced else {}
+        self.elsewhere = prep.called_unseen(is_certain=True)
+        self.perhaps = prep.called_unseen(is_certain=False)
         self.has_stub = has_stub(model)
         self.partners = self._partners()
         # A tensor without a reader was a setting of a function that is a module now.
@@ -209,20 +206,15 @@ def _merged(model: fx.GraphModule, choices: dict[str, Choice], rule: FusionRule,
     return _merged_choice(choices, [called_path(model, node) or "" for node in chain], rule)
 
 
-def fuse_graph(
-    model: fx.GraphModule,
-    choices: dict[str, Choice],
-    only: Region | None = None,
-    own: OwnScales | None = None,
-) -> fx.GraphModule:
+def fuse_graph(prep: Preparation, is_everywhere: bool = False) -> None:
     """Fuse every pattern of `FUSION_RULES`; the longest wins, and the add's first operand before its second.
 
     Args:
-        only: restrict fusion to these nodes; new nodes are added to the set. What has no qconfig is left alone there:
-            it runs as it is written.
-        own: which modules are calls of one, and have its weights.
+        is_everywhere: also outside of the quantized part. Inside of it, what has no qconfig is left alone: it runs as
+            it is written.
     """
-    matcher = _Matcher(model, choices, only, own or OwnScales())
+    model, choices, only = prep.model, prep.choices, None if is_everywhere else prep.region
+    matcher = _Matcher(prep, only)
     before = dict(model.named_modules())
     names: dict[nn.Module, list[str]] = {}  # all paths of each module
     for path, module in model.named_modules(remove_duplicate=False):
@@ -251,7 +243,7 @@ def fuse_graph(
         if id(member) in matcher.elsewhere:  # a ReLU, which others have not lost
             note_module(model, path, matcher.elsewhere[id(member)])
         elif path not in still_called and not (id(member) in matcher.perhaps and role_of(member) is Role.RELU):
-            left = Identity() if isinstance(model, fx.GraphModule) else FusedAway()  # which the user's forward calls
+            left = prep.left_of_fused()
             left.__dict__[FUSED_INTO] = [model.get_submodule(place) for place in places]
             left.__dict__[SETTINGS] = FormerSettings.of(member, path)
             left.__dict__["line"] = lines[path]
@@ -260,10 +252,8 @@ def fuse_graph(
             _set_module(model, path, left.train(model.training), names)
     after = dict(model.named_modules())
     replace_references(model, ((old, after[path]) for path, old in before.items() if path in after))
-    if isinstance(model, fx.GraphModule):  # in a recorded graph everything was computed
-        drop_unread(model)
+    prep.drop_unread()
     model.recompile()
-    return model
 
 
 def _apply(

@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.nn.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.operators.table import AS_IT_IS, Call, NotBindable, Operator, Trait, row_named
 from horizon_plugin_pytorch.passes.fusion_rules import Role, can_fold, role_of
+from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.passes.replace import binder_of
 from horizon_plugin_pytorch.runtime.node_notes import notes, place_like
 
@@ -80,15 +81,16 @@ class HybridConfig:
             path = path.rpartition(".")[0]
 
 
-def split_devices(model: Any, region: Region, choices: dict[str, Choice], march: March, config: HybridConfig) -> Region:
+def split_devices(prep: Preparation) -> None:
     """Take the operators that run on the CPU out of the quantized part, with stubs where they meet it.
 
     A stub before is called ``<node>_input_dequant``, one after it ``<node>_activation_post_process``. The stub after is
-    for the quantized operators that read the result: whoever else reads it, reads real numbers.
-
-    Returns:
-        The quantized part, which may begin at an operator of the CPU.
+    for the quantized operators that read the result: whoever else reads it, reads real numbers. The quantized part may
+    begin at an operator of the CPU.
     """
+    if prep.hybrid is None:
+        return
+    model, region, choices, march, config = prep.model, prep.region, prep.choices, prep.march, prep.hybrid
     config.check(model)
     nodes = [n for n in model.graph.nodes if n.op in ("call_module", "call_function", "call_method")]
     is_quantized = any(choice.qconfig is not None for choice in choices.values())
@@ -101,11 +103,12 @@ def split_devices(model: Any, region: Region, choices: dict[str, Choice], march:
         if node in region and (is_part or _runs_on_cpu(model, node, region, march, config)):
             cpu.add(node)
     cpu = {n for n in cpu if n in region}
-    real = _follow(model, nodes, region, cpu)
+    real = _follow(prep, nodes, region, cpu)
     readers = {n: [user for user in n.users if user in region and user not in real] for n in nodes if n in real}
     for node in real:
         region.remove(node)
-    stubs = _Stubs(model, region, choices)
+    prep.region = region
+    stubs = _Stubs(prep)
     wholes = _whole_of_parts(cpu)
     for node in nodes:  # the guide prints the stubs in this order
         if readers.get(node) and node not in wholes:
@@ -113,22 +116,21 @@ def split_devices(model: Any, region: Region, choices: dict[str, Choice], march:
         if node in cpu:
             stubs.dequantize(node)
     model.recompile()
-    return region
 
 
-def _follow(model: Any, nodes: list[fx.Node], region: Region, cpu: set[fx.Node]) -> set[fx.Node]:
+def _follow(prep: Preparation, nodes: list[fx.Node], region: Region, cpu: set[fx.Node]) -> set[fx.Node]:
     """The nodes that give real numbers: operators of the CPU, and what only moves what these give.
 
     One that reads quantized tensors besides joins the operators of the CPU.
     """
-    real = set(cpu)
+    model, real = prep.model, set(cpu)
     for node in nodes:
         sources = [source for source in value_inputs(node) if source in region]
         is_read = any(source in real for source in sources)
         if node in real or node not in region or not is_read or not _moves(model, node):
             continue
-        if isinstance(model, fx.GraphModule) and _is_for_quantized(model, node, region, cpu):
-            continue  # the guide's structure: the stub comes first
+        if prep.has_stubs_first and _is_for_quantized(model, node, region, cpu):
+            continue
         real.add(node)
         if any(source not in real for source in sources):
             cpu.add(node)
@@ -225,8 +227,9 @@ def _is_folded(model: Any, node: fx.Node) -> bool:
 class _Stubs:
     """Puts stubs between operators of the CPU and the quantized part."""
 
-    def __init__(self, model: Any, region: Region, choices: dict[str, Choice]) -> None:
-        self.model, self.region, self.choices = model, region, choices
+    def __init__(self, prep: Preparation) -> None:
+        self.model, self.region, self.choices = prep.model, prep.region, prep.choices
+        self._call_of = prep.call_of  # a call that is written once and runs again has one stub
         self._paths: dict[Any, str] = {}
 
     def quantize(self, node: fx.Node, readers: list[fx.Node]) -> None:
@@ -252,7 +255,7 @@ class _Stubs:
 
     def _after(self, node: fx.Node, reader: fx.Node) -> str:
         """The path of the stub after a node."""
-        key = ("after", self._key(node))
+        key = ("after", self._call_of(node))
         if key not in self._paths:
             self._paths[key] = path = f"{node.name}_activation_post_process"
             found = (
@@ -271,7 +274,7 @@ class _Stubs:
         notes(node).runs_on_cpu = True
         if not sources:
             return
-        key = ("before", self._key(node))
+        key = ("before", self._call_of(node))
         path = self._paths.setdefault(key, f"{node.name}_input_dequant")
         stub = DeQuantStub().train(self.model.training)
         stub.is_before_cpu = True
@@ -284,12 +287,6 @@ class _Stubs:
                 )
             _mark(call, node)
             node.replace_input_with(source, call)
-
-    def _key(self, node: fx.Node) -> Any:
-        """A call that is written once and runs again, and a module of a recorded model, have one stub."""
-        if isinstance(self.model, fx.GraphModule):
-            return node
-        return called_path(self.model, node) or notes(node).site or node
 
 
 def _mark(stub: fx.Node, node: fx.Node) -> None:

@@ -16,10 +16,11 @@ from horizon_plugin_pytorch.fake_quant.fake_cast import is_cast
 from horizon_plugin_pytorch.fake_quant.qconfig import asked_input, format_of, spell, with_format
 from horizon_plugin_pytorch.nn.qat.gemm import has_integer_weight
 from horizon_plugin_pytorch.operators.table import ScaleRule
-from horizon_plugin_pytorch.passes.replace import insert_stub
+from horizon_plugin_pytorch.passes.generated import insert_stub
+from horizon_plugin_pytorch.passes.preparation import Preparation
 
 
-def fit_inputs(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -> fx.GraphModule:
+def fit_inputs(prep: Preparation) -> None:
     """Put a QuantStub between a result and an integer operator that takes it in another format.
 
     Float16 becomes what somebody asked of the operator's `input`, or else the format of its output; where that is real,
@@ -29,8 +30,8 @@ def fit_inputs(model: fx.GraphModule, region: Region, choices: dict[str, Choice]
     Raises:
         QuantizationConfigError: for an integer operator whose qconfig has no format for float16.
     """
-    wanted = _wanted(model, region, choices)
-    counters: dict[tuple[str, str], int] = {}
+    model, region = prep.model, prep.region
+    wanted = _wanted(prep)
     for node in list(model.graph.nodes):
         parts = wanted.get(called_path(model, node) or "", {}) if node in region else {}
         leaves = _scaled_leaves(model, node, region) if parts else []
@@ -44,35 +45,25 @@ def fit_inputs(model: fx.GraphModule, region: Region, choices: dict[str, Choice]
                 known.append(leaf)
             for part, chosen in groups:
                 if part is not None:
-                    _insert(model, node, source, chosen, part, region, choices, counters)
-    return model
+                    _insert(prep, node, source, chosen, part)
 
 
-def _insert(
-    model: fx.GraphModule,
-    node: fx.Node,
-    source: fx.Node,
-    places: list[int],
-    part: Any,
-    region: Region,
-    choices: dict[str, Choice],
-    counters: dict[tuple[str, str], int],
-) -> None:
-    path = called_path(model, node)
+def _insert(prep: Preparation, node: fx.Node, source: fx.Node, places: list[int], part: Any) -> None:
+    path, choices = called_path(prep.model, node), prep.choices
     assert path is not None
     asked = next((step.rule for step in reversed(choices[path].steps) if step.input), "")
     step = Step(f"input of {path}{f': {asked}' if asked else ''}", output=spell(part))
     stub = Choice(choices[path].qconfig._replace(activation=part), steps=(step,))
-    insert_stub(model, node, source, region, choices, counters, stub, "fit input", places, requantizes=True)
+    insert_stub(prep, node, source, stub, "fit input", places, requantizes=True)
 
 
-def warn_unfit(model: fx.GraphModule, region: Region, choices: dict[str, Choice]) -> None:
+def warn_unfit(prep: Preparation) -> None:
     """Say which operands stay in the format in which they come, where nothing can be put before an operator.
 
     Raises:
         QuantizationConfigError: for float16 that reaches an integer operator.
     """
-    wanted = _wanted(model, region, choices, is_fitted=False)
+    wanted = _wanted(prep, is_fitted=False)
     if wanted:
         warn(
             f"{listed(f'`{path}`' for path in wanted)} "
@@ -82,14 +73,13 @@ def warn_unfit(model: fx.GraphModule, region: Region, choices: dict[str, Choice]
         )
 
 
-def _wanted(
-    model: fx.GraphModule, region: Region, choices: dict[str, Choice], is_fitted: bool = True
-) -> dict[str, dict[int, Any]]:
+def _wanted(prep: Preparation, is_fitted: bool = True) -> dict[str, dict[int, Any]]:
     """For each module, what quantizes which of its operands. A module that is called again has the same for all.
 
     Args:
         is_fitted: is a QuantStub put there? Float16 cannot do without.
     """
+    model, region, choices = prep.model, prep.region, prep.choices
     given: dict[fx.Node, Any] = {}  # what quantizes or casts results
     behind: dict[fx.Node, Any] = {}  # for results that are cast, what quantized the numbers that they are made of
     wanted: dict[str, dict[int, Any]] = {}

@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.asking import user_frames
 from horizon_plugin_pytorch.capture.captured import Captured
-from horizon_plugin_pytorch.capture.region import Region, given_kinds, mark_beside
-from horizon_plugin_pytorch.config.graph_view import GraphView
+from horizon_plugin_pytorch.capture.region import given_kinds, mark_beside
 from horizon_plugin_pytorch.config.setters import apply_setters
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import QuantizationWarning, at, warn
@@ -24,8 +23,11 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.operators.table import Kind, row_of_module
+from horizon_plugin_pytorch.passes.checks import check_modules
 from horizon_plugin_pytorch.passes.inputs import fit_inputs
-from horizon_plugin_pytorch.passes.replace import check_modules, replace_functions
+from horizon_plugin_pytorch.passes.own_scales import OwnScales
+from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
+from horizon_plugin_pytorch.passes.replace import replace_functions
 from horizon_plugin_pytorch.passes.stub_links import link_stubs
 from horizon_plugin_pytorch.passes.swap import (
     follow_consistency,
@@ -109,16 +111,22 @@ class _OneCall:
         self.root, self.site, self.sites = root, site, sites
         self.graph = fx.Graph()
         self.graph.owning_module = root  # type: ignore[assignment]
-        self.region = Region()
         self.model: Any = _Growing(root, self.graph)
-        self.model.__dict__["sites"] = sites
+        self.prep = RecordedPreparation(
+            self.model,
+            note_of(root, "march"),
+            OwnScales(),
+            choices=note_of(root, "choices"),
+            qconfig_setter=root.__dict__.get(SETTER),
+            sites=sites,
+        )
         self._nodes: dict[int, fx.Node] = {}
         self._attributes: dict[int, str] | None = None
         self._functional: fx.Node | None = None
 
     def prepare(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> list[str]:
         """Put the module of the call and the stubs of its operands into the model, in their QAT forms; their paths."""
-        choices, march = note_of(self.root, "choices"), note_of(self.root, "march")
+        prep, choices, march = self.prep, self.prep.choices, self.prep.march
         args, kwargs = self._arguments((args, kwargs))
         node = self.graph.create_node(op, target, args, kwargs)
         node.stack_trace = user_frames()
@@ -126,21 +134,20 @@ class _OneCall:
         here.site, here.scope, here.is_wrapped = self.site, self.site.scope, True
         if self._functional is not None:
             here.generated_name = name_of_site(self.site)
-            known = {(self._functional.target, v.settings["place"] + 1): v.path for v in self.sites.get(self.site, ())}
-            self.model.__dict__["stubs"] = known
+            path, known = str(self._functional.target), self.sites.get(self.site, ())
+            prep.stubs = {(path, variant.settings["place"] + 1): variant.path for variant in known}
         mark_beside(self.model)
-        self.region.add(node, *given_kinds(self.model, node, self.region))
-        replace_functions(self.model, self.region, choices, march)
+        prep.region.add(node, *given_kinds(self.model, node, prep.region))
+        replace_functions(prep)
         if self._functional is not None:
             self._note_stubs(node)
         self.sites.setdefault(self.site, [])
-        setter = self.root.__dict__.get(SETTER)
-        if setter is not None:
+        if prep.qconfig_setter is not None:
             with warnings.catch_warnings():  # what setters say of a whole model was said when it was prepared
                 warnings.simplefilter("ignore")
-                apply_setters(GraphView(self.model, self.graph, self.region, choices, march), setter)
-        check_modules(self.model, self.region, choices, march)
-        fit_inputs(self.model, self.region, choices)
+                apply_setters(prep.view(), prep.qconfig_setter)
+        check_modules(prep)
+        fit_inputs(prep)
         line = dict.fromkeys(self.model.added, self.site.line)
         for path in self.model.added:
             owner, name, module = self._place(path)
@@ -219,7 +226,7 @@ class _OneCall:
             node = self.graph.placeholder(f"x{len(self._nodes)}")
             is_bool = isinstance(x, QTensor) and x.dtype == qbool
             notes(node).dtype = torch.bool if is_bool else torch.float32
-            self.region.add(node, Kind.BOOL if is_bool else Kind.QUANTIZED)
+            self.prep.region.add(node, Kind.BOOL if is_bool else Kind.QUANTIZED)
         else:
             node = self.graph.create_node("get_attr", self._attribute(x))
             notes(node).value, notes(node).dtype = x, x.dtype

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.capture.recording import LoggedCall
-from horizon_plugin_pytorch.capture.region import Region, called_path, row_of_node
+from horizon_plugin_pytorch.capture.region import called_path, row_of_node
 from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.operators.table import row_of_module
+from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.runtime.call_site import CallSite, ModuleCall
 from horizon_plugin_pytorch.runtime.dispatch import OwnForward
 from horizon_plugin_pytorch.runtime.located import FusedAway, OwnCalls, Successor
@@ -228,13 +229,9 @@ def _moved_scope(scope: str, places: Mapping[str, str]) -> str:
     return places[scope] if scope in places else _inside(scope, places)
 
 
-def unshare(model: Any, region: Region, own: OwnScales, runs: Iterable[list[LoggedCall]] = ()) -> None:
-    """Give every call of a shared module a module of its own; the graph calls these.
-
-    Args:
-        model: what has the graph.
-        runs: the calls of recorded runs, if the model keeps its forward and has to find them again.
-    """
+def unshare(prep: Preparation) -> None:
+    """Give every call of a shared module a module of its own; the graph calls these."""
+    model, region, own = prep.model, prep.region, prep.own
     if not own.names:
         return
     met: dict[str, set[ModuleCall]] = {}
@@ -259,7 +256,7 @@ def unshare(model: Any, region: Region, own: OwnScales, runs: Iterable[list[Logg
         if covered:
             notes(node).site = replace(site, occurrence=occurrences[site])
             occurrences[site] += 1
-    own.calls = _call_sites(model, plan, runs)
+    own.calls = _call_sites(model, plan, prep.runs)
     _warn_idle(own, [site.scope for site, times in occurrences.items() if times > 1])
 
 
@@ -321,21 +318,16 @@ def _call_sites(model: Any, plan: _Plan, runs: Iterable[list[LoggedCall]]) -> di
 # -- after the other passes
 
 
-def finish(model: Any, root: nn.Module, own: OwnScales) -> None:
-    """Let the modules of all calls have the same weights, and find each other.
-
-    Args:
-        model: what has the graph.
-        root: the module tree.
-    """
+def share_weights(prep: Preparation) -> None:
+    """Let the modules of all calls have the same weights, and find each other."""
+    model, root, own = prep.model, prep.root, prep.own
     if not own.names:
         return
     for path, source in {**own.aliases, **own.copies}.items():
         _tie(root.get_submodule(source), root.get_submodule(path))
     _tie_relocated(model, root, own)
-    sites = model.__dict__.get("sites", {})
-    for site, variants in sites.items():
-        for variant, first in zip(variants, sites.get(replace(site, occurrence=0), []), strict=False):
+    for site, variants in prep.sites.items():
+        for variant, first in zip(variants, prep.sites.get(replace(site, occurrence=0), []), strict=False):
             if variant.path != first.path:
                 own.relocated.setdefault(variant.path, first.path)
     for path, calls in own.calls.items():

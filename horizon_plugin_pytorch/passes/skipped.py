@@ -7,18 +7,20 @@ from typing import Any
 
 from torch import fx
 
-from horizon_plugin_pytorch.capture.region import Region, called_path
+from horizon_plugin_pytorch.capture.region import called_path
 from horizon_plugin_pytorch.capture.tracer import is_leaf
 from horizon_plugin_pytorch.capture.wrapped import wrapped_modules
 from horizon_plugin_pytorch.config.choice import Choice, Step
+from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.runtime.located import FUSED_INTO
 
 BEFORE, AFTER, BESIDE = "before the QuantStub", "after the DeQuantStub", "not between QuantStub and DeQuantStub"
 NEVER = "never called"
 
 
-def tell_left_out(model: Any, region: Region, choices: dict[str, Choice]) -> None:
+def tell_left_out(prep: Preparation) -> None:
     """Give the modules that the quantized part does not call a choice that says so."""
+    model, region, choices = prep.model, prep.region, prep.choices
     calls: dict[str, list[fx.Node]] = {}
     for node in model.graph.nodes:
         path = called_path(model, node)

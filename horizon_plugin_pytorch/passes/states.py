@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.capture.region import Region
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, source_line
 from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import begin_forward, end_forward
 from horizon_plugin_pytorch.runtime.hooks import keep
@@ -22,7 +22,7 @@ _SHAPES = frozenset({
 })  # fmt: skip
 
 
-def refuse_states(graph: fx.Graph, region: Region) -> None:
+def refuse_states(prep: Preparation) -> None:
     """Insist that no quantized tensor is kept for the next forward: it belongs to one run of the model.
 
     What is kept and never read, and constants that are computed once, do no harm.
@@ -30,8 +30,8 @@ def refuse_states(graph: fx.Graph, region: Region) -> None:
     Raises:
         UnsupportedOperatorError: one is; it names the lines.
     """
-    for node in graph.nodes:
-        if not region.has_scale(node):
+    for node in prep.graph.nodes:
+        if not prep.region.has_scale(node):
             continue
         line, path = source_line(node.stack_trace), notes(node).kept_as
         if path is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.passes.replace import GENERATED
+from horizon_plugin_pytorch.passes.generated import GENERATED
 from horizon_plugin_pytorch.runtime.leaf import LeafCode
 from horizon_plugin_pytorch.runtime.wrapped import is_passed
 

@@ -28,6 +28,9 @@ from horizon_plugin_pytorch.notes import keep_notes
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.passes.batches import follow_batches
 from horizon_plugin_pytorch.passes.inputs import warn_unfit
+from horizon_plugin_pytorch.passes.own_scales import OwnScales
+from horizon_plugin_pytorch.passes.pipeline import find_lines
+from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
 from horizon_plugin_pytorch.passes.skipped import tell_left_out
 from horizon_plugin_pytorch.passes.states import refuse_states_when_running
 from horizon_plugin_pytorch.passes.swap import to_qat, warn_int16
@@ -48,7 +51,6 @@ from horizon_plugin_pytorch.workflow.mappings import (
     get_quantized_module_mappings,
 )
 from horizon_plugin_pytorch.workflow.symbolic import (
-    called_lines,
     check_verbosely,
     converted,
     require_float,
@@ -148,11 +150,12 @@ def _set_qconfigs(
         apply_setters(ModuleView(model, choices, march), qconfig_setter)
         return None
     captured = _captured(model, example_inputs, example_kw_inputs)
-    region = quantized_nodes(captured)
-    apply_setters(GraphView(captured, captured.graph, region, choices, march), qconfig_setter)
-    warn_unfit(captured, region, choices)
-    tell_left_out(captured, region, choices)
-    return called_lines(captured, region)
+    prep = RecordedPreparation(captured, march, OwnScales(), quantized_nodes(captured), choices)
+    apply_setters(prep.view(), qconfig_setter)
+    warn_unfit(prep)
+    tell_left_out(prep)
+    find_lines(prep)
+    return prep.lines
 
 
 def _captured(model: nn.Module, example_inputs: Any, example_kw_inputs: dict[str, Any] | None) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
-import torch
 from torch import nn
 
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
@@ -16,59 +15,30 @@ from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.graph_text import graph_of, graph_text
 from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, require_numbers, unwrapped
 from horizon_plugin_pytorch.capture.plain_weights import plain_weights
-from horizon_plugin_pytorch.capture.recording import float_casts, record_runs
-from horizon_plugin_pytorch.capture.region import (
-    Region,
-    called_path,
-    has_stub,
-    mark_beside,
-    quantized_nodes,
-)
-from horizon_plugin_pytorch.capture.tracer import runs_as_one
-from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER
+from horizon_plugin_pytorch.capture.recording import record_runs
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import (
     CheckError,
     QuantizationConfigError,
     QuantizationWarning,
-    UnsupportedOperatorError,
-    at,
-    source_line,
     warn,
 )
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import require_march
-from horizon_plugin_pytorch.nn.qat.half import Float16
-from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
-from horizon_plugin_pytorch.notes import keep_notes
-from horizon_plugin_pytorch.operators.table import row_named, row_of_module
 from horizon_plugin_pytorch.passes.fuse_mode import FuseMode
-from horizon_plugin_pytorch.passes.hybrid import HybridConfig, split_devices
+from horizon_plugin_pytorch.passes.hybrid import HybridConfig
 from horizon_plugin_pytorch.passes.late_modules import meet_calls
-from horizon_plugin_pytorch.passes.own_scales import OwnScales, split_aliases, unshare
-from horizon_plugin_pytorch.passes.read_tensors import mark_reads
-from horizon_plugin_pytorch.passes.states import refuse_states
-from horizon_plugin_pytorch.passes.stub_links import link_stubs
+from horizon_plugin_pytorch.passes.own_scales import OwnScales, split_aliases
+from horizon_plugin_pytorch.passes.pipeline import run_passes
+from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
 from horizon_plugin_pytorch.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.runtime.arguments import arguments_of, left_out
-from horizon_plugin_pytorch.runtime.call_site import CallSite, ScopeHooks, scoped_modules
-from horizon_plugin_pytorch.runtime.children import hide_added
-from horizon_plugin_pytorch.runtime.dispatch import Dispatcher, FusedMember, FusedStep, NeverMet, OnCpu
-from horizon_plugin_pytorch.runtime.hooks import keep
-from horizon_plugin_pytorch.runtime.located import FusedAway
-from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
 from horizon_plugin_pytorch.workflow.eager import prepare_qat
 from horizon_plugin_pytorch.workflow.garbage import collected_later
-from horizon_plugin_pytorch.workflow.symbolic import (
-    choices_of,
-    observe,
-    prepare_by_tracing,
-    require_float,
-    warn_no_stub,
-)
+from horizon_plugin_pytorch.workflow.symbolic import prepare_by_tracing, require_float
 
 GRAPH_FILE = "fx_graph.txt"
 
@@ -260,89 +230,21 @@ def _prepare_by_running(
     own = OwnScales.of(own_scales, copied, "prepare")
     split_aliases(copied, own)
     graph, runs, given = record_runs(copied, args, kwargs)
-    captured: Any = Captured(copied, graph)
-    casts = float_casts(graph)
-    met = frozenset(site for node in graph.nodes if (site := notes(node).site) is not None)
-    called = frozenset(path for node in graph.nodes if (path := called_path(captured, node)) is not None)
-    mark_beside(captured)
-    region = quantized_nodes(captured)
-    refuse_states(graph, region)
-    if not has_stub(captured) and hybrid is None:
-        warn_no_stub(model)
-    unshare(captured, region, own, runs)
-    choices = choices_of(copied, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
-    scoped = list(scoped_modules(copied, runs_as_one))
-    deployed = [notes(node) for node in graph.nodes if not notes(node).is_training_only]
-    recorded = [known.site for known in deployed if known.site is not None]
-    if hybrid is not None:
-        region = split_devices(captured, region, choices, march, hybrid)
-    observe(captured, copied, region, choices, march, qconfig_setter, fuse_mode is not FuseMode.NoFuse, own)
-    is_mixed = hybrid is not None or any(isinstance(m, Float16) for m in copied.modules())
-    is_mixed = is_mixed or any(node.target is torch.empty for node in graph.nodes)
-    dispatcher = Dispatcher(captured.__dict__.get("sites", {}), _on_cpu(captured), is_mixed, casts, met, called)
-    for path, module in scoped:
-        ScopeHooks(path, dispatcher).attach(module)
-        hide_added(module, children.get(own.original(path), ()))
-    _guard(captured, dispatcher)
-    link_stubs(captured)
-    _mark_results(captured, region)
-    mark_reads(captured)
+    prep = RecordedPreparation(
+        Captured(copied, graph),
+        march,
+        own,
+        name=type(model).__name__,
+        qconfig_dict=qconfig_dict,
+        qconfig_setter=qconfig_setter,
+        hybrid=hybrid,
+        is_fused=fuse_mode is not FuseMode.NoFuse,
+        runs=runs,
+        children=children,
+    )
+    run_passes(prep)
     report_mismatches(copied)
-    keep_notes(copied, march=march, graph=captured.graph, choices=choices)
-    return copied, FloatComparison(copied, given, [site for site in recorded if dispatcher.sites.get(site)])
-
-
-def _on_cpu(captured: Any) -> dict[CallSite, str]:
-    """The calls that run on the CPU, with the stub before each; modules there get a hook that does the same."""
-    sites: dict[CallSite, str] = {}
-    modules: dict[str, str] = {}
-    for node in captured.graph.nodes:
-        path, known = called_path(captured, node), notes(node)
-        if not known.runs_on_cpu:
-            continue
-        if known.site is not None:
-            sites[known.site] = sites.get(known.site) or known.dequantized_by
-        elif node.op == "call_method":
-            raise UnsupportedOperatorError(
-                f"`{node.target}` {at(path or '', source_line(node.stack_trace))} is to run on the CPU, and a "
-                "FloatFunctional cannot: write it as a function, as in `x + y`."
-            )
-        elif path is not None:
-            modules[path] = modules.get(path) or known.dequantized_by
-    for path, stub in modules.items():
-        OnCpu(stub).attach(captured.get_submodule(path))
-    return sites
-
-
-def _guard(captured: Any, dispatcher: Dispatcher) -> None:
-    """Let the model see at run time that fused modules, and stubs, run as they did when it was recorded."""
-    called = set()
-    steps: dict[str, list[FusedStep]] = {}
-    for node in captured.graph.nodes:
-        called.add(called_path(captured, node))
-        modules = {path: captured.get_submodule(path) for path in notes(node).members}
-        group = tuple(path for path, m in modules.items() if path == node.target or isinstance(m, FusedAway))
-        shapes = dict(zip(modules, notes(node).has_shape, strict=False))
-        for index, path in enumerate(group):
-            steps.setdefault(path, []).append(
-                FusedStep(group, index, source_line(node.stack_trace), shapes.get(path, True))
-            )
-    for path, of_path in steps.items():
-        FusedMember(of_path, dispatcher).attach(captured.get_submodule(path))
-    for path, module in captured.named_modules():
-        row = row_of_module(type(module))
-        if row is not None and row.is_stub and path not in called:
-            keep(module.register_forward_pre_hook, NeverMet(path))
-
-
-def _mark_results(captured: Any, region: Region) -> None:
-    """Tell modules that their accumulators leave as float."""
-    for path in {called_path(captured, node): None for node in captured.graph.nodes if node in region}:
-        module = None if path is None else captured.get_submodule(path)
-        if isinstance(module, QATModule):
-            row = row_named(module.operator)
-            is_real = row is not None and row.has_real_output
-            module.is_accumulator = is_real and module.activation_post_process is None
+    return copied, FloatComparison(copied, given, [site for site in prep.deployed if prep.sites.get(site)])
 
 
 show_at("quantization.prepare", PrepareMethod, prepare)

@@ -5,82 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 
 from horizon_plugin_pytorch.capture.graph_module import (
     GraphModuleWithAttr,
     ObservedGraphModule,
     QuantizedGraphModule,
-    write_later,
-    write_now,
 )
 from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, require_shapes, unwrapped
 from horizon_plugin_pytorch.capture.plain_weights import plain_weights
-from horizon_plugin_pytorch.capture.region import Region, called_path, has_stub, quantized_nodes
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, trace
-from horizon_plugin_pytorch.capture.wrapped import (
-    attach,
-    find_modules,
-    place_code,
-    with_stubs,
-    wrapped_modules,
-    wrapped_nodes,
-)
-from horizon_plugin_pytorch.config.choice import Choice
-from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER, GraphView
-from horizon_plugin_pytorch.config.resolve import named_modules_of, resolve_qconfigs
-from horizon_plugin_pytorch.config.setters import apply_setters, note_float
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, source_line, warn
-from horizon_plugin_pytorch.march import March, require_march
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
+from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.nn.qat.notes import share_notes
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
-from horizon_plugin_pytorch.notes import keep_notes
 from horizon_plugin_pytorch.operators.table import row_of_module
-from horizon_plugin_pytorch.passes.batches import follow_batches, join_calls
-from horizon_plugin_pytorch.passes.dropout import follow_training
-from horizon_plugin_pytorch.passes.fuse import fuse_graph, shared_with_norm
 from horizon_plugin_pytorch.passes.fuse_mode import FuseMode
-from horizon_plugin_pytorch.passes.hybrid import HybridConfig, split_devices
-from horizon_plugin_pytorch.passes.inplace import follow_writes
-from horizon_plugin_pytorch.passes.inputs import fit_inputs
-from horizon_plugin_pytorch.passes.late_modules import SETTER, make_module, meet_calls
+from horizon_plugin_pytorch.passes.hybrid import HybridConfig
+from horizon_plugin_pytorch.passes.late_modules import meet_calls
 from horizon_plugin_pytorch.passes.own_scales import (
     OwnScales,
-    add_names,
-    finish,
     keep_one_entry,
     split_aliases,
-    unshare,
 )
-from horizon_plugin_pytorch.passes.read_tensors import answer_facts, answer_types, mark_reads
-from horizon_plugin_pytorch.passes.replace import (
-    check_modules,
-    check_operands,
-    replace_functions,
-    replace_fusable,
-    warn_quotients,
-    warn_shared,
-    warn_unquantized,
-)
-from horizon_plugin_pytorch.passes.skipped import tell_left_out
-from horizon_plugin_pytorch.passes.states import refuse_states, refuse_states_when_running
-from horizon_plugin_pytorch.passes.swap import keep_float_forms, to_qat, to_quantized, warn_int16
+from horizon_plugin_pytorch.passes.pipeline import FUSION, run_passes
+from horizon_plugin_pytorch.passes.preparation import TracedPreparation
+from horizon_plugin_pytorch.passes.swap import to_quantized
 from horizon_plugin_pytorch.passes.tied_scales import (
     TiedOperators,
     is_effective,
-    tie_scales,
-    tied_groups,
 )
 from horizon_plugin_pytorch.passes.torch_fused import own_fused
-from horizon_plugin_pytorch.passes.unmet import keep_unmet
-from horizon_plugin_pytorch.passes.unread import drop_unread
-from horizon_plugin_pytorch.qat_mode import tricks
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
-from horizon_plugin_pytorch.runtime.float_parts import keep_float
-from horizon_plugin_pytorch.runtime.stochastic import refuse_chance
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
 from horizon_plugin_pytorch.workflow.garbage import collected_later
 
@@ -158,13 +116,9 @@ def fuse_fx(
     model = unwrapped(model, "fuse_fx")
     copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "fuse_fx")))))
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
-    follow_training(graph_module)
-    follow_writes(graph_module)
-    drop_unread(graph_module)
-    choices = resolve_qconfigs(copied, None)
-    replace_fusable(graph_module, choices)  # `x + y` must become a module before it can be fused
-    if FuseMode.of(fuse_mode, "fuse_fx") is not FuseMode.NoFuse:
-        fuse_graph(graph_module, choices)
+    is_fused = FuseMode.of(fuse_mode, "fuse_fx") is not FuseMode.NoFuse
+    no_chip: Any = None
+    run_passes(TracedPreparation(graph_module, no_chip, OwnScales(), is_fused=is_fused), FUSION)
     _preserve(graph_module, model, fuse_custom_config_dict, "fuse_fx")
     return graph_module
 
@@ -287,120 +241,23 @@ def prepare_by_tracing(
     own = OwnScales.of(own_scales, copied, "prepare_qat_fx")
     split_aliases(copied, own)
     observed = ObservedGraphModule(copied, trace(copied, example), type(model).__name__)
-    write_later(observed)
-    follow_training(observed)
-    follow_writes(observed)
-    drop_unread(observed)
-    answer_facts(observed)
-    wrapped = wrapped_nodes(observed)
-    stubbed = with_stubs(observed, wrapped)
-    region = quantized_nodes(observed, stubbed=stubbed)
-    answer_types(observed, region)
-    refuse_chance(observed.graph, region.__contains__)
-    refuse_states(observed.graph, region)
-    if not has_stub(observed) and not hybrid and not stubbed:
-        warn_no_stub(model)
-    if tricks.fx_force_duplicate_shared_convbn:
-        add_names(own, shared_with_norm(observed))
-    wrapped = place_code(observed, region, wrapped) if wrapped else []
-    unshare(observed, region, own)
-    find_modules(observed, wrapped, march)
-    choices = choices_of(observed, qconfig_dict if qconfig_setter is None else {"": PLACEHOLDER}, own)
-    if hybrid:
-        region = split_devices(observed, region, choices, march, HybridConfig(hybrid_dict))
-    floats = dict(observed.named_modules())
-    observe(observed, observed, region, choices, march, qconfig_setter, is_fused, own, joins_calls, tied)
-    keep_float_forms(observed, {path: floats[path] for path in wrapped_modules(observed)})
-    keep_notes(observed, march=march, choices=choices)
-    write_now(observed)
-    if wrapped:
-        attach(observed, wrapped, make_module)
-        refuse_states_when_running(observed)
-        observed.__dict__[SETTER] = qconfig_setter
-        keep_unmet(observed)
-    mark_reads(observed)
+    run_passes(
+        TracedPreparation(
+            observed,
+            march,
+            own,
+            name=type(model).__name__,
+            qconfig_dict=qconfig_dict,
+            qconfig_setter=qconfig_setter,
+            hybrid=HybridConfig(hybrid_dict) if hybrid else None,
+            is_fused=is_fused,
+            joins_calls=joins_calls,
+            tied=tied,
+        )
+    )
     report_mismatches(observed)
     _preserve(observed, model, prepare_custom_config_dict, "prepare_qat_fx")
     return observed
-
-
-def choices_of(model: nn.Module, qconfig_dict: dict[str, Any] | None, own: OwnScales) -> dict[str, Choice]:
-    """The choice for every path of a model; what is named is meant with all its calls."""
-    choices = resolve_qconfigs(model, qconfig_dict)
-    own.spread(choices, named_modules_of(qconfig_dict))
-    return choices
-
-
-def warn_no_stub(model: nn.Module) -> None:
-    """Say that nothing tells where the model is quantized."""
-    warn(
-        f"`{type(model).__name__}` has no QuantStub. Its modules are prepared as their qconfigs say and can be "
-        "trained, but its inputs have no scale: VALIDATION and the converted model need one. Add a QuantStub and "
-        "call it on each float input, and a DeQuantStub on each output.",
-        QuantizationWarning,
-    )
-
-
-def observe(
-    model: Any,
-    root: nn.Module,
-    region: Region,
-    choices: dict[str, Choice],
-    march: March,
-    qconfig_setter: Any = None,
-    is_fused: bool = True,
-    own: OwnScales | None = None,
-    joins_calls: bool = True,
-    tied: TiedOperators | None = None,
-) -> None:
-    """Turn the quantized part of a graph into QAT modules, however the graph was found.
-
-    Args:
-        model: what has the graph: a graph module, or a `Captured` model.
-        root: the module tree that the QAT modules are put into.
-        is_fused: fuse layers with what follows them.
-        own: which calls have own scales.
-        joins_calls: let all calls of a module in one forward count as one batch, while training too.
-        tied: operators that have one scale with what they take.
-        example: the arguments and keyword arguments of a call like those to come.
-    """
-    own = own or OwnScales()
-    replace_functions(model, region, choices, march)
-    if is_fused and qconfig_setter is not None:
-        note_float(GraphView(model, model.graph, region, choices, march, own.original), qconfig_setter)
-    if is_fused:
-        fuse_graph(model, choices, region, own)
-    if qconfig_setter is not None:
-        apply_setters(GraphView(model, model.graph, region, choices, march, own.original), qconfig_setter)
-    check_modules(model, region, choices, march)
-    warn_unquantized(model, region, choices)
-    warn_quotients(model, region)
-    warn_shared(model, region, choices)
-    fit_inputs(model, region, choices)
-    tell_left_out(model, region, choices)
-    check_operands(model, region, choices)
-    groups = tied_groups(GraphView(model, model.graph, region, choices, march), tied) if tied else []
-    lines = called_lines(model, region)
-    to_qat(root, choices, march, lines)
-    keep_float(((path, root.get_submodule(path)) for path in lines), lines)
-    finish(model, root, own)
-    join_calls(model, root, region, is_always=joins_calls)
-    tie_scales(root, groups)
-    follow_batches(root)
-    warn_int16(root, march)
-    share_notes(root)
-
-
-def called_lines(model: fx.GraphModule, region: Region) -> dict[str, str]:
-    """Paths of the modules that the quantized part calls, its DeQuantStubs included, with the calling lines."""
-    lines: dict[str, str] = {}
-    for node in model.graph.nodes:
-        path = called_path(model, node)
-        if path is not None and (node in region or any(source in region for source in node.all_input_nodes)):
-            lines.setdefault(path, source_line(node.stack_trace))
-    for path, line in wrapped_modules(model).items():
-        lines.setdefault(path, line)
-    return lines
 
 
 def convert_fx(

@@ -29,6 +29,8 @@ from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.passes.fuse import fuse_graph
+from horizon_plugin_pytorch.passes.own_scales import OwnScales
+from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
 from horizon_plugin_pytorch.passes.replace import replace_functions
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -84,8 +86,9 @@ def test_a_recorded_graph_gets_the_same_choices_as_a_traced_one() -> None:
     captured: Any = Captured(model, record(model, (X,)))
     choices = resolve_qconfigs(model, {"": PLACEHOLDER})
     region = quantized_nodes(captured)
-    replace_functions(captured, region, choices, March.BAYES)
-    fuse_graph(captured, choices, region)
+    prep = RecordedPreparation(captured, March.BAYES, OwnScales(), region, choices)
+    replace_functions(prep)
+    fuse_graph(prep)
     view = GraphView(captured, captured.graph, region, choices)
     apply_setters(view, setter)
     assert [operator.path for operator in view] == [
