@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.doors import forward_old_paths
 from horizon_plugin_pytorch.march import March, get_march, set_march
 
 if TYPE_CHECKING:
-    from horizon_plugin_pytorch import functional, fx, nn, qconfig, qtensor, quantization, utils
+    from horizon_plugin_pytorch import functional, fx, jit, nn, qconfig, qtensor, quantization, utils
     from horizon_plugin_pytorch.annotation import get_output_annotation, set_annotation
     from horizon_plugin_pytorch.functional import (
         abs,
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 __all__ = [
     "March", "__version__", "abs", "argmax", "bgr2centered_gray", "bgr2centered_yuv", "bgr2gray", "bgr2rgb",
     "bgr2yuv", "box3d_iou", "box3d_iou_bev", "box3d_overlap_bev", "centered_yuv2bgr", "centered_yuv2rgb", "dtype",
-    "fixed_point", "functional", "fx", "get_march", "get_output_annotation", "march", "multi_tensor_legacynadamex",
-    "nms3d", "nn", "qat_mode", "qconfig", "qtensor", "quantization", "rgb2bgr", "rgb2centered_gray",
-    "rgb2centered_yuv", "rgb2gray", "rgb2yuv", "set_annotation", "set_march", "utils",
+    "fixed_point", "functional", "fx", "get_march", "get_output_annotation", "jit", "march",
+    "multi_tensor_legacynadamex", "nms3d", "nn", "qat_mode", "qconfig", "qtensor", "quantization", "rgb2bgr",
+    "rgb2centered_gray", "rgb2centered_yuv", "rgb2gray", "rgb2yuv", "set_annotation", "set_march", "utils",
 ]  # fmt: skip
 
-_MODULES = frozenset({"functional", "fx", "nn", "qconfig", "qtensor", "quantization", "utils"})
+_MODULES = frozenset({"functional", "fx", "jit", "nn", "qconfig", "qtensor", "quantization", "utils"})
 _ANNOTATION = frozenset({"get_output_annotation", "set_annotation"})
 
 forward_old_paths()

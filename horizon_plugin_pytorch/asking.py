@@ -36,6 +36,7 @@ _OWN = (_HERE, os.path.join(os.path.dirname(os.path.dirname(__file__)), "horizon
 _TORCH, _NUMPY = _folder("torch") or os.devnull, _folder("numpy") or os.devnull
 _MODULE_FILE = os.path.join(_TORCH, "nn", "modules", "module.py")
 _CHECKPOINT_FILE = os.path.join(_TORCH, "utils", "checkpoint.py")
+_TRACE_FILE = os.path.join(_TORCH, "jit", "_trace.py")
 
 OWN_HOOKS = "_own_hooks"  # attribute of a module: the numbers of hooks that belong to the model, not to a tool
 
@@ -376,6 +377,12 @@ def is_module_call() -> bool:
     """
     frame = _outside_package(sys._getframe(1))
     return frame is not None and frame.f_code.co_filename == _MODULE_FILE
+
+
+def is_trace_check() -> bool:
+    """True if `torch.jit.trace`, which compares what a traced model gives with the model's, calls this package."""
+    frame = _outside_package(sys._getframe(1))
+    return frame is not None and frame.f_code.co_filename == _TRACE_FILE
 
 
 def is_called_by_model() -> bool:

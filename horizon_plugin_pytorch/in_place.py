@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.function_handlers import calling_line, described
 from horizon_plugin_pytorch.running import current
 from horizon_plugin_pytorch.torch_functions import METADATA_FUNCTIONS, REVEALING
+from horizon_plugin_pytorch.untraced import is_traced
 from horizon_plugin_pytorch.writing import written
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
@@ -34,6 +35,10 @@ class TensorWithScale(Tensor):
     def alias(self) -> TensorWithScale:
         """Another tensor object of the same values."""
         raise NotImplementedError
+
+    def overwrite(self, other: Tensor) -> bool:
+        """Take the numbers and the scale of another tensor, in the same memory; says whether that could be."""
+        return False
 
 
 @contextmanager
@@ -147,13 +152,26 @@ def write(target: Tensor, out: Tensor, by: str, index: Any = ...) -> None:
         index: the part that it writes.
     """
     if sharing.is_same_memory(target, out):  # `x.squeeze_()` changes no value
+        _require_untraced(by)
         become(target, out)
         sharing.take_place(target)
         return
     sharing.forget(out)
     settle = sharing.note_write(target, by, index)
-    show(target, out)
+    if not is_traced():
+        show(target, out)
+    elif not (isinstance(target, TensorWithScale) and target.overwrite(out)):
+        _require_untraced(by)
     settle()
+
+
+def _require_untraced(by: str) -> None:
+    if is_traced():
+        raise UnsupportedOperatorError(
+            f"{by} writes to a quantized tensor, which `torch.jit.trace` cannot follow. Use the form that gives a new "
+            "tensor; or trace what the converted model computes, which has no writes: "
+            "`torch.jit.trace(record_program(model, inputs).graph_module, inputs)`."
+        )
 
 
 def stale_error(change: sharing.Write) -> UnsupportedOperatorError:

@@ -61,6 +61,7 @@ from horizon_plugin_pytorch.torch_functions import (  # noqa: F401  # some were 
     pad_circular,
     reads_no_numbers,
 )
+from horizon_plugin_pytorch.untraced import is_recorded
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 _TRUE = 64  # the integer of a boolean that counts as the number 1
@@ -329,8 +330,22 @@ class QTensor(TensorWithScale):
         out._is_rounded = False
         return out
 
+    def overwrite(self, other: Tensor) -> bool:
+        if not isinstance(other, QTensor):
+            return False
+        values, mine = other.plain(), self._payload()
+        if values.shape != mine.shape or values.dtype != mine.dtype:
+            return False
+        with torch.no_grad():
+            mine.copy_(values)
+        for name in ("_scale", "_format", "_axis", "_grid", "_is_integer", "_is_rounded", "_range", "_forward"):
+            setattr(self, name, getattr(other, name))
+        return True
+
     def with_grid(self, grid: Tensor) -> QTensor:
         """Other integers of this scale and format, whose real values are computed when something asks for them."""
+        if is_recorded():
+            return self.like(self._scaled(grid), grid)
         out = self.like(_placeholder(grid), grid)
         out._is_deferred = True
         return out
@@ -483,8 +498,10 @@ def _placeholder(grid: Tensor) -> Tensor:
 def exact_qtensor(integers: QTensor, scale: Tensor) -> QTensor:
     """A training-stage QTensor of known integers. Its real values are computed when something asks for them."""
     grid = integers.plain()
-    out = real_qtensor(_placeholder(grid), scale, integers._format, integers._axis, grid)
-    out._is_deferred, out._range = True, integers._range
+    is_deferred = not is_recorded()  # who records does not see the values that fill a tensor later
+    values = _placeholder(grid) if is_deferred else torch.mul(grid, _broadcast(scale, integers._axis, grid.dim()))
+    out = real_qtensor(values, scale, integers._format, integers._axis, grid)
+    out._is_deferred, out._range = is_deferred, integers._range
     return out
 
 

@@ -22,7 +22,7 @@ PACKAGE = Path(horizon_plugin_pytorch.__file__).parent
 PICKLES = Path(__file__).parent / "golden" / "pickles"
 DOORS = [
     *(path for folder in ("quantization", "fx", "utils") for path in sorted((PACKAGE / folder).rglob("*.py"))),
-    *(PACKAGE / name for name in ("functional.py", "qconfig.py", "annotation.py", "nn/operator_table.py")),
+    *(PACKAGE / name for name in ("functional.py", "jit.py", "qconfig.py", "annotation.py", "nn/operator_table.py")),
 ]
 ROOMS = [
     "statistics", "fake_quant", "operators", "runtime", "nn", "capture", "config", "passes", "calibration", "analysis",

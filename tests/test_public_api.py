@@ -43,6 +43,7 @@ MODULES = [
     ".asking",
     ".errors",
     ".functional",
+    ".jit",
     ".nn",
     ".nn.functional",
     ".nn.intrinsic",

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import SWITCHES, FakeQuanti
 from horizon_plugin_pytorch.fake_quant.rounding import Rounded
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.statistics.partial import Partial
+from horizon_plugin_pytorch.untraced import applied
 
 
 class DynamicFakeQuantize(nn.Module):
@@ -94,7 +95,7 @@ class DynamicFakeQuantize(nn.Module):
         parts = []
         for part in x.split(self.size_of_block(x.shape[self.dim]), self.dim):
             scale = fp.block_scale(part.detach(), self.dim, self.quant_min, self.quant_max)
-            parts.append(Rounded.apply(part, scale, self.quant_min, self.quant_max, None))
+            parts.append(applied(Rounded, part, scale, self.quant_min, self.quant_max, None))
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
     def extra_repr(self) -> str:

@@ -12,6 +12,7 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.statistics.partial import Partial
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
+from horizon_plugin_pytorch.untraced import applied
 
 
 class _Cast(torch.autograd.Function):
@@ -94,7 +95,7 @@ class FakeCast(nn.Module):
             x = x.clamp(*limits)
         if not FakeCast.enabled:
             return x
-        return _Cast.apply(x, self.dtype, self.min_val, self.max_val)
+        return applied(_Cast, x, self.dtype, self.min_val, self.max_val)
 
     def weight(self, weight: Tensor) -> Tensor:
         """The nearest weights of the format."""

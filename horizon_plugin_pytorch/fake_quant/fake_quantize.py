@@ -27,6 +27,7 @@ from horizon_plugin_pytorch.statistics.observer import (
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.partial import Partial, show_signature
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
+from horizon_plugin_pytorch.untraced import is_traced, untraced
 
 _HALF_RANGES = tuple((dtype.max - dtype.min) / 2 for dtype in (qint8, qint16))
 _OBSERVED = 1e-4  # how far the steps of an observed scale are from those of its format, as a share: rounding
@@ -205,6 +206,7 @@ class FakeQuantize(nn.Module):
         """Does the scale come from data, a checkpoint or the user, rather than being the initial 1?"""
         return self._was_set or self.activation_post_process.has_statistics
 
+    @untraced
     def _flag(self, name: str) -> bool:
         """A switch buffer as a bool, on a GPU read again only after it was written to: reading waits for the device."""
         buffer = self._buffers[name]
@@ -408,6 +410,7 @@ class FakeQuantize(nn.Module):
         scale = self.activation_post_process.calculate_scale()
         self._store_scale(scale if self.is_fixed or not self.finest_scale else scale.clamp(min=self.finest_scale))
 
+    @untraced
     def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS) -> None:
         """Update statistics and scale from a tensor, clamped to the limits of a fused activation."""
         observer = self.activation_post_process
@@ -449,7 +452,7 @@ class FakeQuantize(nn.Module):
         if type(x) is not Tensor:
             x = x.as_subclass(Tensor)
         self.check_nan(x)
-        if not self.gather(x) and self.is_observing and not self._keeps_range:
+        if not self.gather(x) and self.is_observing and not self._keeps_range and not self._is_shown():
             self.observe(x, limits)
         if self.is_quantizing and self._gathered is None:
             out = self.round(x, limits)
@@ -459,6 +462,10 @@ class FakeQuantize(nn.Module):
         if limits != NO_LIMITS and not (self.is_observing and is_asynchronous(x)):  # only exact integers use the range
             result.set_range(*integer_limits(self.scale.detach(), self.quant_min, self.quant_max, limits))
         return result
+
+    def _is_shown(self) -> bool:
+        """Is the model shown to `torch.jit.trace`, which calls it several times, rather than run on data?"""
+        return is_traced() and self.has_statistics
 
     def weight(self, weight: Tensor) -> Tensor:
         """Observe weights and round them as the state says; an ordinary tensor comes back."""
@@ -478,6 +485,7 @@ class FakeQuantize(nn.Module):
         saturate = self.saturate and not self.covers(weight, scale)
         return round_to_grid(weight, scale, self.ch_axis, self.quant_min, self.quant_max, saturate=saturate)
 
+    @untraced
     @torch.no_grad()
     def covers(self, x: Tensor, scale: Tensor) -> bool:
         """Is it known that every value lies where the gradient passes? On a GPU a mask is cheaper than to ask."""

@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.processes import is_distributed
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
+from horizon_plugin_pytorch.untraced import is_traced, untraced
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 _FAR_BELOW = 16
@@ -205,7 +206,7 @@ class LearnableFakeQuantize(FakeQuantize):
         return self._learned(weight, scale, NO_LIMITS, self.saturate and not self.covers(weight, scale))
 
     def _learned(self, x: Tensor, scale: Tensor, limits: tuple[float, float], saturate: bool) -> Tensor:
-        if not scale.requires_grad or self.is_exact:  # in the VALIDATION state scales stay as they are
+        if not scale.requires_grad or self.is_exact or is_traced():  # scales stay as they are
             scale = scale.detach()
             return round_to_grid(x, scale, self.ch_axis, self.quant_min, self.quant_max, limits, saturate)
         step, ends, edges = grid_edges(
@@ -224,6 +225,7 @@ class LearnableFakeQuantize(FakeQuantize):
             self._checked.get((self.scale,), lambda: True)  # after the write, which would count as another change
         return self.scale
 
+    @untraced
     @torch.no_grad()
     def _mend(self) -> None:
         scale = self.scale.detach()  # shares its count of writes, unlike `data`

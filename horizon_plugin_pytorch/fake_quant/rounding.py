@@ -10,6 +10,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
+from horizon_plugin_pytorch.untraced import applied, is_traced, untraced
 
 
 def on_grid(x: Tensor, step: Any, ends: tuple[Any, Any]) -> Tensor:
@@ -45,6 +46,7 @@ class Rounded(torch.autograd.Function):
         return inside(grad, x, ctx.edges), None, None, None, None
 
 
+@untraced
 def grid_edges(
     x: Tensor,
     scale: Tensor,
@@ -93,12 +95,12 @@ def round_to_grid(
         saturate: give no gradient outside the integers' range either.
     """
     step, ends, edges = grid_edges(x, scale, ch_axis, low, high, limits, saturate)
-    return Rounded.apply(x, step, *ends, edges)
+    return applied(Rounded, x, step, *ends, edges)
 
 
 def clamped(x: Tensor, limits: tuple[float, float], owned: bool) -> Tensor:
     """The values inside the limits, in the memory of `x` if it is ours and no gradient needs it."""
-    return x.clamp_(*limits) if owned and not x.requires_grad else x.clamp(*limits)
+    return x.clamp_(*limits) if owned and not x.requires_grad and not is_traced() else x.clamp(*limits)
 
 
 def _tighter(edge: Any, limit: float, choose: Any) -> Any:
@@ -109,6 +111,7 @@ def _tighter(edge: Any, limit: float, choose: Any) -> Any:
     return float(choose(edge, limit))
 
 
+@untraced
 def integer_limits(scale: float | Tensor, low: int, high: int, limits: tuple[float, float]) -> tuple[int, int]:
     """The integers that an activation with real limits (ReLU6: 0 and 6) can take.
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.asking import is_trace_check
 from horizon_plugin_pytorch.dtype import QuantDType, qbool
 from horizon_plugin_pytorch.function_handlers import described, handle, unsupported
 from horizon_plugin_pytorch.operators.scale_keeping import keep_scale
@@ -73,6 +74,13 @@ def _float(func: Callable, args: tuple, kwargs: dict) -> Any:
     return args[0].as_numbers()
 
 
+def _double(func: Callable, args: tuple, kwargs: dict) -> Tensor:
+    """For the comparison of `torch.jit.trace`: what the tensor holds, which is what a traced model gives."""
+    if not is_trace_check():
+        raise unsupported(func)
+    return func(args[0].plain())
+
+
 def _integers(func: Callable, args: tuple, kwargs: dict) -> Tensor:
     """Booleans as ordinary 0 and 1; of other formats the integers alone say nothing."""
     x = args[0]
@@ -112,6 +120,7 @@ for _property in VIEW_ATTRIBUTES:
 handle(Tensor.type, keeps=True)(_type)
 handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
 handle(Tensor.float)(_float)
+handle(Tensor.double)(_double)
 handle(Tensor.requires_grad.__set__)(_set_requires_grad)  # type: ignore[attr-defined]
 handle(*FILLERS, *(getattr(Tensor, name) for name in FILLING_METHODS))(_filled)
 handle(Tensor.long, Tensor.int)(_integers)

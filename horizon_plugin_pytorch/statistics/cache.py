@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.untraced import untraced
+
 
 def _load_memcmp() -> Any:
     library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
@@ -86,6 +88,7 @@ class Cache:
         """Forget."""
         self._entry = None
 
+    @untraced
     def get(self, sources: tuple[Tensor, ...], build: Callable[[], Any], facts: tuple = ()) -> Any:
         """The value for these tensors, built anew if any of them was replaced or written to.
 
@@ -101,6 +104,7 @@ class Cache:
         self._entry = (copies, facts, value)
         return value
 
+    @untraced
     def holds(self, sources: tuple[Tensor, ...]) -> bool:
         """Is there a value for these tensors, and none of them was written to since?"""
         entry = self._entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import nn
 
 import horizon_plugin_pytorch
+from horizon_plugin_pytorch import jit
+from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning
 from horizon_plugin_pytorch.export import script_files as serialization
 from horizon_plugin_pytorch.utils.serialization import get_version_from_scriptmodule, save_with_version
 
@@ -18,6 +21,9 @@ X = torch.ones(1, 2)
 
 def script() -> torch.jit.ScriptModule:
     return torch.jit.trace(nn.Linear(2, 2), X)
+
+
+SCRIPT = script()
 
 
 def test_the_version_is_in_the_module_and_in_the_file(tmp_path: Path) -> None:
@@ -42,7 +48,106 @@ def test_a_file_that_is_saved_again_has_the_version_of_then(monkeypatch: pytest.
     assert get_version_from_scriptmodule(torch.jit.load(files[1])) == "9.9"
 
 
+def test_load_gives_the_extra_files_and_warns_of_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jit.save(SCRIPT, path, {"note": "mine"})
+        extra = {"note": ""}
+        loaded = jit.load(path, torch.device("cpu"), extra)
+    assert extra == {"note": b"mine"} and torch.equal(loaded(X), SCRIPT(X))
+    with open(path, "rb") as file:
+        assert torch.equal(jit.load(file)(X), SCRIPT(X))
+
+
+def test_torchs_own_deprecation_warnings_stay_outside(tmp_path: Path) -> None:
+    jit.save(SCRIPT, tmp_path / "model.pt")
+    with pytest.warns(Warning, match="deprecated"):
+        torch.jit.load(tmp_path / "model.pt")
+
+
+def test_another_version_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jit.save(SCRIPT, tmp_path / "model.pt")
+    monkeypatch.setattr(serialization, "__version__", "9.9")
+    version = horizon_plugin_pytorch.__version__
+    with pytest.warns(QuantizationWarning, match=rf"model\.pt` was written by version {version}; this is version 9\.9"):
+        jit.load(tmp_path / "model.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(script(), tmp_path / "plain.pt")
+    with pytest.warns(QuantizationWarning, match="without a version"):
+        jit.load(tmp_path / "plain.pt")
+
+
+def test_files_that_are_no_scripts_are_named(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no script")
+    torch.save({"a": X}, tmp_path / "state")
+    for name, message in (("text", "is no TorchScript file, which"), ("state", "one of `torch.save`")):
+        with pytest.raises(ExportError, match=f"{name}` .*{message}"):
+            jit.load(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        jit.load(tmp_path / "nothing")
+
+
+def test_a_missing_operator_is_named(tmp_path: Path) -> None:
+    library = torch.library.Library("test_missing", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeImplicitAutograd")
+    jit.save(_traced_twice(), tmp_path / "model.pt")
+    data = (tmp_path / "model.pt").read_bytes()
+    library._destroy()
+    with pytest.raises(ExportError, match="the operator `test_missing::twice`, which is not registered"):
+        jit.load(io.BytesIO(data))
+
+
+def _traced_twice() -> torch.jit.ScriptModule:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.test_missing.twice(x)
+
+    return torch.jit.trace(Twice(), X)
+
+
+class Devices(nn.Module):
+    """The guide's example, with parameters besides, and a constant if there is one."""
+
+    def __init__(self, constant: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.constant = [constant]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.ones(x.shape, device=x.device) + torch.zeros_like(x) + self.inner(x)
+        return y if self.constant[0] is None else y + self.constant[0]
+
+
+def test_devices_of_the_graph_are_replaced() -> None:
+    x = torch.rand(2, 3)
+    traced = torch.jit.trace(Devices(), x)
+    before = str(traced.inlined_graph)
+    moved = jit.to_device(traced, "meta")
+    assert str(traced.inlined_graph) == before and 'value="cpu"' in before
+    text = str(moved.inlined_graph)
+    assert text.count('Device = prim::Constant[value="meta"]') and "cpu" not in text
+    assert moved(x.to("meta")).is_meta
+    file = io.BytesIO()
+    jit.save(jit.to_device(traced, torch.device("cpu")), file)
+    file.seek(0)
+    assert torch.equal(jit.load(file)(x), traced(x))
+
+
+def test_constants_and_parameters_move_with_the_graph() -> None:
+    x = torch.rand(2, 3)
+    traced = torch.jit.trace(Devices(torch.arange(3.0)), x)
+    moved = jit.to_device(traced, "meta")
+    assert all(parameter.is_meta for parameter in moved.parameters())
+    assert moved(x.to("meta")).is_meta
+    assert torch.equal(jit.to_device(traced, "cpu")(x), traced(x))
+
+
 def test_what_is_no_script_is_refused() -> None:
+    with pytest.raises(TypeError, match="to_device takes a TorchScript module"):
+        jit.to_device(nn.ReLU(), "cpu")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="save_with_version takes a TorchScript module.*got Linear"):
         save_with_version(nn.Linear(2, 2), io.BytesIO())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="get_version_from_scriptmodule takes"):

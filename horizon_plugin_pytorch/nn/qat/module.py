@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.running import asked_in_forward
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.runtime.real_tensor import RealOutput, unmarked
 from horizon_plugin_pytorch.statistics.cache import Cache, plain_attributes
+from horizon_plugin_pytorch.untraced import is_traced, untraced
 
 
 class _Exact(torch.autograd.Function):
@@ -76,6 +77,11 @@ class QATModule(PlacedModule):
             )
         super().__setattr__(name, value)
 
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What torch calls instead of `forward` while `torch.jit.trace` looks: the file has no gradients of ours."""
+        with torch.no_grad():
+            return super()._slow_forward(*args, **kwargs)
+
     def forget_twin(self) -> None:
         """Drop the cached integer form; it is made anew when needed."""
         self._twin.clear()
@@ -107,6 +113,7 @@ class QATModule(PlacedModule):
         for name, parameter in self.named_parameters(recurse=False):
             fake_quantize_base.check(f"{self.path} ({name})", None, parameter)
 
+    @untraced
     def twin(self) -> nn.Module:
         """The quantized module for the current weights and scales."""
         return self._twin.get(tuple(self.twin_sources()), self._make_twin, self.twin_facts())
@@ -192,7 +199,7 @@ class QATModule(PlacedModule):
             twin = self.twin()
             integers = [_as_integers(x, self.place, self.takes_real) for x in inputs]
             out = unmarked(twin(*integers) if call is None else call(twin, *integers))
-        routes = trained() if trained is not None and torch.is_grad_enabled() else None
+        routes = trained() if trained is not None and torch.is_grad_enabled() and not is_traced() else None
         if not isinstance(out, tuple):
             return self._with_gradient(out, routes)
         return tuple(self._with_gradient(o, None if routes is None else routes[i]) for i, o in enumerate(out))

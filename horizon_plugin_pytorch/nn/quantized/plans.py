@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.untraced import untraced
 
 _MOST_PLANS = 64
 # Memory of the plans beside the newest one: so much, or so many times that of the newest.
@@ -33,6 +34,7 @@ class PlanCache:
         self._uses: Counter[tuple[int, int]] = Counter()  # of memory, which plans share: address and size
         self._bytes = 0
 
+    @untraced
     def get(self, inputs: tuple[QTensor | Tensor, ...], key: Hashable, build: Callable[[], Any]) -> Any:
         """The plan for these inputs and this key.
 
