@@ -200,6 +200,16 @@ def _module_call(frame: FrameType | None) -> tuple[FrameType | None, FrameType |
     return None, outermost
 
 
+def hooked_module() -> Any:
+    """The module whose hook runs the user's code that is innermost; None if no hook does."""
+    call, outermost = _module_call(sys._getframe(1))
+    if call is None or outermost is None:
+        return None
+    module: Any = call.f_locals.get("self")
+    hooks = itertools.chain(module._forward_pre_hooks.values(), module._forward_hooks.values())
+    return module if any(outermost.f_code is code for hook in hooks for code in _codes(hook)) else None
+
+
 def _own_hooks(module: Any) -> Iterator[Any]:
     numbers = getattr(module, "__dict__", {}).get(OWN_HOOKS, ())
     for kind in ("_forward_pre_hooks", "_forward_hooks") if numbers else ():

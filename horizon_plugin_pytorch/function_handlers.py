@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch import asking
+from horizon_plugin_pytorch.errors import at
 from horizon_plugin_pytorch.torch_functions import METADATA
 
 # Handlers are declared beside the operators, and those of casts and questions in `operators/casts.py`.
@@ -78,6 +79,16 @@ def unsupported(func: Callable) -> NotImplementedError:
             f"{described(func)} runs again in the backward pass (`torch.utils.checkpoint`), outside of the model's "
             "forward, where nothing says which scale it has. Put the code into the forward of a module of the model, "
             "and write `checkpoint(self.block, x, use_reentrant=False)`."
+        )
+    hooked = asking.hooked_module()
+    if hooked is not None:
+        where = at(getattr(hooked, "path", ""))
+        return NotImplementedError(
+            f"{described(func)} is called by a hook of `{type(hooked).__name__}` {where} on a quantized tensor. A "
+            "model that was traced, or prepared in eager mode, calls its hooks and does not look into them, so that "
+            "nothing gives the result a scale. Write this into the forward, around the call of the layer, or let "
+            "`prepare` run the model (`method=PrepareMethod.JIT_STRIP`), which looks into hooks. A hook that changes "
+            "nothing can read `x.dequantize()`."
         )
     advice = next((text for ask in _ADVISERS if (text := ask(func))), "")
     if advice:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from horizon_plugin_pytorch.asking import user_line
 from horizon_plugin_pytorch.errors import ExportError, at
@@ -30,6 +32,7 @@ _UNFILLED = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
 _NUMBERS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})  # what reads them without an operator
+_SELECT = "Keep an axis and select with it, as in `x.index_select(1, i.reshape(1)).squeeze(1)`."
 
 
 class ProgramRecorder(TorchDispatchMode):
@@ -91,13 +94,24 @@ class ProgramRecorder(TorchDispatchMode):
         self._builder.add(func, args, kwargs, out)
         return out
 
-    def refuse(self, how: str) -> None:
+    def refuse(self, how: str, remedy: str = _SELECT) -> None:
         """Remember that the model reads a number: what depends on it would be the same for all inputs."""
         self.refusals.append(ExportError(
             f"{at(*self._builder.place)}: the model reads a number out of a computed tensor {how}, which the program "
-            "and the file would keep as a constant. Keep an axis and select with it, as in "
-            "`x.index_select(1, i.reshape(1)).squeeze(1)`."
+            f"and the file would keep as a constant. {remedy}"
         ))  # fmt: skip
+
+    def one_hot(self, tensor: Tensor, num_classes: int = -1) -> Tensor:
+        """`F.one_hot`, which looks at the numbers; where their count is given, by comparing."""
+        if not self._builder.is_data(tensor):
+            return F.one_hot(tensor, num_classes)
+        if num_classes < 0:
+            self._builder.place = self._places.here()
+            self.refuse("(`F.one_hot` looks for the largest class)", "Give it the count: `F.one_hot(x, num_classes)`.")
+            return F.one_hot(tensor, num_classes)
+        with _disable_current_modes():
+            F.one_hot(plain(tensor), num_classes)  # its own checks
+        return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).long()
 
     @contextmanager
     def formats(self) -> Iterator[None]:
@@ -144,6 +158,8 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if args and func in _NUMBERS and isinstance(args[0], Tensor):
             self._recorder.see_numbers(args[0], f"(`.{func.__name__}()`)")
+        if func is F.one_hot:
+            return self._recorder.one_hot(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         if any(issubclass(t, QTensor) for t in types) and not is_metadata(func):
             self._recorder.see([*args, out])

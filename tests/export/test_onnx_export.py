@@ -463,6 +463,34 @@ def test_a_computed_position_is_not_exported_as_a_constant(take: Any, tmp_path: 
         export_quantized_onnx(quantized, X, tmp_path / "model.onnx")
 
 
+class _Classes(nn.Module):
+    """The largest class of each position, as a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.one_hot(self.dequant(self.quant(x)).argmax(1), num_classes=X.shape[1]).float() * 2
+
+
+@pytest.mark.parametrize("level", OPTIMIZATION)
+def test_one_hot_of_computed_positions_is_exported(level: str, tmp_path: Any) -> None:
+    quantized = convert_fx(prepared(_Classes(), (X,)))
+    export_quantized_onnx(quantized, X, tmp_path / "model.onnx")
+    other = X.flip(1)
+    assert torch.equal(run_onnx(onnx.load(tmp_path / "model.onnx"), (other,), level)[0], quantized(other))
+
+
+def test_one_hot_without_a_count_is_refused_with_what_to_give(tmp_path: Any) -> None:
+    model = QuantWrapper(Body(lambda x: F.one_hot(x.argmax(1))))
+    quantized = convert_fx(prepared(model, (X,)))
+    with pytest.raises(
+        ExportError, match=r"test_onnx_export.py:\d+.*`F.one_hot` looks for .*`F.one_hot\(x, num_classes\)`"
+    ):
+        export_quantized_onnx(quantized, X, tmp_path / "model.onnx")
+
+
 def test_a_scatter_of_no_pillars_is_not_exported(tmp_path: Any) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

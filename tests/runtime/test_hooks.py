@@ -21,12 +21,15 @@ from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     PrepareMethod,
     QuantStub,
+    QuantWrapper,
     convert,
     fuse_fx,
     fuse_modules,
+    get_default_qconfig,
     get_qconfig,
     prepare,
     prepare_qat,
+    prepare_qat_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.runtime.hooks import KeptHook, keep
@@ -313,3 +316,19 @@ def test_a_hook_that_gets_by_position_what_the_forward_names_is_told(method: Pre
     net.conv.register_forward_pre_hook(lambda module, args, kwargs: None, with_kwargs=True)
     with pytest.warns(QuantizationWarning, match=r"(?s)`conv` \(test_hooks.py:\d+\) has hooks.*`input` by name"):
         calibrate(prepare(net, (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None), (X,))
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_that_computes_on_quantized_tensors_is_refused_with_what_it_is(kind: str) -> None:
+    def doubled(module: nn.Module, args: tuple, *out: Tensor) -> Any:
+        return out[0] * 2 if out else (args[0] * 2,)
+
+    set_march(March.BAYES)
+    model = QuantWrapper(nn.Sequential(nn.Conv2d(3, 3, 1)))
+    getattr(model.module[0], kind)(doubled)
+    qat = prepare_qat_fx(model, {"": get_default_qconfig()})
+    with pytest.raises(
+        NotImplementedError,
+        match=r"`torch.Tensor.mul` \(test_hooks.py:\d+\) is called by a hook of `Conv2d` at `module.0` .*JIT_STRIP",
+    ):
+        qat(torch.randn(1, 3, 4, 4))

@@ -369,12 +369,14 @@ def tensor_of(node: Any, name: str) -> Tensor:
         value = getattr(value, part, None)
     if value is None and isinstance(node, fx.Node) and isinstance(notes(node).value, nn.Parameter):
         raise NotBindable(
-            f"its {name} belongs to a module that is not registered, as one in a plain list: keep modules in "
-            "nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList"
+            f"its {name} belongs to a module that is not registered, as one in a plain list, dictionary or object: "
+            "keep modules as attributes of their module, in nn.ModuleList or nn.ModuleDict, and parameters in "
+            "nn.ParameterList"
         )
     if value is None:
         raise NotBindable(
-            f"its {name} is computed, and a layer's must be a parameter or a buffer of the model: keep it as one, or "
-            "use operators whose operands are both quantized (matmul, mul)"
+            f"its {name} is computed or made in the forward, and a layer's must be a parameter or a buffer of the "
+            "model: keep it as one (`self.register_buffer`), or use operators whose operands are both quantized "
+            "(matmul, mul)"
         )
     return value

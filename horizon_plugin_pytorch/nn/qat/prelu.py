@@ -24,7 +24,7 @@ class PReLU(RoundedModule, nn.PReLU):
     def from_float(cls, mod: Any) -> PReLU:
         """The QAT form; the slopes are shared with `mod`."""
         self = cls(mod.num_parameters)
-        self.weight = mod.weight
+        share_tensor(self, "weight", mod.weight)  # a buffer, or a constant of the forward, is a buffer here
         self.qconfig = mod.qconfig
         self.activation_post_process = mod.qconfig.activation(channel_len=1)
         return self

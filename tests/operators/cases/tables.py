@@ -210,6 +210,15 @@ class _Slopes(nn.Module):
         return self.function(x, self.weight)
 
 
+class _FixedSlopes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("slopes", torch.linspace(-0.4, 0.8, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.prelu(x, self.slopes)
+
+
 OTHERS = [
     *cases(
         ("prelu", _prelu(1)),
@@ -217,6 +226,7 @@ OTHERS = [
         ("prelu-channels-of-vectors", _prelu(6), dict(shapes=((5, 6),))),
         ("prelu-1d", _prelu(1), dict(shapes=((7,),))),
         ("functional-prelu", module(_Slopes, F.prelu)),
+        ("functional-prelu-of-a-buffer", module(_FixedSlopes)),
         ("torch-prelu", module(_Slopes, torch.prelu)),
         ("tensor-prelu", module(_Slopes, lambda x, weight: x.prelu(weight))),
         is_smooth=False,
