@@ -61,12 +61,20 @@ def mismatches(a: Sequence[Tensor], b: Sequence[Tensor]) -> int:
     return sum(int((x != y).sum()) for x, y in zip(a, b, strict=True))
 
 
-def run_onnx(model: onnx.ModelProto, inputs: Sequence[Tensor], optimization: str = "off") -> list[Tensor]:
-    """The file's outputs in stock ONNX Runtime on one thread."""
+def run_onnx(
+    model: onnx.ModelProto, inputs: Sequence[Tensor], optimization: str = "off", int8_kernels: bool = True
+) -> list[Tensor]:
+    """The file's outputs in stock ONNX Runtime on one thread.
+
+    Args:
+        int8_kernels: may it replace layers between QuantizeLinear and DequantizeLinear by kernels of its own?
+    """
     options = ort.SessionOptions()
     options.graph_optimization_level = OPTIMIZATION[optimization]
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    if not int8_kernels:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feed = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}
     return [torch.from_numpy(np.asarray(x)) for x in session.run(None, feed)]

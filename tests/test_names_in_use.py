@@ -16,14 +16,12 @@ from horizon_plugin_pytorch import quantization
 from horizon_plugin_pytorch.nn.qat.stubs import QuantStub, _WrappedCalibFakeQuantize
 from horizon_plugin_pytorch.quantization import fake_quantize, get_default_qconfig, prepare_qat_fx, qconfig
 from horizon_plugin_pytorch.quantization.quantize_fx import QuantizationTracer
-from horizon_plugin_pytorch.utils import onnx_helper
 
 REFUSED = {
     "compile_model": (quantization.compile_model, "vendor's compiler.*export_quantized_onnx"),
     "perf_model": (quantization.perf_model, "vendor's compiler"),
     "visualize_model": (quantization.visualize_model, "Netron"),
     "export_hbir": (quantization.export_hbir, "not public"),
-    "export_to_onnx": (onnx_helper.export_to_onnx, "export_quantized_onnx"),
     "batched_nms_with_padding": (horizon.functional.batched_nms_with_padding, "batched_nms"),
     "multi_tensor_legacynadamex": (horizon.multi_tensor_legacynadamex, "torch.optim.NAdam"),
 }

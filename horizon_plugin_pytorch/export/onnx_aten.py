@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
@@ -253,14 +252,11 @@ def relu(g: OnnxGraph, site: Site, x: str) -> str:
 
 @lowers("clamp", "clamp_", "hardtanh", "hardtanh_")
 def clamp(g: OnnxGraph, site: Site, x: str, low: float | None = None, high: float | None = None) -> str:
-    if low is not None:
+    if low == 0 and site.input_dtype == site.outputs[0].dtype == torch.float32:
+        x = g.node("Relu", x)
+    elif low is not None and low != -math.inf:
         x = g.node("Max", x, _number(g, site, low))
-    return x if high is None else g.node("Min", x, _number(g, site, high))
-
-
-def _pair(value: Any) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * 2 if len(values) == 1 else values
+    return x if high is None or high == math.inf else g.node("Min", x, _number(g, site, high))
 
 
 @lowers(*(f"max_pool{axes}d{end}" for axes in (1, 2, 3) for end in ("", "_with_indices")))
@@ -394,6 +390,8 @@ def _common_type(site: Site, operands: list[Any]) -> torch.dtype:
 def _binary(operator: str, dtype: torch.dtype | None = None) -> AtenLowering:
     def lower(g: OnnxGraph, site: Site, a: Any, b: Any, *, alpha: float = 1) -> str:
         common = dtype or _common_type(site, [a, b])
+        if common == torch.bool and operator == "Mul":
+            return g.node("And", a, b)
         a, b = _in_type(g, site, [a, b], common)
         return g.node(operator, a, b if alpha == 1 else g.node("Mul", b, g.constant(alpha, common)))
 
@@ -409,6 +407,23 @@ for _name, _operator in (
     lowers(_name)(_binary(_operator))
 lowers("logical_and")(_binary("And", torch.bool))
 lowers("logical_or")(_binary("Or", torch.bool))
+
+
+_of_booleans = ATEN["aten::bitwise_and"]
+
+
+@lowers("bitwise_and")
+def bitwise_and(g: OnnxGraph, site: Site, a: Any, b: Any) -> str:
+    """``x & 1`` of integers says whether they are odd; others have an ONNX form from opset 18 on."""
+    dtype = site.outputs[0].dtype
+    if dtype == torch.bool:
+        return _of_booleans(g, site, a, b)
+    if isinstance(b, int) and b == 1:
+        odd = g.node("Mod", g.cast(a, torch.int64), g.constant(2, torch.int64))
+        return odd if dtype == torch.int64 else g.cast(odd, dtype)
+    if g.opset < 18:
+        raise ExportError("`&` of integers has an ONNX form from opset 18 on; export with opset_version=18.")
+    return g.node("BitwiseAnd", *_in_type(g, site, [a, b], dtype))
 
 
 @lowers("div", "div_")
@@ -464,7 +479,10 @@ def rsqrt(g: OnnxGraph, site: Site, x: str) -> str:
 
 @lowers("_softmax", "_log_softmax")
 def softmax(g: OnnxGraph, site: Site, x: str, dim: int, half_to_float: bool = False) -> str:
-    return g.node("LogSoftmax" if site.name == "aten::_log_softmax" else "Softmax", x, axis=dim)
+    operator, last = "LogSoftmax" if site.name == "aten::_log_softmax" else "Softmax", site.rank - 1
+    if g.opset >= 13 or dim % site.rank == last:
+        return g.node(operator, x, axis=dim)
+    return transpose(g, site, g.node(operator, transpose(g, site, x, dim, last), axis=last), dim, last)
 
 
 @lowers("silu", "silu_")
@@ -520,52 +538,6 @@ def group_norm(
     return [out if bias is None else g.node("Add", out, g.reshape(bias, one_each)), None, None]
 
 
-def _linear_map(axis_map: Callable[[Tensor], Tensor], size: int, axis: int) -> Tensor:
-    """The matrix of a linear operator along one axis of an image: what it makes of each unit vector."""
-    shape = [size, 1, 1, 1]
-    shape[axis] = size
-    return axis_map(torch.eye(size).reshape(shape)).reshape(size, -1)
-
-
-@lowers("upsample_bilinear2d", "_adaptive_avg_pool2d", "adaptive_avg_pool2d")
-def separable(g: OnnxGraph, site: Site, x: str, wanted: Any, *args: Any, **kwargs: Any) -> str:
-    """Rows and columns one after the other, each by the matrix that torch itself uses."""
-    out = {2: site.output_shape[2], 3: site.output_shape[3]}
-    operator = torch.ops.aten.upsample_bilinear2d if "upsample" in site.name else torch.ops.aten._adaptive_avg_pool2d
-
-    def along(axis: int) -> Callable[[Tensor], Tensor]:
-        size = [1, 1]
-        size[axis - 2] = out[axis]
-        if "adaptive" in site.name:
-            return lambda image: operator(image, size)
-        align, *factors = args if args else (kwargs.get("align_corners", False),)
-        own = factors[axis - 2] if len(factors) == 2 else None
-        scales = (own, None) if axis == 2 else (None, own)
-        return lambda image: operator(image, size, align, *scales)
-
-    rows = _linear_map(along(2), site.input_shape[2], 2)
-    columns = _linear_map(along(3), site.input_shape[3], 3)
-    across = g.node("MatMul", x, g.constant(columns, hint="columns"))
-    return g.node("MatMul", g.constant(rows.T.contiguous(), hint="rows"), across)
-
-
-@lowers("avg_pool2d")
-def avg_pool2d(
-    g: OnnxGraph, site: Site, x: str, kernel: list[int], stride: list[int] | None = None, padding: list[int] | int = 0,
-    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
-) -> str:  # fmt: skip
-    if divisor_override is not None or ceil_mode:
-        raise ExportError(
-            "a float avg_pool2d with ceil_mode or divisor_override has no ONNX form that counts as torch does; leave "
-            "it out of the exported model."
-        )
-    size = _pair(kernel)
-    return g.node(
-        "AveragePool", g.apart_from_pad(x), kernel_shape=size, strides=_pair(stride) if stride else size,
-        pads=_pair(padding) * 2, count_include_pad=int(count_include_pad),
-    )  # fmt: skip
-
-
 @lowers("addmm")
 def addmm(g: OnnxGraph, site: Site, bias: str, a: str, b: str, *, beta: float = 1, alpha: float = 1) -> str:
     return g.node("Gemm", a, b, bias, alpha=float(alpha), beta=float(beta))
@@ -581,4 +553,8 @@ def convolution(
     g: OnnxGraph, site: Site, x: str, weight: str, bias: str | None, stride: list[int], padding: list[int],
     dilation: list[int], is_transposed: bool, output_padding: list[int], groups: int,
 ) -> str:  # fmt: skip
+    axes = len(site.inputs[1].shape) - 2
+    stride, padding, dilation, output_padding = (
+        list(sizes) * (axes // len(sizes)) for sizes in (stride, padding, dilation, output_padding)
+    )
     return g.conv(x, weight, bias, Geometry(stride, padding, dilation, output_padding, groups, is_transposed))

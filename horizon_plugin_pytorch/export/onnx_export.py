@@ -19,7 +19,9 @@ from horizon_plugin_pytorch.export import (
     onnx_colour,  # noqa: F401 - registers its lowerings
     onnx_comparison,  # noqa: F401 - registers its lowerings
     onnx_detection,  # noqa: F401 - registers its lowerings
+    onnx_fake_quantize,  # noqa: F401 - registers its lowerings
     onnx_float,  # noqa: F401 - registers its lowerings
+    onnx_float_layers,  # noqa: F401 - registers its lowerings
     onnx_normalization,  # noqa: F401 - registers its lowerings
     onnx_reduction,  # noqa: F401 - registers its lowerings
     onnx_sampling,  # noqa: F401 - registers its lowerings
@@ -29,7 +31,7 @@ from horizon_plugin_pytorch.export import (
 from horizon_plugin_pytorch.export.names import port_names
 from horizon_plugin_pytorch.export.onnx_aten import ATEN
 from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
-from horizon_plugin_pytorch.export.onnx_graph import OPSET, TYPES, OnnxGraph, Scope, Site
+from horizon_plugin_pytorch.export.onnx_graph import FIRST_OPSET, LAST_OPSET, OPSET, TYPES, OnnxGraph, Scope, Site
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -42,8 +44,10 @@ from horizon_plugin_pytorch.runtime.arguments import positional_arguments
 _FUSED = tuple(
     getattr(torch.ops.aten, name)
     for name in ("_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "logit", "std", "addcmul", "addcdiv",
-                 "lerp", "logsumexp", "mse_loss", "rad2deg", "deg2rad", "linalg_cross", "dot", "mv")
+                 "lerp", "logsumexp", "mse_loss", "rad2deg", "deg2rad", "linalg_cross", "dot", "mv",
+                 "affine_grid_generator")
 )  # fmt: skip
+_SAMPLING = (torch.ops.aten.grid_sampler_2d,)  # ONNX has it from opset 16 on
 _OF_MEMORY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
 
 
@@ -186,9 +190,9 @@ def _check_inputs(args: tuple, names: list[str] | None) -> None:
         raise ExportError(f"there is no tensor among the example inputs {args!r:.60}: expected those of the forward.")
 
 
-def _recorded(model: nn.Module, args: Any) -> Program:
+def _recorded(model: nn.Module, args: Any, takes_real: bool) -> Program:
     try:
-        return record_program(model, args)
+        return record_program(model, args, takes_real)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, HorizonError):
             raise
@@ -208,8 +212,13 @@ def build_onnx(
     input_names: list[str] | None = None,
     output_names: list[str] | None = None,
     opset_version: int | None = None,
+    takes_real: bool = False,
 ) -> Any:
-    """The ONNX model of a converted model, run on example inputs."""
+    """The ONNX model of a converted model, run on example inputs.
+
+    Args:
+        takes_real: write float and prepared models too.
+    """
     try:
         import onnx  # noqa: F401 - an extra; asked for before any work is done
         import onnx_ir  # noqa: F401
@@ -217,31 +226,37 @@ def build_onnx(
         raise ExportError(
             "export needs the packages `onnx` and `onnx_ir`: pip install 'horizon-plugin-pytorch[onnx]'."
         ) from error
+    _check_stage(model, takes_real)
+    opset = OPSET if opset_version is None else opset_version
+    if not FIRST_OPSET <= opset <= LAST_OPSET:
+        raise ExportError(f"opset_version must lie in [{FIRST_OPSET}, {LAST_OPSET}], got {opset}.")
+    _check_inputs(positional_arguments(model, args), input_names)
+    with _no_collection():
+        program = simplified(_recorded(model, args, takes_real), _FUSED if opset >= 16 else _FUSED + _SAMPLING)
+        if not program.results:
+            raise ExportError(f"`{type(model).__name__}` gives no tensor on these inputs: there is nothing to export.")
+        return _written(program, input_names, output_names, opset)
+
+
+def _check_stage(model: nn.Module, takes_real: bool) -> None:
+    """Insist on a model at the stage that is written."""
     kept = [path for path, m in model.named_modules() if isinstance(m, QATModule)]
-    if kept and any(isinstance(m, QuantizedModule) for m in model.modules()):
+    is_converted = any(isinstance(m, QuantizedModule) for m in model.modules())
+    if kept and is_converted:
         raise ExportError(
             f"`{kept[0]}` is still a QAT module, kept by `preserve_qat_mode = True` on it or around it. Set that to "
             "False on the prepared model, and convert again."
         )
-    if kept:
+    if kept and not takes_real:
         raise ExportError(
             f"`{type(model).__name__}` is not converted: it still has QAT modules. Call `convert_fx` (or `convert`) "
-            "first."
+            "first, or write it as it is with `export_to_onnx`."
         )
-    if not any(isinstance(m, QuantizedModule) for m in model.modules()):
+    if not is_converted and not takes_real:
         raise ExportError(
             f"`{type(model).__name__}` is a float model. Prepare and calibrate it, then call `convert_fx` (or "
-            "`convert`); a float model is exported with `torch.onnx.export`."
+            "`convert`); a float model is exported with `export_to_onnx`."
         )
-    opset = OPSET if opset_version is None else opset_version
-    if not 13 <= opset <= 20:
-        raise ExportError(f"opset_version must lie in [13, 20], got {opset}.")
-    _check_inputs(positional_arguments(model, args), input_names)
-    with _no_collection():
-        program = simplified(_recorded(model, args), _FUSED)
-        if not program.results:
-            raise ExportError(f"`{type(model).__name__}` gives no tensor on these inputs: there is nothing to export.")
-        return _written(program, input_names, output_names, opset)
 
 
 @contextmanager

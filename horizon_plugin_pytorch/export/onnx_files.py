@@ -1,19 +1,88 @@
-"""ONNX export."""
+"""ONNX files of models at every stage."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any
 
 from torch import nn
 
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning, warn
 from horizon_plugin_pytorch.export.onnx_export import build_onnx
 from horizon_plugin_pytorch.files import write_atomically
 
 __all__ = ["export_quantized_onnx", "export_to_onnx"]
+
+
+class _Named:
+    """A default that is written as torch writes it; torch's own enumerations are leaving torch."""
+
+    def __init__(self, owner: str, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __repr__(self) -> str:
+        return f"{self.owner}.{self.name}"
+
+
+_EVAL = _Named("TrainingMode", "EVAL")
+_FALLTHROUGH = _Named("OperatorExportTypes", "ONNX_FALLTHROUGH")
+
+
+def export_to_onnx(
+    model: nn.Module,
+    args: Any,
+    f: Any,
+    export_params: bool = True,
+    verbose: bool = False,
+    training: Any = _EVAL,
+    input_names: list[str] | None = None,
+    output_names: list[str] | None = None,
+    operator_export_type: Any = _FALLTHROUGH,
+    opset_version: int | None = 11,
+    do_constant_folding: bool = True,
+    dynamic_axes: Any = None,
+    keep_initializers_as_inputs: bool | None = None,
+    custom_opsets: Any = None,
+    example_outputs: Any = None,
+    strip_doc_string: bool = True,
+    enable_onnx_checker: bool = False,
+) -> Any:
+    """Write a float or QAT model as ONNX, in standard operators only: ONNX Runtime gives what the model gives.
+
+    A QAT model is written as it trains: in float, with `QuantizeLinear` and `DequantizeLinear` where it rounds, also in
+    the VALIDATION state, in which the model itself computes on integers (`export_quantized_onnx` writes those). In the
+    CALIBRATION state nothing is rounded, in the file neither.
+
+    Args:
+        model: a float model, or the result of a prepare.
+        args: example inputs; the file is for their shapes.
+        f: a path, or a binary file object.
+        input_names, output_names: names in the file.
+        opset_version: 11 to 21. `QuantizeLinear` has scales of channels from 13 on, and int16 from 21 on; below, the
+            same is written with elementary operators.
+        dynamic_axes: not supported, shapes are fixed.
+        others: accepted for compatibility; a warning says where one asks for something that does not happen.
+
+    Returns:
+        The ``onnx.ModelProto``.
+
+    >>> import io
+    >>> import torch
+    >>> from horizon_plugin_pytorch.march import March, set_march
+    >>> from horizon_plugin_pytorch.quantization import QuantWrapper, get_default_qconfig, prepare_qat_fx
+    >>> set_march(March.BAYES)
+    >>> data = torch.randn(1, 3, 4, 4)
+    >>> qat = prepare_qat_fx(QuantWrapper(nn.Conv2d(3, 2, 1)), {"": get_default_qconfig()})
+    >>> _ = qat(data)
+    >>> proto = export_to_onnx(qat, data, io.BytesIO(), opset_version=13)
+    >>> [node.op_type for node in proto.graph.node][:5]
+    ['QuantizeLinear', 'DequantizeLinear', 'DequantizeLinear', 'Conv', 'QuantizeLinear']
+    """
+    _tell_ignored("export_to_onnx", export_params, training, keep_initializers_as_inputs, custom_opsets)
+    _refuse_axes("export_to_onnx", dynamic_axes)
+    found = build_onnx(model, args, input_names, output_names, opset_version, takes_real=True)
+    return _saved(found, f, verbose)
 
 
 def export_quantized_onnx(
@@ -22,10 +91,10 @@ def export_quantized_onnx(
     f: Any,
     export_params: bool = True,
     verbose: bool = False,
-    training: Any = None,
+    training: Any = _EVAL,
     input_names: list[str] | None = None,
     output_names: list[str] | None = None,
-    operator_export_type: Any = None,
+    operator_export_type: Any = _FALLTHROUGH,
     opset_version: int | None = None,
     do_constant_folding: bool = True,
     dynamic_axes: Any = None,
@@ -42,9 +111,9 @@ def export_quantized_onnx(
         args: example inputs; the file is for their shapes.
         f: a path, or a binary file object.
         input_names, output_names: names in the file.
-        opset_version: 13 to 20; None takes 17.
+        opset_version: 11 to 21; None takes 17.
         dynamic_axes: not supported, shapes are fixed.
-        others: accepted for compatibility.
+        others: accepted for compatibility; a warning says where one asks for something that does not happen.
 
     Returns:
         The ``onnx.ModelProto``.
@@ -61,15 +130,32 @@ def export_quantized_onnx(
     >>> proto.graph.input[0].name
     'image'
     """
-    if dynamic_axes:
-        raise ExportError(
-            "export_quantized_onnx: shapes are fixed; export once for each batch size instead of dynamic_axes."
-        )
+    _tell_ignored("export_quantized_onnx", export_params, training, keep_initializers_as_inputs, custom_opsets)
+    _refuse_axes("export_quantized_onnx", dynamic_axes)
+    return _saved(build_onnx(model, args, input_names, output_names, opset_version), f, verbose)
+
+
+def _tell_ignored(name: str, export_params: bool, training: Any, initializers_as_inputs: Any, opsets: Any) -> None:
+    """Say which arguments ask for what does not happen."""
+    ignored = []
     if not export_params:
-        warnings.warn(
-            "export_quantized_onnx: export_params=False is ignored, weights are always written.", stacklevel=2
-        )
-    onnx_model = build_onnx(model, args, input_names, output_names, opset_version)
+        ignored.append("export_params=False is ignored, weights are always written")
+    if training is not None and getattr(training, "name", "EVAL") != "EVAL":
+        ignored.append(f"training={training} is ignored, the file is of the model in eval mode")
+    if initializers_as_inputs:
+        ignored.append("keep_initializers_as_inputs=True is ignored, weights are constants of the file")
+    if opsets:
+        ignored.append("custom_opsets is ignored, the file has standard operators only")
+    for what in ignored:
+        warn(f"{name}: {what}.", QuantizationWarning)
+
+
+def _refuse_axes(name: str, dynamic_axes: Any) -> None:
+    if dynamic_axes:
+        raise ExportError(f"{name}: shapes are fixed; export once for each batch size instead of dynamic_axes.")
+
+
+def _saved(onnx_model: Any, f: Any, verbose: bool) -> Any:
     data = onnx_model.SerializeToString()
     if isinstance(f, (str, os.PathLike)):
         write_atomically(data, os.fspath(f))
@@ -78,18 +164,6 @@ def export_quantized_onnx(
     if verbose:
         print(onnx_model)
     return onnx_model
-
-
-def export_to_onnx(model: nn.Module, args: Any, f: Any, *others: Any, **options: Any) -> Any:
-    """The vendor's export of float and QAT models, for looking at; not in this version.
-
-    Raises:
-        ExportError: always; it says what there is instead.
-    """
-    raise ExportError(
-        "export_to_onnx: float and QAT models are not exported by this version. Convert the model and write it with "
-        "`export_quantized_onnx`, which also runs; a float model is written by `torch.onnx.export`."
-    )
 
 
 show_at("utils.onnx_helper", export_quantized_onnx, export_to_onnx)

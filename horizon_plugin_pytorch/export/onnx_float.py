@@ -1,4 +1,4 @@
-"""Torch operators that models compute in float16, as ONNX operators; their results are close, not equal."""
+"""Functions of float and float16 tensors as ONNX operators; their results are close, not equal."""
 
 from __future__ import annotations
 
@@ -75,6 +75,87 @@ def glu(g: OnnxGraph, site: Site, x: str, dim: int = -1) -> str:
     return g.node("Mul", first, g.node("Sigmoid", gate))
 
 
+for _name, _base in (("log2", 2.0), ("log10", 10.0)):
+    lowers(_name)(lambda g, site, x, base=_base: _with(g, "Mul", g.node("Log", x), 1 / math.log(base)))
+for _name, _bias in (("softshrink", 1.0), ("hardshrink", 0.0)):
+    lowers(_name)(
+        lambda g, site, x, size=0.5, bias=_bias: g.node("Shrink", x, lambd=float(size), bias=float(size) * bias)
+    )
+lowers("isinf")(_unary("IsInf"))
+
+
+@lowers("threshold", "threshold_")
+def threshold(g: OnnxGraph, site: Site, x: str, limit: float, value: float) -> str:
+    return g.node("Where", _with(g, "Greater", x, limit), x, g.scalar(value, torch.float32))
+
+
+@lowers("expm1")
+def expm1(g: OnnxGraph, site: Site, x: str) -> str:
+    """``2 exp(x / 2) sinh(x / 2)``, which keeps its digits near 0."""
+    half = _with(g, "Mul", x, 0.5)
+    return _with(g, "Mul", g.node("Mul", g.node("Exp", half), g.node("Sinh", half)), 2.0)
+
+
+@lowers("sinc")
+def sinc(g: OnnxGraph, site: Site, x: str) -> str:
+    angle = _with(g, "Mul", x, math.pi)
+    is_zero = g.node("Equal", angle, g.scalar(0.0, torch.float32))
+    safe = g.node("Where", is_zero, g.scalar(1.0, torch.float32), angle)
+    return g.node("Where", is_zero, g.scalar(1.0, torch.float32), g.node("Div", g.node("Sin", safe), safe))
+
+
+@lowers("trunc")
+def trunc(g: OnnxGraph, site: Site, x: str) -> str:
+    return g.node("Where", _with(g, "Less", x, 0.0), g.node("Ceil", x), g.node("Floor", x))
+
+
+@lowers("fmod")
+def fmod(g: OnnxGraph, site: Site, a: str, b: Any) -> str:
+    return g.node("Mod", a, b if isinstance(b, str) else g.constant(b, site.input_dtype), fmod=1)
+
+
+@lowers("nan_to_num")
+def nan_to_num(
+    g: OnnxGraph, site: Site, x: str, nan: float | None = None, high: float | None = None, low: float | None = None
+) -> str:
+    largest = torch.finfo(torch.float32).max
+    x = g.node("Where", g.node("IsNaN", x), g.scalar(nan or 0.0, torch.float32), x)
+    for sign, value in ((1, largest if high is None else high), (-1, -largest if low is None else low)):
+        is_end = g.node("Equal", x, g.scalar(sign * math.inf, torch.float32))
+        x = g.node("Where", is_end, g.scalar(value, torch.float32), x)
+    return x
+
+
+@lowers("fmax", "fmin")
+def fmax(g: OnnxGraph, site: Site, a: str, b: str) -> str:
+    """What is not a number counts only where both are not."""
+    both = g.node("Max" if site.name == "aten::fmax" else "Min", a, b)
+    return g.node("Where", g.node("IsNaN", a), b, g.node("Where", g.node("IsNaN", b), a, both))
+
+
+def _is_negative(g: OnnxGraph, x: str) -> str:
+    """Also of a negative zero, whose reciprocal is -inf."""
+    return _with(g, "Less", g.node("Min", x, g.node("Reciprocal", x)), 0.0)
+
+
+@lowers("copysign")
+def copysign(g: OnnxGraph, site: Site, a: str, b: Any) -> str:
+    size = g.node("Abs", a)
+    if not isinstance(b, str):
+        return g.node("Neg", size) if math.copysign(1.0, b) < 0 else size
+    return g.node("Where", _is_negative(g, b), g.node("Neg", size), size)
+
+
+@lowers("baddbmm")
+def baddbmm(g: OnnxGraph, site: Site, x: str, a: str, b: str, *, beta: float = 1, alpha: float = 1) -> str:
+    product = g.node("MatMul", a, b)
+    product = product if alpha == 1 else _with(g, "Mul", product, alpha)
+    return product if beta == 0 else g.node("Add", x if beta == 1 else _with(g, "Mul", x, beta), product)
+
+
+lowers("addmv")(baddbmm)
+
+
 @lowers("log1p", "log1p_")
 def log1p(g: OnnxGraph, site: Site, x: str) -> str:
     return g.node("Log", _with(g, "Add", x, 1.0))
@@ -123,6 +204,17 @@ def var(
     return _with(g, "Div", total, count - (1 if correction is None else correction))
 
 
+@lowers("var_mean", "std_mean")
+def var_mean(
+    g: OnnxGraph, site: Site, x: str, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> list[str]:
+    dims = [dim] if isinstance(dim, int) else list(dim or range(site.rank))
+    spread = var(g, site, x, dim, correction=correction, keepdim=keepdim)
+    is_root = site.name == "aten::std_mean"
+    mean = g.axes("ReduceMean", x, [d % site.rank for d in dims], keepdim)
+    return [g.node("Sqrt", spread) if is_root else spread, mean]
+
+
 @lowers("linalg_vector_norm")
 def vector_norm(
     g: OnnxGraph, site: Site, x: str, ord: float = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any
@@ -165,8 +257,6 @@ def batch_norm(
 
 @lowers("grid_sampler_2d")
 def grid_sample(g: OnnxGraph, site: Site, x: str, grid: str, mode: int, padding: int, align_corners: bool) -> str:
-    if g.opset < 16:
-        raise ExportError("a float grid_sample has an ONNX form from opset 16 on; export with opset_version=17.")
     linear = "linear" if g.opset >= 20 else "bilinear"
     return g.node(
         "GridSample", x, grid, mode="nearest" if mode == 1 else linear, padding_mode=_PADDING[padding],
@@ -178,13 +268,10 @@ def grid_sample(g: OnnxGraph, site: Site, x: str, grid: str, mode: int, padding:
 def atan2(g: OnnxGraph, site: Site, y: str, x: str) -> str:
     """By quadrants, as torch counts them: a zero has a sign, too."""
 
-    def is_negative(value: str) -> str:  # -0.0 has the reciprocal -inf
-        return _with(g, "Less", g.node("Min", value, g.node("Reciprocal", value)), 0.0)
-
     def is_zero(value: str) -> str:
         return g.node("Equal", value, g.scalar(0.0, torch.float32))
 
     angle = g.node("Atan", g.node("Div", g.node("Abs", y), g.node("Abs", x)))
     angle = g.node("Where", g.node("And", is_zero(x), is_zero(y)), g.scalar(0.0, torch.float32), angle)
-    angle = g.node("Where", is_negative(x), g.node("Sub", g.scalar(math.pi, torch.float32), angle), angle)
-    return g.node("Where", is_negative(y), g.node("Neg", angle), angle)
+    angle = g.node("Where", _is_negative(g, x), g.node("Sub", g.scalar(math.pi, torch.float32), angle), angle)
+    return g.node("Where", _is_negative(g, y), g.node("Neg", angle), angle)

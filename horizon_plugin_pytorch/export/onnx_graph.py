@@ -15,10 +15,11 @@ from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.fixed_point.accumulator import Geometry
 from horizon_plugin_pytorch.program.note import Value
 
-OPSET = 17
-IR_VERSION = 8
+OPSET, FIRST_OPSET, LAST_OPSET = 17, 11, 21
 _LARGE = 1 << 16  # numbers: larger constants are not kept for being asked for again
 _LONG = 1 << 12  # entries: shorter tables are stored as they are
+_LISTS = {"Unsqueeze": "axes", "Squeeze": "axes", "ReduceSum": "axes", "Split": "split"}  # inputs since opset 13
+_OR_EQUAL = {"GreaterOrEqual": "Greater", "LessOrEqual": "Less"}  # since opset 12
 TYPES = {
     torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7, torch.bool: 9,
     torch.float16: 10, torch.float64: 11,
@@ -97,6 +98,7 @@ class OnnxGraph:
         self._constants: dict[tuple, str] = {}
         self._numbers: dict[tuple[str, torch.dtype | None], str] = {}
         self._casts: dict[tuple[str, torch.dtype], str] = {}
+        self._lists: dict[str, list[int]] = {}  # the numbers of constants that older opsets have as attributes
         self._known: dict[tuple[int, Any], tuple[Tensor, str]] = {}  # by identity; the tensors stay alive
 
     def fresh(self, hint: str) -> str:
@@ -121,6 +123,8 @@ class OnnxGraph:
         if key not in self._numbers:
             # A Python number goes straight to its type: by way of float32 it would be rounded.
             self._numbers[key] = self._stored(torch.tensor(value, dtype=dtype), hint)
+            if isinstance(value, list):
+                self._lists[self._numbers[key]] = value
         return self._numbers[key]
 
     def _once(self, value: Tensor, form: Any, store: Callable[[Tensor], str]) -> str:
@@ -186,6 +190,10 @@ class OnnxGraph:
 
     def node(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
         """Add a node; the name of its output, or a list of names."""
+        if self.opset < 13 and operator in _LISTS and len(inputs) == 2:
+            attributes[_LISTS[operator]], inputs = self._lists[inputs[1]], inputs[:1]
+        if self.opset < 12 and operator in _OR_EQUAL:
+            return self.node("Or", self.node(_OR_EQUAL[operator], *inputs), self.node("Equal", *inputs))
         names = [self.fresh(operator) for _ in range(outputs)]
         self._add(operator, inputs, names, attributes)
         return names[0] if outputs == 1 else names
@@ -202,7 +210,7 @@ class OnnxGraph:
         self._values.update(zip(names, outputs, strict=True))
         self._nodes.append(
             ir.Node(
-                "", operator, [self._values[x] for x in inputs], given, outputs=outputs, name=names[0],
+                "", operator, [self._values[x] if x else None for x in inputs], given, outputs=outputs, name=names[0],
                 doc_string=self.scope.line or None, metadata_props=self.scope.metadata,
             )
         )  # fmt: skip
@@ -217,6 +225,8 @@ class OnnxGraph:
 
     def clip(self, x: str, low: float, high: float, dtype: torch.dtype = torch.float32) -> str:
         """Clamp."""
+        if dtype == torch.float64 and self.opset < 12:  # ONNX Runtime has no such Clip
+            return self.node("Min", self.node("Max", x, self.scalar(low, dtype)), self.scalar(high, dtype))
         return self.node("Clip", x, self.constant(float(low), dtype), self.constant(float(high), dtype))
 
     def scalar(self, value: float, dtype: torch.dtype) -> str:
@@ -281,7 +291,7 @@ class OnnxGraph:
         """Values whose shapes may depend on numbers: positions that `NonZero` finds, and what comes of them."""
         found: set[str] = set()
         for node in self._nodes:
-            if node.op_type == "NonZero" or any(x.name in found for x in node.inputs):
+            if node.op_type == "NonZero" or any(x is not None and x.name in found for x in node.inputs):
                 found.update(x.name for x in node.outputs)
         return found
 
@@ -309,7 +319,7 @@ class OnnxGraph:
         model = ir.to_proto(
             ir.Model(
                 graph,
-                ir_version=IR_VERSION,
+                ir_version=8 if self.opset < 21 else 10,
                 producer_name="horizon_plugin_pytorch",
                 producer_version=__version__,
                 metadata_props=dict(metadata or {}),

@@ -72,6 +72,11 @@ def index(g: OnnxGraph, site: Site, x: str, positions: list[str | None]) -> str:
     """``x[:, p, q]``: axes with positions go to the front, are chosen together, and go where torch puts them."""
     axes = [axis for axis, name in enumerate(positions) if name is not None]
     names = [name for name in positions if name is not None]
+    if any(value.dtype == torch.bool for value in site.inputs[1:]):
+        raise ExportError(
+            "a choice by a mask gives as many values as the mask has ones, and the file has fixed shapes; keep all "
+            "values, and set the others to 0 with `torch.where`."
+        )
     if len(axes) == 1:
         return g.node("Gather", x, names[0], axis=axes[0])
     rest = [axis for axis in range(site.rank) if axis not in axes]

@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.fake_quant.rounding import clamped, integer_limits, round_to_grid
+from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.function_handlers import is_backward
 from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
 from horizon_plugin_pytorch.statistics.cache import Cache
@@ -218,7 +219,7 @@ class FakeQuantize(nn.Module):
     @property
     def is_observing(self) -> bool:
         """Does it observe?"""
-        return FakeQuantize.enabled and self._flag("observer_enabled")
+        return FakeQuantize.enabled and self._flag("observer_enabled") and not is_written()
 
     @property
     def is_quantizing(self) -> bool:
@@ -233,7 +234,7 @@ class FakeQuantize(nn.Module):
     @property
     def is_exact(self) -> bool:
         """In the VALIDATION state the integers of deployment are computed, not an approximation of them."""
-        return self.is_quantizing and not self.is_observing
+        return self.is_quantizing and not self.is_observing and not is_written()
 
     def set_owner(self, path: str) -> None:
         """The module's path in the model, for messages."""

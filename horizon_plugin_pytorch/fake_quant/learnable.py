@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, listed, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.rounding import grid_edges, inside, on_grid, round_to_grid
+from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.processes import is_distributed
@@ -206,7 +207,7 @@ class LearnableFakeQuantize(FakeQuantize):
         return self._learned(weight, scale, NO_LIMITS, self.saturate and not self.covers(weight, scale))
 
     def _learned(self, x: Tensor, scale: Tensor, limits: tuple[float, float], saturate: bool) -> Tensor:
-        if not scale.requires_grad or self.is_exact or is_traced():  # scales stay as they are
+        if not scale.requires_grad or self.is_exact or is_traced() or is_written():  # scales stay as they are
             scale = scale.detach()
             return round_to_grid(x, scale, self.ch_axis, self.quant_min, self.quant_max, limits, saturate)
         step, ends, edges = grid_edges(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.fake_quant.route import is_written
+from horizon_plugin_pytorch.fixed_point.library import operator
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.untraced import applied, is_traced, untraced
@@ -16,6 +18,21 @@ from horizon_plugin_pytorch.untraced import applied, is_traced, untraced
 def on_grid(x: Tensor, step: Any, ends: tuple[Any, Any]) -> Tensor:
     """The nearest multiples of the step, between the outermost ones."""
     return torch.div(x, step).round_().clamp_(*ends).mul_(step)
+
+
+@operator("fake_quantize(Tensor x, Tensor scale, int axis, float low, float high) -> Tensor")
+def fake_quantize(x: Tensor, scale: Tensor, axis: int, low: float, high: float) -> Tensor:
+    """``clamp(round(x / scale), low, high) * scale``: a rounding of the training route, where that is written down.
+
+    Args:
+        scale: one number, or one for each channel.
+        axis: of the channels; -1 with one scale.
+    """
+    if scale.numel() == 1:
+        return on_grid(x, scale.reshape(()), (low, high))
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    return on_grid(x, scale.reshape(shape), (low, high))
 
 
 def inside(values: Tensor, x: Tensor, edges: tuple[Any, Any] | None) -> Tensor:
@@ -94,6 +111,9 @@ def round_to_grid(
         limits: real range of a fused activation; outside it there is no gradient.
         saturate: give no gradient outside the integers' range either.
     """
+    if is_written():
+        ends = integer_limits(scale, low, high, limits)
+        return fake_quantize(x, scale.detach(), ch_axis if scale.numel() > 1 else -1, *map(float, ends))
     step, ends, edges = grid_edges(x, scale, ch_axis, low, high, limits, saturate)
     return applied(Rounded, x, step, *ends, edges)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.fixed_point.scattering import cells_of, scatter
+from horizon_plugin_pytorch.fake_quant.route import is_written
+from horizon_plugin_pytorch.fixed_point.scattering import cells_of, scatter, scatter_rows
 from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
@@ -32,6 +33,8 @@ def point_pillars_scatter(voxel_features: Tensor, coords: Tensor, output_shape: 
               [7., 0.]]]])
     """
     size = image_size(output_shape)
+    if is_written():
+        return scatter_rows(voxel_features.flatten(1), coords, *size)
     return scatter(voxel_features.flatten(1), cells_of(coords, *size), *size)
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.function_handlers import described, handle
 from horizon_plugin_pytorch.operators import casts as casts  # it registers handlers
 from horizon_plugin_pytorch.operators.arguments import arguments_by_name
@@ -120,7 +121,7 @@ def _relu(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 def _max_pool(func: Callable, args: tuple, kwargs: dict) -> Any:
     x = args[0] if args else kwargs["input"]
-    is_recorded = x.is_integer  # of a converted model: its file has torch's operator
+    is_recorded = x.is_integer or is_written()  # the file has torch's operator
     is_trained = torch.is_grad_enabled() and x.requires_grad
     return keep_scale(func if is_recorded or is_trained else max_pool2d, args, kwargs)
 

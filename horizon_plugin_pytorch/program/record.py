@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.fake_quant.route import written_route
 from horizon_plugin_pytorch.nested import fresh, located, map_tensors, tensors_of
 from horizon_plugin_pytorch.program.builder import Builder, drop_unread
 from horizon_plugin_pytorch.program.memory import memory_of, plain
@@ -23,7 +24,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import argument_names, positional_arguments
 
 
-def record_program(model: nn.Module, example_inputs: Any) -> Program:
+def record_program(model: nn.Module, example_inputs: Any, takes_real: bool = False) -> Program:
     """What a converted model computes on inputs of these shapes, as a graph of `horizon::` and aten operators.
 
     The model runs in eval mode, and again if it keeps results: it must not read what an earlier run has computed. What
@@ -32,6 +33,8 @@ def record_program(model: nn.Module, example_inputs: Any) -> Program:
     Args:
         model: the result of `convert_fx` or `convert`.
         example_inputs: those of its forward, as `prepare` takes them.
+        takes_real: record float and prepared models too, of which a program has real values. That of a prepared model
+            is its training route, with the scales that it has now: ``horizon::fake_quantize`` where it rounds.
 
     Raises:
         ExportError: the model keeps a tensor from one forward to the next, or reads numbers out of computed tensors.
@@ -52,28 +55,32 @@ def record_program(model: nn.Module, example_inputs: Any) -> Program:
     args = map_tensors(lambda x: x.detach().clone(), positional_arguments(model, example_inputs))
     names = argument_names(model, example_inputs)
     paths = tuple((names[path[0]], *path[1:]) for path, _ in located(args))
-    with torch.no_grad(), _eval_mode(model):
-        return _record(model, args, paths)
+    with torch.no_grad(), _eval_mode(model), written_route() if takes_real else nullcontext():
+        return _record(model, args, paths, takes_real)
 
 
-def _record(model: nn.Module, args: tuple, paths: tuple[tuple[Any, ...], ...]) -> Program:
-    program, made = _one_run(model, args, paths)
+def _record(model: nn.Module, args: tuple, paths: tuple[tuple[Any, ...], ...], takes_real: bool) -> Program:
+    program, made = _one_run(model, args, paths, takes_real)
     inputs = {memory_of(x) for x in tensors_of(args)}
     kept = frozenset(memory for memory, storage in made.items() if not storage.expired()) - inputs
     if kept:  # somebody keeps results; does the next forward read them?
-        program, _ = _one_run(model, args, paths, kept)
+        program, _ = _one_run(model, args, paths, takes_real, kept)
     return program
 
 
 def _one_run(
-    model: nn.Module, args: tuple, paths: tuple[tuple[Any, ...], ...], kept: frozenset[Hashable] = frozenset()
+    model: nn.Module,
+    args: tuple,
+    paths: tuple[tuple[Any, ...], ...],
+    takes_real: bool,
+    kept: frozenset[Hashable] = frozenset(),
 ) -> tuple[Program, dict[Hashable, StorageWeakRef]]:
     """Record one forward; the program, and the memory that holds data of this forward."""
     builder = Builder()
     builder.name_constants({**dict(model.named_parameters()), **dict(model.named_buffers())})
     for i, x in enumerate(tensors_of(args)):
         builder.add_input(x, f"input_{i}")
-    recorder = ProgramRecorder(builder, Places(model), kept)
+    recorder = ProgramRecorder(builder, Places(model), kept, takes_real)
     with recorder, recorder.formats():
         outputs = model(*fresh(args))
     if recorder.reads is not None:
@@ -93,10 +100,12 @@ def _finished(model: nn.Module, builder: Builder, paths: tuple[tuple[Any, ...], 
     builder.place = ("", "")
     nodes = []
     for i, x in enumerate(results):
-        if isinstance(x, QTensor):
+        if isinstance(x, QTensor) and x.is_integer:
             builder.see(x)
         nodes.append(builder.node_of(x, f"output_{i}"))
-    values = tuple(Value.of(plain(x), Quantization.of(x) if isinstance(x, QTensor) else None) for x in results)
+    values = tuple(
+        Value.of(plain(x), Quantization.of(x) if isinstance(x, QTensor) and x.is_integer else None) for x in results
+    )
     set_note(builder.graph.output(tuple(nodes)), Note())
     constants = drop_unread(builder.graph, builder.constants.tensors)
     return Program(

@@ -31,6 +31,7 @@ _OF_SHAPES = frozenset(
 _UNFILLED = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
+_ROUNDING = "horizon::fake_quantize"  # also of weights: their scales are to be seen
 _NUMBERS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})  # what reads them without an operator
 _SELECT = "Keep an axis and select with it, as in `x.index_select(1, i.reshape(1)).squeeze(1)`."
 
@@ -42,10 +43,14 @@ class ProgramRecorder(TorchDispatchMode):
         builder: of the program; it has the inputs.
         places: where operators come from.
         kept: memory with data of an earlier run.
+        takes_real: may the model compute with real values, as prepared models do?
     """
 
-    def __init__(self, builder: Builder, places: Places, kept: frozenset[Hashable] = frozenset()) -> None:
+    def __init__(
+        self, builder: Builder, places: Places, kept: frozenset[Hashable] = frozenset(), takes_real: bool = False
+    ) -> None:
         super().__init__()
+        self._takes_real = takes_real
         self.refusals: list[ExportError] = []
         self.reads: str | None = None  # the line that reads data of an earlier run
         self._builder, self._places, self._kept = builder, places, kept
@@ -59,6 +64,7 @@ class ProgramRecorder(TorchDispatchMode):
         if self.reads is None and not self._kept.isdisjoint(map(memory_of, sources)):
             self.reads = user_line()
         is_data = any(map(self._builder.is_data, sources)) and func._schema.name not in _OF_SHAPES
+        is_data = is_data or func._schema.name == _ROUNDING
         self._builder.place = self._places.here() if is_data else ("", "")
         out = self._computed(func, args, kwargs) if is_data else self._constant(func, args, kwargs)
         for x in operands((out,), {}) if is_data else ():
@@ -135,7 +141,7 @@ class ProgramRecorder(TorchDispatchMode):
                 self._alive.append(x)
                 if x.is_integer:
                     self._builder.see(x)
-                else:
+                elif not self._takes_real:
                     self.refusals.append(ExportError(
                         "the model computes with real values, as prepared models do, and not with integers: it has no "
                         "integer program. Call `convert_fx` (or `convert`) first."

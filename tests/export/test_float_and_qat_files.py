@@ -1,0 +1,287 @@
+"""Files of float and QAT models: ONNX Runtime gives what the model gives, and the file shows its scales."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.dtype import qbool
+from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning
+from horizon_plugin_pytorch.fake_quant.route import written_route
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    PrepareMethod,
+    QuantStub,
+    QuantWrapper,
+    convert_fx,
+    fuse_modules,
+    prepare,
+    prepare_qat,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.utils.onnx_helper import export_to_onnx
+from tests.models import make
+from tests.operators.cases import (
+    CASES,
+    Case,
+    arithmetic,
+    attention,
+    detection,
+    gemm,
+    norms,
+    reductions,
+    shapes,
+    spatial,
+    tables,
+)
+from tests.routes import calibrate, prepared, qconfig, run_onnx
+
+IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.lstm = nn.LSTM(4, 6, bidirectional=True)
+        self.gru = nn.GRU(12, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.lstm(self.quant(x))
+        out, _ = self.gru(out)
+        return self.dequant(self.head(out))
+
+
+def _net(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    if name != "recurrent":
+        return make(name)
+    torch.manual_seed(0)
+    return Recurrent().eval(), (torch.randn(7, 2, 4, generator=torch.Generator().manual_seed(1)),)
+
+
+def _export(model: nn.Module, inputs: Any, opset: int = 11, **options: Any) -> onnx.ModelProto:
+    return export_to_onnx(model, inputs, io.BytesIO(), opset_version=opset, **options)
+
+
+def _leaves(outputs: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor)]
+
+
+def _assert_close(found: list[Tensor], outputs: Any, steps: float = 1.0) -> None:
+    """Real values within a step of their grid, float values within 1e-5 of the largest, others equal."""
+    for x, out in zip(found, _leaves(outputs), strict=True):
+        if isinstance(out, QTensor) and out.dtype != qbool:
+            wanted, scale = out.dequantize(), out.scale.max()
+            assert (x - wanted).abs().max() <= (steps + 1e-2) * scale
+        elif isinstance(out, QTensor) or not out.is_floating_point():
+            assert torch.equal(x, out.plain() if isinstance(out, QTensor) else out)
+        else:
+            torch.testing.assert_close(x, out, rtol=1e-5, atol=1e-5 * float(out.abs().max()), equal_nan=True)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17, 21])
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "vit", "recurrent"])
+def test_a_float_file_gives_what_the_model_gives(name: str, opset: int) -> None:
+    model, inputs = _net(name)
+    file = _export(model, inputs, opset)
+    assert [(i.domain, i.version) for i in file.opset_import] == [("", opset)]
+    with torch.no_grad():
+        for optimization in ("off", "on"):
+            _assert_close(run_onnx(file, inputs, optimization), model(*inputs))
+
+
+@pytest.mark.parametrize(
+    ("opset", "dtype"), [(11, "qint8"), (11, "qint16"), (13, "qint8"), (21, "qint8"), (21, "qint16")]
+)
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "vit", "recurrent"])
+def test_a_qat_file_gives_what_training_gives(name: str, opset: int, dtype: str) -> None:
+    model, inputs = _net(name)
+    qat = prepared(model, inputs, dtype)
+    step = float(qat(*inputs).detach().abs().max()) / (127 if dtype == "qint8" else 32767)
+    exact = _export(qat, inputs, opset)
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    trained = _export(qat, inputs, opset)
+    assert trained.SerializeToString() == exact.SerializeToString()  # both states are written as the model trains
+    with torch.no_grad():
+        wanted = qat(*inputs)
+    for optimization in ("off", "on"):
+        # The default opset is safe from the int8 kernels that ONNX Runtime puts in, which round otherwise.
+        (found,) = run_onnx(trained, inputs, optimization, int8_kernels=opset == 11)
+        assert (found - wanted).abs().max() <= 1.01 * step
+    assert {node.domain for node in trained.graph.node} == {""}
+
+
+def test_nothing_is_rounded_in_a_file_of_calibration() -> None:
+    model, inputs = make("resnet")
+    qat = prepared(copy.deepcopy(model), inputs)
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    file = _export(qat, inputs)
+    assert not {"QuantizeLinear", "Round"} & {node.op_type for node in file.graph.node}
+    with torch.no_grad():
+        _assert_close(run_onnx(file, inputs), qat(*inputs))
+
+
+@pytest.mark.parametrize("opset", [11, 13, 21])
+def test_scales_are_in_the_file(opset: int) -> None:
+    qat = prepared(QuantWrapper(nn.Conv2d(3, 4, 3)), (IMAGE,))
+    file = _export(qat, IMAGE, opset)
+    constants = {x.name: onnx.numpy_helper.to_array(x) for x in file.graph.initializer}
+    nodes = {node.output[0]: node for node in file.graph.node}
+    assert {"quant/activation_post_process/QuantizeLinear", "module/Conv"} <= {node.name for node in file.graph.node}
+    weight = nodes[nodes["module/Conv"].output[0]].input[1]
+    scales = [constants[name] for name in nodes[weight].input if name in constants]
+    wanted = qat.module.weight_fake_quant.scale.numpy()
+    assert any(s.size == 4 and (s.ravel() == wanted).all() for s in scales)
+    assert (nodes[weight].op_type == "DequantizeLinear") == (opset >= 13)
+    stored = [x for x in constants.values() if x.shape == (4, 3, 3, 3)]
+    assert [x.dtype for x in stored] == ["int8"]
+    (quantize,) = [node for node in file.graph.node if node.name == "quant/activation_post_process/QuantizeLinear"]
+    assert float(constants[quantize.input[1]]) == float(qat.quant.activation_post_process.scale)
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv, self.relu, self.pool = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.pool(self.relu(self.conv(self.quant(x))))
+        return {"features": self.dequant(x), "grid": x}
+
+
+def _prepared_by(method: str) -> nn.Module:
+    torch.manual_seed(1)
+    model = Small().eval()
+    if method == "eager":
+        fuse_modules(model, ["conv", "relu"], inplace=True)
+        model.qconfig = qconfig()
+        return calibrate(prepare_qat(model), (IMAGE,))
+    if method == "fx":
+        return prepared(model, (IMAGE,))
+    for module in model.modules():
+        module.qconfig = qconfig()
+    return calibrate(prepare(model, IMAGE, method=PrepareMethod[method]), (IMAGE,))
+
+
+@pytest.mark.parametrize("method", ["fx", "eager", "JIT", "JIT_STRIP", "EAGER"])
+def test_models_of_every_method_are_written(method: str) -> None:
+    qat = _prepared_by(method)
+    before = {name: x.clone() for name, x in qat.state_dict().items()}
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    file = _export(qat, {"x": IMAGE})
+    assert [x.name for x in file.graph.input] == ["x"] and [x.name for x in file.graph.output] == ["features", "grid"]
+    assert "MaxPool" in [node.op_type for node in file.graph.node]
+    with torch.no_grad():
+        wanted = qat(IMAGE)
+        _assert_close(run_onnx(file, [IMAGE]), [wanted["grid"], wanted["grid"]])
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    assert all(torch.equal(x, before[name]) for name, x in qat.state_dict().items() if "observer" not in name)
+
+
+ROOMS = {
+    room.__name__.rpartition(".")[2]: room.CASES
+    for room in (arithmetic, attention, detection, gemm, norms, reductions, shapes, spatial, tables)
+}
+# Their Python code reads numbers of the inputs.
+READ_NUMBERS = {"bev-pool"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_operator_has_a_file_of_its_qat_form(room: str) -> None:
+    """One case for each class of module and each function that prepared graphs call."""
+    seen: set[Any] = set()
+    for index, case in enumerate(ROOMS[room]):
+        set_march(case.march)
+        dtype = case.formats[index % len(case.formats)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            qat = prepared(case.model(), case.inputs(), dtype)
+        met = {type(module) for module in qat.modules()} | {
+            node.target for node in qat.graph.nodes if node.op == "call_function" or node.op == "call_method"
+        }
+        if met <= seen:
+            continue
+        seen |= met
+        _assert_written(case, qat, (11, 13, 17, 21)[index % 4])
+
+
+def _assert_written(case: Case, qat: nn.Module, opset: int) -> None:
+    inputs = case.inputs()
+    if case.name in READ_NUMBERS:
+        with pytest.raises(ExportError, match="reads a number"):
+            _export(qat, inputs, opset)
+        return
+    with torch.no_grad(), written_route():
+        wanted = qat(*[x.clone() for x in inputs])
+    found = run_onnx(_export(qat, inputs, opset), inputs)
+    count = len(found) - (1 if case.picks is None else len(case.picks))  # real values of what comes before
+    _assert_close(found[:count], _leaves(wanted)[:count])
+
+
+def test_every_case_is_in_a_room() -> None:
+    assert sum(map(len, ROOMS.values())) == len(CASES)
+
+
+def test_arguments_that_change_nothing_are_told() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with pytest.warns(QuantizationWarning, match="weights are always written"):
+        _export(model, IMAGE, export_params=False)
+    with pytest.warns(QuantizationWarning, match="in eval mode"):
+        _export(model, IMAGE, training=torch.onnx.TrainingMode.TRAINING)
+    with pytest.warns(QuantizationWarning, match="keep_initializers_as_inputs"):
+        _export(model, IMAGE, keep_initializers_as_inputs=True)
+    with pytest.warns(QuantizationWarning, match="custom_opsets"):
+        _export(model, IMAGE, custom_opsets={"mine": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _export(
+            model, IMAGE, training=torch.onnx.TrainingMode.EVAL, do_constant_folding=True, strip_doc_string=True,
+            operator_export_type=torch.onnx.OperatorExportTypes.ONNX_FALLTHROUGH, enable_onnx_checker=False,
+        )  # fmt: skip
+        _export(model, IMAGE, operator_export_type=None)
+
+
+class Chooses(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0]
+
+
+def test_what_has_no_form_is_refused_with_module_line_and_remedy() -> None:
+    with pytest.raises(ExportError, match=r"at `0` \(test_float_and_qat_files.py:\d+\).*torch.where"):
+        _export(nn.Sequential(Chooses()), IMAGE)
+
+
+def test_a_converted_model_is_written_too() -> None:
+    quantized = convert_fx(prepared(QuantWrapper(nn.Conv2d(3, 4, 3)), (IMAGE,)))
+    file = _export(quantized, IMAGE)
+    with torch.no_grad():
+        assert torch.equal(run_onnx(file, [IMAGE])[0], quantized(IMAGE))
+
+
+def test_onnx_runtime_does_not_round_weights_again() -> None:
+    """Its optimiser takes weights without a DequantizeLinear for float ones, and gives all channels one scale."""
+    set_march(March.BAYES)
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 3)
+    layer.weight.data.mul_(torch.tensor([1.0, 1e-2, 1e-3, 1e-4]).reshape(4, 1, 1, 1))
+    qat = prepared(QuantWrapper(nn.Sequential(layer, nn.ReLU())), (IMAGE,))
+    file = _export(qat, IMAGE, 11)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(file.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"input": IMAGE.numpy()})
+    assert torch.equal(torch.from_numpy(found), run_onnx(file, [IMAGE])[0])
