@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.analysis.float_run import FloatComparison
 from horizon_plugin_pytorch.asking import error_line
-from horizon_plugin_pytorch.capture.tracer import is_leaf
+from horizon_plugin_pytorch.capture.leaves import is_leaf
 from horizon_plugin_pytorch.config.choice import reason_of
 from horizon_plugin_pytorch.errors import at
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast

@@ -15,6 +15,7 @@ from torch import fx, nn
 from horizon_plugin_pytorch.analysis.calls import operators_of
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.graph_text import graph_of
+from horizon_plugin_pytorch.capture.leaves import is_functional
 from horizon_plugin_pytorch.capture.region import (
     called_path,
     is_constant,
@@ -24,7 +25,6 @@ from horizon_plugin_pytorch.capture.region import (
     value_inputs,
 )
 from horizon_plugin_pytorch.capture.sizes import is_fact, is_size
-from horizon_plugin_pytorch.capture.tracer import is_functional
 from horizon_plugin_pytorch.capture.wrapped import wrapped_modules
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CheckError, HorizonError, QuantizationWarning, warn

@@ -9,9 +9,9 @@ from typing import Any
 from torch import fx, nn
 
 from horizon_plugin_pytorch.asking import is_library_function
+from horizon_plugin_pytorch.capture.leaves import is_leaf, is_marked
 from horizon_plugin_pytorch.capture.reach import modules_named_by
 from horizon_plugin_pytorch.capture.region import Region, called_path, is_fact
-from horizon_plugin_pytorch.capture.tracer import is_leaf, is_marked
 from horizon_plugin_pytorch.errors import source_line
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.capture.tracer import is_leaf
+from horizon_plugin_pytorch.capture.leaves import is_leaf
 from horizon_plugin_pytorch.fake_quant.qconfig import spell, unasked
 from horizon_plugin_pytorch.notes import keep_notes, note_of  # noqa: F401 - for the docstring's example
 from horizon_plugin_pytorch.operators.table import row_named

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from horizon_plugin_pytorch.capture.leaves import runs_as_one
 from horizon_plugin_pytorch.capture.recording import float_casts
 from horizon_plugin_pytorch.capture.region import called_path
-from horizon_plugin_pytorch.capture.tracer import runs_as_one
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule

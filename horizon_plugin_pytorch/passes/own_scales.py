@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.capture.leaves import is_functional, is_leaf
 from horizon_plugin_pytorch.capture.recording import LoggedCall
 from horizon_plugin_pytorch.capture.region import called_path, row_of_node
-from horizon_plugin_pytorch.capture.tracer import is_functional, is_leaf
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast

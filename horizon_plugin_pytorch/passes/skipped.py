@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
+from horizon_plugin_pytorch.capture.leaves import is_leaf
 from horizon_plugin_pytorch.capture.region import called_path
-from horizon_plugin_pytorch.capture.tracer import is_leaf
 from horizon_plugin_pytorch.capture.wrapped import wrapped_modules
 from horizon_plugin_pytorch.config.choice import Choice, Step
 from horizon_plugin_pytorch.passes.preparation import Preparation

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.capture.captured import Captured
+from horizon_plugin_pytorch.capture.leaves import is_leaf
 from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, unwrapped
 from horizon_plugin_pytorch.capture.plain_weights import plain_weights
 from horizon_plugin_pytorch.capture.recording import record
 from horizon_plugin_pytorch.capture.region import quantized_nodes
-from horizon_plugin_pytorch.capture.tracer import is_leaf
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER, GraphView, ModuleView
 from horizon_plugin_pytorch.config.resolve import resolve_qconfigs

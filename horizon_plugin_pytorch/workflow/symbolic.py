@@ -14,7 +14,8 @@ from horizon_plugin_pytorch.capture.graph_module import (
 )
 from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, require_shapes, unwrapped
 from horizon_plugin_pytorch.capture.plain_weights import plain_weights
-from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, trace
+from horizon_plugin_pytorch.capture.tracer import QuantizationTracer
+from horizon_plugin_pytorch.capture.tracing import trace
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.march import require_march

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.capture.tracer import trace
+from horizon_plugin_pytorch.capture.tracing import trace
 
 FOUND: dict[str, Any] = {}
 

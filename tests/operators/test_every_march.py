@@ -16,7 +16,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.analysis.limits import find_limits
 from horizon_plugin_pytorch.capture.region import quantized_nodes, row_of_node
-from horizon_plugin_pytorch.capture.tracer import trace
+from horizon_plugin_pytorch.capture.tracing import trace
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.operator_table import Operator, rows

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.graph_module import ObservedGraphModule
 from horizon_plugin_pytorch.capture.recording import record_runs
-from horizon_plugin_pytorch.capture.tracer import trace
+from horizon_plugin_pytorch.capture.tracing import trace
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.stubs import DeQuantStub, QuantStub

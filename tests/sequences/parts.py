@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.capture.region import quantized_nodes, row_of_node
-from horizon_plugin_pytorch.capture.tracer import trace
+from horizon_plugin_pytorch.capture.tracing import trace
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.operators.table import Operator
 from tests.operators.cases import CASES, Case

@@ -1,0 +1,236 @@
+"""A model's graph by symbolic trace, with what is to be told of it; or an error that names the line."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.fx
+from torch import nn
+
+from horizon_plugin_pytorch.asking import (
+    error_line,
+    is_user_code,
+)
+from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
+from horizon_plugin_pytorch.capture.given import GUARD, Arguments
+from horizon_plugin_pytorch.capture.modes import tell_modes
+from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, stored_tensors
+from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, warn
+from horizon_plugin_pytorch.runtime.leaf import first_proxy
+
+
+def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None) -> torch.fx.Graph:
+    """The model's graph, or an error that names the line which cannot be traced.
+
+    Args:
+        example: the arguments and keyword arguments of a call like those to come. Without one, an argument that may be
+            None counts as given, where the forward can be followed so.
+    """
+    if isinstance(model, torch.fx.GraphModule):
+        return model.graph
+    _refuse_names(model)
+    before = stored_tensors(model)
+    arguments = Arguments(model, example)
+    try:
+        tracer, graph = _traced(model, arguments)
+    except Exception as error:
+        absent = frozenset(() if arguments.has_example else arguments.optional)
+        arguments = Arguments(model, None, absent)
+        try:
+            if not absent:
+                raise error
+            tracer, graph = _traced(model, arguments)
+        except Exception:
+            where = error_line(error)
+            raise TraceError(
+                f"symbolic trace cannot follow `{type(model).__name__}`{f' at {where}' if where else ''}: "
+                f"{_remedy(error)} {'' if example else _EXAMPLE}Or prepare with `prepare(model, example_inputs, ...)`, "
+                "which runs the forward: sizes and lengths are numbers there, and what lies outside of the stubs may "
+                "be any Python."
+            ) from error
+        tell_absent(model, absent, error_line(error))
+    else:
+        follow_absent(model, arguments, graph, _traced)
+    model.__dict__.pop(GUARD, None)
+    if arguments.guard.facts:
+        model.__dict__[GUARD] = arguments.guard
+    _tell_lost(model, tracer.lost_hooks)
+    _tell_tested(model, tracer.tested_results)
+    _tell_written(model, before)
+    tell_modes(model, arguments, graph, _traced)
+    return graph
+
+
+_EXAMPLE = (
+    "If it is about a list, a dictionary, a flag or an optional argument of the forward, give example_inputs: symbolic "
+    "trace then knows what these hold. "
+)
+
+
+def _traced(model: nn.Module, arguments: Arguments) -> tuple[QuantizationTracer, torch.fx.Graph]:
+    tracer = QuantizationTracer()
+    tracer.arguments = arguments
+    with _own_attributes(model, tracer):
+        graph = tracer.trace(model)
+        if tracer.keeps_proxies:  # does the next forward read them?
+            tracer.successor = QuantizationTracer()
+            tracer.successor.arguments = arguments
+            with contextlib.suppress(Exception):
+                tracer.successor.trace(model)
+    return tracer, graph
+
+
+def _tell_written(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]]) -> None:
+    """Name the tensors that the forward wrote to while it was traced: the graph has the reads, and not the writes."""
+    buffers = dict(model.named_buffers())
+    written = [
+        path
+        for path, (old, version) in before.items()
+        if old._version != version or (path in buffers and buffers[path] is not old)
+    ]
+    if written:
+        shown = ", ".join(f"`{path}`" for path in written)
+        warn(
+            f"`{type(model).__name__}`: its forward writes to {shown}, which symbolic trace does not see: the prepared "
+            "model reads it and never writes it. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its "
+            "own forward; or write it outside of the forward.",
+            QuantizationWarning,
+        )
+
+
+def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:
+    """Name the hooks that the prepared model does not call."""
+    shown = ", ".join(hooks)
+    if shown:
+        warn(
+            f"`{type(model).__name__}`: the prepared model does not call the hooks {shown}: symbolic trace goes "
+            "through these modules, and the graph calls what is inside. Put such a hook on a layer inside or on the "
+            "whole model, or prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward with all hooks.",
+            QuantizationWarning,
+        )
+
+
+def _tell_tested(model: nn.Module, results: Iterable[str]) -> None:
+    """Name the wrapped code whose result counts as given, where the forward asks whether it is None."""
+    shown = ", ".join(results)
+    if shown:
+        warn(
+            f"`{type(model).__name__}` asks whether {shown} gives None, which tracing does not know: it is traced as "
+            "if it did not. If it can, put the question into the wrapped code too, or prepare with "
+            "`PrepareMethod.JIT_STRIP`, which runs the forward.",
+            QuantizationWarning,
+        )
+
+
+@contextlib.contextmanager
+def _own_attributes(model: nn.Module, tracer: QuantizationTracer) -> Iterator[None]:
+    """Attributes that hold values of the traced forward afterwards get back what they were."""
+    before = [(vars(m), {k: (v, _items(v)) for k, v in vars(m).items()}) for m in model.modules()]
+    classes = {cls: dict(vars(cls)) for m in model.modules() for cls in type(m).__mro__ if _is_of_users(cls)}
+    try:
+        yield
+    finally:
+        has_proxies = tracer.successor is not None or tracer.keeps_proxies
+        for attributes, values in before if has_proxies else ():
+            for name in _with_proxies(attributes):
+                if name not in values:
+                    del attributes[name]
+                    continue
+                attributes[name], items = values[name]
+                if items is not None:
+                    attributes[name].clear()
+                    getattr(attributes[name], "extend" if isinstance(items, list) else "update")(items)
+        for cls, values in classes.items() if has_proxies else ():
+            for name in _with_proxies(vars(cls)):
+                setattr(cls, name, values[name]) if name in values else delattr(cls, name)
+
+
+def _with_proxies(attributes: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in attributes.items() if first_proxy(_items(value) or value) is not None]
+
+
+def _is_of_users(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    return cls is not object and is_user_code(getattr(module, "__file__", None) or "")
+
+
+def _items(value: Any) -> Any:
+    """What a container of its own kind holds, as a plain list or dict."""
+    if type(value) in (list, collections.deque):
+        return list(value)
+    return dict(value) if type(value) in (dict, collections.OrderedDict, collections.defaultdict) else None
+
+
+_TAKEN = frozenset(dir(torch.fx.GraphModule)) - frozenset(dir(nn.Module)) | {
+    "_graph", "_code", "meta", "_tracer_cls", "_tracer_extras",
+}  # fmt: skip
+
+
+def _refuse_names(model: nn.Module) -> None:
+    """Insist that the model has nothing of the names that torch.fx gives to the attributes of a traced model."""
+    parts = {**model._modules, **model._parameters, **model._buffers}
+    methods = [name for name in vars(model) if name in _TAKEN and callable(getattr(torch.fx.GraphModule, name, None))]
+    taken = [name for name in (*parts, *methods) if name in _TAKEN]
+    if taken:
+        raise TraceError(
+            f"`{taken[0]}` of `{type(model).__name__}` has the name of something that every model of torch.fx has, so "
+            "that the traced model could not have both. Give it another name; or let `prepare` run the model "
+            "(`method=PrepareMethod.JIT_STRIP`), which takes any name."
+        )
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, TraceError):
+        return str(error)
+    names = "(TracedProxy|Parts|Written|Known(Number|List|Dict))"
+    text = re.sub(rf"'{names}'|(?<=not ){names}\b", "a tensor that is traced", str(error))
+    if "__delitem__" in text:
+        return "`del x[...]` has no form in a graph."
+    if "of which nothing is known" in text:
+        return f"{text}."
+    if "was traced before" in text:
+        return (
+            f"{text}: code keeps it in a global variable or another object, where the next forward finds it. Set that "
+            "back to what it was before any forward; and make such a state an input and an output of the model."
+        )
+    if "cannot be iterated" in text:
+        return (
+            "a tensor's length is not known while tracing, so it cannot be looped over, passed to zip() or unpacked "
+            "with *; nor is the length of what wrapped code gives. Take a known number of parts: `a, b = x.unbind(1)`, "
+            "`for part in x.chunk(2, 1)`, or `x[:, i]` for i in range(2); of wrapped code, `parts[i]` for i in "
+            "range(2)."
+        )
+    if "cannot be interpreted as an integer" in text:
+        return (
+            "a size is not known as a number while tracing, so `range(x.shape[0])` cannot be run. Write the number, or "
+            "take it from the model's configuration: `range(self.levels)`."
+        )
+    if re.match(r"(int|float)\(\) argument", text):
+        return (
+            "a size or a number in a tensor is not known while tracing, so int() and float() cannot read it. Sizes are "
+            "integers as they are: write `x.shape[0] // 2` and `math.prod(x.shape)` without int(); take other numbers "
+            "from the model's configuration."
+        )
+    if "__array_" in text or "to a NumPy" in text:
+        return (
+            "numpy cannot take tensors or sizes that are not known as numbers while tracing. Compute with them in "
+            "torch and Python, or take the numbers from the model's configuration."
+        )
+    if "assignment to `x.data`" in text:
+        return "a graph has no form for `x.data = y`. Go on with the new tensor, as in `x = y`."
+    if "item assignment" in text:
+        return (
+            "writing into a part of a tensor has no form in a graph. Build the tensor from its parts with `torch.cat` "
+            "or `torch.stack`, or choose between two tensors with `torch.where`."
+        )
+    return (
+        f"{text.rstrip('.')}. The graph must not depend on the values of tensors: move that code out of the model's "
+        "forward. Before the QuantStub or after the DeQuantStub it can also be hidden in a function or module marked "
+        "with `horizon_plugin_pytorch.utils.fx_helper.wrap()`, which is then called as it is."
+    )
