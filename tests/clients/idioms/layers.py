@@ -62,6 +62,19 @@ FORMS = (
         "{hooked}.register_forward_pre_hook(lambda m, a: None)",
         "{hooked}.register_forward_pre_hook(lambda m, a, k: None, with_kwargs=True)",
         "{hooked}.register_forward_pre_hook(lambda m, a, k: (a, k), with_kwargs=True)"),)),
+    # Settings that the forward reads.
+    Form("settings are read", (
+        '{conv}({x}) if {conv}.padding_mode == "zeros" and {conv}.stride == (1, 1) else {x}',
+        "{conv}({x})[:, : {conv}.out_channels // {conv}.groups]", "{conv}({x}) * {conv}.kernel_size[0]"),
+        made={"conv": ("nn.Conv2d({c}, {c}, 1)", 'nn.Conv2d({c}, {c}, 3, padding=1, padding_mode="reflect")')}),
+    Form("pool that is asked", "{pool}({x}) if {pool}.kernel_size == 2 and {pool}.padding == 0 else {x}",
+         made={"pool": ("nn.AvgPool2d(2)", "nn.MaxPool2d(2)")}, shape="halved", smallest=4),
+    Form("slopes in a buffer", "F.prelu({x}, self.{slopes})", names="slopes",
+         init=('self.register_buffer("{slopes}", torch.rand({c}) * 0.5)',)),
+    Form("hook that computes", "{hooked}({x})", made={"hooked": "nn.Conv2d({c}, {c}, 1)"}, init=((
+        "{hooked}.register_forward_hook(lambda m, a, o: o * 0.5)",
+        "{hooked}.register_forward_hook(lambda m, a, o: torch.sigmoid(o))",
+        "{hooked}.register_forward_pre_hook(lambda m, a: (a[0] + 1,))"),), is_traceable=False),
     # Tokens.
     Form("attention", _IMAGE, dict.fromkeys("qkv", "nn.Linear({c}, {c})"), names="t a", lines=(_TOKENS, (
         "{a} = {q}({t}) @ {k}({t}).transpose(1, 2)", "{a} = torch.matmul({q}({t}), {k}({t}).transpose(-2, -1))",
@@ -82,6 +95,11 @@ FORMS = (
     Form("recurrent", "{x} * {t}.transpose(1, 2).unsqueeze(-1)", {"cell": (
         "nn.GRU({c}, {c}, batch_first=True)", "nn.LSTM({c}, {c}, batch_first=True)")}, names="t rest",
         lines=("{t}, {rest} = {cell}({x}.mean(3).transpose(1, 2))",), largest=8),
+    Form("recurrent with its first state", "{x} * {t}.transpose(1, 2).unsqueeze(-1)",
+         made={"cell": ("nn.GRU({c}, {c}, 2, batch_first=True)", "nn.RNN({c}, {c} // 2, batch_first=True, "
+                        "bidirectional=True)")}, names="t first rest", lines=(
+        "{first} = torch.zeros({cell}.num_layers * (2 if {cell}.bidirectional else 1), {x}.shape[0], "
+        "{cell}.hidden_size)", "{t}, {rest} = {cell}({x}.mean(3).transpose(1, 2), {first})"), largest=8),
     Form("gru cell", "{x} * {state}[:, :, None, None]", {"cell": "nn.GRUCell({c}, {c})"}, names="state", lines=(
         ("{state} = {cell}({x}.mean((2, 3)), {x}.amax((2, 3)))", "{state} = {cell}({x}.mean(dim=(2, 3)))"),),
         has_arguments=True),

@@ -41,6 +41,9 @@ FORMS = (
         "lateral": "nn.ModuleList([nn.Conv2d({c}, {c}, 1), nn.Conv2d({c}, {c}, 1)])",
         "smooth": "nn.ModuleList([nn.Conv2d({c}, {c}, 3, padding=1), nn.Identity()])"},
         lines=("{outs} = [s(F.relu(l({x}))) for l, s in zip({lateral}, {smooth})]",), has_repeats=True),
+    Form("steps of a decoder", "{t}", {"step": "nn.Conv2d({c}, {c}, 1)"}, names="t", lines=(
+        "{t} = {x}", "for _ in range(3):", ("    {t} = {step}({t}) + {x}", "    {t} = F.relu({step}({t}))")),
+        has_repeats=True),
     Form("layers by name", "{t}", names="t stem", init=("for i in range(2):", (
         '    setattr(self, f"{stem}_{{i}}", nn.Sequential(nn.Conv2d({c}, {c}, 1), nn.ReLU()))')),
         lines=("{t} = {x}", "for i in range(2):", '    {t} = getattr(self, f"{stem}_{{i}}")({t})')),
