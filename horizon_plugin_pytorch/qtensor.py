@@ -209,7 +209,7 @@ class QTensor(TensorWithScale):
                 assert self._grid is not None
                 self.data = self._scaled(self._grid)
                 self._is_deferred = False
-            return self.as_subclass(Tensor)
+            return super().as_subclass(Tensor)
 
     def as_grid(self) -> Tensor:
         """The integers, as an ordinary float32 tensor (float64 for `qint32`)."""

@@ -187,7 +187,7 @@ def asked_by_model() -> bool:
     The model was prepared by running it, or is code that tracing did not enter. Torch's functions ask for the code that
     called them. This package and tools (`asking.as_tool`) get the real answer.
     """
-    return not asking.package_asks(2) and interceptor() is not None and asking.model_asks(2)
+    return interceptor() is not None and not asking.package_asks(2) and asking.model_asks(2)
 
 
 def asked_by_forward() -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -29,13 +30,20 @@ def signature(cls: Any) -> str:
 
 def flatten(*parts: Any) -> list[Any]:
     """The fields of dataclass objects in order: arguments of an operator whose schema has their `signature`."""
-    return [getattr(part, name) for part in parts for name in _names(part.__class__)]
+    return [value for part in parts for value in _reader(part.__class__)(part)]
 
 
 def unflatten(values: tuple, *classes: Any) -> list[Any]:
     """The objects again."""
     rest = iter(values)
     return [cls(*itertools.islice(rest, len(_names(cls)))) for cls in classes]
+
+
+@functools.lru_cache(maxsize=64)
+def _reader(cls: Any) -> Callable[[Any], tuple]:
+    """Reads all fields of an object at once."""
+    names = _names(cls)
+    return attrgetter(*names) if len(names) > 1 else lambda part: tuple(getattr(part, name) for name in names)
 
 
 @functools.lru_cache(maxsize=64)

@@ -52,7 +52,7 @@ _DEVICES = ("cuda", "cpu")
 
 def is_autocast() -> bool:
     """Is `torch.autocast` active?"""
-    return any(map(torch.is_autocast_enabled, _DEVICES))
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 @contextmanager

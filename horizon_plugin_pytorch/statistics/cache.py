@@ -123,7 +123,11 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
     >>> plain_attributes(nn.Flatten(2))
     {'training': True, 'start_dim': 2, 'end_dim': -1}
     """
-    return {name: _COPIES[type(v)](v) for name, v in vars(module).items() if name[0] != "_"}
+    return {
+        name: v if (copied := _COPIES[type(v)]) is _itself else copied(v)
+        for name, v in vars(module).items()
+        if name[0] != "_"
+    }
 
 
 def _itself(value: Any) -> Any:
@@ -154,4 +158,4 @@ def _are_equal(a: tuple, b: tuple) -> bool:
 
 
 def _match(copies: tuple[_Copy, ...], sources: tuple[Tensor, ...]) -> bool:
-    return len(sources) == len(copies) and all(copy.matches(t) for copy, t in zip(copies, sources, strict=True))
+    return len(sources) == len(copies) and all(map(_Copy.matches, copies, sources))

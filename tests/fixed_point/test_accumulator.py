@@ -149,6 +149,7 @@ def check(layer: Layer) -> fp.AccumulatorPlan:
     module.stride, module.padding, module.dilation = list(layer.stride), list(layer.padding), list(layer.dilation)
     module.groups, module.output_padding = layer.groups, list(layer.output_padding)
     module.explicit_padding, module.padding_mode = None, "constant"
+    module.geometry = module._geometry(module.padding)
     got = module.compute(x, residual, plan)
     assert torch.equal(x, before), "the input must not change"
 

@@ -103,6 +103,11 @@ class QuantizedModule(PlacedModule):
             return self.as_parameter(name)
         return value
 
+    @property
+    def gives_real(self) -> bool:
+        """Are its results float16, or of high precision?"""
+        return self.is_accumulator or self._modules.get("cast") is not None
+
     def as_parameter(self, name: str) -> Any:
         """A former parameter as the user's forward reads it: real numbers, and one tensor for all readers."""
         value = self._buffers[name]
