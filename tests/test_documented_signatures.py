@@ -84,6 +84,13 @@ DOCUMENTED = {
         "module, example_inputs, march=None, input_source='ddr', advice=None, check_quanti_param=True"
     ),
     "utils.quant_profiler.check_deploy_device": "model, print_tabulate=True, out_dir=None",
+    "utils.quant_profiler.script_profile": (
+        "model, example_inputs, out_dir=None, march=None, mark_node_func=None, compare_with_hbdk_parser=True"
+    ),
+    "utils.quant_profiler.compare_script_models": "model1, model2, example_inputs, march=None",
+    "jit.save": "m, f, _extra_files=None",
+    "jit.load": "f, map_location=None, _extra_files=None",
+    "jit.to_device": "script_module, device",
     "utils.quant_profiler.set_preserve_qat_mode": "model, prefixes=(), types=(), value=True",
     "quantization.observer_v2.MinMaxObserver": _COMMON,
     "quantization.observer_v2.MixObserver": _COMMON,

@@ -271,6 +271,11 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def write_program(program: Program, input_names: list[str] | None, output_names: list[str] | None) -> Any:
+    """The file of a program that is recorded already."""
+    return _written(program, input_names, output_names, OPSET)
+
+
 def _written(program: Program, input_names: list[str] | None, output_names: list[str] | None, opset: int) -> Any:
     """The file of a program."""
     inputs = port_names(program.input_paths, "input", input_names)

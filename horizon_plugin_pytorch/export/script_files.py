@@ -71,7 +71,7 @@ def load(f: Any, map_location: Any = None, _extra_files: dict[str, Any] | None =
     """
     contents, wanted = _contents(f), dict.fromkeys(_extra_files or {}, "")
     try:
-        with _quiet():
+        with quiet():
             module = torch.jit.load(io.BytesIO(contents), map_location, _extra_files=wanted)
     except RuntimeError as error:
         raise _load_error(f, contents, error) from error
@@ -111,7 +111,7 @@ def to_device(script_module: torch.jit.ScriptModule, device: Any) -> torch.jit.S
     require_script(script_module, "to_device")
     device = torch.device(device)
     file = io.BytesIO()
-    with _quiet():
+    with quiet():
         torch.jit.save(script_module, file)
         file.seek(0)
         moved = torch.jit.load(file, map_location=device)  # with its parameters, buffers and constants
@@ -138,7 +138,7 @@ def _write(m: torch.jit.ScriptModule, f: Any, extra_files: dict[str, Any] | None
         m._c._register_attribute(_NAME, torch._C.StringType.get(), __version__)
     data = io.BytesIO()
     try:
-        with _quiet():
+        with quiet():
             torch.jit.save(m, data, _extra_files={**(extra_files or {}), _NAME: __version__})
     except RuntimeError as error:
         if "python operator" not in str(error).lower() and "PythonOp" not in str(error):
@@ -206,9 +206,10 @@ def _replace_devices(graph: torch._C.Graph, device: torch.device) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without torch's warnings that TorchScript is deprecated: these files are what deployment asks for."""
     with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
         warnings.filterwarnings("ignore", message=r".*torch\.jit.*(deprecated|not supported)", category=Warning)
         yield
 

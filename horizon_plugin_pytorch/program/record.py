@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.program.note import Note, Quantization, Value, note_
 from horizon_plugin_pytorch.program.place import Places
 from horizon_plugin_pytorch.program.program import Program
 from horizon_plugin_pytorch.program.recorder import ProgramRecorder
+from horizon_plugin_pytorch.program.script import ScriptSteps
 from horizon_plugin_pytorch.program.structure import with_slots
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import argument_names, positional_arguments
@@ -80,7 +81,8 @@ def _one_run(
     builder.name_constants({**dict(model.named_parameters()), **dict(model.named_buffers())})
     for i, x in enumerate(tensors_of(args)):
         builder.add_input(x, f"input_{i}")
-    recorder = ProgramRecorder(builder, Places(model), kept, takes_real)
+    places = model.places if isinstance(model, ScriptSteps) else Places(model)
+    recorder = ProgramRecorder(builder, places, kept, takes_real)
     with recorder, recorder.formats():
         outputs = model(*fresh(args))
     if recorder.reads is not None:

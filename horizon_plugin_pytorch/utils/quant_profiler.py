@@ -1,6 +1,7 @@
 """Debug tools, under the path that the guides give."""
 
 from horizon_plugin_pytorch.analysis.deploy_device import check_deploy_device
+from horizon_plugin_pytorch.export.script_profile import compare_script_models, script_profile
 from horizon_plugin_pytorch.passes.preserved import set_preserve_qat_mode
 
-__all__ = ["check_deploy_device", "set_preserve_qat_mode"]
+__all__ = ["check_deploy_device", "compare_script_models", "script_profile", "set_preserve_qat_mode"]

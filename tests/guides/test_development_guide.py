@@ -253,3 +253,25 @@ def test_common_mistakes() -> None:
         },
     )
     assert model.classifier.activation_post_process is None and model.conv.activation_post_process is not None
+
+
+def _rows(table: str) -> dict[str, str]:
+    return dict(line.split() for line in table.splitlines() if line.endswith(("True", "False")))
+
+
+def test_script_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    run("script_profile")
+    out, expected = capsys.readouterr().out, printed("script_profile")
+    # The guide's table has no row of the sum, which that of `compare_script_models` has for the same model.
+    assert _rows(out) == {**_rows(expected), "_hz_add": "True"}
+    assert out.splitlines()[-1].startswith(expected.splitlines()[-1].removesuffix("."))
+    saved = torch.load("horizon_script_result.pt", weights_only=True)
+    assert list(saved) == list(_rows(out))
+    assert saved["_hz_cat_1"].shape == (1, 30, 5, 5) and saved["arg0"].abs().max() <= 128
+
+
+def test_compare_script_models(capsys: pytest.CaptureFixture[str]) -> None:
+    run("compare_script_models")
+    out, expected = capsys.readouterr().out, printed("compare_script_models")
+    assert _rows(out) == _rows(expected)
+    assert out.splitlines()[-1] == expected.splitlines()[-1]
