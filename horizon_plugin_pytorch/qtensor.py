@@ -48,6 +48,7 @@ from horizon_plugin_pytorch.running import (
     asked_in_forward,
     current_forward,
     interceptor,
+    is_hybrid,
     is_in_forward,
     is_of_model,
 )
@@ -402,15 +403,31 @@ class QTensor(TensorWithScale):
             return func(*args, **kwargs)
         if len(types) > 1 and any(getattr(t, "hands_over", False) for t in types):
             return NotImplemented  # the other kind calls again, with ordinary tensors
-        handler = handler_of(func)
-        if handler is None:
-            raise unsupported(func)
-        if kwargs.get("out") is not None:
-            raise NotImplementedError(f"{described(func)} has no quantized form with `out`: use its result instead.")
-        plain_args, plain_kwargs = plain_arguments(args, kwargs, is_index=func in _INDEXING)
-        out = handler(func, plain_args, plain_kwargs)
-        follow_views(func, args, out, QTensor)
-        return settled(func, args, kwargs, out)
+        try:
+            return _with_scales(func, args, kwargs)
+        except NotImplementedError as error:
+            if type(error) is not NotImplementedError or not is_hybrid():
+                raise
+        by = f"{described(func)}, which runs in float"
+        args, kwargs = pytree.tree_map(lambda x: x.shared(by) if isinstance(x, QTensor) else x, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _with_scales(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """What a function on quantized tensors gives, by its handler.
+
+    Raises:
+        NotImplementedError: it would have to know what to do with the scales.
+    """
+    handler = handler_of(func)
+    if handler is None:
+        raise unsupported(func)
+    if kwargs.get("out") is not None:
+        raise NotImplementedError(f"{described(func)} has no quantized form with `out`: use its result instead.")
+    plain_args, plain_kwargs = plain_arguments(args, kwargs, is_index=func in _INDEXING)
+    out = handler(func, plain_args, plain_kwargs)
+    follow_views(func, args, out, QTensor)
+    return settled(func, args, kwargs, out)
 
 
 _INDEXING = (Tensor.__getitem__, Tensor.__setitem__)

@@ -151,6 +151,14 @@ def end_forward() -> None:
     _THREAD.forwards.pop()
 
 
+HYBRID = "_runs_functions_in_float"  # an attribute of such a model: functions without a quantized form run in float
+
+
+def is_hybrid() -> bool:
+    """May functions that know no scales take quantized tensors, as real values?"""
+    return bool(_THREAD.forwards) and HYBRID in _THREAD.forwards[-1][1].__dict__
+
+
 def is_of_model(x: Any) -> bool:
     """Is something a parameter or buffer of the model whose forward is numbered?"""
     model = _THREAD.forwards[-1][1] if _THREAD.forwards else None

@@ -44,6 +44,7 @@ from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.watch.watch import Watch
 
 DEVICE_FILE = "deploy_device.txt"
+_OPERATORS = {"div", "floor_divide", "remainder", *(name for name in dir(operator) if not name.startswith("_"))}
 
 
 class Device(Enum):
@@ -161,7 +162,7 @@ class _Graph:
 
     def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
         self.model: Any = Captured(model, graph)
-        self.graph = graph
+        self.root, self.graph = model, graph
         self._integers: set[fx.Node] = set()
 
     def rows(self) -> Iterator[DeviceRow]:
@@ -201,8 +202,12 @@ class _Graph:
         if is_reading and (row is None or _gives_integers(row)):
             self._integers.add(node)
         if not is_part and not (row is not None and row.does_nothing):
-            form = "method" if node.op == "call_method" else "function"
-            yield DeviceRow(node.name, Device.BPU if is_reading else Device.CPU, form)
+            yield DeviceRow(node.name, Device.BPU if is_reading else Device.CPU, self._form(node))
+
+    def _form(self, node: fx.Node) -> str:
+        """How the model calls a function; a run reports ``x + y`` as the method."""
+        is_written = isinstance(self.root, fx.GraphModule) or node.target not in _OPERATORS
+        return "method" if node.op == "call_method" and is_written else "function"
 
     def _of_code(self, node: fx.Node, path: str) -> Iterator[DeviceRow]:
         """Code that tracing did not enter: the modules that it calls, and those of its functions."""
@@ -231,7 +236,7 @@ def _rows_of_run(model: nn.Module, example_inputs: Any) -> Iterator[DeviceRow]:
     names = fx.graph._Namespace()
 
     def note(call: OperatorCall) -> None:
-        is_quantized = any(isinstance(x, QTensor) for x in call.inputs)
+        is_quantized = any(isinstance(x, QTensor) for x in call.outputs)
         if call.module is None:
             if not (call.row is not None and call.row.does_nothing):
                 device = Device.BPU if is_quantized else Device.CPU
@@ -239,17 +244,11 @@ def _rows_of_run(model: nn.Module, example_inputs: Any) -> Iterator[DeviceRow]:
             return
         is_ours = isinstance(call.module, (QATModule, QuantizedModule))
         name = names.create_name(call.method, None) if call.method else ""
-        rows.extend(_of_module(call.path, call.module, is_ours or (is_quantized and _keeps(call.module)), name))
+        rows.extend(_of_module(call.path, call.module, is_ours or is_quantized, name))
 
     with undisturbed(model), Watch(model, note):
         model.eval()(*fresh(args), **fresh(kwargs))
     yield from rows
-
-
-def _keeps(module: nn.Module) -> bool:
-    """Does a float module move quantized tensors as they are?"""
-    row = row_of_module(type(module))
-    return row is not None and row.qat is None
 
 
 show_at("utils.quant_profiler", check_deploy_device)

@@ -7,7 +7,7 @@ import torch
 from horizon_plugin_pytorch.capture.leaves import runs_as_one
 from horizon_plugin_pytorch.capture.recording import float_casts
 from horizon_plugin_pytorch.capture.region import called_path
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
+from horizon_plugin_pytorch.errors import source_line
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.operators.table import row_named, row_of_module
@@ -42,7 +42,9 @@ def attach_dispatcher(prep: RecordedPreparation) -> None:
     """Let the model send its calls to their modules while it runs."""
     is_mixed = prep.hybrid is not None or any(isinstance(m, Float16) for m in prep.root.modules())
     is_mixed = is_mixed or any(node.target is torch.empty for node in prep.graph.nodes)
-    prep.dispatcher = Dispatcher(prep.sites, _on_cpu(prep), is_mixed, prep.casts, prep.met, prep.called)
+    prep.dispatcher = Dispatcher(
+        prep.sites, _on_cpu(prep), is_mixed, prep.casts, prep.met, prep.called, _functionals_on_cpu(prep)
+    )
     for path, module in prep.scopes:
         ScopeHooks(path, prep.dispatcher).attach(module)
         hide_added(module, prep.children.get(prep.own.original(path), ()))
@@ -58,16 +60,22 @@ def _on_cpu(prep: RecordedPreparation) -> dict[CallSite, str]:
             continue
         if known.site is not None:
             sites[known.site] = sites.get(known.site) or known.dequantized_by
-        elif node.op == "call_method":
-            raise UnsupportedOperatorError(
-                f"`{node.target}` {at(path or '', source_line(node.stack_trace))} is to run on the CPU, and a "
-                "FloatFunctional cannot: write it as a function, as in `x + y`."
-            )
-        elif path is not None:
+        elif path is not None and node.op == "call_module":
             modules[path] = modules.get(path) or known.dequantized_by
     for path, stub in modules.items():
         OnCpu(stub).attach(prep.root.get_submodule(path))
     return sites
+
+
+def _functionals_on_cpu(prep: RecordedPreparation) -> dict[str, str]:
+    """The FloatFunctionals that run on the CPU, with the stub before each."""
+    found: dict[str, str] = {}
+    for node in prep.graph.nodes:
+        path, known = called_path(prep.model, node), notes(node)
+        if node.op != "call_method" or path is None or not known.runs_on_cpu:
+            continue
+        found[path] = found.get(path) or known.dequantized_by
+    return found
 
 
 def guard_fused(prep: RecordedPreparation) -> None:

@@ -20,7 +20,15 @@ from horizon_plugin_pytorch.capture.region import (
     value_inputs,
 )
 from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, UnsupportedOperatorError, warn
+from horizon_plugin_pytorch.config.setters import ModuleNameQconfigSetter, given_setters
+from horizon_plugin_pytorch.errors import (
+    QuantizationConfigError,
+    QuantizationWarning,
+    UnsupportedOperatorError,
+    at,
+    source_line,
+    warn,
+)
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.nn.stubs import DeQuantStub, QuantStub
@@ -36,9 +44,10 @@ class HybridConfig:
 
     Args:
         hybrid_dict: ``{"module_type": [classes], "module_name": [paths]}``; operators inside such modules count too.
+        setters: those that are given; what a `ModuleNameQconfigSetter` gives None runs on the CPU as well.
     """
 
-    def __init__(self, hybrid_dict: dict[str, list] | None = None) -> None:
+    def __init__(self, hybrid_dict: dict[str, list] | None = None, setters: Any = None) -> None:
         given = hybrid_dict or {}
         unknown = [key for key in given if key not in ("module_type", "module_name")]
         if unknown:
@@ -53,6 +62,11 @@ class HybridConfig:
                 f"hybrid_dict['module_type'] lists classes, such as nn.SiLU, got {', '.join(wrong)}; paths of modules "
                 "belong to 'module_name'."
             )
+        self._by_setters: list[dict[str, bool]] = []  # from high to low priority: is what has this path left float?
+        for setter in () if setters is None else given_setters(setters):
+            if not isinstance(setter, ModuleNameQconfigSetter):
+                break  # it gives a qconfig to whatever nobody named before
+            self._by_setters.append({name: q is None for name, q in setter.module_name_to_qconfig.items() if name})
 
     def check(self, model: nn.Module) -> None:
         """Insist that the model has the modules that are named, and warn of types that it has none of."""
@@ -73,12 +87,20 @@ class HybridConfig:
     def lists(self, model: nn.Module, node: fx.Node) -> bool:
         """Did the user say that a node runs on the CPU?"""
         path = called_path(model, node) or notes(node).scope
+        if self._is_set_float(path):
+            return True
         while True:
             if path in self.names or (path and type(module_at(model, path)) in self.types):
                 return True
             if not path:
                 return False
             path = path.rpartition(".")[0]
+
+    def _is_set_float(self, path: str) -> bool:
+        """Does a setter leave the operator at a path float? The first that names it, or what is around it, decides."""
+        around = [path[:end] for end in range(len(path), 0, -1) if end == len(path) or path[end] == "."]
+        found = (names[near] for names in self._by_setters for near in around if near in names)
+        return next(found, False)
 
 
 def split_devices(prep: Preparation) -> None:
@@ -103,12 +125,13 @@ def split_devices(prep: Preparation) -> None:
         if node in region and (is_part or _runs_on_cpu(model, node, region, march, config)):
             cpu.add(node)
     cpu = {n for n in cpu if n in region}
-    real = _follow(prep, nodes, region, cpu)
+    _refuse_mixed_functionals(model, region, cpu)
+    real, sources = _follow(prep, nodes, region, cpu)
     readers = {n: [user for user in n.users if user in region and user not in real] for n in nodes if n in real}
     for node in real:
         region.remove(node)
     prep.region = region
-    stubs = _Stubs(prep)
+    stubs = _Stubs(prep, sources)
     wholes = _whole_of_parts(cpu)
     for node in nodes:  # the guide prints the stubs in this order
         if readers.get(node) and node not in wholes:
@@ -118,23 +141,46 @@ def split_devices(prep: Preparation) -> None:
     model.recompile()
 
 
-def _follow(prep: Preparation, nodes: list[fx.Node], region: Region, cpu: set[fx.Node]) -> set[fx.Node]:
+def _refuse_mixed_functionals(model: Any, region: Region, cpu: set[fx.Node]) -> None:
+    """Insist that all methods of a FloatFunctional are quantized, or none: it is one module."""
+    methods = [n for n in model.graph.nodes if n.op == "call_method" and n in region]
+    quantized = {called_path(model, n) for n in methods if n not in cpu}
+    for node in cpu:
+        path = called_path(model, node) if node.op == "call_method" else None
+        if path is not None and path in quantized:
+            raise UnsupportedOperatorError(
+                f"`{node.target}` {at(path, source_line(node.stack_trace))} is to run on the CPU, and other methods of "
+                "the same FloatFunctional are quantized: give it one of its own, or write it as a function, as in "
+                "`x + y`."
+            )
+
+
+def _follow(
+    prep: Preparation, nodes: list[fx.Node], region: Region, cpu: set[fx.Node]
+) -> tuple[set[fx.Node], dict[fx.Node, fx.Node]]:
     """The nodes that give real numbers: operators of the CPU, and what only moves what these give.
 
     One that reads quantized tensors besides joins the operators of the CPU.
+
+    Returns:
+        The nodes; and for modules that move what only quantized operators read, whose result it is. The guide has the
+        stub before these. A model's own forward can have it only where a quantized operator reads.
     """
     model, real = prep.model, set(cpu)
+    moved: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         sources = [source for source in value_inputs(node) if source in region]
         is_read = any(source in real for source in sources)
         if node in real or node not in region or not is_read or not _moves(model, node):
             continue
-        if prep.has_stubs_first and _is_for_quantized(model, node, region, cpu):
-            continue
+        if _is_for_quantized(model, node, region, cpu):
+            if prep.has_stubs_first:
+                continue
+            moved[node] = moved.get(sources[0], sources[0])
         real.add(node)
         if any(source not in real for source in sources):
             cpu.add(node)
-    return real
+    return real, moved
 
 
 def _is_for_quantized(model: Any, node: fx.Node, region: Region, cpu: set[fx.Node]) -> bool:
@@ -227,9 +273,10 @@ def _is_folded(model: Any, node: fx.Node) -> bool:
 class _Stubs:
     """Puts stubs between operators of the CPU and the quantized part."""
 
-    def __init__(self, prep: Preparation) -> None:
+    def __init__(self, prep: Preparation, sources: dict[fx.Node, fx.Node]) -> None:
         self.model, self.region, self.choices = prep.model, prep.region, prep.choices
         self._call_of = prep.call_of  # a call that is written once and runs again has one stub
+        self._sources = sources
         self._paths: dict[Any, str] = {}
 
     def quantize(self, node: fx.Node, readers: list[fx.Node]) -> None:
@@ -257,7 +304,10 @@ class _Stubs:
         """The path of the stub after a node."""
         key = ("after", self._call_of(node))
         if key not in self._paths:
-            self._paths[key] = path = f"{node.name}_activation_post_process"
+            path = f"{self._sources.get(node, node).name}_activation_post_process"
+            if path in self._paths.values():  # its result is moved in two ways
+                path = f"{node.name}_activation_post_process"
+            self._paths[key] = path
             found = (
                 inherited_choice(self.choices, called_path(self.model, n) or notes(n).scope) for n in (node, reader)
             )

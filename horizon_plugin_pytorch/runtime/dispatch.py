@@ -71,6 +71,7 @@ class Dispatcher:
         casts: call sites that cast to the type which a tensor had in float, whatever type it is asked for now.
         met: every call site that was recorded.
         called: paths of the modules that were called.
+        functionals: FloatFunctionals that run on the CPU, with the path of the stub before each, or "".
     """
 
     def __init__(
@@ -81,16 +82,17 @@ class Dispatcher:
         casts: frozenset[CallSite] = frozenset(),
         met: frozenset[CallSite] = frozenset(),
         called: frozenset[str] = frozenset(),
+        functionals: dict[str, str] | None = None,
     ) -> None:
         self.sites, self.cpu, self.is_mixed, self.casts = sites, cpu or {}, is_mixed, casts
-        self.met, self.called = met, called
+        self.met, self.called, self.functionals = met, called, functionals or {}
         self._counted = {replace(site, occurrence=0) for site in sites if site.occurrence}
 
     def __deepcopy__(self, memo: dict) -> Dispatcher:
         return memo.setdefault(id(self), Dispatcher(*self.__getstate__()))
 
     def __getstate__(self) -> tuple:
-        return dict(self.sites), dict(self.cpu), self.is_mixed, self.casts, self.met, self.called
+        return dict(self.sites), dict(self.cpu), self.is_mixed, self.casts, self.met, self.called, self.functionals
 
     def __setstate__(self, state: tuple) -> None:
         self.__init__(*state)  # type: ignore[misc]
@@ -174,6 +176,11 @@ class Dispatcher:
         Args:
             has_scale: is one of the tensors quantized? Then a call that was not recorded is an error.
         """
+        if has_scale and self.functionals:
+            stub = self._stub_of(running_functional())
+            if stub is not None:
+                args, kwargs = OnCpu(stub).real((args, kwargs))
+                return func(*args, **kwargs)
         op, target, call_args, call_kwargs = as_call(func, args, kwargs)
         found = row_of_call(op, target, call_args, call_kwargs)
         is_cast = has_scale and found is not None and found[0].is_cast
@@ -224,6 +231,11 @@ class Dispatcher:
         given = variant.computed(call) if getattr(module, "takes_weight", False) else {}
         out = run(*call.args, **call.kwargs, **variant.followed(call), **given)
         return self._settled(func, args, kwargs, out)
+
+    def _stub_of(self, functional: nn.Module | None) -> str | None:
+        """The stub before a FloatFunctional that runs on the CPU; None for one that does not."""
+        paths = () if functional is None else self.functionals
+        return next((self.functionals[path] for path in paths if self.resolve(path) is functional), None)
 
     def _settled(self, func: Callable, args: tuple, kwargs: dict[str, Any], out: Any) -> Any:
         """The result of a call; of one that writes, the tensor that is written."""

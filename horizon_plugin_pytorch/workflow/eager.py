@@ -42,6 +42,7 @@ from horizon_plugin_pytorch.passes.tied_scales import (
 )
 from horizon_plugin_pytorch.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.passes.unmet import keep_state_of
+from horizon_plugin_pytorch.running import HYBRID
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.dispatch import OnCpu
 from horizon_plugin_pytorch.runtime.float_parts import keep_float
@@ -78,7 +79,8 @@ def prepare_qat(
             from high to low priority.
         example_inputs, example_kw_inputs: the model's arguments; setters then know which results are outputs, and leave
             what lies outside of the quantized part float.
-        hybrid: let modules without a qconfig take quantized tensors, as real values; put a QuantStub after them.
+        hybrid: let modules without a qconfig, and functions without a quantized form, take quantized tensors, as real
+            values; put a QuantStub after them.
         verbose: 1 writes ``model_check_result.txt`` and prints it; it needs `example_inputs`.
         mapping: has no effect, and warns where it asks for something.
         optimize_graph: give the operands of a cat and its result one scale, on Bernoulli chips; it needs
@@ -111,6 +113,7 @@ def prepare_qat(
     tie_scales(prepared, groups)
     if hybrid:
         _accept_integers(prepared)
+        prepared.__dict__[HYBRID] = True
     else:
         keep_float((path, m) for path, m in prepared.named_modules() if row_of_module(type(m)) is not None)
     if not any(isinstance(m, QATModule) and m.fake_quantizers() for m in prepared.modules()):

@@ -149,7 +149,7 @@ def prepare(
                 qconfig_setter,
                 fuse_mode,
                 own_scales,
-                HybridConfig(hybrid_dict) if hybrid else None,
+                HybridConfig(hybrid_dict, qconfig_setter) if hybrid else None,
             )
         if out_dir is not None:
             _write_results(prepared, out_dir, example_inputs, example_kw_inputs, comparison)

@@ -250,7 +250,7 @@ def prepare_by_tracing(
             name=type(model).__name__,
             qconfig_dict=qconfig_dict,
             qconfig_setter=qconfig_setter,
-            hybrid=HybridConfig(hybrid_dict) if hybrid else None,
+            hybrid=HybridConfig(hybrid_dict, qconfig_setter) if hybrid else None,
             is_fused=is_fused,
             joins_calls=joins_calls,
             tied=tied,

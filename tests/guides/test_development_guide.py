@@ -174,6 +174,18 @@ def test_devices_of_a_hybrid_model(march: str, capsys: pytest.CaptureFixture) ->
     table = printed("check_deploy_device")
     assert capsys.readouterr().out == 2 * table  # of the QAT model and of the converted one
     assert Path("deploy_device.txt").read_text() == table
+    qconfigs = {
+        "": default_qat_8bit_fake_quant_qconfig,
+        "module_name": [("conv4", default_qat_out_8bit_fake_quant_qconfig)],
+    }
+    listed = {"module_name": ["conv1.conv", "conv3"], "module_type": [done._SeluModule]}
+    for method in ("jit", "jit-strip"):  # the same by running
+        model = prepare(
+            done.model, (done.infer_data,), method=method, qconfig_dict=qconfigs, hybrid=True, hybrid_dict=listed,
+            out_dir=None,
+        )  # fmt: skip
+        done.check_deploy_device(model)
+        assert capsys.readouterr().out == table
     with torch.no_grad():
         assert done.quantize_model(done.infer_data).shape == done.infer_data.shape
 
