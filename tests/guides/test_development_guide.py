@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 import torch
 import torch.ao.quantization as tq
@@ -35,6 +36,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
+from tests.routes import run_onnx
 
 SCRIPTS, PRINTED = (Path(__file__).parent / folder for folder in ("scripts", "printed"))
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -79,6 +81,8 @@ def test_hybrid(march: str) -> None:
     set_fake_quantize(done.qat_model.eval(), FakeQuantState.VALIDATION)
     with torch.no_grad():
         assert torch.equal(done.qat_model(done.data), done.quantize_res)
+    exported = run_onnx(onnx.load("qat.onnx"), (done.data,))[0]
+    assert float((exported - done.quantize_res).abs().max()) < 0.05
 
 
 @pytest.mark.parametrize("march", ["March.BAYES", "March.BERNOULLI2"])
