@@ -88,6 +88,17 @@ DOCUMENTED = {
         "model, example_inputs, out_dir=None, march=None, mark_node_func=None, compare_with_hbdk_parser=True"
     ),
     "utils.quant_profiler.compare_script_models": "model1, model2, example_inputs, march=None",
+    "quantization.export_hbir": "module, example_inputs, hbir, march=None",
+    "quantization.visualize_model": "module, example_inputs, march=None, save_path=None, show=True",
+    "quantization.compile_model": (
+        "module, example_inputs, hbm, march=None, name=None, input_source='ddr', input_layout=None, "
+        "output_layout='NCHW', opt='O2', balance_factor=2, progressbar=True, jobs=16, debug=True, extra_args=None"
+    ),
+    "quantization.hbdk4.export": (
+        "model, example_inputs, name='forward', input_names=None, output_names=None, input_descs=None, "
+        "output_descs=None, native_pytree=True"
+    ),
+    "quantization.hbdk4.pre_export": "model, inplace=False",
     "jit.save": "m, f, _extra_files=None",
     "jit.load": "f, map_location=None, _extra_files=None",
     "jit.to_device": "script_module, device",

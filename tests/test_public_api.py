@@ -36,6 +36,7 @@ MODULES = [
     ".quantization.quantize_fx",
     ".quantization.fuse_modules",
     ".quantization.fx",
+    ".quantization.hbdk4",
     ".march",
     ".dtype",
     ".qtensor",

@@ -133,7 +133,7 @@ class _Profile:
 
 
 def _profile(script: torch.jit.ScriptModule, args: tuple, mark: Callable[[fx.Node], bool] | None = None) -> _Profile:
-    program = record_program(ScriptSteps(script), args)
+    program = record_program(ScriptSteps(script, has_steps=True), args)
     counts: Counter[str] = Counter()
     rows: list[_Row] = []
     numbers = {node: f"arg{index}" for index, node in enumerate(program.placeholders)}

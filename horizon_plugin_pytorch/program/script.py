@@ -37,11 +37,10 @@ _UNPACKING = ("prim::ListUnpack", "prim::TupleUnpack")
 class ScriptSteps(nn.Module):
     """Runs the graph of a TorchScript module, one operator after the other.
 
-    Softmax, one operator here, runs in the steps that it consists of, if these give the same integers. The positions of
-    its largest values, which nobody reads, are given besides the results, so that they are recorded too.
-
     Args:
         script: what `torch.jit.trace` or `torch.jit.load` gives.
+        has_steps: run softmax, one operator here, in the steps that it consists of, if they give the same integers. The
+            positions of its largest values, which nobody reads, are given besides the results then.
 
     >>> script = torch.jit.trace(nn.Sequential(nn.ReLU(), nn.Tanh()), torch.zeros(2))
     >>> x = torch.randn(2)
@@ -49,8 +48,9 @@ class ScriptSteps(nn.Module):
     True
     """
 
-    def __init__(self, script: torch.jit.ScriptModule) -> None:
+    def __init__(self, script: torch.jit.ScriptModule, has_steps: bool = False) -> None:
         super().__init__()
+        self._has_steps = has_steps
         self._owner = [script]  # a list: its tensors are no parameters of this module
         self.places = _ScriptPlaces()
         self._besides: list[Tensor] = []
@@ -101,7 +101,7 @@ class ScriptSteps(nn.Module):
         """Softmax in the steps that the guides show: largest, difference, exp, sum, reciprocal, product."""
         q, dim, hidden, table, gain, _, low, high = inputs
         whole = torch.ops.horizon.softmax(*inputs)
-        if hidden is not None:
+        if hidden is not None or not self._has_steps:
             return whole
         largest, position = torch.max(q, dim, keepdim=True)
         steps = torch.sub(largest, q)
