@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ContextDecorator
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -184,7 +184,7 @@ def model_asks(depth: int = 1, has_call: bool = False) -> bool:
         return True  # of torch, or of this package: they call the user's code for the model
     module = call.f_locals.get("self")
     own = itertools.chain([getattr(module, "forward", None)], _own_hooks(module))
-    return any(outermost.f_code is code for function in own for code in _codes(function))
+    return _is_code_of(outermost, own)
 
 
 def _module_call(frame: FrameType | None) -> tuple[FrameType | None, FrameType | None]:
@@ -200,14 +200,23 @@ def _module_call(frame: FrameType | None) -> tuple[FrameType | None, FrameType |
     return None, outermost
 
 
-def hooked_module() -> Any:
-    """The module whose hook runs the user's code that is innermost; None if no hook does."""
+def hooked_module() -> tuple[Any, bool]:
+    """The module whose hook runs the code that asks, and whether the model owns that hook; None if no hook runs it.
+
+    A hook that was registered after `prepare` is a tool's.
+    """
     call, outermost = _module_call(sys._getframe(1))
     if call is None or outermost is None:
-        return None
+        return None, False
     module: Any = call.f_locals.get("self")
     hooks = itertools.chain(module._forward_pre_hooks.values(), module._forward_hooks.values())
-    return module if any(outermost.f_code is code for hook in hooks for code in _codes(hook)) else None
+    if not _is_code_of(outermost, hooks):
+        return None, False
+    return module, _is_code_of(outermost, _own_hooks(module))
+
+
+def _is_code_of(frame: FrameType, functions: Iterable[Any]) -> bool:
+    return any(frame.f_code is code for function in functions for code in _codes(function))
 
 
 def _own_hooks(module: Any) -> Iterator[Any]:

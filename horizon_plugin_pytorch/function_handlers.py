@@ -80,7 +80,13 @@ def unsupported(func: Callable) -> NotImplementedError:
             "forward, where nothing says which scale it has. Put the code into the forward of a module of the model, "
             "and write `checkpoint(self.block, x, use_reentrant=False)`."
         )
-    hooked = asking.hooked_module()
+    hooked, is_own = asking.hooked_module()
+    if hooked is not None and not is_own:
+        return NotImplementedError(
+            f"{described(func)} is not implemented for QTensor: it would need to know how to treat the scale. It is "
+            f"called by a hook that was registered after prepare on `{type(hooked).__name__}` "
+            f"{at(getattr(hooked, 'path', ''))} and is no part of the model: read `x.dequantize()` there."
+        )
     if hooked is not None:
         where = at(getattr(hooked, "path", ""))
         return NotImplementedError(
