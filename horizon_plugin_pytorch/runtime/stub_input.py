@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.errors import OperatorInputError
+from horizon_plugin_pytorch.errors import ExportError, OperatorInputError
 
 _SEVERAL = "A QuantStub quantizes one tensor: give each tensor that is to be quantized a QuantStub of its own"
 
@@ -52,3 +52,16 @@ def _explained(x: Any) -> tuple[str, str]:
     if x is None:
         return "None", "Where an input may be missing, call the stub only if it is there: `if x is not None`"
     return f"a {name}", "A number that is no input needs no stub; an input is given as a tensor, `torch.tensor(...)`"
+
+
+def refuse_export(place: str) -> None:
+    """Say what `torch.export` can take, which cannot make quantized tensors.
+
+    Raises:
+        ExportError: while it looks at a model.
+    """
+    if torch.compiler.is_exporting():
+        raise ExportError(
+            f"QuantStub {place}: `torch.export.export` cannot make tensors with a scale. Export what the converted "
+            "model computes, which has ordinary tensors: `program.exported.exported_program(record_program(model, x))`."
+        )

@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.operators.support import INTS, WIDE, Support, on
 from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, Trait, register
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, taken
 from horizon_plugin_pytorch.running import interceptor
-from horizon_plugin_pytorch.runtime.stub_input import require_tensor
+from horizon_plugin_pytorch.runtime.stub_input import refuse_export, require_tensor
 from horizon_plugin_pytorch.statistics.clipping import CLIPPED_INPUT
 from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver
 
@@ -62,6 +62,7 @@ class QuantStub(QATModule):
         return self
 
     def forward(self, x: Any) -> Any:
+        refuse_export(self.place)
         quantizer = self.activation_post_process
         assert quantizer is not None
         if self.notes is not None:

@@ -13,7 +13,7 @@ from horizon_plugin_pytorch.function_handlers import calling_line
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor, taken
 from horizon_plugin_pytorch.running import current_forward
-from horizon_plugin_pytorch.runtime.stub_input import require_tensor
+from horizon_plugin_pytorch.runtime.stub_input import refuse_export, require_tensor
 
 
 class Quantize(QuantizedModule):
@@ -23,6 +23,7 @@ class Quantize(QuantizedModule):
         self.axis, self.requantizes = mod.activation_post_process.ch_axis, mod.requantizes
 
     def forward(self, x: Tensor) -> QTensor:
+        refuse_export(self.place)
         if isinstance(x, QTensor):
             return self.output(self.on_output_grid(x)) if self.requantizes else x
         require_tensor(x, self.place)
