@@ -25,6 +25,8 @@ def link_stubs(captured: Any) -> None:
         for position, leaf in enumerate(pytree.tree_leaves((arguments, node.kwargs), is_leaf=lambda v: v is None)):
             if isinstance(leaf, fx.Node) and leaf.op == "call_module" and _is_made(leaf):
                 module.stub_paths = {**module.stub_paths, position: str(leaf.target)}
+                if notes(node).writes:  # to what the stub has read, which its gradient needs
+                    captured.get_submodule(str(leaf.target)).takes_copy = True
 
 
 def _is_made(stub: fx.Node) -> bool:

@@ -164,7 +164,37 @@ class Shared(Client):
         return {"near": self.dequant(near), "far": [self.dequant(far), far.shape[0]]}
 
 
-CLIENTS = [Detector, Bev, Attention, Nested, Shared]
+class Written(Client):
+    """Writes in place to what the CPU gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last = nn.Conv2d(4, 4, 1), nn.SELU(), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        y = self.act(self.first(x)).clamp_(-1, 1)
+        y[:, 0] = 0.5
+        y += x
+        return self.dequant(self.last(y))
+
+
+class Recurrent(Client):
+    """An LSTM in float, whose state is handed out."""
+
+    inputs = (data(2, 5, 4),)
+    hybrid_dict = {"module_type": [nn.LSTM]}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.lstm, self.last = nn.Linear(4, 4), nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        y, (hidden, _) = self.lstm(self.first(self.quant(x)))
+        return self.dequant(self.last(y)), hidden
+
+
+CLIENTS = [Detector, Bev, Attention, Nested, Shared, Written, Recurrent]
 
 
 def prepared(net: Client, method: str) -> nn.Module:

@@ -91,6 +91,12 @@ class QuantStub(QATModule):
 class _WrappedCalibFakeQuantize(QuantStub):
     """The stub that a hybrid model has after an operator of the CPU, by the name that the guide prints."""
 
+    takes_copy: bool = False  # does the model write to the tensor afterwards?
+
+    def forward(self, x: Any) -> Any:
+        is_trained = isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()
+        return super().forward(x.clone() if self.takes_copy and is_trained else x)
+
 
 class DeQuantStub(QATModule):
     """Gives back ordinary tensors."""
