@@ -24,11 +24,12 @@ from horizon_plugin_pytorch.analysis.calls import record_calls
 from horizon_plugin_pytorch.analysis.check import inspect_model
 from horizon_plugin_pytorch.analysis.report import render
 from horizon_plugin_pytorch.analysis.rows import check_recording
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import ConversionError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, get_march, set_march
 from horizon_plugin_pytorch.nn import qat
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
+    PrepareMethod,
     convert_fx,
     default_qat_8bit_fake_quant_qconfig,
     default_qat_out_8bit_fake_quant_qconfig,
@@ -161,6 +162,30 @@ def test_step_wise_quantization(march: str) -> None:
     refused = horizon.quantization.prepare_qat(done.model)
     with pytest.raises(NotImplementedError, match="`Conv2d` at `conv1`.*not implemented for QTensor"):
         refused(done.data)
+    check_step_wise(done.model, done.data)
+
+
+def check_step_wise(model: Any, data: Tensor) -> None:
+    """The guide's assertions on every method: by a qconfig of None, and by name where there is a graph."""
+    model.set_qconfig()
+    named = copy.deepcopy(model)
+    del named.conv1.qconfig
+    for method in PrepareMethod:
+        is_graph = method is not PrepareMethod.EAGER
+        ways: list[tuple[nn.Module, dict | None]] = [(model, None)]
+        ways += [(named, {"module_name": ["conv1"]})] if is_graph else []
+        for net, listed in ways:
+            prepared = prepare(net, (data,), method=method, hybrid=True, hybrid_dict=listed, out_dir=None)
+            assert type(prepared.conv1) is nn.Conv2d
+            assert isinstance(prepared.conv0, qat.Conv2d) and isinstance(prepared.conv2, qat.Conv2d)
+            prepared(data).mean().backward()
+            assert all(x.grad is not None for x in prepared.parameters())
+            set_fake_quantize(prepared.eval(), FakeQuantState.VALIDATION)
+            if is_graph:
+                assert torch.equal(prepared(data), horizon.quantization.convert(prepared)(data))
+            else:  # the guide: insert a QuantStub by hand
+                with pytest.raises(ConversionError, match="`conv2`.*Put a QuantStub"):
+                    prepared(data)
 
 
 @pytest.mark.parametrize("march", ["March.BAYES", "March.BERNOULLI2"])
