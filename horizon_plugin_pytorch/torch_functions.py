@@ -39,6 +39,9 @@ TENSOR_ATTRIBUTES = frozenset(
     (*VIEW_ATTRIBUTES, "real", "imag", *(name for cls in _RESULT_TYPES for name in getattr(cls, "__match_args__", ())))
 )
 
+# Types of real numbers; constants and results of any of them are quantized as those of float32 are.
+REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
 # Methods that read only the shape or type of the tensor that they are given.
 SHAPED_LIKE = frozenset({"expand_as", "reshape_as", "view_as", "type_as", "to"})
 

@@ -43,19 +43,20 @@ from horizon_plugin_pytorch.runtime.node_notes import notes, place_like
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.runtime.stochastic import mark_chance
 from horizon_plugin_pytorch.runtime.stub_input import require_tensor
-from horizon_plugin_pytorch.torch_functions import is_shape
+from horizon_plugin_pytorch.torch_functions import REAL, is_shape
 from horizon_plugin_pytorch.writing import writes
 
 
 def float_casts(graph: fx.Graph) -> frozenset[CallSite]:
-    """Call sites of a recorded graph that cast float tensors to the type they have."""
+    """Call sites of a recorded graph that cast float tensors to float32."""
     return frozenset(
         site
         for node in graph.nodes
         if (site := notes(node).site) is not None
         and is_cast(site.name)
         and isinstance(node.args[0], fx.Node)
-        and notes(node.args[0]).dtype == notes(node).dtype == torch.float32
+        and notes(node.args[0]).dtype in REAL
+        and notes(node).dtype == torch.float32
     )
 
 

@@ -29,6 +29,7 @@ from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.torch_functions import (
     FILLERS,
     FILLING_METHODS,
+    REAL,
     RESULT_FIELDS,
     SHAPED_LIKE,
     ZERO_FILLERS,
@@ -99,11 +100,11 @@ def is_filled(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     if node.target in _ZEROS:  # float zeros are on every grid, and keep the scale
-        return node.kwargs.get("dtype") not in (None, torch.float32)
+        return node.kwargs.get("dtype") not in (None, *REAL)
     return node.target in _FILLERS
 
 
-def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] = REAL) -> bool:
     """Is it a float tensor made of parameters, buffers and sizes, such as ``self.position[:, : x.shape[1]]``?
 
     In a recorded graph it is also what is made of integers of any origin, as rotations are of positions; and there it
@@ -118,21 +119,21 @@ def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] 
 def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
     beside = notes(node).is_beside
     if beside is not None:
-        return beside and notes(node).dtype == torch.float32
+        return beside and notes(node).dtype in REAL
     if node.op == "get_attr":
         value = value_of(model, node)
         return isinstance(value, Tensor) and value.is_floating_point()
     if node.op not in _CALLS or is_fact(node) or is_code(model, node):
         return False
     if is_filled(node):
-        return node.kwargs.get("dtype") in (None, torch.float32)
+        return node.kwargs.get("dtype") in (None, *REAL)
     is_module = called_path(model, node) is not None
     if is_module and _row_name(model, node) in ("quant", "dequant"):
         return False
     tensors = [source for source in (operands(model, node) if is_module else value_inputs(node)) if not is_size(source)]
     if node.target in MAKERS:
         return not tensors
-    if node.target in (torch.tensor, torch.as_tensor) and node.kwargs.get("dtype") is torch.float32:
+    if node.target in (torch.tensor, torch.as_tensor) and node.kwargs.get("dtype") in REAL:
         return not tensors
     has_float = False
     for source in tensors:
@@ -312,7 +313,7 @@ def mark_beside(model: fx.GraphModule) -> None:
     A float input that meets the quantized part lacks a QuantStub; what the model computes for itself gets one.
     """
     for node in model.graph.nodes:
-        is_input = node.op == "placeholder" and notes(node).dtype == torch.float32
+        is_input = node.op == "placeholder" and notes(node).dtype in REAL
         is_free = node.op in ("placeholder", "get_attr") or is_fact(node) or is_filled(node)
         is_stub = _row_name(model, node) in ("quant", "dequant")
         notes(node).is_beside = not (is_input or is_stub) and (

@@ -38,7 +38,7 @@ from horizon_plugin_pytorch.operators.support import (
 )
 from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, Trait, advise, is_pair, register
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.torch_functions import pad_circular
+from horizon_plugin_pytorch.torch_functions import REAL, pad_circular
 
 Handler = Callable[[Callable, tuple, dict], Any]
 _VALUES = (Kind.QUANTIZED,)
@@ -82,6 +82,8 @@ _ZEROS_FOR: dict[Callable, Callable] = {torch.empty_like: torch.zeros_like, Tens
 
 
 def _keep_with_zeros(func: Callable, args: tuple, kwargs: dict) -> Any:
+    if kwargs.get("dtype") in REAL:  # they are integers of the same scale all the same
+        kwargs = {name: value for name, value in kwargs.items() if name != "dtype"}
     return _with_zero(keep_scale(_ZEROS_FOR.get(func, func), args, kwargs))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from horizon_plugin_pytorch.capture.region import (
@@ -31,6 +30,7 @@ from horizon_plugin_pytorch.passes.generated import stays_real
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.passes.refusals import called_name, spelled, unsupported
 from horizon_plugin_pytorch.runtime.node_notes import notes
+from horizon_plugin_pytorch.torch_functions import REAL
 
 
 def is_float(prep: Preparation, node: fx.Node) -> bool:
@@ -161,7 +161,7 @@ def check_operands(prep: Preparation) -> None:
         if not is_integer or notes(node).is_training_only:
             continue
         for source in operands(model, node):
-            is_float = notes(source).dtype == torch.float32 and notes(source).is_beside is False
+            is_float = notes(source).dtype in REAL and notes(source).is_beside is False
             is_known = region.kinds(source) or notes(source).runs_on_cpu
             if is_float and not is_known and not stays_real(model, node, source):
                 raise UnsupportedOperatorError(

@@ -131,3 +131,41 @@ def test_a_loop_over_a_size_says_what_to_write() -> None:
     model = _Constants(lambda m, x: sum(x for _ in range(x.shape[0])))
     with pytest.raises(TraceError, match=r"test_constants.py:\d+: a size is not known .*range\(self.levels\)"):
         prepare_qat_fx(model, {"": qconfig()})
+
+
+def _casts(y: Tensor) -> Tensor:
+    return (y * torch.linspace(0.5, 1.0, 4, dtype=torch.float64)).to(torch.float32)
+
+
+_OF_OTHER_TYPES: dict[str, Any] = {
+    "float64": lambda y: y + torch.linspace(0.0, 1.0, 4, dtype=torch.float64),
+    "array": lambda y: torch.cat([y, torch.from_numpy(np.full((2, 1, 4, 4), 0.3))], 1),
+    "float16": lambda y: y * torch.full((1, 3, 1, 1), 0.3, dtype=torch.float16),
+    "of a type": lambda y: y - torch.full_like(y, 0.3, dtype=torch.float64),
+    "zeros": lambda y: y + torch.zeros_like(y, dtype=torch.float64),
+    "and back": _casts,
+}
+
+
+@pytest.mark.parametrize("method", ["symbolic", "jit", "jit-strip"])
+@pytest.mark.parametrize("function", _OF_OTHER_TYPES.values(), ids=list(_OF_OTHER_TYPES))
+def test_constants_of_other_real_types(function: Any, method: str, tmp_path: Any) -> None:
+    """numpy's numbers are float64: they get a scale as those of float32 do."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dequant(function(self.conv(self.quant(x))))
+
+    set_march(March.NASH_E)
+    x = torch.randn(2, 3, 4, 4)
+    net = Net().eval()
+    net.qconfig = qconfig()
+    expected = net(x).float()
+    qat = prepare(net, example_inputs=(x,), method=method)
+    calibrate(qat, [(x,)])
+    assert_one_arithmetic(qat, (x,), tmp_path)
+    assert (qat(x) - expected).abs().max() < 0.03 * expected.abs().max()

@@ -217,11 +217,13 @@ def test_empty_tensors_are_ignored_with_a_warning_that_names_the_module() -> Non
     assert scale_of(ob).item() == 1.0
 
 
-@pytest.mark.parametrize(("value", "scale"), [(0.0, 1 / 127.5), (5.0, 5 / 127.5), (-5.0, 5 / 127.5)])
+@pytest.mark.parametrize(("value", "scale"), [(0.0, 1 / 127.5), (-0.0, 1 / 127.5), (5.0, 5 / 127.5), (-5.0, 5 / 127.5)])
 def test_constant_tensors_give_a_usable_scale_and_a_warning_that_names_the_module(value: float, scale: float) -> None:
     ob = MinMaxObserver()
     ob.owner = "neck.add"
-    with pytest.warns(CalibrationWarning, match=f"`neck.add` saw a tensor whose values are all {value:g}") as seen:
+    with pytest.warns(
+        CalibrationWarning, match=f"`neck.add` saw a tensor whose values are all {value + 0.0:g};"
+    ) as seen:
         ob(torch.full((3, 3), value))
     assert seen[0].filename == __file__  # the user's line, not one of the package
     assert scale_of(ob).item() == pytest.approx(scale)
