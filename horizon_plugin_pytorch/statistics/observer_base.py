@@ -365,8 +365,8 @@ class ObserverBase(nn.Module):
         if lowest == highest and x.numel() > 1 and not (self.is_per_channel or self.may_be_constant):
             self._warn(
                 "constant",
-                f"saw a tensor whose values are all {lowest + 0.0:g}; its scale says little about other data. If it is not "
-                "always so, calibrate with data in which it varies",
+                f"saw a tensor whose values are all {lowest + 0.0:g}; its scale says little about other data. If it is "
+                "not always so, calibrate with data in which it varies",
             )
         if not self._needs_values:
             self._meet_end(max(-lowest, highest))
