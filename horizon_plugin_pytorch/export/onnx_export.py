@@ -30,15 +30,16 @@ from horizon_plugin_pytorch.export import (
 )
 from horizon_plugin_pytorch.export.names import port_names
 from horizon_plugin_pytorch.export.onnx_aten import ATEN
+from horizon_plugin_pytorch.export.onnx_dynamic import dynamic_sizes, with_dynamic_axes
 from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.export.onnx_graph import FIRST_OPSET, LAST_OPSET, OPSET, TYPES, OnnxGraph, Scope, Site
-from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.nested import located, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.program import Program, record_program
 from horizon_plugin_pytorch.program.note import note_of, operator_name, value_of
 from horizon_plugin_pytorch.program.simplify import simplified
-from horizon_plugin_pytorch.runtime.arguments import positional_arguments
+from horizon_plugin_pytorch.runtime.arguments import argument_names, positional_arguments
 
 # Fused float kernels: torch defines them by simpler operators, and those are written.
 _FUSED = tuple(
@@ -213,11 +214,13 @@ def build_onnx(
     output_names: list[str] | None = None,
     opset_version: int | None = None,
     takes_real: bool = False,
+    dynamic_axes: Any = None,
 ) -> Any:
     """The ONNX model of a converted model, run on example inputs.
 
     Args:
         takes_real: write float and prepared models too.
+        dynamic_axes: sizes of the inputs that may change, as ``{"image": {0: "batch"}}``.
     """
     try:
         import onnx  # noqa: F401 - an extra; asked for before any work is done
@@ -231,11 +234,30 @@ def build_onnx(
     if not FIRST_OPSET <= opset <= LAST_OPSET:
         raise ExportError(f"opset_version must lie in [{FIRST_OPSET}, {LAST_OPSET}], got {opset}.")
     _check_inputs(positional_arguments(model, args), input_names)
+
     with _no_collection():
-        program = simplified(_recorded(model, args, takes_real), _FUSED if opset >= 16 else _FUSED + _SAMPLING)
-        if not program.results:
-            raise ExportError(f"`{type(model).__name__}` gives no tensor on these inputs: there is nothing to export.")
-        return _written(program, input_names, output_names, opset)
+        if not dynamic_axes:
+            return _built(model, args, input_names, output_names, opset, takes_real)
+        given, names = positional_arguments(model, args), argument_names(model, args)
+        inputs = port_names([(names[path[0]], *path[1:]) for path, _ in located(given)], "input", input_names)
+        return with_dynamic_axes(
+            lambda resized: _built(model, resized, input_names, output_names, opset, takes_real),
+            args, tensors_of(given), dynamic_sizes(dynamic_axes, inputs, tensors_of(given), output_names),
+        )  # fmt: skip
+
+
+def _built(
+    model: nn.Module,
+    args: Any,
+    input_names: list[str] | None,
+    output_names: list[str] | None,
+    opset: int,
+    takes_real: bool,
+) -> Any:
+    program = simplified(_recorded(model, args, takes_real), _FUSED if opset >= 16 else _FUSED + _SAMPLING)
+    if not program.results:
+        raise ExportError(f"`{type(model).__name__}` gives no tensor on these inputs: there is nothing to export.")
+    return _written(program, input_names, output_names, opset)
 
 
 def _check_stage(model: nn.Module, takes_real: bool) -> None:

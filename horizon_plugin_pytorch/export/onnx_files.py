@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, warn
 from horizon_plugin_pytorch.export.onnx_export import build_onnx
 from horizon_plugin_pytorch.files import write_atomically
 
@@ -56,12 +56,12 @@ def export_to_onnx(
 
     Args:
         model: a float model, or the result of a prepare.
-        args: example inputs; the file is for their shapes.
+        args: example inputs; the file is for their shapes, but for `dynamic_axes`.
         f: a path, or a binary file object.
         input_names, output_names: names in the file.
         opset_version: 11 to 21. `QuantizeLinear` has scales of channels from 13 on, and int16 from 21 on; below, the
             same is written with elementary operators.
-        dynamic_axes: not supported, shapes are fixed.
+        dynamic_axes: sizes of the inputs that may change, such as ``{"image": {0: "batch"}}``.
         others: accepted for compatibility; a warning says where one asks for something that does not happen.
 
     Returns:
@@ -80,8 +80,7 @@ def export_to_onnx(
     ['QuantizeLinear', 'DequantizeLinear', 'DequantizeLinear', 'Conv', 'QuantizeLinear']
     """
     _tell_ignored("export_to_onnx", export_params, training, keep_initializers_as_inputs, custom_opsets)
-    _refuse_axes("export_to_onnx", dynamic_axes)
-    found = build_onnx(model, args, input_names, output_names, opset_version, takes_real=True)
+    found = build_onnx(model, args, input_names, output_names, opset_version, True, dynamic_axes)
     return _saved(found, f, verbose)
 
 
@@ -108,11 +107,11 @@ def export_quantized_onnx(
 
     Args:
         model: the result of `convert_fx` or `convert`.
-        args: example inputs; the file is for their shapes.
+        args: example inputs; the file is for their shapes, but for `dynamic_axes`.
         f: a path, or a binary file object.
         input_names, output_names: names in the file.
         opset_version: 11 to 21; None takes 17.
-        dynamic_axes: not supported, shapes are fixed.
+        dynamic_axes: sizes of the inputs that may change, such as ``{"image": {0: "batch"}}``.
         others: accepted for compatibility; a warning says where one asks for something that does not happen.
 
     Returns:
@@ -131,8 +130,8 @@ def export_quantized_onnx(
     'image'
     """
     _tell_ignored("export_quantized_onnx", export_params, training, keep_initializers_as_inputs, custom_opsets)
-    _refuse_axes("export_quantized_onnx", dynamic_axes)
-    return _saved(build_onnx(model, args, input_names, output_names, opset_version), f, verbose)
+    found = build_onnx(model, args, input_names, output_names, opset_version, False, dynamic_axes)
+    return _saved(found, f, verbose)
 
 
 def _tell_ignored(name: str, export_params: bool, training: Any, initializers_as_inputs: Any, opsets: Any) -> None:
@@ -148,11 +147,6 @@ def _tell_ignored(name: str, export_params: bool, training: Any, initializers_as
         ignored.append("custom_opsets is ignored, the file has standard operators only")
     for what in ignored:
         warn(f"{name}: {what}.", QuantizationWarning)
-
-
-def _refuse_axes(name: str, dynamic_axes: Any) -> None:
-    if dynamic_axes:
-        raise ExportError(f"{name}: shapes are fixed; export once for each batch size instead of dynamic_axes.")
 
 
 def _saved(onnx_model: Any, f: Any, verbose: bool) -> Any:

@@ -172,12 +172,6 @@ def test_keyword_and_single_arguments(tmp_path: Any) -> None:
     assert a.SerializeToString() == b.SerializeToString()
 
 
-def test_dynamic_axes_are_refused(tmp_path: Any) -> None:
-    model, inputs = _converted("mobilenet")
-    with pytest.raises(ExportError, match="fixed"):
-        export_quantized_onnx(model, inputs, tmp_path / "m.onnx", dynamic_axes={"input": [0]})
-
-
 class Post(nn.Module):
     """A float operator after the DeQuantStub."""
 

@@ -1,0 +1,160 @@
+"""Files for other batch sizes than the example's: the same proof as for one size."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.quantization import DeQuantStub, FakeQuantState, QuantStub, convert_fx, set_fake_quantize
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx, export_to_onnx
+from tests.models import ZOO, make
+from tests.operators.cases import CASES
+from tests.operators.cases.base import Body, bench
+from tests.routes import as_numbers, mismatches, prepared, run_onnx
+
+BATCH = {0: "batch"}
+
+
+def _batches(inputs: tuple[Tensor, ...], size: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    return [torch.randn(size, *x.shape[1:], generator=generator) for x in inputs]
+
+
+def _axes(inputs: Any) -> dict[str, Any]:
+    return {"input": BATCH} if len(inputs) == 1 else {f"input_{i}": BATCH for i in range(len(inputs))}
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if name != "surrounded"])  # its float code is not exact
+def test_one_file_for_every_batch_size_gives_the_same_integers(name: str) -> None:
+    model, inputs = make(name)
+    inputs = tuple(x.repeat(2 // x.shape[0], *[1] * (x.dim() - 1)) for x in inputs)
+    quantized = convert_fx(prepared(model, inputs))
+    file = export_quantized_onnx(quantized, inputs, io.BytesIO(), dynamic_axes=_axes(inputs))
+    assert all(x.type.tensor_type.shape.dim[0].dim_param == "batch" for x in file.graph.input)
+    onnx.checker.check_model(file, full_check=True)
+    for size in (1, 4, 7):
+        batch = _batches(inputs, size)
+        with torch.no_grad():
+            wanted = as_numbers(quantized(*batch))
+        for optimization in ("off", "on"):
+            assert mismatches(run_onnx(file, batch, optimization), wanted) == 0
+
+
+@pytest.mark.parametrize("opset", [11, 21])
+@pytest.mark.parametrize("name", ["resnet", "vit"])
+def test_float_and_qat_models_too(name: str, opset: int) -> None:
+    model, inputs = make(name)
+    axes = {"input": [0]}
+    floats = export_to_onnx(model.eval(), inputs, io.BytesIO(), opset_version=opset, dynamic_axes=axes)
+    for size in (1, 3, 6):
+        batch = _batches(inputs, size)
+        with torch.no_grad():
+            torch.testing.assert_close(run_onnx(floats, batch)[0], model(*batch), rtol=1e-4, atol=1e-5)
+    qat = prepared(model, inputs)
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    file = export_to_onnx(qat, inputs, io.BytesIO(), opset_version=opset, dynamic_axes=axes)
+    for size in (1, 3, 6):
+        batch = _batches(inputs, size)
+        with torch.no_grad():
+            wanted = qat(*batch)
+        step = float(wanted.abs().max()) / 100
+        assert (run_onnx(file, batch)[0] - wanted).abs().max() <= step
+
+
+BATCHED = [
+    case for case in CASES if len({shape[:1] for shape in case.shapes}) == 1 and case.shapes[0] and case.others is None
+][::30]
+
+
+@pytest.mark.parametrize("case", BATCHED, ids=lambda case: case.name)
+def test_operators_at_other_batch_sizes(case: Any) -> None:
+    inputs = case.inputs()
+    quantized = convert_fx(prepared(case.model(), inputs, case.formats[0]))
+    try:
+        file = export_quantized_onnx(quantized, inputs, io.BytesIO(), dynamic_axes=_axes(inputs))
+    except ExportError as error:
+        message = str(error)
+    else:
+        message = ""
+    if message:  # it depends on the size, and says where
+        assert "at `body" in message or "does not run with" in message
+        return
+    for size in (1, 6):
+        batch = _batches(inputs, size)
+        with torch.no_grad():
+            wanted = as_numbers(quantized(*batch))
+        assert mismatches(run_onnx(file, batch), wanted) == 0
+
+
+def _exported(function: Any, inputs: tuple[Tensor, ...], axes: Any) -> tuple[nn.Module, onnx.ModelProto]:
+    quantized = convert_fx(prepared(bench(Body(function), len(inputs)), inputs))
+    return quantized, export_quantized_onnx(quantized, inputs, io.BytesIO(), dynamic_axes=axes)
+
+
+X = torch.randn(2, 6, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.reshape(x.shape[0] * 2, 3, 16).flatten(1),
+        lambda x: x.expand(x.shape[0], 6, 4, 4) + x[:1].expand(x.shape[0], 6, 4, 4),
+        lambda x: x[torch.arange(x.shape[0]), 1],
+        lambda x: x + torch.zeros(x.shape[0], 6, 4, 4),
+        lambda x: torch.cat([x, x[: x.shape[0] - 1]]),
+        lambda x: x.unflatten(1, (2, 3)).transpose(0, 1).reshape(2, -1, 3, 16),
+    ],
+    ids=["reshape", "expand", "positions", "zeros", "slice", "open"],
+)
+def test_sizes_that_the_model_reads_follow_the_batch(function: Any) -> None:
+    quantized, file = _exported(function, (X,), {"input": BATCH})
+    for size in (2, 3, 8):
+        batch = _batches((X,), size)
+        with torch.no_grad():
+            assert mismatches(run_onnx(file, batch), as_numbers(quantized(*batch))) == 0
+
+
+class Loops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dequant(self.quant(x))
+        return torch.stack([x[i] * i for i in range(x.shape[0])])
+
+
+class Weighs(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 / x.shape[0])
+
+
+@pytest.mark.parametrize("model", [Loops(), Weighs()], ids=["loop", "number"])
+def test_a_size_that_is_baked_in_is_refused_with_its_line(model: nn.Module) -> None:
+    with pytest.raises(ExportError, match=r"\(test_dynamic_axes.py:\d+\).*(loop over an axis|cannot compute)"):
+        export_to_onnx(model, X, io.BytesIO(), dynamic_axes={"input": BATCH})
+
+
+class Sums(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+
+def test_names_of_axes() -> None:
+    a, b = torch.randn(2, 3), torch.randn(2, 3)
+    named = {"input_0": BATCH, "input_1": {0: "batch", 1: "width"}}
+    with pytest.raises(ExportError, match="does not run with.*need one name"):
+        export_to_onnx(Sums(), (a, b), io.BytesIO(), dynamic_axes=named)
+    named["input_0"] = {0: "batch", 1: "width"}
+    file = export_to_onnx(Sums(), (a, b), io.BytesIO(), dynamic_axes={**named, "output": BATCH})
+    assert [d.dim_param for d in file.graph.output[0].type.tensor_type.shape.dim] == ["batch", "width"]
+    with pytest.raises(ExportError, match="has 2 axes, and none is 5"):
+        export_to_onnx(Sums(), (a, b), io.BytesIO(), dynamic_axes={"input_0": [5]})
+    with pytest.raises(ExportError, match="there is no input 'image'"):
+        export_to_onnx(Sums(), (a, b), io.BytesIO(), dynamic_axes={"image": [0]}, output_names=["sum"])
