@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.analysis.findings import UNBIND_ADVICE, Finding
+from horizon_plugin_pytorch.analysis.script_limits import script_findings
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, warn
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
 from horizon_plugin_pytorch.nested import fresh
@@ -27,18 +29,8 @@ from horizon_plugin_pytorch.watch.flow import TensorNotes
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.watch import Watch
 
+_UNBINDING = (torch.unbind, Tensor.unbind, Tensor.__iter__)
 _OWN_FORMAT = "give its qconfig an activation of one of these formats"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One limit that an operator of the model breaks."""
-
-    place: str
-    operator: str
-    limit: str
-    found: str
-    advice: str
 
 
 def _is_geometry(value: Any) -> bool:
@@ -132,6 +124,8 @@ def _attributes_of(call: OperatorCall) -> dict[str, Any]:
     if call.module is None:
         assert call.row is not None
         found = call.row.named(call.args, call.kwargs)
+        if call.function in _UNBINDING:
+            found = {**found, "function": "unbind"}
     elif call.method:
         signature = inspect.signature(getattr(call.module, call.method))
         found = {**_formats(call.module), **signature.bind(*call.args, **call.kwargs).arguments}
@@ -180,18 +174,18 @@ def _format_findings(row: Operator, use: Use, march: March) -> Iterator[Finding]
             yield Finding(use.place, row.name, limit.text, f"{limit.found(use)} (inputs {shapes})", limit.advice)
 
 
+def _unbound(use: Use) -> Iterator[Finding]:
+    if use.attributes.get("function") == "unbind":
+        yield Finding(use.place, "unbind", "supported nodes", "unsupported node", UNBIND_ADVICE)
+
+
 def find_limits(model: nn.Module, args: tuple, march: March) -> list[Finding]:
     """Every limit of the chip that the converted model breaks."""
-    found = [f for row, use in operator_uses(model, args) for f in _format_findings(row, use, march)]
+    found = [f for row, use in operator_uses(model, args) for f in (*_unbound(use), *_format_findings(row, use, march))]
     return list(dict.fromkeys(found))
 
 
 def _require_converted(model: nn.Module) -> None:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise HorizonError(
-            "check_model takes the converted model itself (the result of `convert_fx` or `convert`): number formats "
-            "and module names are no longer known in a traced one. Check first, then trace."
-        )
     if any(isinstance(m, QATModule) for m in model.modules()) or not any(
         isinstance(m, (QuantizedModule, Float16)) for m in model.modules()
     ):
@@ -209,7 +203,8 @@ def check_model(
     """Compare a converted model with the published limits of a chip; print what breaks which limit, and what to do.
 
     Args:
-        module: the result of `convert_fx` or `convert`.
+        module: the result of `convert_fx` or `convert`; or what `torch.jit.trace` gives for it, of which only the
+            operators can be checked: number formats are not in a script.
         example_inputs: the model's arguments, as `prepare` takes them, in the sizes of the deployment.
         march: the chip; None takes the one the model was prepared for, or that of `set_march`.
         input_source, advice, check_quanti_param: options of the vendor's compiler; they have no effect, and warn.
@@ -229,7 +224,9 @@ def check_model(
     Every operator keeps the published formats and limits of bayes.
     0
     """
-    _require_converted(module)
+    is_script = isinstance(module, torch.jit.ScriptModule)
+    if not is_script:
+        _require_converted(module)
     options = {"input_source": input_source != "ddr", "advice": advice is not None}
     given = [name for name, is_given in (options | {"check_quanti_param": not check_quanti_param}).items() if is_given]
     if given:
@@ -239,15 +236,39 @@ def check_model(
             QuantizationWarning,
         )
     if march is None:
-        march = note_of(module, "march") or get_march() or require_march("check_model")
+        noted = None if is_script else note_of(module, "march")
+        march = noted or get_march() or require_march("check_model")
     chip = as_march(march)
+    if is_script:
+        return _check_script(module, example_inputs)
     findings = find_limits(module, positional_arguments(module, example_inputs), chip)
     if not findings:
         print(f"This model is supported!\nEvery operator keeps the published formats and limits of {chip}.")
         return 0
     print(f"This model breaks {len(findings)} limits of {chip}:")
+    _print_findings(findings)
+    return 1
+
+
+def _check_script(script: Any, example_inputs: Any) -> int:
+    """Check the operators of a script."""
+    args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+    findings, count = script_findings(script, args)
+    if not count:
+        raise HorizonError("check_model: the script has no integers; trace a model of `convert_fx` or `convert`.")
+    if findings:
+        print(f"This script has {len(findings)} operators that do not fit:")
+        _print_findings(findings)
+        return 1
+    print(
+        "Every operator of the script is known. Number formats and limits of the chip are not checked: they are not in "
+        "a script; give check_model the converted model for them."
+    )
+    return 0
+
+
+def _print_findings(findings: list[Finding]) -> None:
     headers = ["where", "operator", "limit", "found", "what to do"]
     rows = [[f.place, f.operator, f.limit, f.found, f.advice or "change the layer, or move it after the DeQuantStub"]
             for f in findings]  # fmt: skip
     print(Table(headers, rows).text("psql", aligns_numbers=True, widths=[40, None, 36, 40, 40]))
-    return 1

@@ -41,6 +41,8 @@ class ScriptSteps(nn.Module):
         script: what `torch.jit.trace` or `torch.jit.load` gives.
         has_steps: run softmax, one operator here, in the steps that it consists of, if they give the same integers. The
             positions of its largest values, which nobody reads, are given besides the results then.
+        watch: is called after each operator with its kind, the class of the module that it is in, path, line, inputs
+            and outputs.
 
     >>> script = torch.jit.trace(nn.Sequential(nn.ReLU(), nn.Tanh()), torch.zeros(2))
     >>> x = torch.randn(2)
@@ -48,9 +50,11 @@ class ScriptSteps(nn.Module):
     True
     """
 
-    def __init__(self, script: torch.jit.ScriptModule, has_steps: bool = False) -> None:
+    def __init__(
+        self, script: torch.jit.ScriptModule, has_steps: bool = False, watch: Callable[..., None] | None = None
+    ) -> None:
         super().__init__()
-        self._has_steps = has_steps
+        self._has_steps, self._watch = has_steps, watch
         self._owner = [script]  # a list: its tensors are no parameters of this module
         self.places = _ScriptPlaces()
         self._besides: list[Tensor] = []
@@ -68,14 +72,14 @@ class ScriptSteps(nn.Module):
             values[value.debugName()] = given
         for node in graph.nodes():
             inputs = [values[x.debugName()] for x in node.inputs()]
-            results = self._results(node, inputs, owner.path)
+            results = self._results(node, inputs, owner)
             for output, result in zip(node.outputs(), results, strict=True):
                 values[output.debugName()] = result
         found = [values[x.debugName()] for x in graph.outputs()]
         return found[0] if len(found) == 1 else tuple(found)
 
-    def _results(self, node: Any, inputs: list[Any], path: str) -> Sequence[Any]:
-        kind = node.kind()
+    def _results(self, node: Any, inputs: list[Any], owner: _Object) -> Sequence[Any]:
+        kind, path = node.kind(), owner.path
         if kind == "prim::Constant":
             return [node.output().toIValue()]
         if kind == "prim::GetAttr":
@@ -94,8 +98,10 @@ class ScriptSteps(nn.Module):
         line = source_line(node.sourceRange())
         with self.places.at(path, line):
             out = self._softmax(inputs, path, line) if kind == "horizon::softmax" else _called(node.schema(), inputs)
-        outputs = list(node.outputs())
-        return [out] if len(outputs) == 1 else list(out)
+        results = [out] if node.outputsSize() == 1 else list(out)
+        if self._watch is not None:
+            self._watch(kind, owner.class_name, path, line, inputs, results)
+        return results
 
     def _softmax(self, inputs: list[Any], path: str, line: str) -> Tensor:
         """Softmax in the steps that the guides show: largest, difference, exp, sum, reciprocal, product."""
@@ -146,6 +152,11 @@ class _Object:
 
     def __init__(self, module: Any, path: str) -> None:
         self.module, self.path = module, path
+
+    @property
+    def class_name(self) -> str:
+        """``torch.nn.modules.container.Sequential``."""
+        return self.module._c._type().str().removeprefix("__torch__.")
 
 
 def _attribute(owner: Any, name: str) -> Any:

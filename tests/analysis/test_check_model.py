@@ -140,6 +140,33 @@ def test_other_models_are_refused(kind: str) -> None:
         check_model(model, (X,))
 
 
+class Parts(nn.Module):
+    """Code that takes a tensor apart, as the guide's `aten::unbind` error comes about, or as it should be."""
+
+    def __init__(self, is_unbound: bool) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(4, 4, 1)
+        self.is_unbound = is_unbound
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(self.quant(x))
+        parts = x.unbind(1) if self.is_unbound else x.split(2, 1)
+        return self.dequant(parts[0])
+
+
+@pytest.mark.parametrize("kind", ["converted", "traced"])
+def test_unbind_is_named(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    set_march(March.BAYES)
+    for is_unbound in (False, True):
+        model: Any = convert_fx(prepared(Parts(is_unbound).eval(), (X,)))
+        if kind == "traced":
+            model = torch.jit.trace(model, X)
+        assert check_model(model, (X,)) == int(is_unbound)
+        out = capsys.readouterr().out
+        assert ("unbind" in out and "split" in out) == is_unbound and "HBDK" not in out
+        assert ("formats and limits of the chip are not checked" in out) == (kind == "traced" and not is_unbound)
+
+
 def test_every_march_is_in_one_group() -> None:
     assert sorted(m for members in GROUPS.values() for m in members) == sorted(March)
 
