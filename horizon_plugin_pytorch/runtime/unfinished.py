@@ -42,6 +42,10 @@ class Unfinished(QTensor):
     def plain(self) -> Tensor:
         raise self.refuse()
 
+    def alias(self) -> Unfinished:
+        """Itself: it has no values that two could show."""
+        return self
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return "Unfinished()"
 

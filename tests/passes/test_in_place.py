@@ -11,19 +11,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
     QuantStub,
     QuantWrapper,
+    convert,
     default_qat_8bit_fake_quant_qconfig,
     fuse_fx,
+    prepare,
     prepare_qat_fx,
     set_fake_quantize,
 )
+from tests.models import make
 from tests.operators.cases.base import Body
-from tests.routes import prepared
+from tests.routes import calibrate, prepared, qconfig
 
 X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
 
@@ -197,3 +201,13 @@ def test_writing_through_another_name_is_refused(alias: Any) -> None:
 
     with pytest.raises(UnsupportedOperatorError, match="in place"):
         prepare_qat_fx(Net(), {"": default_qat_8bit_fake_quant_qconfig})
+
+
+def test_a_sum_in_place_that_is_fused_runs_in_the_models_own_forward() -> None:
+    """The residual of torchvision's ResNet, `out += identity`: between its members nothing has values yet."""
+    set_march(March.NASH_E)
+    model, inputs = make("resnet")
+    qat = calibrate(prepare(model, inputs, qconfig_dict={"": qconfig()}, out_dir=None), inputs)
+    assert type(qat.layer1._generated_add_0).__name__ == "ConvAddReLU2d"
+    with torch.no_grad():
+        assert torch.equal(qat(*inputs), convert(qat)(*inputs))
