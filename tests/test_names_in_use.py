@@ -40,7 +40,7 @@ def test_readers_of_record_files_say_what_they_were() -> None:
 
 
 MISSING = [
-    "utils._register_onnx_ops", "utils.mxrecordio", "prune",
+    "utils.mxrecordio", "prune",
     "utils.auto_cast", "quantization.fx.fusion_patterns",
 ]  # fmt: skip
 
