@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from horizon_plugin_pytorch.capture.region import (
-    called_path,
-    module_at,
-    operands,
-    row_of_node,
-)
+from horizon_plugin_pytorch.capture.region import called_path, module_at, operands, row_of_node
 from horizon_plugin_pytorch.config.choice import NO_SETTER, inherited_choice
-from horizon_plugin_pytorch.errors import (
-    QuantizationWarning,
-    at,
-    listed,
-    source_line,
-    warn,
-)
+from horizon_plugin_pytorch.errors import QuantizationWarning, at, listed, source_line, warn
 from horizon_plugin_pytorch.fake_quant.fake_cast import is_cast
-from horizon_plugin_pytorch.operators.table import (
-    Kind,
-    ScaleRule,
-    Trait,
-)
+from horizon_plugin_pytorch.operators.table import Kind, ScaleRule, Trait
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.passes.refusals import spelled
 from horizon_plugin_pytorch.runtime.node_notes import notes

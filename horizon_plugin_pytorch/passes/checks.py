@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from torch import fx
 
-from horizon_plugin_pytorch.capture.region import (
-    called_path,
-    has_stub,
-    module_at,
-    operands,
-    row_of_node,
-)
+from horizon_plugin_pytorch.capture.region import called_path, has_stub, module_at, operands, row_of_node
 from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
 from horizon_plugin_pytorch.config.resolve import needs_activation
-from horizon_plugin_pytorch.errors import (
-    UnsupportedOperatorError,
-    at,
-    source_line,
-)
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.fake_quant.fake_cast import is_cast
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
-from horizon_plugin_pytorch.operators.table import (
-    Operator,
-    row_named,
-    row_of_module,
-)
+from horizon_plugin_pytorch.operators.table import Operator, row_named, row_of_module
 from horizon_plugin_pytorch.passes.generated import stays_real
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.passes.refusals import called_name, spelled, unsupported

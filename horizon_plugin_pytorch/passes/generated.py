@@ -9,16 +9,10 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.capture.region import (
-    is_constant,
-    module_at,
-    row_of_node,
-)
+from horizon_plugin_pytorch.capture.region import is_constant, module_at, row_of_node
 from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
 from horizon_plugin_pytorch.nn.stubs import QuantStub
-from horizon_plugin_pytorch.operators.table import (
-    Operator,
-)
+from horizon_plugin_pytorch.operators.table import Operator
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.runtime.node_notes import inherit, notes
 

@@ -5,17 +5,9 @@ from __future__ import annotations
 from torch import fx
 
 from horizon_plugin_pytorch.capture.container_writes import CONTAINER_REMEDY, is_of_container
-from horizon_plugin_pytorch.errors import (
-    UnsupportedOperatorError,
-    at,
-    source_line,
-)
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.march import March
-from horizon_plugin_pytorch.operators.table import (
-    NO_FORM,
-    Operator,
-    advice_for,
-)
+from horizon_plugin_pytorch.operators.table import NO_FORM, Operator, advice_for
 from horizon_plugin_pytorch.runtime.node_notes import notes
 
 

@@ -8,19 +8,9 @@ from dataclasses import replace
 from torch import fx, nn
 
 from horizon_plugin_pytorch.capture.numbers import note_numbers, places_of_numbers, with_numbers
-from horizon_plugin_pytorch.capture.region import (
-    called_path,
-    is_code,
-    is_fact,
-    is_size,
-    row_of_node,
-)
+from horizon_plugin_pytorch.capture.region import called_path, is_code, is_fact, is_size, row_of_node
 from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
-from horizon_plugin_pytorch.errors import (
-    UnsupportedOperatorError,
-    at,
-    source_line,
-)
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.operators.table import (
     AS_IT_IS,

@@ -17,12 +17,7 @@ from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules
 from horizon_plugin_pytorch.capture.plain_weights import plain_weights
 from horizon_plugin_pytorch.capture.recording import record_runs
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import (
-    CheckError,
-    QuantizationConfigError,
-    QuantizationWarning,
-    warn,
-)
+from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.transformer import plain_transformers

@@ -7,11 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.capture.graph_module import (
-    GraphModuleWithAttr,
-    ObservedGraphModule,
-    QuantizedGraphModule,
-)
+from horizon_plugin_pytorch.capture.graph_module import GraphModuleWithAttr, ObservedGraphModule, QuantizedGraphModule
 from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, require_shapes, unwrapped
 from horizon_plugin_pytorch.capture.plain_weights import plain_weights
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer
@@ -26,18 +22,11 @@ from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.passes.fuse_mode import FuseMode
 from horizon_plugin_pytorch.passes.hybrid import HybridConfig
 from horizon_plugin_pytorch.passes.late_modules import meet_calls
-from horizon_plugin_pytorch.passes.own_scales import (
-    OwnScales,
-    keep_one_entry,
-    split_aliases,
-)
+from horizon_plugin_pytorch.passes.own_scales import OwnScales, keep_one_entry, split_aliases
 from horizon_plugin_pytorch.passes.pipeline import FUSION, run_passes
 from horizon_plugin_pytorch.passes.preparation import TracedPreparation
 from horizon_plugin_pytorch.passes.swap import to_quantized
-from horizon_plugin_pytorch.passes.tied_scales import (
-    TiedOperators,
-    is_effective,
-)
+from horizon_plugin_pytorch.passes.tied_scales import TiedOperators, is_effective
 from horizon_plugin_pytorch.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
