@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
+import torch  # noqa: F401 - for the docstring's example
 from torch import nn
 
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
