@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.fake_quant.rounding import fake_quantize
 from horizon_plugin_pytorch.fixed_point import library
 from horizon_plugin_pytorch.march import set_march
 from horizon_plugin_pytorch.program import record_program
@@ -57,6 +58,7 @@ KERNEL = integers((3, 4, 3, 3), 8, 2)
 CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
     "quantize": (fp.quantize, (X * 0.1, torch.tensor([0.1]), -1, *INT8)),
     "quantize channels": (fp.quantize, (X * 0.1, torch.rand(4) + 0.1, 1, *INT8)),
+    "fake_quantize": (fake_quantize, (X * 0.1, torch.tensor([0.1]), -1, *INT8)),
     "dequantize": (fp.dequantize, (X, torch.tensor([0.1]), -1)),
     "requantize": (fp.requantize, (X, NARROW, -1, *INT8)),
     "requantize wide": (fp.requantize, (X, WIDE, -1, *INT8)),
