@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import ExportError, HorizonError
+from horizon_plugin_pytorch.errors import CalibrationWarning, ExportError, HorizonError, listed, warn
 from horizon_plugin_pytorch.export import (
     onnx_attention,  # noqa: F401 - registers its lowerings
     onnx_colour,  # noqa: F401 - registers its lowerings
@@ -33,6 +33,7 @@ from horizon_plugin_pytorch.export.onnx_aten import ATEN
 from horizon_plugin_pytorch.export.onnx_dynamic import dynamic_sizes, with_dynamic_axes
 from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.export.onnx_graph import FIRST_OPSET, LAST_OPSET, OPSET, TYPES, OnnxGraph, Scope, Site
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nested import located, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -230,6 +231,7 @@ def build_onnx(
             "export needs the packages `onnx` and `onnx_ir`: pip install 'horizon-plugin-pytorch[onnx]'."
         ) from error
     _check_stage(model, takes_real)
+    _tell_unseen(model)
     opset = OPSET if opset_version is None else opset_version
     if not FIRST_OPSET <= opset <= LAST_OPSET:
         raise ExportError(f"opset_version must lie in [{FIRST_OPSET}, {LAST_OPSET}], got {opset}.")
@@ -258,6 +260,28 @@ def _built(
     if not program.results:
         raise ExportError(f"`{type(model).__name__}` gives no tensor on these inputs: there is nothing to export.")
     return _written(program, input_names, output_names, opset)
+
+
+def _tell_unseen(model: nn.Module) -> None:
+    """Look at weights that nobody has looked at; warn of activations of which no data were seen."""
+    unseen = []
+    for path, module in model.named_modules():
+        if not isinstance(module, QATModule):
+            continue
+        weight = getattr(module, "weight_fake_quant", None)
+        if isinstance(weight, FakeQuantize) and weight.is_quantizing and not weight.has_statistics:
+            module.observe_weight()  # type: ignore[operator]
+        quantizer = module.activation_post_process
+        is_rounding = isinstance(quantizer, FakeQuantize) and quantizer.is_quantizing
+        if is_rounding and not quantizer.has_statistics and not module.is_optional:  # type: ignore[union-attr]
+            unseen.append(f"`{path}`")
+    if unseen:
+        warn(
+            f"no data have reached {listed(unseen, most=5)}: their scale is 1 in the file, and what it gives says "
+            "nothing. Calibrate the model first (`calibrate`, or data in the CALIBRATION or QAT state), or load the "
+            "checkpoint of a calibrated one.",
+            CalibrationWarning,
+        )
 
 
 def _check_stage(model: nn.Module, takes_real: bool) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.dtype import qbool
-from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning
+from horizon_plugin_pytorch.errors import CalibrationWarning, ExportError, QuantizationWarning
 from horizon_plugin_pytorch.fake_quant.route import written_route
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -29,6 +29,7 @@ from horizon_plugin_pytorch.quantization import (
     fuse_modules,
     prepare,
     prepare_qat,
+    prepare_qat_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_to_onnx
@@ -285,3 +286,12 @@ def test_onnx_runtime_does_not_round_weights_again() -> None:
     session = ort.InferenceSession(file.SerializeToString(), options, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"input": IMAGE.numpy()})
     assert torch.equal(torch.from_numpy(found), run_onnx(file, [IMAGE])[0])
+
+
+def test_a_model_that_has_seen_no_data_is_told_and_its_weights_are_looked_at() -> None:
+    qat = prepare_qat_fx(QuantWrapper(nn.Conv2d(3, 4, 3)), {"": qconfig()}).eval()
+    set_fake_quantize(qat, FakeQuantState.QAT)
+    with pytest.warns(CalibrationWarning, match="no data have reached `quant`, `module`"):
+        file = _export(qat, IMAGE, 13)
+    (weight,) = [onnx.numpy_helper.to_array(x) for x in file.graph.initializer if x.dims == [4, 3, 3, 3]]
+    assert abs(weight).max() == 127
