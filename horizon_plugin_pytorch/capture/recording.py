@@ -7,12 +7,18 @@ import copy
 import functools
 import operator
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C import (
+    _get_dispatch_stack_at,
+    _len_torch_dispatch_stack,
+    _pop_torch_dispatch_stack,
+    _push_on_torch_dispatch_stack,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +28,7 @@ from horizon_plugin_pytorch.asking import is_module_call, user_frames
 from horizon_plugin_pytorch.capture.leaves import is_functional, runs_as_one
 from horizon_plugin_pytorch.capture.memory import Memory, changed, distinct, versions
 from horizon_plugin_pytorch.capture.packing import PackedGraph
+from horizon_plugin_pytorch.capture.region import module_at
 from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nested import tensors_in, tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
@@ -200,11 +207,20 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._depth:
             return func(*args, **kwargs)
+        with self._inside():
+            return self._function(func, args, kwargs)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """In a function or a leaf module: what it calls itself is not recorded, and torch need not report it."""
+        mode = None if self._depth else _top_off(Unseen)
         self._depth += 1
         try:
-            return self._function(func, args, kwargs)
+            yield
         finally:
             self._depth -= 1
+            if mode is not None:
+                _push_on_torch_dispatch_stack(mode)
 
     def _function(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run a function that the model calls."""
@@ -296,7 +312,7 @@ class Recorder(TorchFunctionMode):
 
     def _refuse_lent(self, path: str) -> None:
         """Insist that a leaf runs on its own parameters: `torch.func.functional_call` gives it others for one call."""
-        owned = self._model.get_submodule(path)._parameters
+        owned = module_at(self._model, path)._parameters
         lent = [name for name, p in owned.items() if p is not None and not isinstance(p, nn.Parameter)]
         if lent:
             raise UnsupportedOperatorError(
@@ -321,15 +337,12 @@ class Recorder(TorchFunctionMode):
             functional = self.graph.create_node("get_attr", path)
             return self.graph.call_method(method, (functional, *call_args), call_kwargs)
 
-        self._depth += 1
-        try:
+        with self._inside():
             before = versions(leaves)
             out = run()
             written = changed(leaves, before)
             out = out if written else distinct(out, leaves)
             self._note_writes(self._add((path, method), make, out, scope, stale), written, out)
-        finally:
-            self._depth -= 1
         return out
 
     @contextlib.contextmanager
@@ -352,7 +365,7 @@ class Recorder(TorchFunctionMode):
             if is_other and is_read and id(tensor) in self._nodes and path in self._stored:
                 notes(self._nodes[id(tensor)]).kept_as = path
         kept = (value for module in self._model.modules() for value in vars(module).values())
-        for tensor in tensors_in([result, *kept]):
+        for tensor in tensors_in([result, *(value for value in kept if not _is_nothing(value))]):
             node = self._nodes.get(id(tensor))
             if node is not None and node.op not in ("placeholder", "get_attr"):
                 self._handed.setdefault(node)
@@ -415,6 +428,13 @@ class Unseen(TorchDispatchMode):
         return out
 
 
+def _top_off(kind: type[TorchDispatchMode]) -> TorchDispatchMode | None:
+    """Take the innermost mode from torch's stack if it is of this class; a user's own stays and sees everything."""
+    count = _len_torch_dispatch_stack()
+    is_top = count and isinstance(_get_dispatch_stack_at(count - 1), kind)
+    return _pop_torch_dispatch_stack(None) if is_top else None
+
+
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Tensors that the model has, with their paths: plain attributes too, which are no buffers."""
     for path, module in model.named_modules():
@@ -439,6 +459,11 @@ def _leaves(tree: Any) -> list[Tensor]:
 
 
 _ATOMS = (int, float, bool, str, torch.dtype, torch.device, slice)
+
+
+def _is_nothing(value: Any) -> bool:
+    """Holds an attribute of a module no tensor for sure? Most of them are numbers, and dictionaries without hooks."""
+    return value is None or type(value) in _ATOMS or (type(value) in (dict, OrderedDict) and not value)
 
 
 @contextlib.contextmanager

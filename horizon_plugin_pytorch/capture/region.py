@@ -61,7 +61,8 @@ def value_of(model: nn.Module, node: fx.Node) -> Any:
         return noted
     value: Any = model.get_submodule("")  # not the `graph` of a captured model: the user's module of that name
     for name in str(node.target).split("."):
-        value = getattr(value, name)
+        child = value._modules.get(name) if isinstance(value, nn.Module) else None
+        value = getattr(value, name) if child is None else child
     return value
 
 

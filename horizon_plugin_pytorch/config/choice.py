@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.capture.leaves import is_leaf
+from horizon_plugin_pytorch.capture.region import module_at
 from horizon_plugin_pytorch.fake_quant.qconfig import spell, unasked
 from horizon_plugin_pytorch.notes import keep_notes, note_of  # noqa: F401 - for the docstring's example
 from horizon_plugin_pytorch.operators.table import row_named
@@ -138,7 +139,7 @@ def _operator_around(model: nn.Module, choices: dict[str, Choice], path: str) ->
     """The path of the operator that a module is a part of; empty if it is none."""
     while path:
         path = path.rpartition(".")[0]
-        if path in choices and not _is_container(model.get_submodule(path)):
+        if path in choices and not _is_container(module_at(model, path)):
             return path
     return ""
 

@@ -113,6 +113,8 @@ class FakeQuantize(nn.Module):
     _gathered: list[Tensor] | None = None
     _keeps_range: bool = False
     loaded: LoadedScale = LoadedScale.AS_IT_IS  # what became of the last checkpoint's scale
+    finest_scale: float = 0.0  # an observed scale is not smaller; whole numbers need no finer grid than 1
+    _was_set: bool = False
     state_is_loaded: bool = False  # did a checkpoint decide what it does, and nobody since?
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -145,7 +147,6 @@ class FakeQuantize(nn.Module):
                 "where autograd allows it.",
                 QuantizationWarning,
             )
-        self.finest_scale = 0.0  # an observed scale is not smaller; whole numbers need no finer grid than 1
         length = channel_len if self.activation_post_process.is_per_channel else 1
         device = self.activation_post_process.min_val.device
         self.register_buffer("fake_quant_enabled", torch.ones(1, dtype=torch.uint8, device=device))
@@ -153,7 +154,6 @@ class FakeQuantize(nn.Module):
         self.register_buffer("scale", torch.ones(length, device=device))
         self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
         self._known = {name: Cache() for name in ("fake_quant_enabled", "observer_enabled", "scale", "range")}
-        self._was_set = False
         if self.is_fixed:
             self.refresh_scale()
 

@@ -177,7 +177,15 @@ def qat_form(
     is_accumulator = row.has_real_output and qconfig is not None and qconfig.activation is None
     qat.gives_accumulator = is_accumulator  # type: ignore[assignment]
     device = next((p.device for p in module.parameters()), home)
-    return (qat if device is None else qat.to(device)).train(module.training)
+    if device is not None and not _is_on(qat, device):
+        qat = qat.to(device)
+    return qat.train(module.training)
+
+
+def _is_on(module: nn.Module, device: torch.device) -> bool:
+    """Are all tensors of a module on a device? `nn.Module.to` takes long to find out."""
+    tensors = (t for m in module.modules() for t in (*m._parameters.values(), *m._buffers.values()))
+    return all(t is None or t.device == device for t in tensors)
 
 
 def warn_int16(model: nn.Module, march: March) -> None:

@@ -84,6 +84,18 @@ class ObserverBase(nn.Module):
     clipped_from: float = CLIPPED  # so many times its range are worth a warning
     extreme: float = 0.0  # the end of the widest range that a moving average has seen since the state was set
     joins_calibration: bool = False  # does it count together in the CALIBRATION state?
+    owner: str = ""
+    may_be_constant: bool = False  # parameters may, and nothing is wrong with them
+    batches: int | None = None  # how many batches were averaged with equal weight; None for a moving average
+    widest: Tensor | None = None  # the largest magnitude of their ranges
+    counts_together: bool = False  # are all tensors until the next `begin_batch` one batch? (`calibrate` holds them)
+    # What was before that batch, and the batch's range so far.
+    _batch: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    _has_range: bool = False
+    _holds: bool = False
+    _held: Any = None  # what was seen since `hold`
+    _has_rested: bool = False  # has it seen since `hold` what left everything as it is?
+    _left_out: Tensor | None = None  # batches with NaN or infinity that an accelerator has left out
     _has_met: bool = False  # have the processes that share ranges found that they are at the same tensor?
     _counted: ClassVar[tuple[str, ...]] = ("batches", "widest")  # what it has learned beside the range
 
@@ -126,12 +138,12 @@ class ObserverBase(nn.Module):
                 f"`{name}`: quantization is symmetric and represents 0, so quant_min must be at most 0 and quant_max "
                 f"positive; got quant_min={self.quant_min}, quant_max={self.quant_max}."
             )
-        self.averaging_constant = averaging_constant
-        self.qscheme = qscheme
         self.is_per_channel = qscheme in _PER_CHANNEL
-        self.ch_axis = ch_axis if self.is_per_channel else -1
         if self.is_per_channel and ch_axis < 0:
             raise QuantizationConfigError(f"`{name}`: per_channel_symmetric needs ch_axis >= 0, got {ch_axis}.")
+        self.averaging_constant = averaging_constant
+        self.qscheme = qscheme
+        self.ch_axis = ch_axis if self.is_per_channel else -1
         self.is_sync_quantize = is_sync_quantize
         self.pow_quantization = pow_quantization
         self.unclipped = unclipped
@@ -139,21 +151,9 @@ class ObserverBase(nn.Module):
         kwargs = factory_kwargs or {}
         self.register_buffer("min_val", torch.full((length,), math.inf, **kwargs))
         self.register_buffer("max_val", torch.full((length,), -math.inf, **kwargs))
-        self.owner = ""
-        self.may_be_constant = False  # parameters may, and nothing is wrong with them
-        self.batches: int | None = None  # how many batches were averaged with equal weight; None for a moving average
-        self.widest: Tensor | None = None  # the largest magnitude of their ranges
         self._warned: set[str] = set()
-        self.counts_together = False  # are all tensors until the next `begin_batch` one batch? (`calibrate` holds them)
-        # What was before that batch, and the batch's range so far.
-        self._batch: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-        self._has_range = False
         self._unchanged = Cache()  # what was usable of weights, which are the same in every batch of a calibration
         self._resting = Cache()  # says that the range is that of these weights
-        self._holds = False
-        self._held: Any = None  # what was seen since `hold`
-        self._has_rested = False  # has it seen since `hold` what left everything as it is?
-        self._left_out: Tensor | None = None  # batches with NaN or infinity that an accelerator has left out
 
     @property
     def _name(self) -> str:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch.nn.qat.half import Float16
 
+_FILLED = (dict, list, set, deque)  # containers that a forward may fill
 _HOOKS = nn.Module().__dict__.keys() - {"training", "_parameters", "_buffers", "_modules"}
-
-
-def _contents(value: Any) -> Any:
-    """A copy of a container that a forward may fill; None for anything else."""
-    return value.copy() if isinstance(value, (dict, list, set, deque)) else None
 
 
 def _refill(container: Any, contents: Any) -> None:
@@ -30,13 +26,42 @@ def _refill(container: Any, contents: Any) -> None:
         container.update(contents)
 
 
+class _Values:
+    """What tensors hold; small ones of a kind are copied and compared in one go, as a model has thousands."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        kinds: dict[Any, list[Tensor]] = defaultdict(list)
+        for x in tensors:
+            is_small = type(x) is Tensor and x.layout is torch.strided and not x.is_meta and x.numel() <= _SMALL
+            kinds[(x.dtype, x.device) if is_small and not x.is_quantized else id(x)].append(x)
+        self._kinds = [(group, _joined(group)) for group in kinds.values()]
+
+    def restore(self) -> None:
+        """Write back what is another value now."""
+        for group, before in self._kinds:
+            if torch.equal(_joined(group, is_copied=False), before):
+                continue
+            parts = [before] if len(group) == 1 else before.split([x.numel() for x in group])
+            for x, value in zip(group, parts, strict=True):
+                if not torch.equal(x, value.reshape(x.shape)):
+                    x.copy_(value.reshape(x.shape))
+
+
+_SMALL = 4096
+
+
+def _joined(group: list[Tensor], is_copied: bool = True) -> Tensor:
+    if len(group) == 1:
+        return group[0].clone() if is_copied else group[0]
+    return torch.cat([x.detach().reshape(-1) for x in group])
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Whatever a run changes is as it was afterwards: buffers, modes, attributes of modules, random numbers."""
-    attributes = [
-        (m, {k: (v, _contents(v)) for k, v in m.__dict__.items() if k not in _HOOKS}) for m in model.modules()
-    ]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    attributes = [(m, {k: v for k, v in m.__dict__.items() if k not in _HOOKS}) for m in model.modules()]
+    contents = [(v, v.copy()) for _, of_one in attributes for v in of_one.values() if isinstance(v, _FILLED)]
+    buffers = _Values(model.buffers())
     random_states = (random.getstate(), torch.get_rng_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
@@ -49,12 +74,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for module, before in attributes:
             for name in module.__dict__.keys() - before.keys() - _HOOKS:
                 del module.__dict__[name]
-            for name, (value, contents) in before.items():
-                module.__dict__[name] = value
-                if contents is not None:
-                    _refill(value, contents)
+            module.__dict__.update(before)
             if isinstance(module, Float16):
                 module._float.training = module.training
-        for buffer, value in buffers:
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
+        for container, values in contents:
+            _refill(container, values)
+        buffers.restore()
