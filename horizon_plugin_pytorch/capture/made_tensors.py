@@ -34,6 +34,8 @@ class MadeTensors:
         self._clone = clone
         self._of_model = {_memory(x) for x in of_model}
         self._found: dict[Hashable, tuple[Tensor, torch.fx.Proxy, str]] = {}
+        self._new: set[Hashable] = set()  # memory that calls of the forward made
+        self._outside: dict[Hashable, tuple[Tensor, str]] = {}  # other memory that it writes to, and the line
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -41,10 +43,32 @@ class MadeTensors:
     def note(self, func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         """See whether a call writes traced values into an ordinary tensor."""
         targets = [x for x in (written(func, args, kwargs), kwargs.get("out")) if isinstance(x, Tensor)]
+        for x in targets:
+            if _memory(x) not in self._new and _memory(x) not in self._of_model:
+                self._outside.setdefault(_memory(x), (x, user_line()))
         if targets and first_proxy((args, kwargs)) is not None:
             for x in targets:
                 if _memory(x) not in self._of_model and self.traced(x) is None:
                     self._found[_memory(x)] = (x, self._clone(x), user_line())
+
+    def note_results(self, out: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """What a call gives is made by the forward, unless it shows the memory of an argument."""
+        results = {_memory(x) for x in tensors_of(out)}
+        if results:
+            self._new |= results.difference(_memory(x) for x in tensors_of((args, kwargs)))
+
+    def kept(self, later: MadeTensors) -> list[tuple[str, torch.fx.Node | None]]:
+        """The tensors from outside of the forward that both this trace and a later one write to: a state of the user's.
+
+        Each is the line that writes, and the node that stands for the tensor where that writes traced values.
+        """
+        both = [memory for memory in self._outside if memory in later._outside]
+        return [(self._outside[m][1], self._found[m][1].node if m in self._found else None) for m in both]
+
+    @property
+    def writes_outside(self) -> bool:
+        """Is anything written that is neither of the model, nor known to be made by the forward?"""
+        return bool(self._outside)
 
     def traced(self, x: Tensor) -> torch.fx.Proxy | None:
         """What a tensor stands for; None for a constant.
@@ -90,7 +114,9 @@ class TracedCalls(TorchFunctionMode):
         if self.made and any(self.made.traced(x) is not None for x in tensors_of((args, kwargs))):
             args, kwargs = self.made.stand_ins((args, kwargs))
             return self._traced(func, args, kwargs)
-        return self.subscript(*args) if func is torch.Tensor.__getitem__ else func(*args, **kwargs)
+        out = self.subscript(*args) if func is torch.Tensor.__getitem__ else func(*args, **kwargs)
+        self.made.note_results(out, args, kwargs)
+        return out
 
     def _traced(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
@@ -107,4 +133,4 @@ _DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
 
 
 def _memory(x: Tensor) -> Hashable:
-    return x.untyped_storage()._cdata
+    return x.untyped_storage()._cdata if x.layout is torch.strided else id(x)  # a sparse tensor has none of its own

@@ -18,8 +18,10 @@ from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments
 from horizon_plugin_pytorch.capture.modes import tell_modes
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, stored_tensors
-from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, listed, warn
 from horizon_plugin_pytorch.runtime.leaf import first_proxy
+from horizon_plugin_pytorch.runtime.node_notes import notes
+from horizon_plugin_pytorch.writing import writes_by_name
 
 
 def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None) -> torch.fx.Graph:
@@ -60,6 +62,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
     _tell_lost(model, tracer.lost_hooks)
     _tell_tested(model, tracer.tested_results)
     _tell_written(model, before)
+    _tell_kept(model, tracer, arguments)
     tell_modes(model, arguments, graph, _traced)
     return graph
 
@@ -97,6 +100,33 @@ def _tell_written(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]])
             f"`{type(model).__name__}`: its forward writes to {shown}, which symbolic trace does not see: the prepared "
             "model reads it and never writes it. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its "
             "own forward; or write it outside of the forward.",
+            QuantizationWarning,
+        )
+
+
+def _tell_kept(model: nn.Module, tracer: QuantizationTracer, arguments: Arguments) -> None:
+    """Name the lines that write to tensors which are no attributes and not made in the forward, as globals are.
+
+    A second trace tells them from tensors that the forward makes in ways which torch does not report.
+    """
+    if not tracer.made.writes_outside:
+        return
+    again = QuantizationTracer()
+    again.arguments = arguments
+    with _own_attributes(model, again), contextlib.suppress(Exception):
+        again.trace(model)
+    lines = {}
+    for line, node in tracer.made.kept(again.made):
+        lines[line] = None
+        for user in () if node is None else node.users:
+            if user.args[:1] == (node,) and writes_by_name(getattr(user.target, "__name__", str(user.target))):
+                notes(user).read_later = user.stack_trace  # if it is quantized, it is refused as by running
+    if lines:
+        warn(
+            f"`{type(model).__name__}`: its forward writes to a tensor that outlives it and is no attribute of a "
+            f"module, such as a global ({listed(lines)}). The prepared model has the value that was there when it was "
+            "traced, and does not write it. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward; "
+            "or make the tensor an input and an output of the model.",
             QuantizationWarning,
         )
 

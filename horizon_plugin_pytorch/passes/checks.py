@@ -68,8 +68,14 @@ def check_memory(prep: Preparation) -> None:
         if is_state and region.has_scale(node):
             raise UnsupportedOperatorError(
                 f"`{called_name(node)}` {at(known.scope, source_line(node.stack_trace))} would write quantized values "
-                f"into `{target.target}`, a parameter or buffer; write to a `clone()` of it."  # type: ignore[union-attr]
+                f"into {_named(target)}; write to a `clone()` of it."  # type: ignore[arg-type]
             )
+
+
+def _named(state: fx.Node) -> str:
+    """A tensor of the model, as its user knows it."""
+    is_unnamed = str(state.target).rpartition(".")[2].startswith(("_tensor_constant", "_constant_"))
+    return "a tensor that is no attribute of a module" if is_unnamed else f"`{state.target}`, a tensor of the model"
 
 
 def _stale(reader: str, by: fx.Node) -> UnsupportedOperatorError:

@@ -6,14 +6,16 @@ import collections
 import copy
 import io
 import pickle
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import ExportError, TraceError, UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning, TraceError, UnsupportedOperatorError
 from horizon_plugin_pytorch.fx.fx_helper import wrap
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -32,6 +34,8 @@ from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 METHODS = ["jit-strip", "jit", "symbolic", "fx"]
 X = torch.randn(1, 3, 4, 4)
 ELSEWHERE = SimpleNamespace(state=None)
+WRITTEN = torch.zeros(1, 3, 4, 4)
+COUNT = torch.zeros(1)
 _kept: Any = None
 
 
@@ -238,7 +242,34 @@ class Cell(Base):
         return self.h
 
 
+class WrittenGlobal(Base):
+    def step(self, y):
+        WRITTEN.mul_(0.5).add_(y)
+        return y + WRITTEN
+
+
+class WrittenInAClosure(Base):
+    def begin(self) -> None:
+        state = torch.zeros(1, 3, 4, 4)
+
+        def step(y):
+            state[:, :1] = y[:, :1]
+            return y + state
+
+        self.step = step
+
+
+class WrittenInAList(Base):
+    def begin(self) -> None:
+        self.past = [torch.zeros(1, 3, 4, 4)]
+
+    def step(self, y):
+        self.past[0].copy_(y)
+        return y + self.past[0]
+
+
 REFUSED = [
+    WrittenGlobal, WrittenInAClosure, WrittenInAList,
     InAClosure, Cell, OnTheClass, BySetattr, InNestedContainers,
     BeginsAsNone, NotThereAtFirst, BeginsAsANumber, BeginsAsATensor, BeginsAsABuffer, List, Dict, Deque, OnASubmodule,
     OnAnotherObject, Global, InEvalOnly, OfTwoForwardsAgo, TheOutputItself,
@@ -249,6 +280,8 @@ REFUSED = [
 def fresh() -> None:
     global _kept
     set_march(March.NASH_E)
+    WRITTEN.detach_().zero_()
+    COUNT.zero_()
     ELSEWHERE.state = _kept = OnTheClass.kept = ByHandOnTheClass.kept = None
 
 
@@ -265,6 +298,65 @@ def prepared(model: nn.Module, method: str) -> Any:
 def test_a_quantized_state_is_refused_with_its_lines(cls, method) -> None:
     with pytest.raises(UnsupportedOperatorError, match=r"test_states.py:\d+.*input and an output of the model"):
         prepared(cls(), method)
+
+
+def _counted(y: Tensor) -> Tensor:
+    COUNT.add_(1.0)
+    return y * COUNT
+
+
+class CountsInAFunction(Base):
+    def step(self, y):
+        return _counted(y)
+
+
+class CountsInADefault(Base):
+    def step(self, y, count=torch.zeros(1)):  # noqa: B008 - it is the subject
+        count += 1.0
+        return y * count
+
+
+class CountsOnTheClass(Base):
+    count = torch.zeros(1)
+
+    def step(self, y):
+        self.count.view(-1)[0] = y.shape[1]
+        return y * self.count
+
+
+class CountsInAClosure(Base):
+    def begin(self) -> None:
+        count = torch.zeros(1)
+
+        def step(y):
+            torch.add(count, 1.0, out=count)
+            return y * count
+
+        self.step = step
+
+
+@pytest.mark.parametrize("method", ["symbolic", "fx"])
+@pytest.mark.parametrize("cls", [CountsInAFunction, CountsInADefault, CountsOnTheClass, CountsInAClosure])
+def test_a_write_that_tracing_loses_is_told_with_its_line(cls, method) -> None:
+    with pytest.warns(QuantizationWarning, match=r"`Counts\w+`.* writes to .*test_states.py:\d+.*JIT_STRIP"):
+        prepared(cls(), method)
+
+
+class MakesItself(Base):
+    """Memory that torch does not report as made: of numpy, and of a constructor."""
+
+    def step(self, y):
+        offsets, canvas = torch.from_numpy(np.zeros(4, np.float32)), torch.Tensor([1.0, 2.0, 3.0, 4.0])
+        offsets += 1.0
+        canvas[0] = 3.0
+        return y * offsets + canvas
+
+
+@pytest.mark.parametrize("method", ["symbolic", "fx"])
+def test_what_the_forward_makes_may_be_written(method) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*writes to")
+        prepared(MakesItself(), method)
 
 
 def test_a_tensor_that_an_earlier_trace_left_in_a_global_is_told() -> None:
