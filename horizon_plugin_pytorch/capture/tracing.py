@@ -115,7 +115,7 @@ def _tell_kept(model: nn.Module, tracer: QuantizationTracer, arguments: Argument
     again.arguments = arguments
     with _own_attributes(model, again), contextlib.suppress(Exception):
         again.trace(model)
-    lines = {}
+    lines: dict[str, None] = {}
     for line, node in tracer.made.kept(again.made):
         lines[line] = None
         for user in () if node is None else node.users:
