@@ -625,6 +625,19 @@ def _asks_none(steps: Sequence[dis.Instruction], i: int) -> bool:
     return is_none and i + 1 < len(steps) and steps[i + 1].opname in ("IS_OP", "COMPARE_OP")
 
 
+def user_tests_identity() -> bool:
+    """True if the innermost function of the user compares the attribute that it reads now by ``is``."""
+    frame = _user_frame()
+    return frame is not None and _tests_identity(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tests_identity(code: CodeType, instruction: int) -> bool:
+    after = (step for step in dis.get_instructions(code) if step.offset > instruction)
+    following = next((step for step in after if not step.opname.startswith("LOAD_")), None)
+    return following is not None and following.opname == "IS_OP"
+
+
 def asserted_answer() -> bool | None:
     """What the innermost function of the user, which asks for a truth value, must hear to pass its ``assert``.
 

@@ -21,7 +21,7 @@ from horizon_plugin_pytorch import sharing
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.function_handlers import calling_line, described
-from horizon_plugin_pytorch.running import current
+from horizon_plugin_pytorch.running import current, runs_unseen_code
 from horizon_plugin_pytorch.torch_functions import METADATA_FUNCTIONS, REVEALING
 from horizon_plugin_pytorch.untraced import is_traced
 from horizon_plugin_pytorch.writing import written
@@ -157,7 +157,7 @@ def write(target: Tensor, out: Tensor, by: str, index: Any = ...) -> None:
         sharing.take_place(target)
         return
     sharing.forget(out)
-    settle = sharing.note_write(target, by, index)
+    settle = sharing.note_write(target, by, index, writes_back=runs_unseen_code())
     if not is_traced():
         show(target, out)
     elif not (isinstance(target, TensorWithScale) and target.overwrite(out)):

@@ -44,8 +44,8 @@ from horizon_plugin_pytorch.in_place import (  # noqa: F401  # some were defined
 )
 from horizon_plugin_pytorch.plain_values import array_ufunc, plain_arguments
 from horizon_plugin_pytorch.running import (
-    asked_by_model,
     asked_in_forward,
+    asked_while_running,
     current_forward,
     interceptor,
     is_hybrid,
@@ -126,10 +126,11 @@ class QTensor(TensorWithScale):
     def dtype(self) -> Any:  # type: ignore[override]
         """The number format, such as `qint8`.
 
-        The forward of a model that was prepared by running it gets the answer of the float tensor it was written for,
-        ``torch.float32`` (``torch.bool`` for `qbool`): it asks ``torch.finfo(x.dtype)`` or ``mask.to(x.dtype)``.
+        The forward of a model that runs its own code, by running or in eager mode, gets the answer of the float tensor
+        it was written for, ``torch.float32`` (``torch.bool`` for `qbool`): it asks
+        ``torch.finfo(x.dtype)`` or ``mask.to(x.dtype)``.
         """
-        if not asked_by_model():
+        if not asked_while_running():
             return self._format
         return torch.bool if self._format == qbool else torch.float32
 

@@ -189,6 +189,12 @@ def is_in_forward() -> bool:
     return bool(_THREAD.forwards) or interceptor() is not None
 
 
+def runs_unseen_code() -> bool:
+    """Does code of a prepared model run that nobody saw when the model was prepared: in eager mode, or wrapped code?"""
+    model = interceptor()
+    return bool(_THREAD.forwards) if model is None else not model.was_seen
+
+
 def asked_by_model() -> bool:
     """True if the function that calls this one must answer as in float: code of a model that runs asks it.
 
@@ -196,6 +202,14 @@ def asked_by_model() -> bool:
     called them. This package and tools (`asking.as_tool`) get the real answer.
     """
     return interceptor() is not None and not asking.package_asks(2) and asking.model_asks(2)
+
+
+def asked_while_running() -> bool:
+    """As `asked_by_model`, and also true for the forward of a model that was prepared in eager mode."""
+    if asking.package_asks(2):
+        return False
+    is_seen = interceptor() is not None
+    return (is_seen or bool(_THREAD.forwards)) and asking.model_asks(2, has_call=not is_seen)
 
 
 def asked_by_forward() -> bool:

@@ -47,16 +47,35 @@ class _Loan:
         values: the ordinary tensor.
         place: what it shows of the memory in float.
         by: who made the loan, with its line.
-        spoil: lets readers of the ordinary tensor be refused when the quantized one is written to; None if it cannot.
+        spoil: lets readers of the ordinary tensor be refused when the quantized one is written to; None if it was there
+            before, and takes what is written.
+        is_counted: does torch count the writes to it?
     """
 
-    def __init__(self, values: Tensor, place: Place, by: str, spoil: Callable[[Tensor, Write], None] | None) -> None:
+    def __init__(
+        self,
+        values: Tensor,
+        place: Place,
+        by: str,
+        spoil: Callable[[Tensor, Write], None] | None,
+        is_counted: bool = True,
+    ) -> None:
         self.place, self.by, self._spoil = place, by, spoil
         self.values = weakref.ref(values)
         self._storage = StorageWeakRef(values.untyped_storage())
-        self._counter = values.detach()  # it shares the count of writes
-        self._counter.data = _NOTHING  # and not the memory
-        self._count = self._counter._version
+        self._layout = values.storage_offset(), values.shape, values.stride()
+        self._shape, self._dtype = values.shape, values.dtype
+        self._is_broadcast = any(
+            step == 0 and size > 1 for size, step in zip(values.shape, values.stride(), strict=True)
+        )
+        self._counter: Tensor | None = None
+        if is_counted:
+            self._counter = values.detach()  # it shares the count of writes
+            self._counter.data = _NOTHING  # and not the memory
+        self._count = self._writes()
+
+    def _writes(self) -> int:
+        return 0 if self._counter is None else self._counter._version
 
     @property
     def is_taken(self) -> bool:
@@ -66,12 +85,41 @@ class _Loan:
     @property
     def is_written(self) -> bool:
         """Has anybody written to it, or to a view of it?"""
-        return self._counter._version != self._count
+        return self._writes() != self._count
 
     @property
     def is_over(self) -> bool:
         """Is its memory gone, as it was lent?"""
         return self._storage.expired() and not self.is_written
+
+    def write_back(self, new: Tensor, place: Place, by: str) -> None:
+        """The quantized tensor is written to that a stub made of this one: in float this one is changed as well.
+
+        Args:
+            new: the real values that the quantized tensor has now.
+            place: what that tensor shows of the memory.
+            by: the call that writes, with its line.
+
+        Raises:
+            UnsupportedOperatorError: this one cannot have these values.
+        """
+        if self._storage.expired():
+            return
+        values = self.values()
+        if place != self.place or self._shape != new.shape or self._dtype != torch.float32 or self._is_broadcast:
+            raise UnsupportedOperatorError(
+                f"{by} changes a tensor in place that {self.by} made of an ordinary one, which is still there: in "
+                "float both are one tensor, and here the ordinary one cannot see this change. Change a copy, as in "
+                "`q = self.quant(x.clone())`, or make a new tensor, as in `q = q + 1`."
+            )
+        if values is None:  # the tensor is gone, and another shows its memory
+            storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+            if storage is None:
+                return
+            values, new = torch.empty(0, device=storage.device), new.detach()
+            values.set_(storage, *self._layout)  # type: ignore[call-overload]
+        values.copy_(new)
+        self._count = self._writes()
 
     def spoil(self, write: Write) -> None:
         """The quantized tensor is written to: in float this one is changed as well, and here it is not.
@@ -226,12 +274,13 @@ def part_of(target: Any, index: Any = ...) -> Place | None:
         return place_of(part) if _storage(part) == _storage(memory) else None
 
 
-def note_write(target: Any, by: str, index: Any = ...) -> Callable[[], None]:
+def note_write(target: Any, by: str, index: Any = ..., writes_back: bool = False) -> Callable[[], None]:
     """A call is going to give `target` a new value: others that show what it writes are not to be read any more.
 
     Args:
         by: the call, with its line.
         index: the part of `target` that it writes.
+        writes_back: shall tensors that stubs took get the new value too? Whoever reads them later is not seen.
 
     Returns:
         What to call when `target` has that value.
@@ -243,12 +292,15 @@ def note_write(target: Any, by: str, index: Any = ...) -> Callable[[], None]:
     write, part = Write(by, weakref.ref(target), part_of(target)), part_of(target, index) or place
     for other in group.others(part, target):
         other.spoil(write)
-    for loan in group.loans:
-        if overlap(loan.place, part):
-            loan.spoil(write)
+    lent = [loan for loan in group.loans if overlap(loan.place, part)]
+    for loan in lent:
+        loan.spoil(write)
     is_alone = not group.others(place, target) and all(loan.is_over for loan in group.loans)
 
     def settle() -> None:
+        for loan in lent:
+            if loan.is_taken and writes_back:
+                loan.write_back(target.as_real(), place, by)
         group.remove(target)
         if not is_alone:  # some show other parts of it; it has memory of its own now
             group.add(target, place, False)
@@ -307,11 +359,12 @@ def lend(source: Any, values: Tensor, by: str, spoil: Callable[[Tensor, Write], 
         by: who made the loan, with its line.
         spoil: lets readers of the ordinary tensor be refused, if it has memory of its own.
     """
-    if values.is_inference() or torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():  # nobody counts writes
+    is_counted = not (values.is_inference() or torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing())
+    if not is_counted and spoil is not None:
         return
     known = _member(source)
     with _PLAIN():
-        known.group.lend(_Loan(values, known.place, by, spoil))
+        known.group.lend(_Loan(values, known.place, by, spoil, is_counted))
 
 
 def taken_of(x: Any) -> list[Tensor]:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 # Attributes and methods that ask about a tensor, or about its place in autograd.
 METADATA = frozenset(
-    "size dim numel nelement stride storage_offset is_contiguous is_floating_point is_complex element_size __len__ "
-    "shape device requires_grad is_leaf grad_fn ndim layout is_cuda is_cpu is_sparse is_quantized grad names "
+    "size dim numel nelement stride storage_offset is_contiguous is_floating_point is_complex is_signed element_size "
+    "__len__ shape device requires_grad is_leaf grad_fn ndim layout is_cuda is_cpu is_sparse is_quantized grad names "
     "output_nr _version _backward_hooks _base is_meta is_mps is_xpu is_nested is_mkldnn is_vulkan is_hpu is_ipu is_xla "
     "is_mtia is_maia is_ort retains_grad get_device data_ptr untyped_storage storage retain_grad register_hook "
     "requires_grad_ backward _is_view is_inference is_conj is_neg as_subclass __hash__ __format__ __dir__ "
@@ -67,7 +67,9 @@ STAYING = frozenset(getattr(Tensor, name) for name in _STAYING_NAMES) | {torch.c
 
 
 def _metadata_functions() -> set[Callable]:
-    found: set[Callable] = {torch.numel, torch.is_floating_point, torch.is_complex, torch.is_same_size}
+    found: set[Callable] = {
+        torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed, torch.is_same_size,
+    }  # fmt: skip
     for name in METADATA:
         member = getattr(Tensor, name, None)
         if member is None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from horizon_plugin_pytorch.asking import user_asks_class
+from horizon_plugin_pytorch.asking import user_asks_class, user_tests_identity
 from horizon_plugin_pytorch.capture.given import Place, is_setting
 from horizon_plugin_pytorch.capture.sizes import is_size
 from horizon_plugin_pytorch.plain_values import array_ufunc, number_function
@@ -79,11 +79,19 @@ class Written(TracedProxy):
     def __getattr__(self, name: str) -> Any:
         if name in VIEW_ATTRIBUTES or name == "shape":  # what torch's own gives is no proxy of this class
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        if name in ("dtype", "itemsize") and (dtype := self._dtype()) is not None:
+            return dtype if name == "dtype" else dtype.itemsize
+        if name == "dtype" and user_tests_identity():
+            raise TypeError("`x.dtype` is not known while tracing, so `is` cannot compare it")
         if name == "grad":
             return None  # no backward has run through a tensor of this forward
         if name in ("grad_fn", "_base"):  # whose use is to ask whether they are None
             raise TypeError(f"`x.{name}` is not known while tracing")
         return super().__getattr__(name)
+
+    def _dtype(self) -> torch.dtype | None:
+        dtype_of = getattr(self.tracer, "dtype_of", None)
+        return None if dtype_of is None else dtype_of(self.node)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})

@@ -38,12 +38,18 @@ def is_size(node: fx.Node) -> bool:
     return settle(_size_rule, node)
 
 
-Rule = Generator[fx.Node, bool, bool]
+Rule = Generator[fx.Node, Any, Any]
 
 
-def settle(rule: Callable[[fx.Node], Rule], node: fx.Node) -> bool:
-    """The answer of a rule, which yields the nodes whose answers it needs: graphs are too long for recursion."""
-    known: dict[fx.Node, bool] = {}
+def settle(rule: Callable[[fx.Node], Rule], node: fx.Node, known: dict[fx.Node, Any] | None = None) -> Any:
+    """The answer of a rule, which yields the nodes whose answers it needs: graphs are too long for recursion.
+
+    Args:
+        known: answers of before, none of them None; new ones are added.
+    """
+    known = {} if known is None else known
+    if node in known:
+        return known[node]
     pending = [(node, rule(node))]
     answer: Any = None
     while pending:

@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.capture.container_writes import only_writes
 from horizon_plugin_pytorch.capture.given import Arguments, Place
 from horizon_plugin_pytorch.capture.leaves import is_functional, is_leaf, is_marked
 from horizon_plugin_pytorch.capture.made_tensors import MadeTensors, TracedCalls
+from horizon_plugin_pytorch.capture.number_types import NumberTypes
 from horizon_plugin_pytorch.capture.proxies import KnownItems, Parts, TracedProxy, Written, stand_in
 from horizon_plugin_pytorch.capture.sizes import empty_as_zeros
 from horizon_plugin_pytorch.errors import TraceError, at, source_line
@@ -33,7 +34,7 @@ from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_
 from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.plain_values import plain_arguments
 from horizon_plugin_pytorch.runtime.call_site import ModuleCall
-from horizon_plugin_pytorch.runtime.hooks import BACKWARD, tell_moved
+from horizon_plugin_pytorch.runtime.hooks import BACKWARD, BY_NAME, keep_names
 from horizon_plugin_pytorch.runtime.leaf import LeafCode, first_proxy
 from horizon_plugin_pytorch.runtime.node_notes import notes
 
@@ -76,6 +77,7 @@ class QuantizationTracer(torch.fx.Tracer):
         self.arguments: Arguments | None = None  # what is known of those of the forward
         self._places: dict[torch.fx.Node, Place] = {}
         self.made = MadeTensors(lambda x: self.create_proxy("call_function", torch.clone, (x,), {}), ())
+        self._types: NumberTypes | None = None
         self._constants: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are no attributes, and their copies
 
     @property
@@ -109,6 +111,10 @@ class QuantizationTracer(torch.fx.Tracer):
         assert self.arguments is not None
         line = user_line() if is_asked else ""
         self.arguments.guard.rely(place, question, answer, about, line)
+
+    def dtype_of(self, node: torch.fx.Node) -> torch.dtype | None:
+        """The type of a tensor in the float model, where it is known."""
+        return None if self._types is None else self._types.of(node)
 
     def class_of(self, proxy: TracedProxy) -> type | None:
         """The class of what a proxy stands for, where it is known."""
@@ -180,6 +186,10 @@ class QuantizationTracer(torch.fx.Tracer):
     ) -> torch.fx.Proxy:
         if self.successor is not None:  # `y + self.state`, where the state is of the trace before
             return self.successor.create_proxy(kind, target, args, kwargs, *rest, **more)
+        if kind in ("call_function", "call_method") and self._types is not None:
+            answer = self._types.answer(target, args, kwargs)
+            if answer is not None:
+                return answer
         is_index = target in (operator.getitem, operator.setitem)
         is_operator = getattr(target, "__module__", "") == operator.add.__module__  # `x + array`: no sizes there
         arrays = "tensor" if kind == "call_module" or is_operator else "list"
@@ -217,7 +227,8 @@ class QuantizationTracer(torch.fx.Tracer):
         if is_leaf(m) and not isinstance(m, torch.jit.ScriptModule):  # whose class has no forward
             named = kwargs
             args, kwargs = by_position(type(m).forward, args, kwargs)
-            tell_moved(m, at(path, source_line(user_frames())), named, kwargs)
+            if named and (m._forward_pre_hooks_with_kwargs or m._forward_hooks_with_kwargs):
+                m.__dict__[BY_NAME] = keep_names(m, at(path, source_line(user_frames())), named, kwargs)
         with self.called(path), contextlib.nullcontext() if is_leaf(m) else self._watched_hooks(m, path):
             return super().call_module(m, forward, args, kwargs)
 
@@ -345,6 +356,7 @@ class QuantizationTracer(torch.fx.Tracer):
     def trace(self, root: Any, concrete_args: Any = None) -> torch.fx.Graph:
         of_model = (x for x, _ in stored_tensors(root).values()) if isinstance(root, nn.Module) else ()
         self.made = MadeTensors(lambda x: self.create_proxy("call_function", torch.clone, (x,), {}), of_model)
+        self._types = NumberTypes(root) if isinstance(root, nn.Module) else None
         with self._functional_calls(root), self._sizes_as_arguments():
             return super().trace(root, concrete_args)
 

@@ -67,6 +67,17 @@ def _type(func: Callable, args: tuple, kwargs: dict) -> Any:
     return _to(Tensor.to, (x, wanted), {})
 
 
+def _result_type(func: Callable, args: tuple, kwargs: dict) -> torch.dtype:
+    """The type that two tensors or numbers give together in float."""
+
+    def in_float(x: Any) -> Any:
+        if not isinstance(x, QTensor):
+            return x
+        return torch.empty((1,) * x.dim(), dtype=torch.bool if x._format == qbool else torch.float32)
+
+    return func(*map(in_float, args), **{name: in_float(x) for name, x in kwargs.items()})
+
+
 def _float(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Booleans as numbers; real values of other formats are asked for by name."""
     if args[0]._format != qbool:
@@ -119,6 +130,7 @@ for _property in VIEW_ATTRIBUTES:
     handle(getattr(Tensor, _property).__get__, keeps=True)(keep_scale)
 handle(Tensor.type, keeps=True)(_type)
 handle(Tensor.to, Tensor.type_as, Tensor.cpu, Tensor.cuda, keeps=True)(_to)
+handle(torch.result_type)(_result_type)
 handle(Tensor.float)(_float)
 handle(Tensor.double)(_double)
 handle(Tensor.requires_grad.__set__)(_set_requires_grad)  # type: ignore[attr-defined]

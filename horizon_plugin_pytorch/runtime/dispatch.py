@@ -74,6 +74,8 @@ class Dispatcher:
         functionals: FloatFunctionals that run on the CPU, with the path of the stub before each, or "".
     """
 
+    was_seen: bool = True  # was all the code that it runs seen when the model was prepared?
+
     def __init__(
         self,
         sites: dict[CallSite, list[Variant]],

@@ -45,6 +45,8 @@ def keep(register: Callable[..., RemovableHandle], function: Callable[..., Any],
     hook.number = register(hook, **options).id
 
 
+# Attributes of a module: names of arguments that hooks find by name, in the call of a graph or in the one that runs.
+BY_NAME, NAMED_NOW = "_arguments_by_name", "_arguments_named_now"
 # How torch keeps hooks: dictionaries by number, and the numbers of those that are called otherwise.
 BEFORE = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 AFTER = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
@@ -74,6 +76,8 @@ def copy_hooks(new: nn.Module, old: nn.Module, kinds: Sequence[str] = ALL, of_us
     own = old.__dict__.get(OWN_HOOKS)
     if own:
         new.__dict__[OWN_HOOKS] = own | new.__dict__.get(OWN_HOOKS, frozenset())
+    if BY_NAME in old.__dict__:
+        new.__dict__[BY_NAME] = old.__dict__[BY_NAME]
     if "_backward_hooks" in kinds and old._is_full_backward_hook is not None:
         new._is_full_backward_hook = old._is_full_backward_hook
 
@@ -85,27 +89,61 @@ def note_own_hooks(module: nn.Module) -> None:
         module.__dict__[OWN_HOOKS] = numbers
 
 
-def tell_moved(module: nn.Module, where: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Say that hooks of a module get by position what its caller named.
+class NamedHook:
+    """A hook ``with_kwargs`` of the model's, which finds arguments by the names that the forward gives them.
+
+    Layers get what they require by position. The module has the names of what was named.
+
+    Args:
+        function: the hook.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], *out: Any) -> Any:
+        names = module.__dict__.get(NAMED_NOW) or module.__dict__.get(BY_NAME, ())
+        if not names or len(args) < len(names):
+            return self.function(module, args, kwargs, *out)
+        first = len(args) - len(names)
+        given = self.function(module, args[:first], dict(zip(names, args[first:], strict=True)) | kwargs, *out)
+        if out or not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
+            return given
+        args, kwargs = given[0], dict(given[1])
+        return (*args, *(kwargs.pop(name) for name in names if name in kwargs)), kwargs
+
+
+def keep_names(module: nn.Module, where: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+    """Let hooks of a module find by name what its caller named; those of tools are told that they do not.
 
     Args:
         where: the module's place.
-        before, after: the keywords of the call as it is written, and as the hooks get them.
+        before, after: the keywords of the call as it is written, and as the module gets them.
+
+    Returns:
+        The names of arguments that the module gets by position, if it has such hooks.
     """
-    moved = [f"`{name}`" for name in before if name not in after]
-    hooks = [
-        hook
-        for kind in ("_forward_pre_hooks", "_forward_hooks")
-        for number, hook in getattr(module, kind).items()
-        if number in getattr(module, f"{kind}_with_kwargs") and not _is_ours(hook)
-    ]
-    if moved and hooks:
+    moved = tuple(name for name in before if name not in after)
+    own, others = module.__dict__.get(OWN_HOOKS, ()), False
+    for kind in ("_forward_pre_hooks", "_forward_hooks") if moved else ():
+        hooks = getattr(module, kind)
+        for number in getattr(module, f"{kind}_with_kwargs"):
+            hook = hooks.get(number)
+            if hook is None or isinstance(hook, NamedHook) or _is_ours(hook):
+                continue
+            if number in own:
+                hooks[number] = NamedHook(hook)
+            else:
+                others = True
+    if others:
         warn(
-            f"{type(module).__name__} {where} has hooks with `with_kwargs=True`, and is called with {listed(moved)} by "
-            "name: the hooks of the prepared model find it among the positional arguments, and not among the "
-            "keywords. Let the hook take it from there, or call the layer by position, as in `self.conv(x)`.",
+            f"{type(module).__name__} {where} has hooks with `with_kwargs=True` that were registered after it was "
+            f"prepared, and is called with {listed(f'`{name}`' for name in moved)} by name: these hooks find it among "
+            "the positional arguments, and not among the keywords. Let the hook take it from there, or register it "
+            "before the model is prepared.",
             QuantizationWarning,
         )
+    return moved
 
 
 def drop_hooks(module: nn.Module) -> None:

@@ -32,7 +32,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import asked_by_forward, current_forward, interceptor
 from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
 from horizon_plugin_pytorch.runtime.fixed_settings import FixedSettings, is_same
-from horizon_plugin_pytorch.runtime.hooks import tell_moved
+from horizon_plugin_pytorch.runtime.hooks import NAMED_NOW, keep_names
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked
 
 # Of quantized tensors that a model keeps from one forward to the next.
@@ -172,7 +172,9 @@ class PlacedModule(Successor):
             named = kwargs
             args, kwargs = self.by_position(args, kwargs)
             if self._forward_pre_hooks_with_kwargs or self._forward_hooks_with_kwargs:
-                tell_moved(self, self.place, named, kwargs)
+                self.__dict__[NAMED_NOW] = keep_names(self, self.place, named, kwargs)
+        elif NAMED_NOW in self.__dict__:
+            del self.__dict__[NAMED_NOW]
         if self.own_calls is not None and not self.own_calls.is_functional:
             module = self.of_call()
             if module is not self:

@@ -36,6 +36,8 @@ class WrappedDispatcher(Dispatcher):
         has_run: has any of this code run?
     """
 
+    was_seen = False
+
     def __init__(self, sites: dict[CallSite, list[Variant]], make: Make, has_run: bool = False) -> None:
         super().__init__(sites)
         self.make, self.has_run = make, has_run

@@ -309,13 +309,41 @@ class _Named(nn.Module):
         return self.dequant(self.conv(input=self.quant(x)))
 
 
-@pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT])
-def test_a_hook_that_gets_by_position_what_the_forward_names_is_told(method: PrepareMethod) -> None:
+def _note_named(module: nn.Module, args: tuple, kwargs: dict) -> tuple:
+    SEEN.append((len(args), sorted(kwargs)))
+    return args, {"input": kwargs["input"].clone()}
+
+
+def _note_named_after(module: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> None:
+    SEEN.append((len(args), sorted(kwargs), kwargs["input"].shape))
+
+
+def _prepared_named(net: nn.Module, method: Any) -> nn.Module:
+    if method == "eager":
+        net.qconfig = qconfig()
+        return prepare_qat(net)
+    return prepare(net, (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None)
+
+
+@pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT, PrepareMethod.JIT_STRIP, "eager"])
+def test_a_hook_finds_by_name_what_the_forward_names(method: Any) -> None:
     set_march(March.NASH_M)
     net = _Named().eval()
-    net.conv.register_forward_pre_hook(lambda module, args, kwargs: None, with_kwargs=True)
+    net.conv.register_forward_pre_hook(_note_named, with_kwargs=True)
+    net.conv.register_forward_hook(_note_named_after, with_kwargs=True)
+    wanted, seen = _run(net)
+    qat = calibrate(_prepared_named(net, method), (X,))
+    for model in (qat, copy.deepcopy(qat), pickle.loads(pickle.dumps(qat)), convert(qat)):
+        out, told = _run(model)
+        assert told == seen and torch.allclose(out, wanted, atol=0.05)
+
+
+def test_a_tools_hook_that_gets_by_position_what_the_forward_names_is_told() -> None:
+    set_march(March.NASH_M)
+    qat = _prepared_named(_Named().eval(), PrepareMethod.JIT)
+    qat.conv.register_forward_pre_hook(lambda module, args, kwargs: None, with_kwargs=True)
     with pytest.warns(QuantizationWarning, match=r"(?s)`conv` \(test_hooks.py:\d+\) has hooks.*`input` by name"):
-        calibrate(prepare(net, (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None), (X,))
+        calibrate(qat, (X,))
 
 
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])

@@ -18,8 +18,18 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization import FakeQuantState, convert, convert_fx, prepare_qat, set_fake_quantize
-from tests.routes import qconfig
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    convert,
+    convert_fx,
+    prepare_qat,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.utils.fx_helper import wrap
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from tests.routes import calibrate, qconfig, run_onnx
 from tests.runtime.test_views import METHODS, Body, Net, Wrapped, X, _prepared
 
 BY_RUNNING = ("wrapped", "eager")  # nobody sees these before they run
@@ -288,6 +298,84 @@ def test_what_a_stub_took_is_written_to(method: str) -> None:
 
     assert _is_refused(_stages(after, method, kind=KIND))
     assert not _is_refused(_stages(before, method, kind=KIND)) and not _is_refused(_stages(twice, method, kind=KIND))
+
+
+def _relu(s: Any, x: Tensor) -> Tensor:
+    q = s.quant(x)
+    q.relu_()
+    return s.dequant(q) + x
+
+
+def _relu_twice(s: Any, x: Tensor) -> Tensor:
+    q = s.quant(x)
+    q.relu_()
+    q.clamp_(max=0.5)
+    return s.dequant(q) * x.mean()
+
+
+def _view_before(s: Any, x: Tensor) -> Tensor:
+    part = x[:, :2]
+    q = s.quant(x)
+    nn.functional.relu(q, inplace=True)
+    return s.dequant(q)[:, :2] + part
+
+
+def _of_a_view(s: Any, x: Tensor) -> Tensor:
+    q = s.quant(x[:, :2])
+    q.relu_()
+    return s.dequant(q) + x[:, :2]
+
+
+@pytest.mark.parametrize("body", [_relu, _relu_twice, _view_before, _of_a_view])
+@pytest.mark.parametrize("method", BY_RUNNING)
+def test_what_a_stub_took_sees_writes_to_the_quantized_tensor(method: str, body: Any, tmp_path: Any) -> None:
+    net = (_WrappedTaking if method == "wrapped" else _Taking)(body)
+    x, other = X.clone(), X.clone()
+    with torch.no_grad():
+        want = net(other)
+        qat = calibrate(_prepared(net, method), (x,))
+        assert torch.allclose(x, other, atol=0.05)  # as the float model does to its input
+        for state in (FakeQuantState.CALIBRATION, FakeQuantState.QAT, FakeQuantState.VALIDATION):
+            set_fake_quantize(qat, state)
+            assert torch.allclose(qat(X.clone()), want, atol=0.05), state
+        quantized = (convert if method == "eager" else convert_fx)(qat)
+        integers = quantized(X.clone())
+        assert torch.equal(integers, qat(X.clone()))
+        (found,) = run_onnx(export_quantized_onnx(quantized, (X.clone(),), tmp_path / "m.onnx"), (X,))
+    assert torch.allclose(found, integers, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", BY_RUNNING)
+def test_a_part_of_what_a_stub_took_cannot_see_writes(method: str) -> None:
+    def body(s: Any, x: Tensor) -> Tensor:
+        q = s.quant(x)
+        q[:, :2].relu_()
+        return s.dequant(q[:, :2]) + x[:, :2]
+
+    net = (_WrappedTaking if method == "wrapped" else _Taking)(body)
+    qat = _prepared(net, method)
+    with torch.no_grad(), pytest.raises(UnsupportedOperatorError, match=r"(?s)test_lent_values\.py:\d+.*made of an"):
+        qat(X.clone())
+
+
+class _Taking(nn.Module):
+    """The code that a test gives has the stubs."""
+
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.body = QuantStub(), DeQuantStub(), body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, x)
+
+
+class _WrappedTaking(_Taking):
+    @wrap()
+    def inner(self, x: Tensor) -> Tensor:
+        return self.body(self, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
 
 
 def test_a_float_part_that_writes_in_place() -> None:

@@ -12,7 +12,7 @@ from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.function_handlers import calling_line
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor, taken
-from horizon_plugin_pytorch.running import current_forward
+from horizon_plugin_pytorch.running import current_forward, runs_unseen_code
 from horizon_plugin_pytorch.runtime.stub_input import refuse_export, require_tensor
 
 
@@ -29,7 +29,7 @@ class Quantize(QuantizedModule):
         require_tensor(x, self.place)
         assert self.scale is not None
         out = self.output(fp.quantize(x.detach().float(), self.scale, self.axis, self.low, self.high))
-        return taken(out, x, f"`{type(self).__name__}` {self.place}{calling_line()}") if current_forward() else out
+        return taken(out, x, f"`{type(self).__name__}` {self.place}{calling_line()}") if runs_unseen_code() else out
 
 
 def _dequantized(x: Any) -> Any:
