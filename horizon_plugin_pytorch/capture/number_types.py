@@ -49,8 +49,8 @@ class NumberTypes:
 
     def _rule(self, node: fx.Node) -> Rule:
         if node.target is getattr and node.args[1] in VIEW_ATTRIBUTES:
-            source = node.args[0]
-            return (yield source) if isinstance(source, fx.Node) else False
+            viewed = node.args[0]
+            return (yield viewed) if isinstance(viewed, fx.Node) else False
         if node.op == "get_attr":
             found = self._attribute(node)
             return found.dtype if isinstance(found, Tensor) else False

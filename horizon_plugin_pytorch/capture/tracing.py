@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.asking import error_line, is_user_code
 from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments
 from horizon_plugin_pytorch.capture.modes import tell_modes
+from horizon_plugin_pytorch.capture.plain_state import PlainState
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, stored_tensors
 from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, listed, warn
 from horizon_plugin_pytorch.runtime.leaf import first_proxy
@@ -34,7 +35,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
     if isinstance(model, torch.fx.GraphModule):
         return model.graph
     _refuse_names(model)
-    before = stored_tensors(model)
+    before, state = stored_tensors(model), PlainState(model)
     arguments = Arguments(model, example)
     try:
         tracer, graph = _traced(model, arguments)
@@ -61,7 +62,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
         model.__dict__[GUARD] = arguments.guard
     _tell_lost(model, tracer.lost_hooks)
     _tell_tested(model, tracer.tested_results)
-    _tell_written(model, before)
+    _tell_written(model, before, _changing(model, state, arguments))
     _tell_kept(model, tracer, arguments)
     tell_modes(model, arguments, graph, _traced)
     return graph
@@ -86,16 +87,32 @@ def _traced(model: nn.Module, arguments: Arguments) -> tuple[QuantizationTracer,
     return tracer, graph
 
 
-def _tell_written(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]]) -> None:
-    """Name the tensors that the forward wrote to while it was traced: the graph has the reads, and not the writes."""
+def _changing(model: nn.Module, state: PlainState, arguments: Arguments) -> list[str]:
+    """What each forward changes; not what the first one makes, and later ones find so."""
+    if not state.is_old:
+        return []
+    again = PlainState(model)
+    with contextlib.suppress(Exception):
+        _traced(model, arguments)
+    return again.changes()
+
+
+def _tell_written(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]], changing: Iterable[str]) -> None:
+    """Name what the forward wrote to while it was traced: the graph has the reads, and not the writes.
+
+    Args:
+        before: tensors of the model, with torch's count of writes before.
+        changing: paths of other things that each forward changes.
+    """
     buffers = dict(model.named_buffers())
     written = [
         path
         for path, (old, version) in before.items()
         if old._version != version or (path in buffers and buffers[path] is not old)
     ]
+    written += [path for path in changing if path not in written]
     if written:
-        shown = ", ".join(f"`{path}`" for path in written)
+        shown = listed(f"`{path}`" for path in written)
         warn(
             f"`{type(model).__name__}`: its forward writes to {shown}, which symbolic trace does not see: the prepared "
             "model reads it and never writes it. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its "

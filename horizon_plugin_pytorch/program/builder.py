@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.program.memory import (
     Key,
     axes_in_memory,
     functional_form,
+    is_shared,
     memory_of,
     operands,
     plain,
@@ -115,6 +116,8 @@ class Builder:
         key = tensor_key(x)
         if key in self._nodes:
             return self._nodes[key]
+        if not self.is_data(x) and is_shared(x):
+            return self._constant(plain(x).detach().clone(), key, hint)
         if key in self._constants_seen:
             return self._constants_seen[key]
         if not self.is_data(x):

@@ -43,13 +43,13 @@ class Constants:
 def _look(x: Tensor) -> Hashable:
     """What equal constants have in common, at little cost; layouts count, as kernels round differently by them."""
     first = x.flatten()[:8] if x.is_contiguous() else x[(0,) * x.dim()].reshape(1) if x.numel() else x.flatten()
-    return x.dtype, tuple(x.shape), x.stride(), x.device, _bits(first).tobytes()
+    return x.dtype, tuple(x.shape), x.stride(), x.device, tuple(_bits(first).tolist())
 
 
-def _bits(x: Tensor):  # type: ignore[no-untyped-def]
-    return x.detach().cpu().contiguous().view(torch.uint8).numpy() if x.dim() else _bits(x.reshape(1))
+def _bits(x: Tensor) -> Tensor:
+    return x.detach().cpu().contiguous().view(torch.uint8) if x.dim() else _bits(x.reshape(1))
 
 
 def _is_equal(a: Tensor, b: Tensor) -> bool:
     """Bit by bit: -0.0 is another constant than 0.0."""
-    return a is b or bool((_bits(a) == _bits(b)).all())
+    return a is b or torch.equal(_bits(a), _bits(b))

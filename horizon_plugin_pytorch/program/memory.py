@@ -45,6 +45,17 @@ def tensor_key(x: Tensor) -> Key:
     return (x.untyped_storage()._cdata, x.storage_offset(), tuple(x.shape), x.stride(), x.dtype)
 
 
+def is_shared(x: Tensor) -> bool:
+    """Does somebody besides torch show the memory, such as an array of numpy? Nobody sees what that one writes.
+
+    >>> x, y = torch.zeros(2), torch.zeros(2)
+    >>> array = y.numpy()
+    >>> is_shared(x), is_shared(y)
+    (False, True)
+    """
+    return not plain(x).untyped_storage().resizable()
+
+
 def shows_all(x: Tensor) -> bool:
     """Does a tensor show each number of its memory once?"""
     is_whole = x.storage_offset() == 0 and x.numel() * x.element_size() == x.untyped_storage().nbytes()

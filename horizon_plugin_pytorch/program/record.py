@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.capture.plain_state import PlainState
+from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.fake_quant.route import written_route
 from horizon_plugin_pytorch.nested import fresh, located, map_tensors, tensors_of
 from horizon_plugin_pytorch.program.builder import Builder, drop_unread
@@ -56,8 +57,18 @@ def record_program(model: nn.Module, example_inputs: Any, takes_real: bool = Fal
     args = map_tensors(lambda x: x.detach().clone(), positional_arguments(model, example_inputs))
     names = argument_names(model, example_inputs)
     paths = tuple((names[path[0]], *path[1:]) for path, _ in located(args))
+    state = PlainState(model)
     with torch.no_grad(), _eval_mode(model), written_route() if takes_real else nullcontext():
-        return _record(model, args, paths, takes_real)
+        program = _record(model, args, paths, takes_real)
+    changes = state.changes()
+    if changes:
+        warn(
+            f"`{type(model).__name__}`: its forward changes {listed(f'`{path}`' for path in changes)}, of which the "
+            "recorded program, and a file that is made of it, has the value of this one run for ever. If what it "
+            "computes depends on it, make it an input of the model.",
+            QuantizationWarning,
+        )
+    return program
 
 
 def _record(model: nn.Module, args: tuple, paths: tuple[tuple[Any, ...], ...], takes_real: bool) -> Program:

@@ -152,6 +152,8 @@ class ProgramRecorder(TorchDispatchMode):
         if self._builder.is_data(x):
             self._builder.place = self._places.here()
             self.refuse(how)
+        elif how in ("(`.numpy()`)", "(`.__array__()`)"):  # whoever has the array may write to it unseen
+            self._builder.keep_constants(x)
 
 
 class _Functions(TorchFunctionMode):
