@@ -359,8 +359,8 @@ def lend(source: Any, values: Tensor, by: str, spoil: Callable[[Tensor, Write], 
         by: who made the loan, with its line.
         spoil: lets readers of the ordinary tensor be refused, if it has memory of its own.
     """
-    is_counted = not (values.is_inference() or torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing())
-    if not is_counted and spoil is not None:
+    is_counted = not (values.is_inference() or torch._C._len_torch_dispatch_stack())
+    if torch.jit.is_tracing() or (not is_counted and spoil is not None):
         return
     known = _member(source)
     with _PLAIN():
