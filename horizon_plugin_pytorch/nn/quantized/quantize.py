@@ -12,7 +12,7 @@ from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.function_handlers import calling_line
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor, taken
-from horizon_plugin_pytorch.running import current_forward, runs_unseen_code
+from horizon_plugin_pytorch.running import runs_unseen_code
 from horizon_plugin_pytorch.runtime.stub_input import refuse_export, require_tensor
 
 
