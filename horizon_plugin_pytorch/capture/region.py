@@ -66,6 +66,17 @@ def value_of(model: nn.Module, node: fx.Node) -> Any:
     return value
 
 
+def computed_value(model: nn.Module, node: fx.Node) -> Any:
+    """What a node gives that is computed of parameters and buffers alone."""
+    if node.op == "get_attr":
+        owner, _, name = str(node.target).rpartition(".")
+        return getattr(model.get_submodule(owner), name, notes(node).value)  # no attribute: a list has it
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: computed_value(model, source))
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
 def called_path(model: nn.Module, node: fx.Node) -> str | None:
     """The path of the module that a node calls, also for a FloatFunctional's method; None if it calls no module."""
     if node.op == "call_module":

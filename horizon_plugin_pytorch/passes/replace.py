@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 from dataclasses import replace
 
+import torch
 from torch import fx, nn
 
 from horizon_plugin_pytorch.capture.numbers import note_numbers, places_of_numbers, with_numbers
-from horizon_plugin_pytorch.capture.region import called_path, is_code, is_fact, is_size, row_of_node
+from horizon_plugin_pytorch.capture.region import called_path, computed_value, is_code, is_fact, is_size, row_of_node
 from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
@@ -179,7 +180,9 @@ def _replace(
     """Put a generated module in place of a function node; a line that runs again calls the same module."""
     model, scope, variants = prep.model, notes(node).scope, prep.variants(node)
     path = next((v.path for v in variants if not v.differences(call, lambda path: None)), "")
-    if not path:
+    if path:
+        _require_one_weight(model, node, path, call)
+    else:
         path = _wrapped_path(model, node, call) or _repetition(prep, node) or free_name(prep, scope, name)
         model.add_submodule(path, module.train(model.training))
         variants.append(Variant.of(path, call, numbers))
@@ -197,6 +200,26 @@ def _replace(
     node.replace_all_uses_with(new)
     model.graph.erase_node(node)
     return new
+
+
+def _require_one_weight(model: fx.GraphModule, node: fx.Node, path: str, call: Call) -> None:
+    """Insist that a line which runs again computes the weight of its layer to the same numbers: integers have one.
+
+    Raises:
+        UnsupportedOperatorError: names the line.
+    """
+    weights = [s for s in call.settings.values() if isinstance(s, fx.Node)]
+    first = [n for n in model.graph.nodes if path in notes(n).weight_of] if weights else []
+    if not first or first[0] is weights[0]:
+        return
+    with torch.no_grad():
+        is_same = torch.equal(computed_value(model, first[0]), computed_value(model, weights[0]))
+    if not is_same:
+        raise UnsupportedOperatorError(
+            f"`{spelled(node)}` {at(notes(node).scope, source_line(node.stack_trace))} runs several times, with "
+            "weights that are computed to different numbers, and is one layer. Write the calls on lines of their "
+            "own, or keep the weights as buffers of the model."
+        )
 
 
 def _wrapped_path(model: fx.GraphModule, node: fx.Node, call: Call) -> str:

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.capture.plain_model import require_float32_weights
 from horizon_plugin_pytorch.capture.plain_weights import settle_weights
+from horizon_plugin_pytorch.capture.region import computed_value
 from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
 from horizon_plugin_pytorch.config.resolve import needs_activation
 from horizon_plugin_pytorch.errors import (
@@ -328,20 +329,9 @@ def _compute_weights(model: nn.Module) -> None:
     for node in () if graph is None else graph.nodes:
         for path in notes(node).weight_of:
             layer: Any = model.get_submodule(path)
-            weight = _value(model, node)
+            weight = computed_value(model, node)
             if isinstance(layer, QATGemm) and not torch.equal(layer.weight, weight):
                 layer.weight.copy_(weight)
-
-
-def _value(model: nn.Module, node: fx.Node) -> Any:
-    """What a node gives that is computed of parameters and buffers alone."""
-    if node.op == "get_attr":
-        owner, _, name = str(node.target).rpartition(".")
-        return getattr(model.get_submodule(owner), name, notes(node).value)  # no attribute: a list has it
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: _value(model, source))
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 @torch.no_grad()

@@ -77,5 +77,10 @@ def _is_training_call(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method") and notes(node).is_training_only
 
 
+def is_draw(node: fx.Node) -> bool:
+    """Does a node draw random numbers?"""
+    return _name(node) in _RANDOM
+
+
 def _name(node: fx.Node) -> str:
     return getattr(node.target, "__name__", str(node.target)) if node.op != "call_module" else ""

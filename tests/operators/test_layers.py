@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from horizon_plugin_pytorch.quantization import (
     QuantWrapper,
     convert_fx,
     get_default_qconfig,
+    prepare,
     prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
@@ -95,6 +97,51 @@ def test_computed_weights_are_refused_by_name(how: str, words: tuple[str, ...]) 
     with pytest.raises(UnsupportedOperatorError) as error:
         prepare_qat_fx(Weights(how), {"": qconfig()})
     assert all(word in str(error.value) for word in (*words, "test_layers.py")), error.value
+
+
+_EYE = [torch.eye(4).view(4, 4, 1, 1)]
+_MADE: dict[str, Any] = {
+    "made": lambda x: F.conv2d(x, torch.full((4, 1, 3, 3), 1 / 9), padding=1, groups=4),
+    "of an array": lambda x: F.linear(x, torch.from_numpy(np.linspace(-0.3, 0.4, 12, dtype=np.float32).reshape(2, 6))),
+    "of a list": lambda x: F.conv2d(x, _EYE[0]),
+    "transposed": lambda x: F.conv_transpose2d(x, torch.ones(4, 1, 2, 2) * 0.25, stride=2, groups=4),
+    "twice the same": lambda x: [x := F.conv2d(x, torch.eye(4).view(4, 4, 1, 1) * 0.5) for _ in range(2)][-1],
+}
+
+
+class Functional(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.function = QuantStub(), DeQuantStub(), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.function(self.quant(x)))
+
+
+@pytest.mark.parametrize("method", ["symbolic", "jit", "jit-strip"])
+@pytest.mark.parametrize("function", _MADE.values(), ids=list(_MADE))
+def test_weights_that_the_forward_makes(function: Any, method: str, tmp_path: Any) -> None:
+    model = Functional(function).eval()
+    qat = calibrate(prepare(model, (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None), (X,))
+    assert_one_arithmetic(qat, (X,), tmp_path)
+    assert (qat(X) - model(X)).abs().max() < 0.03 * model(X).abs().max()
+
+
+def _in_turns(x: Tensor) -> Tensor:
+    for factor in (0.5, 0.25):
+        x = F.conv2d(x, torch.eye(4).view(4, 4, 1, 1) * factor)
+    return x
+
+
+def _by_chance(x: Tensor) -> Tensor:
+    return F.conv2d(x, torch.randn(4, 4, 1, 1))
+
+
+@pytest.mark.parametrize("method", ["jit", "jit-strip"])
+@pytest.mark.parametrize(("function", "words"), [(_in_turns, "to different numbers"), (_by_chance, "its weight is")])
+def test_one_layer_has_one_weight(function: Any, words: str, method: str) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=rf"conv2d.*test_layers.py:\d+.*{words}"):
+        prepare(Functional(function).eval(), (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None)
 
 
 @pytest.mark.parametrize("march", [March.BERNOULLI2, March.BAYES, March.BAYES_E])

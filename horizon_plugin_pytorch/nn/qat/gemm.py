@@ -34,6 +34,7 @@ from horizon_plugin_pytorch.operators.table import (
 )
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.node_notes import notes
+from horizon_plugin_pytorch.runtime.stochastic import is_draw
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 
 
@@ -317,7 +318,7 @@ def layer_function(float_class: type, signature: str) -> Binder:
         return Call(make, (x,), settings=values)
 
     def make(weight: Any, bias: Any = None, **values: Any) -> nn.Module:
-        is_computed = _is_of_parameters(weight)
+        is_computed = _is_computed(weight)
         weight = _computed_weight(weight) if is_computed else tensor_of(weight, "weight")
         bias = None if bias is None else tensor_of(bias, "bias")
         if any(depends_on_graph(value) for value in values.values()):
@@ -333,23 +334,30 @@ def layer_function(float_class: type, signature: str) -> Binder:
     return bind
 
 
-def _is_of_parameters(node: Any) -> bool:
-    """Does a recorded model compute a tensor of its parameters and buffers alone?"""
-    if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method") or notes(node).shape is None:
+def _is_computed(node: Any) -> bool:
+    """Does a recorded model compute a tensor of its parameters and buffers, or make it, with no input and no chance?"""
+    if not isinstance(node, fx.Node) or notes(node).shape is None or is_draw(node):
         return False
-    sources = node.all_input_nodes
-    return bool(sources) and all(source.op == "get_attr" or _is_of_parameters(source) for source in sources)
+    if node.op == "get_attr":  # not an attribute: of numpy, of a list, or of a constructor that torch does not report
+        return _attribute(node) is None and not isinstance(notes(node).value, nn.Parameter)
+    is_call = node.op in ("call_function", "call_method")
+    return is_call and all(source.op == "get_attr" or _is_computed(source) for source in node.all_input_nodes)
+
+
+def _attribute(node: Any) -> Any:
+    """What a node reads of the model; None if that has no such attribute."""
+    value: Any = node.graph.owning_module if isinstance(node, fx.Node) and node.op == "get_attr" else None
+    for part in str(node.target).split(".") if value is not None else ():
+        value = getattr(value, part, None)
+    return value
 
 
 def _computed_weight(node: fx.Node) -> Tensor:
     """A place for a weight that the model computes."""
     notes(node).is_weight = True
-    source = node
-    while source.op != "get_attr":
-        source = source.all_input_nodes[0]
-    shape, value = notes(node).shape, notes(source).value
-    assert shape is not None and value is not None  # of a recorded graph
-    return torch.zeros(shape, device=value.device)
+    shape = notes(node).shape
+    assert shape is not None  # of a recorded graph
+    return torch.zeros(shape, device=notes(node).device)
 
 
 def _channels(float_class: type, weight: Tensor, groups: int) -> tuple:
@@ -364,9 +372,7 @@ def _channels(float_class: type, weight: Tensor, groups: int) -> tuple:
 
 def tensor_of(node: Any, name: str) -> Tensor:
     """The parameter or buffer that a node reads."""
-    value: Any = node.graph.owning_module if isinstance(node, fx.Node) and node.op == "get_attr" else None
-    for part in str(node.target).split(".") if value is not None else ():
-        value = getattr(value, part, None)
+    value = _attribute(node)
     if value is None and isinstance(node, fx.Node) and isinstance(notes(node).value, nn.Parameter):
         raise NotBindable(
             f"its {name} belongs to a module that is not registered, as one in a plain list, dictionary or object: "
