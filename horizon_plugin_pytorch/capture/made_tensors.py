@@ -57,13 +57,13 @@ class MadeTensors:
         if results:
             self._new |= results.difference(_memory(x) for x in tensors_of((args, kwargs)))
 
-    def kept(self, later: MadeTensors) -> list[tuple[str, torch.fx.Node | None]]:
+    def kept(self, later: MadeTensors) -> list[tuple[Tensor, str, torch.fx.Node | None]]:
         """The tensors from outside of the forward that both this trace and a later one write to: a state of the user's.
 
-        Each is the line that writes, and the node that stands for the tensor where that writes traced values.
+        Each with the line that writes, and the node that stands for the tensor where that writes traced values.
         """
         both = [memory for memory in self._outside if memory in later._outside]
-        return [(self._outside[m][1], self._found[m][1].node if m in self._found else None) for m in both]
+        return [(*self._outside[m], self._found[m][1].node if m in self._found else None) for m in both]
 
     @property
     def writes_outside(self) -> bool:

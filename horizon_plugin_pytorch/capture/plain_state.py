@@ -7,7 +7,7 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -47,6 +47,10 @@ class PlainState:
     def is_old(self) -> bool:
         """Is anything another now, or there that was not?"""
         return bool(self.changes()) or any(path not in self._values for path, _ in _walk(self._model))
+
+    def has(self, x: Tensor, paths: Iterable[str]) -> bool:
+        """Was a tensor at one of these paths?"""
+        return any(self._values[path][0] is x for path in paths if path in self._values)
 
     def changes(self) -> list[str]:
         """The paths of what is another now."""

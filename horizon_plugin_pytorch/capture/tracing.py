@@ -6,7 +6,7 @@ import collections
 import contextlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -62,8 +62,9 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
         model.__dict__[GUARD] = arguments.guard
     _tell_lost(model, tracer.lost_hooks)
     _tell_tested(model, tracer.tested_results)
-    _tell_written(model, before, _changing(model, state, arguments))
-    _tell_kept(model, tracer, arguments)
+    changing = _changing(model, state, arguments)
+    _tell_written(model, before, changing)
+    _tell_kept(model, tracer, arguments, lambda x: state.has(x, changing))
     tell_modes(model, arguments, graph, _traced)
     return graph
 
@@ -121,10 +122,15 @@ def _tell_written(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]],
         )
 
 
-def _tell_kept(model: nn.Module, tracer: QuantizationTracer, arguments: Arguments) -> None:
-    """Name the lines that write to tensors which are no attributes and not made in the forward, as globals are.
+def _tell_kept(
+    model: nn.Module, tracer: QuantizationTracer, arguments: Arguments, is_told: Callable[[torch.Tensor], bool]
+) -> None:
+    """Name the lines that write to tensors which are no attributes and not made in the forward, as those of closures.
 
     A second trace tells them from tensors that the forward makes in ways which torch does not report.
+
+    Args:
+        is_told: has the user heard of a tensor by its name?
     """
     if not tracer.made.writes_outside:
         return
@@ -133,8 +139,9 @@ def _tell_kept(model: nn.Module, tracer: QuantizationTracer, arguments: Argument
     with _own_attributes(model, again), contextlib.suppress(Exception):
         again.trace(model)
     lines: dict[str, None] = {}
-    for line, node in tracer.made.kept(again.made):
-        lines[line] = None
+    for x, line, node in tracer.made.kept(again.made):
+        if not is_told(x):
+            lines[line] = None
         for user in () if node is None else node.users:
             if user.args[:1] == (node,) and writes_by_name(getattr(user.target, "__name__", str(user.target))):
                 notes(user).read_later = user.stack_trace  # if it is quantized, it is refused as by running
