@@ -79,7 +79,7 @@ def _is_constant(model: Any, node: fx.Node, is_eager: bool) -> bool:
     pending, seen = [node], {node}
     while pending:
         one = pending.pop()
-        is_call = one.op in ("call_function", "call_method") and not notes(one).is_chance
+        is_call = one.op in ("call_function", "call_method") and not notes(one).is_stochastic
         if not (is_call or (one.op == "get_attr" and _stays(model, one, is_eager))):
             return False
         new = [source for source in one.all_input_nodes if source not in seen]

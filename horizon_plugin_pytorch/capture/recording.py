@@ -48,7 +48,7 @@ from horizon_plugin_pytorch.runtime.call_site import (
 )
 from horizon_plugin_pytorch.runtime.node_notes import notes, place_like
 from horizon_plugin_pytorch.runtime.results import own_tensors
-from horizon_plugin_pytorch.runtime.stochastic import mark_chance
+from horizon_plugin_pytorch.runtime.stochastic import mark_stochastic
 from horizon_plugin_pytorch.runtime.stub_input import require_tensor
 from horizon_plugin_pytorch.torch_functions import REAL, is_shape
 from horizon_plugin_pytorch.writing import writes
@@ -573,7 +573,7 @@ def record_runs(
     finally:
         torch.set_rng_state(state)
     graph = recorder.finish()
-    mark_chance(graph)
+    mark_stochastic(graph)
     graph.owning_module = model  # type: ignore[assignment]
     return graph, recorder.runs, given
 

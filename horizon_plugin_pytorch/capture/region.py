@@ -122,16 +122,16 @@ def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] 
     In a recorded graph it is also what is made of integers of any origin, as rotations are of positions; and there it
     may be asked for other types.
     """
-    beside = notes(node).is_beside
-    if beside is not None:
-        return beside and notes(node).dtype in types
+    is_known = notes(node).is_constant
+    if is_known is not None:
+        return is_known and notes(node).dtype in types
     return settle(partial(_constant_rule, model), node)
 
 
 def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
-    beside = notes(node).is_beside
-    if beside is not None:
-        return beside and notes(node).dtype in REAL
+    is_known = notes(node).is_constant
+    if is_known is not None:
+        return is_known and notes(node).dtype in REAL
     if node.op == "get_attr":
         value = value_of(model, node)
         return isinstance(value, Tensor) and value.is_floating_point()
@@ -319,8 +319,8 @@ def _downstream(model: fx.GraphModule, sources: set[fx.Node]) -> Region:
     return region
 
 
-def mark_beside(model: fx.GraphModule) -> None:
-    """Note in a recorded graph which nodes depend on no float input of the model: they stand beside the quantized part.
+def mark_constants(model: fx.GraphModule) -> None:
+    """Note in a recorded graph which nodes are constants: they depend on no float input of the model.
 
     A float input that meets the quantized part lacks a QuantStub; what the model computes for itself gets one.
     """
@@ -328,8 +328,8 @@ def mark_beside(model: fx.GraphModule) -> None:
         is_input = node.op == "placeholder" and notes(node).dtype in REAL
         is_free = node.op in ("placeholder", "get_attr") or is_fact(node) or is_filled(node)
         is_stub = _row_name(model, node) in ("quant", "dequant")
-        notes(node).is_beside = not (is_input or is_stub) and (
-            is_free or all(notes(source).is_beside for source in value_inputs(node))
+        notes(node).is_constant = not (is_input or is_stub) and (
+            is_free or all(notes(source).is_constant for source in value_inputs(node))
         )
 
 

@@ -153,7 +153,7 @@ def check_operands(prep: Preparation) -> None:
         if not is_integer or notes(node).is_training_only:
             continue
         for source in operands(model, node):
-            is_float = notes(source).dtype in REAL and notes(source).is_beside is False
+            is_float = notes(source).dtype in REAL and notes(source).is_constant is False
             is_known = region.kinds(source) or notes(source).runs_on_cpu
             if is_float and not is_known and not stays_real(model, node, source):
                 raise UnsupportedOperatorError(

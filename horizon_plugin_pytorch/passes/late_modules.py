@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.asking import user_frames
 from horizon_plugin_pytorch.capture.captured import Captured
-from horizon_plugin_pytorch.capture.region import given_kinds, mark_beside
+from horizon_plugin_pytorch.capture.region import given_kinds, mark_constants
 from horizon_plugin_pytorch.config.setters import apply_setters
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import QuantizationWarning, at, warn
@@ -136,7 +136,7 @@ class _OneCall:
             here.generated_name = name_of_site(self.site)
             path, known = str(self._functional.target), self.sites.get(self.site, ())
             prep.stubs = {(path, variant.settings["place"] + 1): variant.path for variant in known}
-        mark_beside(self.model)
+        mark_constants(self.model)
         prep.region.add(node, *given_kinds(self.model, node, prep.region))
         replace_functions(prep)
         if self._functional is not None:

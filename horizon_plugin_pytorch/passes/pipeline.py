@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horizon_plugin_pytorch.capture.graph_module import write_later, write_now
-from horizon_plugin_pytorch.capture.region import called_path, has_stub, mark_beside, quantized_nodes
+from horizon_plugin_pytorch.capture.region import called_path, has_stub, mark_constants, quantized_nodes
 from horizon_plugin_pytorch.capture.wrapped import wrapped_modules
 from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.config.resolve import named_modules_of, resolve_qconfigs
@@ -35,7 +35,7 @@ from horizon_plugin_pytorch.passes.own_scales import add_names, share_weights, u
 from horizon_plugin_pytorch.passes.preparation import Preparation, RecordedPreparation, TracedPreparation
 from horizon_plugin_pytorch.passes.read_tensors import answer_facts, answer_types, mark_reads
 from horizon_plugin_pytorch.passes.replace import replace_functions, replace_fusable
-from horizon_plugin_pytorch.passes.skipped import tell_left_out
+from horizon_plugin_pytorch.passes.skipped import note_skipped
 from horizon_plugin_pytorch.passes.states import refuse_states
 from horizon_plugin_pytorch.passes.stub_links import link_stubs
 from horizon_plugin_pytorch.passes.swap import to_qat, warn_int16
@@ -50,7 +50,7 @@ from horizon_plugin_pytorch.passes.wrapped_code import (
 )
 from horizon_plugin_pytorch.qat_mode import tricks
 from horizon_plugin_pytorch.runtime.float_parts import keep_float
-from horizon_plugin_pytorch.runtime.stochastic import refuse_chance
+from horizon_plugin_pytorch.runtime.stochastic import refuse_stochastic
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def answer_questions(prep: Preparation) -> None:
 
 def refuse_random(prep: Preparation) -> None:
     """Random numbers would stay in a traced graph."""
-    refuse_chance(prep.graph, prep.region.__contains__)
+    refuse_stochastic(prep.graph, prep.region.__contains__)
 
 
 def warn_no_stub(prep: Preparation) -> None:
@@ -224,7 +224,7 @@ PIPELINE: tuple[Pass, ...] = (
     traced(on_model(answer_facts)),
     traced(find_code),
     recorded(note_calls),
-    recorded(on_model(mark_beside)),
+    recorded(on_model(mark_constants)),
     # What of it is quantized.
     Pass(find_region),
     traced(answer_questions),
@@ -250,7 +250,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(warn_quotients),
     Pass(warn_shared),
     Pass(fit_inputs),
-    Pass(tell_left_out),
+    Pass(note_skipped),
     Pass(check_operands),
     Pass(find_tied),
     Pass(find_lines),

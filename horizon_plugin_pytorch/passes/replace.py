@@ -57,7 +57,7 @@ def replace_functions(prep: Preparation) -> None:
             _leave_alone(prep, node)
             continue  # the user keeps this part float; a QTensor that reaches it raises with a remedy
         check_seen(node)
-        if notes(node).is_chance:
+        if notes(node).is_stochastic:
             prep.variants(node).append(BY_CHANCE)
             continue
         if called_path(model, node) is not None:

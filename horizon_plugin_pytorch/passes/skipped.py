@@ -18,7 +18,7 @@ BEFORE, AFTER, BESIDE = "before the QuantStub", "after the DeQuantStub", "not be
 NEVER = "never called"
 
 
-def tell_left_out(prep: Preparation) -> None:
+def note_skipped(prep: Preparation) -> None:
     """Give the modules that the quantized part does not call a choice that says so."""
     model, region, choices = prep.model, prep.region, prep.choices
     calls: dict[str, list[fx.Node]] = {}

@@ -75,8 +75,8 @@ def argument_names(model: nn.Module, given: Any) -> list[str | int]:
     return list(signature.bind(**kwargs).arguments)
 
 
-def left_out(model: nn.Module, given: Any) -> int:
-    """How many items of a tuple or list `arguments_of` leaves out."""
+def surplus(model: nn.Module, given: Any) -> int:
+    """How many items of a tuple or list the forward does not take; `arguments_of` leaves them out."""
     most = _most_arguments(model)
     return 0 if most is None or not isinstance(given, (tuple, list)) else max(len(given) - most, 0)
 

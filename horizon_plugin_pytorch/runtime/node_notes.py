@@ -84,8 +84,8 @@ class Notes:
     stale_by: Note[fx.Node | None] = Note(None)  # the call that wrote, through another tensor, to memory that it reads
     handed_out_stale: Note[fx.Node | None] = Note(None)  # the same, to memory that the model gives
     # -- of its part in the quantized model
-    is_chance: Note[bool] = Note(False)  # depends on random numbers
-    is_beside: Note[bool | None] = Note(None)  # is computed beside the quantized part; None in a traced graph
+    is_stochastic: Note[bool] = Note(False)  # depends on random numbers
+    is_constant: Note[bool | None] = Note(None)  # depends on no float input of the model; None in a traced graph
     is_weight: Note[bool] = Note(False)  # a weight that the model computes
     weight_of: Note[tuple[str, ...]] = Note(())  # the layers that it is the weight of
     is_wrapped: Note[bool] = Note(False)  # a call in code that tracing does not enter

@@ -1,4 +1,4 @@
-"""Calls that only training makes and that depend on chance: stochastic depth, noise, random masks.
+"""Calls that only training makes and that depend on random numbers: stochastic depth, noise, random masks.
 
 They are not deployed, so they have no integer form and no scale of their own: like dropout they compute on real values,
 and the result keeps the scale of the quantized tensor it was made of.
@@ -25,8 +25,8 @@ _RANDOM = frozenset(
 )
 
 
-def mark_chance(graph: fx.Graph) -> None:
-    """Mark calls (`Notes.is_chance`) that only the training run made, if random numbers are among their operands.
+def mark_stochastic(graph: fx.Graph) -> None:
+    """Mark calls (`Notes.is_stochastic`) that only the training run made, if random numbers are among their operands.
 
     What they alone read belongs to them: the division in ``x.div(keep) * mask``.
     """
@@ -35,18 +35,18 @@ def mark_chance(graph: fx.Graph) -> None:
         is_draw = _name(node) in _RANDOM
         if is_draw or (_is_training_call(node) and any(source in drawn for source in node.all_input_nodes)):
             drawn.add(node)
-    chance = {node for node in drawn if _is_training_call(node) and _name(node) not in _RANDOM}
+    found = {node for node in drawn if _is_training_call(node) and _name(node) not in _RANDOM}
     for node in reversed(graph.nodes):
         readers = [user for user in node.users if user.op != "output"]
-        if readers and _is_training_call(node) and all(user in chance for user in readers):
-            chance.add(node)
-    deployed = {notes(node).site for node in graph.nodes if node not in chance}
-    for node in chance:
-        notes(node).is_chance = notes(node).site not in deployed
+        if readers and _is_training_call(node) and all(user in found for user in readers):
+            found.add(node)
+    deployed = {notes(node).site for node in graph.nodes if node not in found}
+    for node in found:
+        notes(node).is_stochastic = notes(node).site not in deployed
 
 
-def refuse_chance(graph: fx.Graph, is_quantized: Callable[[fx.Node], bool]) -> None:
-    """In a traced graph chance would stay, also in eval mode: an error that names the line.
+def refuse_stochastic(graph: fx.Graph, is_quantized: Callable[[fx.Node], bool]) -> None:
+    """In a traced graph random numbers would stay, also in eval mode: an error that names the line.
 
     Raises:
         UnsupportedOperatorError: where the quantized part reads random numbers.

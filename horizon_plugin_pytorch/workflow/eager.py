@@ -31,7 +31,7 @@ from horizon_plugin_pytorch.passes.inputs import warn_unfit
 from horizon_plugin_pytorch.passes.own_scales import OwnScales
 from horizon_plugin_pytorch.passes.pipeline import find_lines
 from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
-from horizon_plugin_pytorch.passes.skipped import tell_left_out
+from horizon_plugin_pytorch.passes.skipped import note_skipped
 from horizon_plugin_pytorch.passes.states import refuse_states_when_running
 from horizon_plugin_pytorch.passes.swap import to_qat, warn_int16
 from horizon_plugin_pytorch.passes.tied_scales import (
@@ -156,7 +156,7 @@ def _set_qconfigs(
     prep = RecordedPreparation(captured, march, OwnScales(), quantized_nodes(captured), choices)
     apply_setters(prep.view(), qconfig_setter)
     warn_unfit(prep)
-    tell_left_out(prep)
+    note_skipped(prep)
     find_lines(prep)
     return prep.lines
 

@@ -29,7 +29,7 @@ from horizon_plugin_pytorch.passes.own_scales import OwnScales, split_aliases
 from horizon_plugin_pytorch.passes.pipeline import run_passes
 from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
 from horizon_plugin_pytorch.passes.torch_fused import own_fused
-from horizon_plugin_pytorch.runtime.arguments import arguments_of, left_out
+from horizon_plugin_pytorch.runtime.arguments import arguments_of, surplus
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
 from horizon_plugin_pytorch.workflow.eager import prepare_qat
@@ -100,7 +100,7 @@ def prepare(
         raise QuantizationConfigError("prepare: give qconfig_setter or qconfig_dict, not both.")
     fuse_mode = FuseMode.of(fuse_mode, "prepare")
     require_numbers(model, "prepare")
-    _tell_left_out(model, example_inputs)
+    _warn_surplus(model, example_inputs)
     if fuse_mode is FuseMode.NoFuse and method is PrepareMethod.EAGER:
         raise QuantizationConfigError("prepare: PrepareMethod.EAGER fuses nothing by itself; leave fuse_mode out.")
     if hybrid_dict and not hybrid:
@@ -154,9 +154,9 @@ def prepare(
         return prepared
 
 
-def _tell_left_out(model: nn.Module, example_inputs: Any) -> None:
+def _warn_surplus(model: nn.Module, example_inputs: Any) -> None:
     """Say which example inputs the model does not take; `calibrate` leaves labels out without a word."""
-    count = left_out(model, example_inputs)
+    count = surplus(model, example_inputs)
     if count:
         kind = type(example_inputs).__name__
         warn(

@@ -46,10 +46,10 @@ def test_the_search_sees_what_it_looks_for() -> None:
 
 def test_a_note_that_says_nothing_new_is_taken_away() -> None:
     _, node = _graph()
-    notes(node).writes, notes(node).members, notes(node).is_beside = True, ("a", "b"), False
-    assert (notes(node).writes, notes(node).members, notes(node).is_beside) == (True, ("a", "b"), False)
-    notes(node).writes, notes(node).members, notes(node).is_beside = False, (), None
-    assert (notes(node).writes, notes(node).members, notes(node).is_beside) == (False, (), None)
+    notes(node).writes, notes(node).members, notes(node).is_constant = True, ("a", "b"), False
+    assert (notes(node).writes, notes(node).members, notes(node).is_constant) == (True, ("a", "b"), False)
+    notes(node).writes, notes(node).members, notes(node).is_constant = False, (), None
+    assert (notes(node).writes, notes(node).members, notes(node).is_constant) == (False, (), None)
     assert not node.meta
 
 

@@ -128,8 +128,8 @@ class ScaledDotProductAttention(Composite):
         if self.is_causal:
             hidden = causal_mask(query, key)
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
-        chance = self.dropout_p if dropout_p is None else dropout_p
-        return self.attention(query, key, value, hidden, bias, scale, chance)[0]
+        probability = self.dropout_p if dropout_p is None else dropout_p
+        return self.attention(query, key, value, hidden, bias, scale, probability)[0]
 
 
 def _bind(
