@@ -250,3 +250,10 @@ def test_integers_of_another_format_do_not_load(theirs, mine, words) -> None:
     again.load_state_dict(saved(source.state_dict()))
     old = {k: v for k, v in source.state_dict().items() if not k.endswith("quant_range")}
     again.load_state_dict(old)  # of earlier versions
+
+
+def test_a_range_that_is_none_does_not_load() -> None:
+    target = convert(calibrated("qint8"))
+    state = {**target.state_dict(), "quant.quant_range": torch.zeros(3, dtype=torch.int32)}
+    with pytest.raises(RuntimeError, match=r"quant\.quant_range has 3 numbers"):
+        target.load_state_dict(state)

@@ -232,6 +232,8 @@ class QuantizedModule(PlacedModule):
     def _other_format(self, state_dict: dict, prefix: str, written: Any) -> str:
         """What the integers of a checkpoint are, if not those of this module."""
         if isinstance(written, Tensor) and self.scale is not None and written.tolist() != [self.low, self.high]:
+            if written.shape != (2,):
+                return f"{prefix}quant_range has {written.numel()} numbers and not a smallest and a largest one"
             low, high = written.tolist()
             return f"{prefix[:-1]}: its output is [{low}, {high}] in the checkpoint and [{self.low}, {self.high}] here"
         for name, mine in self._buffers.items():
