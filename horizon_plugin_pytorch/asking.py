@@ -157,12 +157,39 @@ def _asks_class(code: CodeType, instruction: int) -> bool:
     now = next((step for step in steps if step.offset == instruction), None)
     if now is None or now.opname == "MATCH_CLASS" or now.argval == "__class__":
         return now is not None
+    return _called_name(steps, now, ("isinstance",)) is not None
+
+
+def _called_name(steps: Sequence[dis.Instruction], now: dis.Instruction, names: tuple[str, ...]) -> str | None:
+    """The one of some functions that an instruction calls by its name."""
     start = now.positions and now.positions[::2][:2]  # a call begins where what is called does
-    return any(
-        step.argval == "isinstance" and step.opname.startswith("LOAD_") and step.positions[::2][:2] == start
+    found = (
+        step.argval
         for step in steps
-        if step.positions
+        if step.positions and step.opname.startswith("LOAD_") and step.positions[::2][:2] == start
     )
+    return next((name for name in found if name in names), None)
+
+
+def user_asks_attribute() -> bool | None:
+    """Does code of the user ask whether what calls this function has an attribute, ``hasattr(x, "mask")``?
+
+    Returns:
+        False if it reads the attribute, as ``x.mask``; None if it is not the user's code that does either.
+    """
+    frame = sys._getframe(2)
+    is_user = _owner_of(frame.f_code.co_filename) == _USER
+    return _asks_attribute(frame.f_code, frame.f_lasti) if is_user else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _asks_attribute(code: CodeType, instruction: int) -> bool | None:
+    steps = list(dis.get_instructions(code))
+    now = next((step for step in steps if step.offset == instruction), None)
+    if now is None or not now.opname.startswith(("CALL", "PRECALL")):
+        return None if now is None else False
+    name = _called_name(steps, now, ("hasattr", "getattr"))
+    return None if name is None else name == "hasattr" or now.arg == 3  # with a default
 
 
 def model_asks(depth: int = 1, has_call: bool = False) -> bool:

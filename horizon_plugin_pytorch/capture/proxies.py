@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from horizon_plugin_pytorch.asking import user_asks_class, user_tests_identity
+from horizon_plugin_pytorch.asking import user_asks_attribute, user_asks_class, user_tests_identity
 from horizon_plugin_pytorch.capture.given import Place, is_setting
 from horizon_plugin_pytorch.capture.sizes import is_size
 from horizon_plugin_pytorch.plain_values import array_ufunc, number_function
@@ -87,7 +87,21 @@ class Written(TracedProxy):
             return None  # no backward has run through a tensor of this forward
         if name in ("grad_fn", "_base"):  # whose use is to ask whether they are None
             raise TypeError(f"`x.{name}` is not known while tracing")
+        is_asked = user_asks_attribute()
+        if is_asked is not None and not name.startswith("__"):
+            self._require(name, is_asked)
         return super().__getattr__(name)
+
+    def _require(self, name: str, is_asked: bool) -> None:
+        """Answer as what it stands for does where that has no such attribute.
+
+        Args:
+            name: of the attribute.
+            is_asked: may it be absent, as in ``hasattr(x, name)``? Then it counts what an argument is.
+        """
+        requires = getattr(self.tracer, "require_attribute", None)
+        if requires is not None:
+            requires(self, name, is_asked)
 
     def _dtype(self) -> torch.dtype | None:
         dtype_of = getattr(self.tracer, "dtype_of", None)

@@ -33,6 +33,7 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_ME
 from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
 from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.plain_values import plain_arguments
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.call_site import ModuleCall
 from horizon_plugin_pytorch.runtime.hooks import BACKWARD, BY_NAME, keep_names
 from horizon_plugin_pytorch.runtime.leaf import LeafCode, first_proxy
@@ -129,6 +130,35 @@ class QuantizationTracer(torch.fx.Tracer):
         if isinstance(proxy, Parts):
             return tuple
         return Tensor if self._is_tensor(proxy.node) else None
+
+    def require_attribute(self, proxy: TracedProxy, name: str, is_asked: bool) -> None:
+        """Raise what float raises where a value has no such attribute.
+
+        Args:
+            proxy: stands for the value.
+            name: of the attribute.
+            is_asked: does the code ask whether there is one? A line that reads it, ``batch.image``, says what an
+                argument is, of which nothing else may be known.
+
+        Raises:
+            AttributeError: there is none.
+            TypeError: this is asked, and not known.
+        """
+        is_argument = proxy.node in self._places or proxy.node.op == "placeholder"
+        if is_argument and not is_asked:
+            return
+        place = self._places.get(proxy.node)
+        known = None
+        if place is not None and self.arguments is not None and self.arguments.is_known(place.name):
+            known = place.value(self.arguments.values)
+        cls = proxy.asked_class()
+        if cls is None:
+            if is_asked and not hasattr(Tensor, name):
+                raise TypeError(f"whether a value has the attribute `{name}` is not known while tracing")
+            return
+        of_instance = cls is not Tensor and hasattr(known, name)
+        if not (of_instance or hasattr(cls, name) or (cls is Tensor and not is_asked and hasattr(QTensor, name))):
+            raise AttributeError(f"'{cls.__name__}' object has no attribute '{name}'")
 
     def _is_tensor(self, node: torch.fx.Node) -> bool:
         """Is it known that a node gives one tensor?"""

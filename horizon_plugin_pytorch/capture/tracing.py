@@ -243,6 +243,8 @@ def _remedy(error: Exception) -> str:
     text = re.sub(rf"'{names}'|(?<=not ){names}\b", "a tensor that is traced", str(error))
     if "__delitem__" in text:
         return "`del x[...]` has no form in a graph."
+    if "has the attribute" in text:
+        return f"{text}: it is the result of code that is not traced. Ask what the model's configuration says instead."
     if "of which nothing is known" in text:
         return f"{text}."
     if "was traced before" in text:

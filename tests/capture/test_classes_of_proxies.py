@@ -8,9 +8,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.capture.tracing import trace
+from horizon_plugin_pytorch.errors import TraceError
+from horizon_plugin_pytorch.utils.fx_helper import wrap
 
 FOUND: dict[str, Any] = {}
 
@@ -40,3 +43,58 @@ def test_python_code_is_told_of_tensors_and_c_code_is_not() -> None:
         "isinstance": True, "in a comprehension": [True, False], "over lines": True, "attribute": True, "match": True,
         "from C": False, "mapped from C": [False],
     }  # fmt: skip
+
+
+class AsksForAttributes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 1)
+
+    def forward(self, batch: Any) -> Any:
+        x = self.conv(batch)
+        x.level = 3
+        try:
+            FOUND["read"] = x.mask
+        except AttributeError as error:
+            FOUND["read"] = str(error)
+        FOUND["asked"] = [hasattr(v, "mask") for v in (x, x + 1, x.view(-1), batch, [])]
+        FOUND["with a default"] = getattr(x, "mask", None), getattr(batch, "mask", 2)
+        FOUND["of tensors"] = hasattr(x, "shape") and hasattr(x, "relu") and hasattr(x, "level")
+        return x
+
+
+def test_a_traced_value_has_the_attributes_of_a_tensor() -> None:
+    FOUND.clear()
+    for _ in range(20):
+        trace(AsksForAttributes())
+    assert FOUND == {
+        "read": "'Tensor' object has no attribute 'mask'",
+        "asked": [False] * 5, "with a default": (None, 2), "of tensors": True,
+    }  # fmt: skip
+
+
+class ReadsAttributes(nn.Module):
+    def forward(self, batch: Any) -> Any:
+        return batch.image + getattr(batch, "shift")  # noqa: B009  # as clients write it
+
+
+def test_an_argument_may_have_attributes_that_are_read() -> None:
+    graph = trace(ReadsAttributes())
+    assert [node.args[1] for node in graph.nodes if node.target is getattr] == ["image", "shift"]
+
+
+@wrap()
+def unknown(x: Tensor) -> Any:
+    return x
+
+
+class AsksTheUnknown(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if hasattr(unknown(x), "mask") else x
+
+
+def test_an_attribute_that_may_be_there_is_refused() -> None:
+    with pytest.raises(
+        TraceError, match=r"test_classes_of_proxies.py:\d+: whether a value has the attribute `mask` is"
+    ):
+        trace(AsksTheUnknown())
