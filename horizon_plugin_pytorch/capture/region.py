@@ -140,7 +140,7 @@ def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
     if is_filled(node):
         return node.kwargs.get("dtype") in (None, *REAL)
     is_module = called_path(model, node) is not None
-    if is_module and _row_name(model, node) in ("quant", "dequant"):
+    if is_module and _is_stub(model, node):
         return False
     tensors = [source for source in (operands(model, node) if is_module else value_inputs(node)) if not is_size(source)]
     if node.target in MAKERS:
@@ -227,9 +227,9 @@ def given_kinds(model: fx.GraphModule, node: fx.Node, region: Region) -> tuple[K
         return (Kind.INDEX,)
     if row is None:
         return (Kind.QUANTIZED,)
-    if row.name in ("mul", "add") and _is_boolean(node, region):
+    if Trait.MASKS in row.traits and _is_boolean(node, region):
         return (Kind.BOOL,)
-    if row.name == "sum" and [region.kinds(source) for source in sources] == [(Kind.BOOL,)]:
+    if Trait.COUNTS_BOOLEANS in row.traits and [region.kinds(source) for source in sources] == [(Kind.BOOL,)]:
         return (Kind.INDEX,)  # how many are true
     moves = row.scale_rule is ScaleRule.INHERIT and row.results == (Kind.QUANTIZED,)
     moves = moves or Trait.KEEPS_BOOLEANS in row.traits
@@ -306,10 +306,10 @@ def _downstream(model: fx.GraphModule, sources: set[fx.Node]) -> Region:
     """What comes after QuantStubs and after these nodes; embeddings among them belong to it themselves."""
     region = Region()
     for node in model.graph.nodes:
-        name = _row_name(model, node)
-        if name == "quant":
+        row = _row_of_called(model, node)
+        if row is not None and row.is_quant:
             region.add(node)
-        if name in ("quant", "dequant") or node.op in ("placeholder", "get_attr", "output"):
+        if (row is not None and row.is_stub) or node.op in ("placeholder", "get_attr", "output"):
             continue
         if is_fact(node) or is_filled(node) or node.target is write_into:
             continue
@@ -327,7 +327,7 @@ def mark_constants(model: fx.GraphModule) -> None:
     for node in model.graph.nodes:
         is_input = node.op == "placeholder" and notes(node).dtype in REAL
         is_free = node.op in ("placeholder", "get_attr") or is_fact(node) or is_filled(node)
-        is_stub = _row_name(model, node) in ("quant", "dequant")
+        is_stub = _is_stub(model, node)
         notes(node).is_constant = not (is_input or is_stub) and (
             is_free or all(notes(source).is_constant for source in value_inputs(node))
         )
@@ -353,10 +353,10 @@ def _meets(model: fx.GraphModule, node: fx.Node, region: Region) -> bool:
     pending, seen = [node], {node}
     while pending:
         for user in pending.pop().users:
-            name = _row_name(model, user)
-            if name == "quant" or is_fact(user) or is_filled(user):
+            row = _row_of_called(model, user)
+            if (row is not None and row.is_quant) or is_fact(user) or is_filled(user):
                 continue
-            if name == "dequant" or _is_inside(region, user):
+            if (row is not None and row.is_dequant) or _is_inside(region, user):
                 return True
             if user not in seen:
                 seen.add(user)
@@ -370,9 +370,15 @@ def has_stub(model: fx.GraphModule) -> bool:
 
 
 def _has_quant(model: fx.GraphModule) -> bool:
-    return any(_row_name(model, node) == "quant" for node in model.graph.nodes)
+    rows = (_row_of_called(model, node) for node in model.graph.nodes)
+    return any(row is not None and row.is_quant for row in rows)
 
 
-def _row_name(model: nn.Module, node: fx.Node) -> str:
-    row = row_of_module(type(module_at(model, str(node.target)))) if node.op == "call_module" else None
-    return "" if row is None else row.name
+def _is_stub(model: nn.Module, node: fx.Node) -> bool:
+    row = _row_of_called(model, node)
+    return row is not None and row.is_stub
+
+
+def _row_of_called(model: nn.Module, node: fx.Node) -> Operator | None:
+    """The row of the module that a node calls."""
+    return row_of_module(type(module_at(model, str(node.target)))) if node.op == "call_module" else None

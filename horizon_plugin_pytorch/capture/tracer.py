@@ -31,7 +31,7 @@ from horizon_plugin_pytorch.capture.sizes import empty_as_zeros
 from horizon_plugin_pytorch.errors import TraceError, at, source_line
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
-from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module
+from horizon_plugin_pytorch.operators.table import Trait, row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.plain_values import plain_arguments
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.call_site import ModuleCall
@@ -170,7 +170,7 @@ class QuantizationTracer(torch.fx.Tracer):
             row = row_of_module(type(self.root.get_submodule(str(node.target))))
             return row is not None and len(row.results) == 1
         row = _row_of(node)
-        is_one = row is not None and len(row.results) == 1 and row.name not in ("split", "to_numbers")
+        is_one = row is not None and len(row.results) == 1 and Trait.SEVERAL not in row.traits
         return is_one and any(map(self._is_tensor, node.all_input_nodes))
 
     def create_arg(self, a: Any) -> Any:

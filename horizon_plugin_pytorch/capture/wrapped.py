@@ -47,12 +47,12 @@ def is_wrapped(model: fx.GraphModule, node: fx.Node) -> bool:
 
 def with_stubs(model: fx.GraphModule, nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """The calls of code that has QuantStubs inside, which no traced code calls."""
-    return {node for node in nodes if any(_row_name(module) == "quant" for module in _modules_of(model, node).values())}
+    return {node for node in nodes if any(_is_quant_stub(module) for module in _modules_of(model, node).values())}
 
 
-def _row_name(module: nn.Module) -> str:
+def _is_quant_stub(module: nn.Module) -> bool:
     row = row_of_module(type(module))
-    return "" if row is None else row.name
+    return row is not None and row.is_quant
 
 
 def _modules_of(model: fx.GraphModule, node: fx.Node) -> dict[str, nn.Module]:

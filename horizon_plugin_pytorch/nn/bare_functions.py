@@ -101,7 +101,7 @@ def _as_written(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 for _row in rows():
-    _keeps_range = _row.qat is not None and _row.scale_rule is ScaleRule.INHERIT and _row.name not in ("relu", "relu6")
+    _keeps_range = _row.qat is not None and _row.scale_rule is ScaleRule.INHERIT and Trait.FUSED not in _row.traits
     for _function in _row.functions:
         if _keeps_range or Trait.AVERAGE in _row.traits:
             handle(_function)(_on_the_grid)

@@ -84,7 +84,12 @@ def _spellings(names: list[str]) -> list[Callable]:
 
 
 def _register(
-    row: str, names: list[str], python: tuple[Callable, ...], marches: Marches, handler: Callable[..., Any]
+    row: str,
+    names: list[str],
+    python: tuple[Callable, ...],
+    marches: Marches,
+    handler: Callable[..., Any],
+    traits: Trait = Trait.NONE,
 ) -> None:
     """A row, and what a QTensor does for its spellings."""
     handle(*_spellings(names))(handler)
@@ -92,7 +97,7 @@ def _register(
     methods = [n for n in names if hasattr(Tensor, n)]
     register(Operator(
         row, ScaleRule.NONE, functions=dict.fromkeys(functions, _as_it_is), methods=dict.fromkeys(methods, _as_it_is),
-        marches=marches, results=(Kind.BOOL,),
+        marches=marches, results=(Kind.BOOL,), traits=traits,
     ))  # fmt: skip
 
 
@@ -103,7 +108,8 @@ for _relation in RELATIONS:
         return compare(relation, *_operands(args, kwargs))
 
     _names = [_relation, f"__{_relation}__", *([_ALIASES[_relation]] if _relation in _ALIASES else [])]
-    _register(_relation, _names, (getattr(operator, _relation),), on(bayes=Support(outputs=("qbool",))), _compare)
+    _marches = on(bayes=Support(outputs=("qbool",)))
+    _register(_relation, _names, (getattr(operator, _relation),), _marches, _compare, Trait.NUMBERS)
 
 
 def _logical(func: Callable, args: tuple, kwargs: dict) -> QTensor:
@@ -224,7 +230,7 @@ register(Operator(
 ))  # fmt: skip
 register(Operator(
     "to_numbers", ScaleRule.NONE, methods={"float": _as_it_is}, marches=on(bayes=Support(("qbool",), INT8)),
-    traits=Trait.CAST,
+    traits=Trait.CAST | Trait.SEVERAL,
 ))  # fmt: skip
 register(Operator(
     "to_integers", ScaleRule.NONE, methods={"long": _as_it_is, "int": _as_it_is}, results=(Kind.INDEX,),

@@ -402,7 +402,7 @@ _ROWS: dict[str, _Row] = {
     ),
     "zeros": _Row("zeros_like new_zeros empty_like new_empty", _keep_with_zeros, _MOVES_EVERYWHERE),
     "expand": _Row("expand expand_as broadcast_to repeat tile repeat_interleave", marches=FROM_BAYES),
-    "split": _Row("split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind"),
+    "split": _Row("split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind", traits=Trait.SEVERAL),
     "slice": _Row("__getitem__", _getitem, _SELECTS),
     "select": _Row("narrow select diagonal", marches=_SELECTS),
     "gather": _Row("gather take_along_dim index_select take", marches=_MOVES_FROM_BAYES),

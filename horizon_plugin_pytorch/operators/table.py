@@ -56,6 +56,12 @@ class Trait(Flag):
     CHOICE = auto()  # chooses between tensors by booleans
     KEEPS_BOOLEANS = auto()  # gives booleans where its first operand is boolean
     LOGARITHM = auto()
+    QUOTIENT = auto()
+    FUSED = auto()  # layers are fused with it
+    NUMBERS = auto()  # one of its operands may be a number; others take tensors only, such as `torch.maximum`
+    MASKS = auto()  # gives booleans where all operands are
+    COUNTS_BOOLEANS = auto()  # gives how many are true, where it takes booleans
+    SEVERAL = auto()  # is not certain to give one tensor
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.operators.table import (
     Kind,
     NotBindable,
     Operator,
+    Trait,
     row_named,
     row_of_function,
     row_of_method,
@@ -105,12 +106,6 @@ def replace_functions(prep: Preparation) -> None:
     model.recompile()
 
 
-# Operators one of whose operands may be a number; others take tensors only, such as `torch.maximum`.
-_TAKES_NUMBERS = frozenset(
-    "add sub mul div pow where masked_fill assign eq ne lt le gt ge add_scalar mul_scalar".split()
-)
-
-
 def _bound(
     model: fx.GraphModule, node: fx.Node, row: Operator, bind: Binder
 ) -> tuple[Call | None, nn.Module | None, str, tuple[int, ...]]:
@@ -119,7 +114,7 @@ def _bound(
     """
     call, module, advice, before = None, None, "", (node.args, node.kwargs)
     for is_eager in (False, True):
-        is_taken = is_eager or row.name in _TAKES_NUMBERS
+        is_taken = is_eager or Trait.NUMBERS in row.traits
         after = with_numbers(model, before, is_eager) if is_taken else before
         try:
             call = bind(*after[0], **after[1])
@@ -143,7 +138,7 @@ def _by_size(
 ) -> tuple[Call, nn.Module | None]:
     """A quotient whose divisor is a size, as ``x / math.sqrt(x.size(-1))``: a product with a number, as by running."""
     x, divisor = (*call.args, None, None)[:2]
-    if row.name != "div" or not (isinstance(divisor, fx.Node) and is_size(divisor)):
+    if Trait.QUOTIENT not in row.traits or not (isinstance(divisor, fx.Node) and is_size(divisor)):
         return call, module
     with node.graph.inserting_before(node):
         reciprocal = node.graph.call_function(operator.truediv, (1.0, divisor))
@@ -166,7 +161,7 @@ def replace_fusable(prep: Preparation) -> None:
     model = prep.model
     for node in list(model.graph.nodes):
         found = binder_of(node) if called_path(model, node) is None else None
-        if found is None or found[0].name not in ("add", "relu", "relu6"):
+        if found is None or Trait.FUSED not in found[0].traits:
             continue
         call = found[1](*node.args, **node.kwargs)
         if call is not None and call.method in (None, "add") and all(isinstance(a, fx.Node) for a in call.args):

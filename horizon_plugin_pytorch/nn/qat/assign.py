@@ -73,7 +73,7 @@ def _bind(x: Any, index: Any, value: Any) -> Call:
 
 register(Operator(
     "assign", ScaleRule.OWN, Assign, Assign, (_Float,), {operator.setitem: _bind}, {}, FROM_BAYES,
-    traits=Trait.KEEPS_BOOLEANS, counts=Counts(),
+    traits=Trait.KEEPS_BOOLEANS | Trait.NUMBERS, counts=Counts(),
 ))  # fmt: skip
 
 

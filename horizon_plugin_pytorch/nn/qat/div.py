@@ -16,7 +16,7 @@ from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Functional
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
 from horizon_plugin_pytorch.operators.support import Support, on
-from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, advise, register
+from horizon_plugin_pytorch.operators.table import Call, NotBindable, Operator, ScaleRule, Trait, advise, register
 from horizon_plugin_pytorch.qtensor import QTensor
 
 _LARGEST = 1e30  # stands for 1 / 0 in the table, where it saturates
@@ -79,5 +79,5 @@ register(Operator(
     {torch.div: _div, torch.divide: _div, torch.true_divide: _div, operator.truediv: _div},
     dict.fromkeys(("div", "div_", "divide", "divide_", "true_divide", "true_divide_"), _div),
     on(bayes=Support(("qint16",), ("qint16",), note="reciprocal by table in int16")),
-    real_inputs=("y",),
+    real_inputs=("y",), traits=Trait.NUMBERS | Trait.QUOTIENT,
 ))  # fmt: skip

@@ -280,22 +280,24 @@ _JOINED = on(
 register(Operator(
     "functional", ScaleRule.OWN, FloatFunctional, QFunctional, (_Float,), has_real_output=True, traits=Trait.FUNCTIONAL,
 ))  # fmt: skip
-_ROWS: tuple[tuple[str, dict[Callable, Any], dict[str, Any], Marches], ...] = (
-    ("add", {torch.add: _add, operator.add: _add}, {"add": _add, "add_": _add}, _ADD),
+_ROWS: tuple[tuple[str, dict[Callable, Any], dict[str, Any], Marches, Trait], ...] = (
+    ("add", {torch.add: _add, operator.add: _add}, {"add": _add, "add_": _add}, _ADD,
+     Trait.NUMBERS | Trait.MASKS | Trait.FUSED),
     ("sub", {torch.sub: _sub, torch.subtract: _sub, operator.sub: _sub, torch.rsub: _right_sub},
-     {"sub": _sub, "sub_": _sub, "subtract": _sub, "subtract_": _sub}, _PAIR),
+     {"sub": _sub, "sub_": _sub, "subtract": _sub, "subtract_": _sub}, _PAIR, Trait.NUMBERS),
     ("mul", {torch.mul: _mul, torch.multiply: _mul, operator.mul: _mul},
-     {"mul": _mul, "mul_": _mul, "multiply": _mul, "multiply_": _mul}, _PAIR),
-    ("cat", {torch.cat: _cat, torch.concat: _cat, torch.concatenate: _cat}, {}, _JOINED),
-    ("stack", {torch.stack: _stack}, {}, _JOINED),
+     {"mul": _mul, "mul_": _mul, "multiply": _mul, "multiply_": _mul}, _PAIR,
+     Trait.NUMBERS | Trait.MASKS),
+    ("cat", {torch.cat: _cat, torch.concat: _cat, torch.concatenate: _cat}, {}, _JOINED, Trait.NONE),
+    ("stack", {torch.stack: _stack}, {}, _JOINED, Trait.NONE),
 )  # fmt: skip
-for _name, _functions, _methods, _marches in _ROWS:
+for _name, _functions, _methods, _marches, _traits in _ROWS:
     register(Operator(
         _name, ScaleRule.OWN, FloatFunctional, QFunctional, functions=_functions, methods=_methods, marches=_marches,
-        counts=Counts(has_booleans=_name in ("add", "sub", "mul")),
+        traits=_traits, counts=Counts(has_booleans=Trait.NUMBERS in _traits),
     ))  # fmt: skip
 for _name in ("add_scalar", "mul_scalar"):  # what `add`, `sub` and `mul` are where one operand is a number
-    register(Operator(_name, ScaleRule.OWN, FloatFunctional, QFunctional, marches=FROM_BAYES))
+    register(Operator(_name, ScaleRule.OWN, FloatFunctional, QFunctional, marches=FROM_BAYES, traits=Trait.NUMBERS))
 for _name, _bind, _spelled in (("maximum", _maximum, "maximum fmax max"), ("minimum", _minimum, "minimum fmin min")):
     register(Operator(
         _name, ScaleRule.OWN, FloatFunctional, QFunctional,

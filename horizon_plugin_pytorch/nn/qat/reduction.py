@@ -17,7 +17,16 @@ from horizon_plugin_pytorch.nn.quantized import reduction as quantized
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FloatFunctional as _Float
 from horizon_plugin_pytorch.nn.quantized.functional_modules import QFunctional
 from horizon_plugin_pytorch.operators.support import FROM_BAYES, INT8, INTS, Limit, Support, Use, on
-from horizon_plugin_pytorch.operators.table import Call, Kind, NotBindable, Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.operators.table import (
+    Call,
+    Kind,
+    NotBindable,
+    Operator,
+    ScaleRule,
+    Trait,
+    as_module,
+    register,
+)
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -183,10 +192,13 @@ def _cumsum(dim: int, axis: int | None, dtype: Any) -> floats.CumSum:
 _bind_norm = as_module(_norm, "input, p='fro', dim=None, keepdim=False, out=None, dtype=None")
 _bind_cumsum = as_module(_cumsum, "input, dim=None, *, axis=None, dtype=None")
 _bind_var, _bind_std = _variance(floats.Var), _variance(floats.Std)
-for _name, _function, _marches in (("sum", torch.sum, _SUM), ("mean", torch.mean, _MEAN)):
+for _name, _function, _marches, _traits in (
+    ("sum", torch.sum, _SUM, Trait.COUNTS_BOOLEANS),
+    ("mean", torch.mean, _MEAN, Trait.NONE),
+):
     register(Operator(
         _name, ScaleRule.OWN, FloatFunctional, QFunctional, functions={_function: _reduce(_name)},
-        methods={_name: _reduce(_name)}, marches=_marches,
+        methods={_name: _reduce(_name)}, marches=_marches, traits=_traits,
     ))  # fmt: skip
 register(Operator(
     "norm", ScaleRule.OWN, Norm, quantized.Norm, (floats.Norm,),

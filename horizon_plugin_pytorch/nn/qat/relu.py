@@ -12,7 +12,7 @@ from horizon_plugin_pytorch.fake_quant.rounding import integer_limits
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized import relu as quantized
 from horizon_plugin_pytorch.operators.support import INT8, Support, on
-from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, as_module, register
+from horizon_plugin_pytorch.operators.table import Operator, ScaleRule, Trait, as_module, register
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -62,6 +62,9 @@ _relu6 = as_module(lambda inplace: nn.ReLU6(), "input, inplace=False")
 register(Operator(
     "relu", ScaleRule.INHERIT, ReLU, quantized.ReLU, (nn.ReLU,),
     {F.relu: _relu, torch.relu: _relu, torch.relu_: _relu, F.relu_: _relu}, {"relu": _relu, "relu_": _relu},
-    _MARCHES,
+    _MARCHES, traits=Trait.FUSED,
 ))  # fmt: skip
-register(Operator("relu6", ScaleRule.INHERIT, ReLU6, quantized.ReLU6, (nn.ReLU6,), {F.relu6: _relu6}, marches=_MARCHES))
+register(Operator(
+    "relu6", ScaleRule.INHERIT, ReLU6, quantized.ReLU6, (nn.ReLU6,), {F.relu6: _relu6}, marches=_MARCHES,
+    traits=Trait.FUSED,
+))  # fmt: skip

@@ -279,7 +279,7 @@ DECLARATIONS = (
     Function("cosh", (elementwise.Cosh,)),
     Function("erf", (elementwise.Erf,)),
     Function("log", (elementwise.HardLog,), traits=Trait.LOGARITHM),
-    Function("pow", (elementwise.Pow,), form=_pow, bind=_power),
+    Function("pow", (elementwise.Pow,), form=_pow, bind=_power, traits=Trait.NUMBERS),
     Function("square", (), bind=as_module(lambda: elementwise.Pow(2), "input")),
     Function("reciprocal", (elementwise.Reciprocal,), form=_reciprocal),
     Function("rsqrt", (elementwise.Rsqrt,)),

@@ -105,12 +105,13 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
 _bayes = on(bayes=Support())
 register(Operator(
     "where", ScaleRule.OWN, Where, quantized.Where, (_Float,), {torch.where: _where}, {"where": _method_where}, _bayes,
-    traits=Trait.CHOICE, counts=Counts(1, 3),
+    traits=Trait.CHOICE | Trait.NUMBERS, counts=Counts(1, 3),
 ))  # fmt: skip
 register(Operator(
     "masked_fill", ScaleRule.OWN, Where, quantized.Where, functions={torch.masked_fill: _masked_fill},
     methods={"masked_fill": _masked_fill, "masked_fill_": _masked_fill},
-    marches=on(bayes=Support(INT8, INT8), nash=Support()), traits=Trait.CHOICE | Trait.KEEPS_BOOLEANS,
+    marches=on(bayes=Support(INT8, INT8), nash=Support()),
+    traits=Trait.CHOICE | Trait.KEEPS_BOOLEANS | Trait.NUMBERS,
 ))  # fmt: skip
 
 
