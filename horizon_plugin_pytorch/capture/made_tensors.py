@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.errors import TraceError
 from horizon_plugin_pytorch.nested import map_tensors, tensors_of
 from horizon_plugin_pytorch.qtensor import is_metadata
 from horizon_plugin_pytorch.runtime.leaf import first_proxy
+from horizon_plugin_pytorch.runtime.stochastic import draws
 from horizon_plugin_pytorch.writing import written
 
 Clone = Callable[[Tensor], torch.fx.Proxy]
@@ -34,6 +35,7 @@ class MadeTensors:
         self._clone = clone
         self._of_model = {_memory(x) for x in of_model}
         self._found: dict[Hashable, tuple[Tensor, torch.fx.Proxy, str]] = {}
+        self.drawn: dict[str, None] = {}  # lines that draw random numbers
         self._new: set[Hashable] = set()  # memory that calls of the forward made
         self._outside: dict[Hashable, tuple[Tensor, str]] = {}  # other memory that it writes to, and the line
 
@@ -114,6 +116,8 @@ class TracedCalls(TorchFunctionMode):
         if self.made and any(self.made.traced(x) is not None for x in tensors_of((args, kwargs))):
             args, kwargs = self.made.stand_ins((args, kwargs))
             return self._traced(func, args, kwargs)
+        if draws(func):
+            self.made.drawn[user_line()] = None
         out = self.subscript(*args) if func is torch.Tensor.__getitem__ else func(*args, **kwargs)
         self.made.note_results(out, args, kwargs)
         return out

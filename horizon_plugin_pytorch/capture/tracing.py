@@ -65,6 +65,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
     changing = _changing(model, state, arguments)
     _tell_written(model, before, changing)
     _tell_kept(model, tracer, arguments, lambda x: state.has(x, changing))
+    _tell_drawn(model, tracer.made.drawn)
     tell_modes(model, arguments, graph, _traced)
     return graph
 
@@ -151,6 +152,18 @@ def _tell_kept(
             f"module, such as a global ({listed(lines)}). The prepared model has the value that was there when it was "
             "traced, and does not write it. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward; "
             "or make the tensor an input and an output of the model.",
+            QuantizationWarning,
+        )
+
+
+def _tell_drawn(model: nn.Module, lines: Iterable[str]) -> None:
+    """Name the lines that draw random numbers of sizes that are known: the graph has these numbers."""
+    shown = listed(lines)
+    if shown:
+        warn(
+            f"`{type(model).__name__}`: its forward draws random numbers ({shown}), and the prepared model has those "
+            "that were drawn when it was traced, for ever. Prepare with `PrepareMethod.JIT_STRIP`, whose model draws "
+            "them in each run; or make them an input of the model.",
             QuantizationWarning,
         )
 

@@ -77,6 +77,11 @@ def _is_training_call(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method") and notes(node).is_training_only
 
 
+def draws(function: Callable) -> bool:
+    """Does a function of torch draw random numbers?"""
+    return getattr(function, "__name__", "") in _RANDOM
+
+
 def is_draw(node: fx.Node) -> bool:
     """Does a node draw random numbers?"""
     return _name(node) in _RANDOM

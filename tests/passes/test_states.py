@@ -342,6 +342,17 @@ def test_a_write_that_tracing_loses_is_told_with_its_line(cls, method) -> None:
         prepared(cls(), method)
 
 
+class DrawsNumbers(Base):
+    def step(self, y):
+        return y + torch.randn(4) * 0.1
+
+
+@pytest.mark.parametrize("method", ["symbolic", "fx"])
+def test_random_numbers_that_tracing_keeps_are_told(method) -> None:
+    with pytest.warns(QuantizationWarning, match=r"draws random numbers \(.*test_states.py:\d+\).*JIT_STRIP"):
+        prepared(DrawsNumbers(), method)
+
+
 class MakesItself(Base):
     """Memory that torch does not report as made: of numpy, and of a constructor."""
 
