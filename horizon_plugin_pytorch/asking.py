@@ -665,6 +665,20 @@ def _tests_identity(code: CodeType, instruction: int) -> bool:
     return following is not None and following.opname == "IS_OP"
 
 
+def user_compares_truth() -> bool:
+    """True if the innermost function of the user compares what it gets now with a constant: ``x.equal(y) is True``."""
+    frame = _user_frame()
+    return frame is not None and _compares_truth(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compares_truth(code: CodeType, instruction: int) -> bool:
+    after = (step for step in dis.get_instructions(code) if step.offset > instruction and step.opname != "CALL")
+    constant, comparison = next(after, None), next(after, None)
+    is_truth = constant is not None and constant.opname == "LOAD_CONST" and isinstance(constant.argval, bool)
+    return is_truth and comparison is not None and comparison.opname == "IS_OP"
+
+
 def asserted_answer() -> bool | None:
     """What the innermost function of the user, which asks for a truth value, must hear to pass its ``assert``.
 

@@ -9,12 +9,19 @@ from typing import Any
 import torch
 import torch.fx
 
-from horizon_plugin_pytorch.asking import user_asks_attribute, user_asks_class, user_tests_identity
+from horizon_plugin_pytorch.asking import (
+    user_asks_attribute,
+    user_asks_class,
+    user_compares_truth,
+    user_tests_identity,
+)
 from horizon_plugin_pytorch.capture.given import Place, is_setting
 from horizon_plugin_pytorch.capture.sizes import is_size
 from horizon_plugin_pytorch.plain_values import array_ufunc, number_function
 from horizon_plugin_pytorch.torch_functions import VIEW_ATTRIBUTES
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
+
+UNKNOWN_TRUTH = "is not known while tracing, so `is True` and `is False` cannot compare it"
 
 
 class TracedProxy(torch.fx.Proxy):
@@ -87,6 +94,8 @@ class Written(TracedProxy):
             return None  # no backward has run through a tensor of this forward
         if name in ("grad_fn", "_base"):  # whose use is to ask whether they are None
             raise TypeError(f"`x.{name}` is not known while tracing")
+        if user_compares_truth():
+            raise TypeError(f"`x.{name}` {UNKNOWN_TRUTH}")
         is_asked = user_asks_attribute()
         if is_asked is not None and not name.startswith("__"):
             self._require(name, is_asked)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.asking import (
     asserted_answer,
     definition_line,
+    user_compares_truth,
     user_frames,
     user_line,
     user_tests_none,
@@ -26,7 +27,7 @@ from horizon_plugin_pytorch.capture.given import Arguments, Place
 from horizon_plugin_pytorch.capture.leaves import is_functional, is_leaf, is_marked
 from horizon_plugin_pytorch.capture.made_tensors import MadeTensors, TracedCalls
 from horizon_plugin_pytorch.capture.number_types import NumberTypes
-from horizon_plugin_pytorch.capture.proxies import KnownItems, Parts, TracedProxy, Written, stand_in
+from horizon_plugin_pytorch.capture.proxies import UNKNOWN_TRUTH, KnownItems, Parts, TracedProxy, Written, stand_in
 from horizon_plugin_pytorch.capture.sizes import empty_as_zeros
 from horizon_plugin_pytorch.errors import TraceError, at, source_line
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
@@ -220,6 +221,8 @@ class QuantizationTracer(torch.fx.Tracer):
             answer = self._types.answer(target, args, kwargs)
             if answer is not None:
                 return answer
+            if user_compares_truth():
+                raise TypeError(f"what `{getattr(target, '__name__', target)}` gives {UNKNOWN_TRUTH}")
         is_index = target in (operator.getitem, operator.setitem)
         is_operator = getattr(target, "__module__", "") == operator.add.__module__  # `x + array`: no sizes there
         arrays = "tensor" if kind == "call_module" or is_operator else "list"

@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments
 from horizon_plugin_pytorch.capture.modes import tell_modes
 from horizon_plugin_pytorch.capture.plain_state import PlainState
+from horizon_plugin_pytorch.capture.proxies import UNKNOWN_TRUTH
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, stored_tensors
 from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, listed, warn
 from horizon_plugin_pytorch.runtime.leaf import first_proxy
@@ -258,6 +259,8 @@ def _remedy(error: Exception) -> str:
         return "`del x[...]` has no form in a graph."
     if "has the attribute" in text:
         return f"{text}: it is the result of code that is not traced. Ask what the model's configuration says instead."
+    if UNKNOWN_TRUTH in text:
+        return f"{text}. Ask what the model's configuration says instead."
     if "of which nothing is known" in text:
         return f"{text}."
     if "was traced before" in text:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.capture.tracing import trace
 from horizon_plugin_pytorch.errors import TraceError
+from horizon_plugin_pytorch.quantization import QuantStub
 from horizon_plugin_pytorch.utils.fx_helper import wrap
 
 FOUND: dict[str, Any] = {}
@@ -98,3 +99,32 @@ def test_an_attribute_that_may_be_there_is_refused() -> None:
         TraceError, match=r"test_classes_of_proxies.py:\d+: whether a value has the attribute `mask` is"
     ):
         trace(AsksTheUnknown())
+
+
+class ComparesTruth(nn.Module):
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.quant, self.conv, self.answer = QuantStub(), nn.Conv2d(2, 2, 1), answer
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(self.quant(x))
+        return x + 1 if self.answer(x) else x
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: x.is_same_size(x + 1) is True,
+        lambda x: x.is_contiguous() is not False,
+        lambda x: (x.shape[0] > 1) is True,
+        lambda x: x.is_cuda is True,
+    ],
+)
+def test_what_is_not_known_is_not_compared_with_true(answer: Any) -> None:
+    with pytest.raises(TraceError, match=r"test_classes_of_proxies.py:\d+: .* `is True` and `is False` cannot compare"):
+        trace(ComparesTruth(answer))
+
+
+def test_what_is_known_is_compared_with_true() -> None:
+    graph = trace(ComparesTruth(lambda x: x.is_floating_point() is True and x.is_complex() is False))
+    assert [node.op for node in graph.nodes].count("call_function") == 1
