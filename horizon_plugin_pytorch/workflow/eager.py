@@ -9,8 +9,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.leaves import is_leaf
-from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, unwrapped
-from horizon_plugin_pytorch.capture.plain_weights import plain_weights
+from horizon_plugin_pytorch.capture.plain_model import copy_model, unwrapped
 from horizon_plugin_pytorch.capture.recording import record
 from horizon_plugin_pytorch.capture.region import quantized_nodes
 from horizon_plugin_pytorch.config.choice import Choice
@@ -23,7 +22,6 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.notes import share_notes
-from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.notes import keep_notes
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.passes.batches import follow_batches
@@ -40,13 +38,13 @@ from horizon_plugin_pytorch.passes.tied_scales import (
     tie_scales,
     tied_groups,
 )
-from horizon_plugin_pytorch.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.passes.unmet import keep_state_of
 from horizon_plugin_pytorch.running import HYBRID
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.dispatch import OnCpu
 from horizon_plugin_pytorch.runtime.float_parts import keep_float
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
+from horizon_plugin_pytorch.workflow.float_model import as_written, require_float
 from horizon_plugin_pytorch.workflow.mappings import (
     get_qat_module_mappings,
     get_quantized_module_mappings,
@@ -54,7 +52,6 @@ from horizon_plugin_pytorch.workflow.mappings import (
 from horizon_plugin_pytorch.workflow.symbolic import (
     check_verbosely,
     converted,
-    require_float,
 )
 
 
@@ -103,7 +100,7 @@ def prepare_qat(
     require_float(model, "prepare_qat")
     if not inplace:
         model = copy_model(model, "prepare_qat")
-    model = own_fused(plain_weights(plain_transformers(plain_modules(model))), is_eager=True)
+    model = as_written(model, is_eager=True)
     groups = _tied(model, march, optimize_graph, optimize_kwargs, example_inputs, example_kw_inputs)
     choices, lines = resolve_qconfigs(model, None), None
     if qconfig_setter is not None:

@@ -14,27 +14,25 @@ from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.analysis.float_run import FloatComparison
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.graph_text import graph_of, graph_text
-from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, require_numbers, unwrapped
-from horizon_plugin_pytorch.capture.plain_weights import plain_weights
+from horizon_plugin_pytorch.capture.plain_model import copy_model, require_numbers, unwrapped
 from horizon_plugin_pytorch.capture.recording import record_runs
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import require_march
-from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.passes.fuse_mode import FuseMode
 from horizon_plugin_pytorch.passes.hybrid import HybridConfig
 from horizon_plugin_pytorch.passes.late_modules import meet_calls
 from horizon_plugin_pytorch.passes.own_scales import OwnScales, split_aliases
 from horizon_plugin_pytorch.passes.pipeline import run_passes
 from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
-from horizon_plugin_pytorch.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.runtime.arguments import arguments_of, surplus
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
 from horizon_plugin_pytorch.workflow.eager import prepare_qat
+from horizon_plugin_pytorch.workflow.float_model import as_written, require_float
 from horizon_plugin_pytorch.workflow.garbage import collected_later
-from horizon_plugin_pytorch.workflow.symbolic import prepare_by_tracing, require_float
+from horizon_plugin_pytorch.workflow.symbolic import prepare_by_tracing
 
 GRAPH_FILE = "fx_graph.txt"
 
@@ -220,7 +218,7 @@ def _prepare_by_running(
     march = require_march("prepare")
     model = unwrapped(model, "prepare")
     require_float(model, "prepare")
-    copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "prepare")))))
+    copied = as_written(copy_model(model, "prepare"))
     modules = copied.named_modules(remove_duplicate=False)  # aliases become modules of their own
     children = {path: {name for name, _ in module._modules.items()} for path, module in modules}
     own = OwnScales.of(own_scales, copied, "prepare")

@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.capture.graph_module import GraphModuleWithAttr, ObservedGraphModule, QuantizedGraphModule
-from horizon_plugin_pytorch.capture.plain_model import copy_model, plain_modules, require_shapes, unwrapped
-from horizon_plugin_pytorch.capture.plain_weights import plain_weights
+from horizon_plugin_pytorch.capture.plain_model import copy_model, unwrapped
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer
 from horizon_plugin_pytorch.capture.tracing import trace
 from horizon_plugin_pytorch.doors import show_at
@@ -17,8 +16,6 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationW
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.nn.transformer import plain_transformers
-from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.passes.fuse_mode import FuseMode
 from horizon_plugin_pytorch.passes.hybrid import HybridConfig
 from horizon_plugin_pytorch.passes.late_modules import meet_calls
@@ -27,42 +24,12 @@ from horizon_plugin_pytorch.passes.pipeline import FUSION, run_passes
 from horizon_plugin_pytorch.passes.preparation import TracedPreparation
 from horizon_plugin_pytorch.passes.swap import to_quantized
 from horizon_plugin_pytorch.passes.tied_scales import TiedOperators, is_effective
-from horizon_plugin_pytorch.passes.torch_fused import own_fused
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
+from horizon_plugin_pytorch.workflow.float_model import as_written, require_float
 from horizon_plugin_pytorch.workflow.garbage import collected_later
 
 __all__ = ["QuantizationTracer", "convert_fx", "fuse_fx", "prepare_qat_fx"]
-
-
-def require_float(model: nn.Module, what: str) -> None:
-    """A model is prepared once, and has weights by then."""
-    require_shapes(model, what)
-    for path, module in model.named_modules():
-        if isinstance(module, (QATModule, QuantizedModule)):
-            raise TypeError(
-                f"{what} takes a float model, and this one is already prepared or converted: `{path}` is "
-                f"{type(module).__module__}.{type(module).__name__}. Keep the float model, and prepare that."
-            )
-        if _is_prepared_by_torch(type(module)):
-            raise TypeError(
-                f"{what} takes a float model, and torch's own quantization prepared or converted this one: `{path}` is "
-                f"{type(module).__module__}.{type(module).__name__}. Give the model as it was before; what torch's "
-                "`fuse_modules` gives can be taken."
-            )
-
-
-_TORCH_STAGES = (
-    "torch.ao.nn.qat",
-    "torch.ao.nn.intrinsic.qat",
-    "torch.ao.nn.quantized",
-    "torch.ao.nn.intrinsic.quantized",
-)
-
-
-def _is_prepared_by_torch(cls: type) -> bool:
-    is_staged = cls.__module__.startswith((*_TORCH_STAGES, "torch.ao.quantization.fake_quantize"))
-    return is_staged and row_of_module(cls) is None and "FloatFunctional" not in cls.__name__
 
 
 def _preserve(target: nn.Module, source: nn.Module, config: dict | None, who: str) -> None:
@@ -104,7 +71,7 @@ def fuse_fx(
     'ConvReLU2d'
     """
     model = unwrapped(model, "fuse_fx")
-    copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "fuse_fx")))))
+    copied = as_written(copy_model(model, "fuse_fx"))
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
     is_fused = FuseMode.of(fuse_mode, "fuse_fx") is not FuseMode.NoFuse
     no_chip: Any = None
@@ -227,7 +194,7 @@ def prepare_by_tracing(
         )
     model = unwrapped(model, "prepare_qat_fx")
     require_float(model, "prepare_qat_fx")
-    copied = own_fused(plain_weights(plain_transformers(plain_modules(copy_model(model, "prepare_qat_fx")))))
+    copied = as_written(copy_model(model, "prepare_qat_fx"))
     own = OwnScales.of(own_scales, copied, "prepare_qat_fx")
     split_aliases(copied, own)
     observed = ObservedGraphModule(copied, trace(copied, example), type(model).__name__)
