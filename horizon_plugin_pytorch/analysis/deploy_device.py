@@ -9,7 +9,6 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
-from tabulate import tabulate
 from torch import fx, nn
 
 from horizon_plugin_pytorch.analysis.calls import operators_of
@@ -39,6 +38,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.leaf import LeafCode
 from horizon_plugin_pytorch.runtime.node_notes import notes
+from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall, is_generated
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.watch.watch import Watch
@@ -91,6 +91,7 @@ def check_deploy_device(
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization import QuantWrapper, get_default_qconfig, prepare_qat_fx
+    from horizon_plugin_pytorch.tables import Table
     >>> set_march(March.BAYES)
     >>> net = QuantWrapper(nn.Sequential(nn.Conv2d(1, 1, 1), nn.PReLU()))
     >>> qat = prepare_qat_fx(net, {"": get_default_qconfig()}, hybrid=True)
@@ -110,7 +111,8 @@ def check_deploy_device(
             "`prepare_qat_fx` or `prepare_qat`, or a converted model."
         )
     rows = list({row.name: row for row in device_rows(model, example_inputs)}.values())
-    text = tabulate([[r.name, r.device.value, r.form] for r in rows], headers=["name", "deploy device", "type"])
+    table = Table(["name", "deploy device", "type"], [[r.name, r.device.value, r.form] for r in rows])
+    text = table.text(aligns_numbers=True)
     path = os.path.join(out_dir or ".", DEVICE_FILE)
     try:
         write_atomically(f"{text}\n".encode(), path)

@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.calibration.layers import (
     LayerGroup,
     LayerWalk,
     error_of_calls,
-    left_out_lines,
+    skipped_lines,
 )
 from horizon_plugin_pytorch.errors import CalibrationWarning, warn
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
@@ -59,7 +59,7 @@ class BiasCorrectionResult:
         rows = [[r.layer, f"{r.before:.4%}", f"{r.after:.4%}"] for r in self.layers]
         rows.append(["the model's outputs", f"{self.before:.4%}", f"{self.after:.4%}"])
         table = Table(["layer", "error before", "error after"], rows).text()
-        return table + left_out_lines(self.left_out)
+        return table + skipped_lines(self.left_out)
 
 
 @torch.inference_mode(False)

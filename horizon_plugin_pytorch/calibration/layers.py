@@ -295,9 +295,9 @@ _UNREACHED = "no batch reaches it"
 _OTHERWISE = "the quantized model calls it otherwise than the float model"
 
 
-def left_out_lines(left_out: dict[str, str]) -> str:
+def skipped_lines(skipped: dict[str, str]) -> str:
     """What a table says of layers that were left out, beginning with a new line."""
-    return "".join(f"\nleft out: {path}: {reason}" for path, reason in left_out.items())
+    return "".join(f"\nleft out: {path}: {reason}" for path, reason in skipped.items())
 
 
 def _run(

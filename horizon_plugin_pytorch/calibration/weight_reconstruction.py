@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.calibration.layers import (
     LayerGroup,
     LayerWalk,
     error_of_calls,
-    left_out_lines,
+    skipped_lines,
 )
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import QuantizationConfigError
@@ -124,7 +124,7 @@ class ReconstructionResult:
     def __str__(self) -> str:
         rows = [[r.layer, f"{r.before:.4%}", f"{r.after:.4%}", f"{r.changed:.1%}"] for r in self.layers]
         headers = ["layer", "error, nearest", "error, learned", "changed"]
-        return Table(headers, rows).text() + left_out_lines(self.left_out)
+        return Table(headers, rows).text() + skipped_lines(self.left_out)
 
 
 @torch.inference_mode(False)

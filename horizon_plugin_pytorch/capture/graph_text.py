@@ -7,10 +7,10 @@ import os
 import re
 from typing import Any
 
-from tabulate import tabulate
 from torch import fx, nn
 
 from horizon_plugin_pytorch.notes import note_of
+from horizon_plugin_pytorch.tables import Table
 
 _HEADERS = ["opcode", "name", "target", "args", "kwargs"]
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -20,7 +20,7 @@ def graph_text(graph: fx.Graph) -> str:
     """A graph as a table: one line a node; the same in every process."""
     rows = [[n.op, n.name, _target(n.target), *(_ADDRESS.sub("", str(x)) for x in (n.args, n.kwargs))]
             for n in graph.nodes]  # fmt: skip
-    return tabulate(rows, headers=_HEADERS, disable_numparse=True) + "\n"
+    return Table(_HEADERS, rows).text() + "\n"
 
 
 def graph_of(model: Any) -> fx.Graph | None:

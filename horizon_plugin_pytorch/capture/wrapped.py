@@ -118,12 +118,12 @@ def place_code(model: fx.GraphModule, region: Region, nodes: Iterable[fx.Node]) 
     What it gives is not known before it runs: integers with a scale, real numbers, sizes. Functions on that are decided
     when they run, too.
     """
-    placed: list[fx.Node] = []
+    located: list[fx.Node] = []
     used: set[str] = set()
     for node in nodes:
         if node in region:
-            placed.append(_placed(model, region, node, used))
-    uncertain = set(placed)
+            located.append(_located(model, region, node, used))
+    uncertain = set(located)
     for node in list(model.graph.nodes):
         if node in uncertain or node not in region or not _is_uncertain(model, region, node, uncertain):
             continue
@@ -131,11 +131,11 @@ def place_code(model: fx.GraphModule, region: Region, nodes: Iterable[fx.Node]) 
         if found is None or found.qat is not None:
             function = node.target if node.op == "call_function" else TensorMethod(str(node.target))
             node = _replaced(model, region, node, LeafCode(function), used)  # type: ignore[arg-type]
-            placed.append(node)
+            located.append(node)
         uncertain.add(node)
     model.recompile()
     bind_methods(model)
-    return placed
+    return located
 
 
 def _is_uncertain(model: fx.GraphModule, region: Region, node: fx.Node, uncertain: set[fx.Node]) -> bool:
@@ -154,7 +154,7 @@ def _row_of(node: fx.Node) -> Any:
     return None if found is None else found[0]
 
 
-def _placed(model: fx.GraphModule, region: Region, node: fx.Node, used: set[str]) -> fx.Node:
+def _located(model: fx.GraphModule, region: Region, node: fx.Node, used: set[str]) -> fx.Node:
     if node.op == "call_function":
         return _replaced(model, region, node, LeafCode(node.target), used)  # type: ignore[arg-type]
     path = str(node.target)

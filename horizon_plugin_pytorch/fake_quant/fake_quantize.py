@@ -282,7 +282,7 @@ class FakeQuantize(nn.Module):
         self._known["range"].clear()
 
     def sound_scale(self) -> Tensor:
-        """The scale; one that is trained is mended if a step of the optimizer has spoilt it."""
+        """The scale; one that is trained is repaired if a step of the optimizer has spoilt it."""
         return self.scale
 
     def require_scale(self) -> None:

@@ -220,20 +220,20 @@ class LearnableFakeQuantize(FakeQuantize):
         return _Learned.apply(x, shaped, step, ends, edges, factor, self._is_clip)
 
     def sound_scale(self) -> Tensor:
-        """The scale, mended if a step of the optimizer has left it negative, too small, or no number."""
+        """The scale, repaired if a step of the optimizer has left it negative, too small, or no number."""
         if not self._checked.holds((self.scale,)):
-            self._mend()
+            self._repair()
             self._checked.get((self.scale,), lambda: True)  # after the write, which would count as another change
         return self.scale
 
     @untraced
     @torch.no_grad()
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         scale = self.scale.detach()  # shares its count of writes, unlike `data`
         if is_asynchronous(scale) or not _is_sound(scale):
             good = self._good.to(scale.device).expand_as(scale)
-            mended = torch.where(scale.isfinite(), torch.where(scale > 0, scale, good / 2), good)
-            scale.copy_(mended.clamp_(_SMALLEST, _LARGEST))
+            repaired = torch.where(scale.isfinite(), torch.where(scale > 0, scale, good / 2), good)
+            scale.copy_(repaired.clamp_(_SMALLEST, _LARGEST))
         self._good = scale.clone()
 
     def current_scale(self) -> Tensor:

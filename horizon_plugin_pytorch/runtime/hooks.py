@@ -68,10 +68,10 @@ def copy_hooks(new: nn.Module, old: nn.Module, kinds: Sequence[str] = ALL, of_us
     >>> new(3)
     -3
     """
-    left_out = {number for kind in kinds for number, hook in getattr(old, kind).items() if of_users and _is_ours(hook)}
+    skipped = {number for kind in kinds for number, hook in getattr(old, kind).items() if of_users and _is_ours(hook)}
     for kind in kinds:
         for number, hook in getattr(old, kind).items():
-            if number not in left_out:
+            if number not in skipped:
                 getattr(new, kind)[number] = _bound(hook, new)
     own = old.__dict__.get(OWN_HOOKS)
     if own:

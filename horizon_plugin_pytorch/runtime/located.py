@@ -450,7 +450,7 @@ class FusedAway(Successor):
         return "Identity"
 
 
-def placed(method: Callable[..., Any]) -> Callable[..., Any]:
+def located(method: Callable[..., Any]) -> Callable[..., Any]:
     """Make a method of a `PlacedModule` that is not `forward` explain its errors."""
 
     @functools.wraps(method)
@@ -522,7 +522,7 @@ def tell(module: PlacedModule, method: str, args: tuple, kwargs: dict[str, Any],
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener` of every call of a `placed` method in this thread: module, method, arguments and result."""
+    """Tell `listener` of every call of a `located` method in this thread: module, method, arguments and result."""
     _LISTENERS.all.append(listener)
     try:
         yield

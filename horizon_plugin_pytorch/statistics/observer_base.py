@@ -393,8 +393,8 @@ class ObserverBase(nn.Module):
         """The range, without looking at it; where it is not finite, the range so far."""
         smallest, largest = (end.to(self.min_val.dtype) for end in self._range(x))
         is_sound = smallest.isfinite() & largest.isfinite()
-        left_out = (~is_sound).any()
-        self._left_out = left_out.long() if self._left_out is None else self._left_out + left_out
+        is_skipped = (~is_sound).any()
+        self._left_out = is_skipped.long() if self._left_out is None else self._left_out + is_skipped
         smallest = torch.where(is_sound, smallest, self.min_val)
         largest = torch.where(is_sound, largest, self.max_val)
         return smallest.clamp_(low, high), largest.clamp_(low, high)

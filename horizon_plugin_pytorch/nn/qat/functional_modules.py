@@ -39,7 +39,7 @@ from horizon_plugin_pytorch.operators.table import (
     register,
 )
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.runtime.located import placed, take_stubs
+from horizon_plugin_pytorch.runtime.located import located, take_stubs
 
 
 class FloatFunctional(QATModule):
@@ -64,7 +64,7 @@ class FloatFunctional(QATModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("FloatFunctional has no forward: call one of its methods, such as `self.add.add(x, y)`.")
 
-    @placed
+    @located
     def _run(self, method: str, train: Callable[[], Tensor], *args: Any, **kwargs: Any) -> Any:
         if self.is_exact or (self.activation_post_process is None and _all_exact(args)):
             return self.exact(

@@ -42,12 +42,12 @@ class AddMatmul(Composite):
 
     def _require_form(self, name: str, value: Any) -> None:
         """Insist on a number for which the parts are there."""
-        is_left_out = "add" not in self._modules
+        is_skipped = "add" not in self._modules
         fits = is_number(value) and (value > 0 or (name == "beta" and value == 0))
-        if not fits or (name == "beta" and (value == 0) != is_left_out):
+        if not fits or (name == "beta" and (value == 0) != is_skipped):
             parts = (
                 "it was 0 when the model was prepared, so that nothing adds its operand"
-                if is_left_out
+                if is_skipped
                 else ("the parts that were made when the model was prepared take positive numbers")
             )
             raise QuantizationConfigError(

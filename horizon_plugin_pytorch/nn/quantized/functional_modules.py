@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.errors import AccumulatorWarning, OperatorInputError
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, size_of
 from horizon_plugin_pytorch.plain_values import plain_value
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.runtime.located import placed, take_stubs
+from horizon_plugin_pytorch.runtime.located import located, take_stubs
 
 # The methods, each with its row in the operator table.
 FUNCTIONAL_METHODS = {
@@ -199,22 +199,22 @@ class QFunctional(QuantizedModule):
                     QuantizationWarning,
                 )
 
-    @placed
+    @located
     def add(self, x: Any, y: Any, alpha: float = 1) -> QTensor:
         """``x + alpha * y``."""
         return self._add(x, y, alpha, self.low)
 
-    @placed
+    @located
     def sub(self, x: Any, y: Any, alpha: float = 1) -> QTensor:
         """``x - alpha * y``."""
         return self._add(x, y, -alpha, self.low)
 
-    @placed
+    @located
     def add_relu(self, x: Any, y: Any) -> QTensor:
         """``relu(x + y)``."""
         return self._add(x, y, 1, 0)
 
-    @placed
+    @located
     def mul(self, x: Any, y: Any) -> QTensor:
         """``x * y``."""
         if is_number(x) or is_number(y):
@@ -229,7 +229,7 @@ class QFunctional(QuantizedModule):
         )
         return self.output(fp.mul(x.plain(), y.plain(), factor, self.low, self.high))
 
-    @placed
+    @located
     def div(self, x: Any, y: Any) -> QTensor:
         """``x / y``; a divisor near 0 counts as `fixed_point.smallest_divisor`."""
         if is_number(y):
@@ -255,22 +255,22 @@ class QFunctional(QuantizedModule):
         factors = self.output_factor(x), self.output_factor(y)
         return self.output(fp.extremum(x.plain(), y.plain(), *factors, is_minimum, self.low, self.high))
 
-    @placed
+    @located
     def maximum(self, x: Any, y: Any) -> QTensor:
         """The larger of two values, element by element."""
         return self._extremum(x, y, False)
 
-    @placed
+    @located
     def minimum(self, x: Any, y: Any) -> QTensor:
         """The smaller of two values, element by element."""
         return self._extremum(x, y, True)
 
-    @placed
+    @located
     def cat(self, x: Sequence[Any], dim: int = 0) -> QTensor:
         """Concatenate along `dim`, each input first brought to the output's scale."""
         return self.output(torch.cat(self._joined(x, "cat"), dim))
 
-    @placed
+    @located
     def stack(self, x: Sequence[Any], dim: int = 0) -> QTensor:
         """Join along a new axis `dim`, each input first brought to the output's scale."""
         return self.output(torch.stack(self._joined(x, "stack"), dim))
@@ -297,7 +297,7 @@ class QFunctional(QuantizedModule):
             )
         return True
 
-    @placed
+    @located
     def matmul(self, x: Any, y: Any, x_trans: bool = False, y_trans: bool = False) -> Any:
         """Matrix product; real numbers if the output has high precision."""
         x, y = self.quantized_input(x), self.quantized_input(y)
@@ -335,12 +335,12 @@ class QFunctional(QuantizedModule):
         is_double = fp.is_beyond_float32(bound)
         return self.output(fp.sum(x.plain(), dims, keepdim, factor, is_double, self.low, self.high))
 
-    @placed
+    @located
     def sum(self, x: Any, dim: Any = None, keepdim: bool = False) -> QTensor:
         """Sum over axes."""
         return self._sum(x, dim, keepdim, False)
 
-    @placed
+    @located
     def mean(self, x: Any, dim: Any = None, keepdim: bool = False) -> QTensor:
         """Mean over axes."""
         return self._sum(x, dim, keepdim, True)
@@ -363,12 +363,12 @@ class QFunctional(QuantizedModule):
         )
         return self.output(fp.affine(x.plain(), factor, shift, -1, low, self.high))
 
-    @placed
+    @located
     def add_scalar(self, x: Any, y: float) -> QTensor:
         """``x + y`` for a number y."""
         return self._affine(x, 1.0, float(number_of(y, "add", self.place)), self.low)
 
-    @placed
+    @located
     def mul_scalar(self, x: Any, y: float) -> QTensor:
         """``x * y`` for a number y."""
         return self._affine(x, float(number_of(y, "mul", self.place)), 0.0, self.low)
