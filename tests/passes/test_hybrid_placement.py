@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
+from horizon_plugin_pytorch.passes.hybrid import HybridConfig
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert
 from horizon_plugin_pytorch.quantization.prepare import prepare
+from horizon_plugin_pytorch.quantization.qconfig_template import (
+    ModuleNameQconfigSetter,
+    default_calibration_qconfig_setter,
+)
 from tests.routes import as_numbers, calibrate, mismatches, qconfig
 
 X = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -104,3 +110,19 @@ def test_a_sum_of_what_the_cpu_gives_begins_with_a_number() -> None:
     qat = calibrate(prepare(model, (X,), qconfig_dict={"": qconfig()}, hybrid=True, out_dir=None), (X,))
     assert mismatches(as_numbers(qat(X)), as_numbers(convert(qat)(X))) == 0
     assert (qat(X) - model(X)).abs().max() < 0.05 * model(X).abs().max()
+
+
+def _float_by(setters: tuple) -> set[str]:
+    model = fx.symbolic_trace(nn.Sequential(OrderedDict(head=nn.Conv2d(3, 3, 1), header=nn.Conv2d(3, 3, 1))))
+    config = HybridConfig(setters=setters)
+    return {str(node.target) for node in model.graph.nodes if node.op == "call_module" and config.lists(model, node)}
+
+
+def test_a_setter_that_leaves_a_module_float_means_no_other_whose_name_begins_alike() -> None:
+    assert _float_by((ModuleNameQconfigSetter({"head": None}),)) == {"head"}
+
+
+def test_a_setter_for_everything_comes_before_those_after_it() -> None:
+    by_name = ModuleNameQconfigSetter({"head": None})
+    assert _float_by((by_name, default_calibration_qconfig_setter)) == {"head"}
+    assert _float_by((default_calibration_qconfig_setter, by_name)) == set()

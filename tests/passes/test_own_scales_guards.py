@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.errors import QuantizationConfigError
@@ -288,3 +288,31 @@ def test_calls_of_equal_ranges_keep_scales_of_their_own(method: str) -> None:
 def test_a_state_dict_before_calibration_loads(method: str) -> None:
     own = _prepare(Pieces(), True, method)
     own.load_state_dict(own.state_dict(), strict=True)
+
+
+# -- names of one module
+
+
+class Twice(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = self.b = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_either_name_of_a_module_asks_for_two(name: str) -> None:
+    model, own = Twice(), OwnScales((name,))
+    split_aliases(model, own)
+    assert own.aliases == {"b": "a"} and model.a is not model.b and model.a.weight is model.b.weight
+
+
+def test_names_of_a_traced_model_stay_names_of_one_module() -> None:
+    model, own = fx.symbolic_trace(Twice()), OwnScales(True)
+    model.add_module("b", model.a)
+    split_aliases(model, own)
+    assert not own.aliases and model.a is model.b
