@@ -69,6 +69,7 @@ class WrappedDispatcher(Dispatcher):
     ) -> tuple[tuple, dict[str, Any]]:
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: v is None)
         places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and not isinstance(x, (QTensor, RealTensor))]
+        places = [i for i in places if i not in functional.stub_paths]  # of `x * y`, whose stubs were made with it
         if not places or method.endswith("_scalar"):
             return args, kwargs
         name = f"{functional.path}.{method}"  # a line may call several, one after the other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,27 @@ def test_scales_of_constants_in_wrapped_code_are_in_the_checkpoint() -> None:
         assert all(torch.equal(a, b) for a, b in zip(want, as_numbers(convert_fx(other)(X)), strict=True))
     stubs = [path for path, m in qat.named_modules() if type(m).__name__ == "QuantStub" and "generated" in path]
     assert len(stubs) == 4 and all("_generated_quant_functionals_" in path for path in stubs)
+
+
+class _Function(Net):
+    @wrap()
+    def inner(self, y: Tensor, other: Tensor) -> Tensor:
+        return y * other.softmax(-1)
+
+    def forward(self, x: Tensor) -> Any:
+        other = self.parameter
+        return self.dequant(self.inner(self.fc(self.quant(x)), other) + other)
+
+
+def test_a_function_of_wrapped_code_has_one_stub_for_a_constant(tmp_path: Any) -> None:
+    qat = calibrate(_prepared(_Function({}).eval(), "wrapped"), (X,))
+    stubs = [path for path, m in qat.named_modules() if type(m).__name__ == "QuantStub" and "generated" in path]
+    assert sorted(re.sub(r"\d+", "N", path) for path in stubs) == [
+        "_leaf_add._generated_quant_add_N",
+        "_leaf_inner._generated_quant_mul_inner_N_N",
+    ]
+    assert all(qat.get_submodule(path).activation_post_process.has_statistics for path in stubs)
+    assert_one_arithmetic(qat, (X,), tmp_path)
 
 
 class _TwoLayers(Net):
