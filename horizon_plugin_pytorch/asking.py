@@ -19,7 +19,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ContextDecorator
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 __all__ = ["as_tool"]  # for users; all else is for this package
@@ -622,6 +622,59 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
         elif isinstance(constant, str) and constant.isidentifier():
             yield constant
+
+
+def compared_classes(function: FunctionType) -> Iterator[tuple[str, Any, bool]]:
+    """Lines of a function that compare ``type(x)`` or ``x.__class__``, each with a class or its name.
+
+    The last of each says whether it is ``type(x)``.
+
+    >>> [found[1:] for found in compared_classes(lambda x: type(x) in (list, dict))]
+    [(<class 'list'>, True), (<class 'dict'>, True)]
+    >>> [found[1:] for found in compared_classes(lambda x: x.__class__.__name__ == "Tensor")]
+    [('Tensor', False)]
+    """
+    pending = [function.__code__]
+    while pending:
+        code = pending.pop()
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        if "type" not in code.co_names and "__class__" not in code.co_names:
+            continue
+        steps = [step for step in dis.get_instructions(code) if step.positions and step.positions.lineno]
+        for comparison in steps:
+            if comparison.opname in ("IS_OP", "COMPARE_OP", "CONTAINS_OP"):
+                inside = [step for step in steps if _is_inside(step, comparison)]
+                if any(_reads_class(step) for step in inside):
+                    line = _line(code.co_filename, comparison.positions.lineno or 0)  # type: ignore[union-attr]
+                    is_type = any(step.argval == "type" for step in inside)
+                    yield from ((line, value, is_type) for value in _named_values(function, inside))
+
+
+def _reads_class(step: dis.Instruction) -> bool:
+    is_global = step.opname == "LOAD_GLOBAL" and step.argval == "type"
+    return is_global or (step.opname == "LOAD_ATTR" and step.argval == "__class__")
+
+
+def _is_inside(step: dis.Instruction, whole: dis.Instruction) -> bool:
+    a, b = tuple(step.positions or ()), tuple(whole.positions or ())
+    return None not in (*a, *b) and (a[0], a[2]) >= (b[0], b[2]) and (a[1], a[3]) <= (b[1], b[3])
+
+
+def _named_values(function: FunctionType, steps: Iterable[dis.Instruction]) -> Iterator[Any]:
+    """What the names in an expression stand for, with attributes: ``nn.Conv2d``."""
+    value: Any = None
+    builtin = vars(sys.modules["builtins"])
+    for step in [*steps, None]:
+        if step is not None and step.opname == "LOAD_ATTR":
+            value = getattr(value, step.argval, None) if isinstance(value, ModuleType) else None
+            continue
+        if isinstance(value, type) and value is not type:
+            yield value
+        if step is not None and step.opname == "LOAD_CONST" and isinstance(step.argval, str):
+            yield step.argval
+        value = None
+        if step is not None and step.opname == "LOAD_GLOBAL":
+            value = function.__globals__.get(step.argval, builtin.get(step.argval))
 
 
 def _user_frame() -> FrameType | None:

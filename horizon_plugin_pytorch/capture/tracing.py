@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.capture.modes import tell_modes
 from horizon_plugin_pytorch.capture.plain_state import PlainState
 from horizon_plugin_pytorch.capture.proxies import UNKNOWN_TRUTH
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, stored_tensors
+from horizon_plugin_pytorch.capture.type_tests import tell_type_tests
 from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, listed, warn
 from horizon_plugin_pytorch.runtime.leaf import first_proxy
 from horizon_plugin_pytorch.runtime.node_notes import notes
@@ -67,6 +68,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
     _tell_written(model, before, changing)
     _tell_kept(model, tracer, arguments, lambda x: state.has(x, changing))
     _tell_drawn(model, tracer.made.drawn)
+    tell_type_tests(model, has_own_forward=False)
     tell_modes(model, arguments, graph, _traced)
     return graph
 

@@ -9,12 +9,16 @@ import functools
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.capture.tracing import trace
-from horizon_plugin_pytorch.errors import TraceError
-from horizon_plugin_pytorch.quantization import QuantStub
+from horizon_plugin_pytorch.capture.type_tests import tell_type_tests
+from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.quantization import QuantStub, prepare_qat, prepare_qat_fx
 from horizon_plugin_pytorch.utils.fx_helper import wrap
+from tests.routes import qconfig
 
 FOUND: dict[str, Any] = {}
 
@@ -128,3 +132,43 @@ def test_what_is_not_known_is_not_compared_with_true(answer: Any) -> None:
 def test_what_is_known_is_compared_with_true() -> None:
     graph = trace(ComparesTruth(lambda x: x.is_floating_point() is True and x.is_complex() is False))
     assert [node.op for node in graph.nodes].count("call_function") == 1
+
+
+def _is_plain(x: Any) -> bool:
+    return type(x) in (list, torch.Tensor)
+
+
+class ComparesTypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.conv, self.is_plain = QuantStub(), nn.Conv2d(2, 2, 1), _is_plain
+
+    @wrap()
+    def inner(self, x: Tensor) -> Tensor:
+        return self.conv(x) if type(self.conv) is nn.Conv2d else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        if type(x) == Tensor or type(x).__name__ == "Tensor":  # noqa: E721
+            x = self.inner(x)
+        if x.__class__ is Tensor:  # answered while tracing
+            x = x + 0
+        if type(self.conv) is nn.Conv2d and type(self.training) is bool:  # known while tracing
+            x = x + 0
+        return x if self.is_plain(x) else self.conv(x)
+
+
+@pytest.mark.parametrize(("is_eager", "count"), [(False, 3), (True, 5)])
+def test_lines_that_compare_the_very_class_are_named(is_eager: bool, count: int) -> None:
+    with pytest.warns(QuantizationWarning, match="compares the very class") as caught:
+        tell_type_tests(ComparesTypes(), is_eager)
+    assert str(caught[0].message).count("test_classes_of_proxies.py:") == count
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_preparing_names_them(is_eager: bool) -> None:
+    set_march(March.NASH_M)
+    model = ComparesTypes().eval()
+    model.qconfig = qconfig("qint8")
+    with pytest.warns(QuantizationWarning, match="compares the very class"):
+        prepare_qat(model) if is_eager else prepare_qat_fx(model, {"": model.qconfig})
