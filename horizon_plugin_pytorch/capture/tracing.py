@@ -288,6 +288,11 @@ def _remedy(error: Exception) -> str:
             "integers as they are: write `x.shape[0] // 2` and `math.prod(x.shape)` without int(); take other numbers "
             "from the model's configuration."
         )
+    if "__cuda_array_interface__" in text:
+        return (
+            "torch.tensor() and torch.as_tensor() cannot take a size or a tensor that is not known as a number while "
+            "tracing. A size takes part as it is, `x * x.shape[0]`, and so does a tensor, `x * x.mean()`."
+        )
     if "__array_" in text or "to a NumPy" in text:
         return (
             "numpy cannot take tensors or sizes that are not known as numbers while tracing. Compute with them in "

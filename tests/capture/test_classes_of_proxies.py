@@ -172,3 +172,13 @@ def test_preparing_names_them(is_eager: bool) -> None:
     model.qconfig = qconfig("qint8")
     with pytest.warns(QuantizationWarning, match="compares the very class"):
         prepare_qat(model) if is_eager else prepare_qat_fx(model, {"": model.qconfig})
+
+
+@pytest.mark.parametrize(
+    "make", [lambda x: torch.tensor(x.shape[0] > 1), lambda x: torch.as_tensor(x.shape[0]), lambda x: torch.tensor(x)]
+)
+def test_tensors_of_what_is_traced_are_refused_with_what_to_write(make: Any) -> None:
+    with pytest.raises(
+        TraceError, match=r"test_classes_of_proxies.py:\d+: torch.tensor\(\) .* A size takes part as it"
+    ):
+        trace(ComparesTruth(make))
