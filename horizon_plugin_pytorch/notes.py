@@ -26,6 +26,26 @@ def keep_notes(model: nn.Module, **notes: Any) -> None:
             model.__dict__[_OWN] = (*model.__dict__.get(_OWN, ()), name)
 
 
+def keep_hidden(model: nn.Module, name: str, value: Any) -> None:
+    """Keep a note that users do not ask for, under a name that no model of theirs has."""
+    model.__dict__[_OWN + name] = value
+
+
+def hidden(model: nn.Module, name: str, kind: type | tuple[type, ...] = object) -> Any:
+    """A hidden note of a model, if it is of this kind; pickles of before have it under its plain name.
+
+    >>> net = nn.Module()
+    >>> net.own_scales = "the user's"
+    >>> hidden(net, "own_scales", dict) is None
+    True
+    >>> keep_hidden(net, "own_scales", {})
+    >>> net.own_scales, hidden(net, "own_scales", dict)
+    ("the user's", {})
+    """
+    value = model.__dict__.get(_OWN + name if _OWN + name in model.__dict__ else name)
+    return value if isinstance(value, kind) else None
+
+
 def note_of(model: nn.Module, name: str, otherwise: Any = None) -> Any:
     """A note of a model."""
     own = model.__dict__.get(_OWN + name)

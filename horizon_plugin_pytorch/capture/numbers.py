@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.notes import hidden, keep_hidden
 from horizon_plugin_pytorch.runtime.node_notes import notes
 
 
@@ -28,7 +29,10 @@ def places_of_numbers(before: Any, after: Any) -> tuple[int, ...]:
 
 def note_numbers(model: Any, before: Any, after: Any) -> None:
     """Remember what a traced graph has read: the number stands in its code, whatever a checkpoint says later."""
-    known = model.__dict__.setdefault("numbers_read", {})
+    known = hidden(model, "numbers_read", dict)
+    if known is None:
+        known = {}
+        keep_hidden(model, "numbers_read", known)
     for old, new in zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=True):
         if isinstance(old, fx.Node) and not isinstance(new, fx.Node):
             known[str(old.target)] = new

@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.capture.reach import modules_named_by
 from horizon_plugin_pytorch.capture.region import Region, called_path, is_fact
 from horizon_plugin_pytorch.errors import source_line
 from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.notes import hidden, keep_hidden
 from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method, row_of_module
 from horizon_plugin_pytorch.runtime.children import hide_added
 from horizon_plugin_pytorch.runtime.leaf import LeafCode, LeafMethod, TensorMethod, bind_methods, leaf_name
@@ -27,7 +28,8 @@ _FORWARDS = (LeafCode.forward, *(cls.forward for cls in _LISTS))  # which call n
 
 def wrapped_modules(model: Any) -> dict[str, str]:
     """Modules that are called by code which tracing does not enter: paths, with the line that calls this code."""
-    return model.__dict__.get(_MODULES, {})
+    found = hidden(model, _MODULES, dict)
+    return {} if found is None else found
 
 
 def wrapped_nodes(model: fx.GraphModule) -> list[fx.Node]:
@@ -204,7 +206,7 @@ def find_modules(model: fx.GraphModule, nodes: Iterable[fx.Node], march: March) 
             row = row_of_module(type(module))
             if row is not None and row.qat is not None and row.support(march) is not None:
                 found.setdefault(path, source_line(node.stack_trace))
-    model.__dict__[_MODULES] = found
+    keep_hidden(model, _MODULES, found)
 
 
 def attach(model: fx.GraphModule, nodes: Iterable[fx.Node], make: Callable[..., bool]) -> None:

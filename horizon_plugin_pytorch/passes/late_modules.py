@@ -21,7 +21,7 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQu
 from horizon_plugin_pytorch.fake_quant.states import keep_ranges, set_fake_quantize
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.notes import note_of
+from horizon_plugin_pytorch.notes import hidden, note_of
 from horizon_plugin_pytorch.operators.table import Kind, row_of_module
 from horizon_plugin_pytorch.passes.checks import check_modules
 from horizon_plugin_pytorch.passes.inputs import fit_inputs
@@ -117,7 +117,7 @@ class _OneCall:
             note_of(root, "march"),
             OwnScales(),
             choices=note_of(root, "choices"),
-            qconfig_setter=root.__dict__.get(SETTER),
+            qconfig_setter=hidden(root, SETTER),
             sites=sites,
         )
         self._nodes: dict[int, fx.Node] = {}

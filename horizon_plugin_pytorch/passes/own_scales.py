@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.half import Float16
+from horizon_plugin_pytorch.notes import hidden, keep_hidden
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.runtime.call_site import CallSite, ModuleCall
@@ -332,7 +333,7 @@ def share_weights(prep: Preparation) -> None:
                 own.relocated.setdefault(variant.path, first.path)
     for path, calls in own.calls.items():
         _redirect(root, path, calls)
-    root.__dict__["own_scales"] = own
+    keep_hidden(root, "own_scales", own)
     keep_one_entry(root)
 
 
@@ -395,12 +396,17 @@ def _redirect(root: nn.Module, path: str, calls: OwnCalls) -> None:
         module.__dict__["forward"] = OwnForward(calls)
 
 
+def own_scales_of(model: nn.Module) -> OwnScales | None:
+    """Which calls of a prepared or converted model have scales of their own; None if it was not asked for."""
+    return hidden(model, "own_scales", OwnScales)
+
+
 # -- conversion
 
 
 def share_integers(model: nn.Module) -> None:
     """Let the converted modules of all calls keep equal integers once: their weights, not what scales decide."""
-    own: OwnScales | None = model.__dict__.get("own_scales")
+    own = own_scales_of(model)
     if own is None:
         return
     for path, source in {**own.aliases, **own.copies, **own.relocated}.items():
@@ -426,13 +432,15 @@ _SCALE = ".scale"
 
 def keep_one_entry(model: nn.Module) -> None:
     """Let the state dict of a model have shared weights once, under the name of the first call."""
-    if "own_scales" in model.__dict__:
+    if own_scales_of(model) is not None:
         model.register_state_dict_post_hook(_drop_shared)
         model.register_load_state_dict_pre_hook(_add_shared)
 
 
 def _drop_shared(model: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    own: OwnScales = model.__dict__["own_scales"]
+    own = own_scales_of(model)
+    if own is None:
+        return
     for key in [key for key in state_dict if key.startswith(prefix) and not key.endswith(".quant_range")]:
         value, owner = state_dict[key], prefix + own.owner(key[len(prefix) :])
         if owner != key and owner in state_dict and _is_same(value, state_dict[owner]):
@@ -464,7 +472,7 @@ def completed(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]
     Weights are the first call's. So are the scales of calls of which it has none: it was made without own scales.
     """
     out = dict(state_dict)
-    own: OwnScales | None = model.__dict__.get("own_scales")
+    own = own_scales_of(model)
     if own is None:
         return out
     tensors = dict(_tensors(model))

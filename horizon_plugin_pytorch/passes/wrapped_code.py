@@ -10,6 +10,7 @@ from horizon_plugin_pytorch.capture.wrapped import (
     wrapped_modules,
     wrapped_nodes,
 )
+from horizon_plugin_pytorch.notes import keep_hidden
 from horizon_plugin_pytorch.passes.late_modules import SETTER, make_module
 from horizon_plugin_pytorch.passes.preparation import TracedPreparation
 from horizon_plugin_pytorch.passes.states import refuse_states_when_running
@@ -44,5 +45,5 @@ def attach_code(prep: TracedPreparation) -> None:
     if prep.code:
         attach(prep.model, prep.code, make_module)
         refuse_states_when_running(prep.model)
-        prep.model.__dict__[SETTER] = prep.qconfig_setter
+        keep_hidden(prep.model, SETTER, prep.qconfig_setter)
         keep_unmet(prep.model)

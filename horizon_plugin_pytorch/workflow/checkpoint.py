@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import CalibrationWarning, CheckpointError, QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, LoadedScale
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.notes import hidden
 from horizon_plugin_pytorch.passes.own_scales import completed
 from horizon_plugin_pytorch.passes.unmet import unmet_keys
 from horizon_plugin_pytorch.runtime.located import FusedAway
@@ -252,7 +253,7 @@ def _before_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *
 
 def _check_numbers(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
     """Insist that constants which symbolic trace has read as numbers are those of the checkpoint."""
-    for path, number in model.__dict__.get("numbers_read", {}).items():
+    for path, number in (hidden(model, "numbers_read", dict) or {}).items():
         value = state_dict.get(path)
         if isinstance(value, Tensor) and value.numel() == 1 and value.item() != number:
             raise CheckpointError(

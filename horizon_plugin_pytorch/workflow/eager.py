@@ -27,7 +27,7 @@ from horizon_plugin_pytorch.notes import keep_notes
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.passes.batches import follow_batches
 from horizon_plugin_pytorch.passes.inputs import warn_unfit
-from horizon_plugin_pytorch.passes.own_scales import OwnScales
+from horizon_plugin_pytorch.passes.own_scales import OwnScales, own_scales_of
 from horizon_plugin_pytorch.passes.pipeline import find_lines
 from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
 from horizon_plugin_pytorch.passes.skipped import note_skipped
@@ -272,7 +272,7 @@ def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str
     source = {path: m for path, m in src_model.named_modules() if isinstance(m, FakeQuantize)}
     targets = {path: m for path, m in dst_model.named_modules() if isinstance(m, FakeQuantize)}
     calls = _calls_joined_in(src_model, source, targets)
-    own = dst_model.__dict__.get("own_scales")  # calls that the source does not tell apart start from one scale
+    own = own_scales_of(dst_model)  # calls that the source does not tell apart start from one scale
     missing, taken = [], {id(call) for several in calls.values() for call in several}
     waiting = keep_state_of(dst_model, src_model)
     taken.update(id(quantizer) for path, quantizer in source.items() if path.startswith(waiting))
@@ -324,7 +324,7 @@ def _calls_joined_in(
     src_model: nn.Module, source: dict[str, FakeQuantize], targets: dict[str, FakeQuantize]
 ) -> dict[str, list[FakeQuantize]]:
     """The fake quantizers of further calls that the target does not tell apart, by the path that it has for all."""
-    own: Any = src_model.__dict__.get("own_scales")
+    own: Any = own_scales_of(src_model)
     found: dict[str, list[FakeQuantize]] = {}
     for path, quantizer in source.items() if own is not None else ():
         owner = own.owner(path)
