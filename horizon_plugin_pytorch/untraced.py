@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd import Function
 
 _P = ParamSpec("_P")
@@ -47,6 +48,16 @@ def untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:
             torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
     return run
+
+
+@untraced
+def as_number(scale: Tensor) -> float:
+    """A scale as a number: a constant of the traced model, of which `torch.jit.trace` has nothing to warn.
+
+    >>> as_number(torch.tensor([0.5]))
+    0.5
+    """
+    return float(scale)
 
 
 def applied(function: type[Function], *args: Any) -> Any:

@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.function_handlers import described, handle, unsuppor
 from horizon_plugin_pytorch.operators.support import INT8, INTS, Limit, Marches, Support, on
 from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, Trait, register
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor
+from horizon_plugin_pytorch.untraced import as_number, untraced
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
@@ -41,9 +42,9 @@ def compare(relation: str, a: Any, b: Any) -> QTensor:
         return _mask(RELATIONS[relation](a.as_real(), b.as_real() if isinstance(b, QTensor) else b), a)
     if isinstance(b, QTensor):
         is_narrow = max(a.dtype.bits, b.dtype.bits) <= 8
-        factors = fp.choose_comparison(float(a.scale), float(b.scale), is_narrow)
+        factors = fp.choose_comparison(as_number(a.scale), as_number(b.scale), is_narrow)
         return _mask(fp.compare(a.as_grid(), b.as_grid(), *factors, is_narrow, relation), a)
-    numbers = b if isinstance(b, Tensor) else torch.tensor(float(b), device=a.device)
+    numbers = b if isinstance(b, Tensor) else untraced(torch.tensor)(float(b), device=a.device)
     steps = fp.on_grid_between(numbers, a.scale.reshape(()), a.dtype.min, a.dtype.max)
     return _mask(RELATIONS[relation](a.as_grid(), steps), a)
 

@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.operators.scale_keeping import only_qtensor, warn_be
 from horizon_plugin_pytorch.operators.support import FROM_BAYES
 from horizon_plugin_pytorch.operators.table import Call, Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.untraced import as_number, untraced
 
 Map = Callable[[Tensor], Tensor]
 
@@ -82,7 +83,7 @@ def _limited(func: Callable, x: QTensor, low: Any, high: Any) -> QTensor:
     """``min(max(x, low), high)``; limits are numbers, tensors or None, and are first put on the grid."""
     for limit, sign in ((low, 1), (high, -1)):
         is_number = limit is not None and not isinstance(limit, Tensor) and math.isfinite(limit)
-        if is_number and x.is_rounded and sign * limit > float(x.scale) * (x.dtype.max + 2):
+        if is_number and x.is_rounded and sign * limit > as_number(x.scale) * (x.dtype.max + 2):
             warn_beyond(func, x, limit)  # a limit that leaves the range on its other side changes nothing
     low_steps, high_steps = (_steps(x, limit) for limit in (low, high))
 
@@ -100,8 +101,14 @@ def _limited(func: Callable, x: QTensor, low: Any, high: Any) -> QTensor:
 
     if isinstance(low_steps, Tensor) or isinstance(high_steps, Tensor):
         return _on_grid(x, steps, values, x.dtype.min, x.dtype.max)
-    bounds = torch.tensor(x.range).clamp(low_steps, high_steps) if (low, high) != (None, None) else x.range
-    return _on_grid(x, steps, values, int(bounds[0]), int(bounds[1]))
+    return _on_grid(x, steps, values, *_range(x, low_steps, high_steps))
+
+
+@untraced
+def _range(x: QTensor, low: int | None, high: int | None) -> tuple[int, int]:
+    """The smallest and largest integer between limits."""
+    bounds = torch.tensor(x.range).clamp(low, high) if (low, high) != (None, None) else x.range
+    return int(bounds[0]), int(bounds[1])
 
 
 def _steps(x: QTensor, limit: Any) -> Any:
@@ -117,7 +124,7 @@ def _steps(x: QTensor, limit: Any) -> Any:
         return fp.requantize(limit.as_grid(), factor, -1, smallest, largest)
     if isinstance(limit, Tensor):
         return fp.quantize(limit.detach().float(), x.scale, -1, smallest, largest)
-    return max(smallest, min(largest, round(min(max(limit / float(x.scale), smallest), largest))))
+    return max(smallest, min(largest, round(min(max(limit / as_number(x.scale), smallest), largest))))
 
 
 def _value(x: QTensor, limit: Any, steps: Any) -> Any:
@@ -125,7 +132,7 @@ def _value(x: QTensor, limit: Any, steps: Any) -> Any:
     if isinstance(limit, Tensor):
         real = limit.as_real() if isinstance(limit, QTensor) else limit
         return round_to_grid(real, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False) if x.is_rounded else real
-    return steps * float(x.scale) if x.is_rounded else limit
+    return steps * as_number(x.scale) if x.is_rounded else limit
 
 
 def _leave(*args: Any, **kwargs: Any) -> Call | None:

@@ -96,6 +96,29 @@ def test_a_traced_integer_model_shows_its_operators_and_gives_the_same_integers(
         assert torch.equal(script(x), quantized(x))
 
 
+class Numbers(nn.Module):
+    """Operators that read scales as numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.quant(x)
+        x = torch.where(x > 0.25, x.softmax(1), x.log_softmax(1))
+        return self.dequant(torch.where(x > x * 2, x.clamp(-0.5, 0.5), x))
+
+
+def test_scales_are_constants_of_which_the_tracer_does_not_warn() -> None:
+    quantized = convert_fx(calibrate(prepare_qat_fx(Numbers().eval(), {"": qconfig()}), (X,)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        torch.jit.TracerWarning.ignore_lib_warnings()  # torch's own filter, for torch's own files
+        script = torch.jit.trace(quantized, X)
+    for x in (X, OTHER):
+        assert torch.equal(script(x), quantized(x))
+
+
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("state", ["VALIDATION", "QAT", "CALIBRATION"])
 @pytest.mark.parametrize("route", ROUTES)

@@ -11,6 +11,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.quantized.functional_modules import dims_of
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.untraced import as_number
 
 KINDS = {1.0: fp.MAGNITUDES, 2.0: fp.SQUARES, math.inf: fp.LARGEST, -math.inf: fp.SMALLEST}
 
@@ -29,7 +30,7 @@ class _Measure(QuantizedModule):
         """The measure over the square root of `divisor` if it is a root itself, else over `divisor`."""
         assert self.scale is not None
         dims = dims_of(x, self.dim)
-        in_scale, out_scale = float(x.scale), float(self.scale)
+        in_scale, out_scale = as_number(x.scale), as_number(self.scale)
         if kind in (fp.SQUARES, fp.VARIANCE) and not is_root:
             in_scale *= in_scale
         factor = in_scale / out_scale / (math.sqrt(divisor) if is_root else divisor)
@@ -84,10 +85,10 @@ class Normalize(QuantizedModule):
         assert self.scale is not None
         dims, kind = dims_of(x, self.dim), KINDS[self.ord]
         # A group that is not all zero has a norm of one step at least.
-        smallest = max(self.eps / float(x.scale), 1.0)
+        smallest = max(self.eps / as_number(x.scale), 1.0)
         is_double = fp.is_wide(kind, _count(x, dims), max(-x.range[0], x.range[1]))
-        out = fp.divide_by_norm(x.plain(), dims, kind, 1 / float(self.scale), smallest, is_double, self.low, self.high)
-        return self.output(out)
+        gain = 1 / as_number(self.scale)
+        return self.output(fp.divide_by_norm(x.plain(), dims, kind, gain, smallest, is_double, self.low, self.high))
 
 
 class CumSum(QuantizedModule):

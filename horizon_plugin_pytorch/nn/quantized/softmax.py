@@ -12,6 +12,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, qint16
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.quantized.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.untraced import as_number
 
 EXP_SCALE = 2 / 65535  # exp(x - max) lies in [0, 1], published as 0.0000305
 
@@ -62,7 +63,7 @@ class Softmax(QuantizedModule):
         """The result's integers."""
         assert self.scale is not None
         is_double = fp.is_beyond_float32(values.shape[dim] * float(qint16.max))
-        return fp.softmax(values, dim, hidden, table, 1.0 / float(self.scale.double()), is_double, self.low, self.high)
+        return fp.softmax(values, dim, hidden, table, 1.0 / as_number(self.scale), is_double, self.low, self.high)
 
 
 class LogSoftmax(Softmax):
@@ -81,7 +82,7 @@ class LogSoftmax(Softmax):
 
         logarithms, factor = self._plans.get((x,), "logarithm", plan)
         is_double = fp.is_beyond_float32(values.shape[dim] * float(qint16.max))
-        gain = 1.0 / float(out_scale)
+        gain = 1.0 / as_number(out_scale)
         return fp.log_softmax(values, dim, table, logarithms, factor, gain, is_double, self.low, self.high)
 
 
