@@ -91,7 +91,6 @@ def check_deploy_device(
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization import QuantWrapper, get_default_qconfig, prepare_qat_fx
-    from horizon_plugin_pytorch.tables import Table
     >>> set_march(March.BAYES)
     >>> net = QuantWrapper(nn.Sequential(nn.Conv2d(1, 1, 1), nn.PReLU()))
     >>> qat = prepare_qat_fx(net, {"": get_default_qconfig()}, hybrid=True)

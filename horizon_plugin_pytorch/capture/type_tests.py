@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
-from types import FunctionType
+from inspect import getattr_static, unwrap
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.asking import compared_classes, is_user_function, names_in
 from horizon_plugin_pytorch.capture.leaves import is_marked
 from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
+
+_CODE = (FunctionType, MethodType, staticmethod, classmethod)
 
 
 def tell_type_tests(model: nn.Module, has_own_forward: bool) -> None:
@@ -46,16 +48,20 @@ def _functions(model: nn.Module, has_own_forward: bool) -> Iterator[tuple[Functi
     """The forwards of the user's modules and the functions that they name; and whether each runs again."""
     seen: set[tuple[Any, bool]] = set()
     for owner in {type(module): module for module in model.modules()}.values():
-        pending: list[tuple[Any, bool]] = [(type(owner).forward, has_own_forward or is_marked(owner))]
+        pending: list[tuple[Any, bool]] = [
+            (getattr_static(type(owner), "forward", None), has_own_forward or is_marked(owner))
+        ]
         while pending:
             found, runs_again = pending.pop()
+            if not isinstance(found, _CODE):  # a global may be a traced value, and answers to every name
+                continue
             runs_again = runs_again or getattr(found, "__horizon_leaf__", False)
-            here = inspect.unwrap(getattr(found, "__func__", found))
+            here = unwrap(getattr(found, "__func__", found))
             if not isinstance(here, FunctionType) or (here, runs_again) in seen or not is_user_function(here):
                 continue
             seen.add((here, runs_again))
             yield here, runs_again
             for name in names_in(here):
-                of_class, of_owner = inspect.getattr_static(type(owner), name, None), vars(owner).get(name)
+                of_class, of_owner = getattr_static(type(owner), name, None), vars(owner).get(name)
                 for value in (of_class, of_owner, here.__globals__.get(name)):
-                    pending += [(value, runs_again)] if callable(value) and not isinstance(value, type) else []
+                    pending += [(value, runs_again)] if isinstance(value, _CODE) else []

@@ -191,7 +191,7 @@ def _buffer(m: Any, x: Tensor) -> Tensor:
 
 
 def test_a_write_to_a_parameter_is_refused() -> None:
-    with torch.no_grad(), pytest.raises(UnsupportedOperatorError, match="parameter or buffer; write to a `clone"):
+    with torch.no_grad(), pytest.raises(UnsupportedOperatorError, match="tensor of the model; write to a `clone"):
         prepare(_Model(_buffer).eval(), (torch.randn(2, 4, 8),), qconfig_dict={"": qconfig()}, out_dir=None)
 
 
