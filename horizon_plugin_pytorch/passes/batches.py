@@ -30,23 +30,8 @@ def join_calls(prep: Preparation) -> None:
 
 def follow_batches(model: nn.Module) -> None:
     """Tell observers that join calls when a forward of the model begins."""
-    if any(getattr(hook, "function", None) is _begin_batch for hook in model._forward_pre_hooks.values()):
-        return
     if any(observer.counts_together or observer.joins_calibration for observer in _observers(model)):
         keep(model.register_forward_pre_hook, _begin_batch)
-
-
-def join_late_calls(root: nn.Module, module: nn.Module) -> None:
-    """Let all calls of a module that was made for a line of wrapped code, which may be a loop, count as one batch.
-
-    In CALIBRATION only, as those of modules that the graph calls.
-
-    Args:
-        root: the prepared model.
-    """
-    for observer in _observers(module):
-        observer.joins_calibration = not observer.is_per_channel and not observer.counts_together
-    follow_batches(root)
 
 
 def _observers(module: nn.Module) -> list[ObserverBase]:

@@ -38,8 +38,7 @@ def _preserve(target: nn.Module, source: nn.Module, config: dict | None, who: st
         return
     if not isinstance(config, dict):
         raise TypeError(
-            f'{who}: a custom configuration is a dictionary, {{"preserved_attributes": [...]}}, '
-            f"got {type(config).__name__}."
+            f'{who}: a custom configuration is a dictionary, {{"preserved_attributes": [...]}}, got {config!r}.'
         )
     unknown = [key for key in config if key != "preserved_attributes"]
     if unknown:

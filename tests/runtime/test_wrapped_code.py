@@ -651,29 +651,3 @@ def test_the_check_and_explain_list_what_is_in_wrapped_code(tmp_path: Any) -> No
     name = next(n for n, _ in qat.named_modules() if "_generated_add" in n)
     assert name in text and "block.conv" in text and "conv" in text
     assert name in str(explain(qat))
-
-
-class Pyramid(nn.Module):
-    """Sums maps of very different ranges, in a loop over one line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.quant, self.dequant = QuantStub(), DeQuantStub()
-
-    @wrap()
-    def joined(self, x: Tensor) -> Tensor:
-        maps = [F.interpolate(v * f, scale_factor=2.0, mode="bilinear") for v, f in ((x, 1.0), (x, 30.0))]
-        return maps[0] + maps[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dequant(self.joined(self.quant(x)))
-
-
-def test_calls_of_one_line_in_a_loop_are_one_batch_of_a_calibration_loop() -> None:
-    net = Pyramid().eval()
-    qat = prepare_qat_fx(copy.deepcopy(net), {"": get_default_qconfig()})
-    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
-    for _ in range(5):
-        qat(X)
-    set_fake_quantize(qat, FakeQuantState.VALIDATION)
-    near(net, qat, limit=0.04)
