@@ -38,7 +38,8 @@ def _preserve(target: nn.Module, source: nn.Module, config: dict | None, who: st
         return
     if not isinstance(config, dict):
         raise TypeError(
-            f'{who}: a custom configuration is a dictionary, {{"preserved_attributes": [...]}}, got {config!r}.'
+            f'{who}: a custom configuration is a dictionary, {{"preserved_attributes": [...]}}, got a '
+            f"{type(config).__name__}."
         )
     unknown = [key for key in config if key != "preserved_attributes"]
     if unknown:
