@@ -56,7 +56,7 @@ def _functions(model: nn.Module, has_own_forward: bool) -> Iterator[tuple[Functi
             if not isinstance(found, _CODE):  # a global may be a traced value, and answers to every name
                 continue
             runs_again = runs_again or getattr(found, "__horizon_leaf__", False)
-            here = unwrap(getattr(found, "__func__", found))
+            here = unwrap(found if isinstance(found, FunctionType) else found.__func__)
             if not isinstance(here, FunctionType) or (here, runs_again) in seen or not is_user_function(here):
                 continue
             seen.add((here, runs_again))
