@@ -29,6 +29,8 @@ class PlainState:
     empty list counts as made once, and not as changed.
 
     >>> class Net(nn.Module):
+    ...     __module__ = "my_models"  # modules of this package hold settings only
+    ...
     ...     def __init__(self):
     ...         super().__init__()
     ...         self.steps, self.seen = [0, torch.zeros(2)], None
