@@ -11,13 +11,8 @@ import re
 import warnings
 from collections.abc import Iterable
 
-from horizon_plugin_pytorch.asking import (  # noqa: F401  # some were defined here, and can still be imported
-    is_package_code,
-    is_torch_code,
-    is_user_code,
-    levels_to_user,
-    user_frames,
-)
+from horizon_plugin_pytorch.asking.owners import is_user_code
+from horizon_plugin_pytorch.asking.stack import levels_to_user
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 

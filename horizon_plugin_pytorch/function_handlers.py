@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch import asking
+from horizon_plugin_pytorch.asking.stack import is_recomputing, user_line
+from horizon_plugin_pytorch.asking.who import hooked_module
 from horizon_plugin_pytorch.errors import at
 from horizon_plugin_pytorch.torch_functions import METADATA
 
@@ -74,13 +75,13 @@ def take_advice(adviser: Callable[[Callable], str]) -> None:
 
 def unsupported(func: Callable) -> NotImplementedError:
     """The error for a function that would need to know how to treat the scale."""
-    if is_backward() and asking.is_recomputing():
+    if is_backward() and is_recomputing():
         return NotImplementedError(
             f"{described(func)} runs again in the backward pass (`torch.utils.checkpoint`), outside of the model's "
             "forward, where nothing says which scale it has. Put the code into the forward of a module of the model, "
             "and write `checkpoint(self.block, x, use_reentrant=False)`."
         )
-    hooked, is_own = asking.hooked_module()
+    hooked, is_own = hooked_module()
     if hooked is not None and not is_own:
         return NotImplementedError(
             f"{described(func)} is not implemented for QTensor: it would need to know how to treat the scale. It is "
@@ -129,7 +130,7 @@ def name_of(func: Callable) -> str:
 
 def calling_line() -> str:
     """The user's line that runs, in brackets, for messages; empty if there is none."""
-    line = asking.user_line()
+    line = user_line()
     return f" ({line})" if line else ""
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch import asking, sharing
+from horizon_plugin_pytorch import sharing
+from horizon_plugin_pytorch.asking.stack import is_recomputing
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.function_handlers import (  # noqa: F401  # some were defined here, and can still be imported
@@ -399,7 +400,7 @@ class QTensor(TensorWithScale):
             out = model(func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        elif is_backward() and not asking.is_recomputing():  # the backward of an `autograd.Function` of the user's
+        elif is_backward() and not is_recomputing():  # the backward of an `autograd.Function` of the user's
             args, kwargs = pytree.tree_map(lambda x: x.as_real() if isinstance(x, QTensor) else x, (args, kwargs))
             return func(*args, **kwargs)
         if len(types) > 1 and any(getattr(t, "hands_over", False) for t in types):

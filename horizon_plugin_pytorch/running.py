@@ -18,8 +18,8 @@ from torch import nn
 from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
 from torch.overrides import TorchFunctionMode
 
-from horizon_plugin_pytorch import asking
-from horizon_plugin_pytorch.asking import CallInProgress
+from horizon_plugin_pytorch.asking.stack import CallInProgress
+from horizon_plugin_pytorch.asking.who import model_asks, package_asks, user_asks
 
 
 class EmptyIsZero(TorchFunctionMode):
@@ -201,25 +201,25 @@ def asked_by_model() -> bool:
     The model was prepared by running it, or is code that tracing did not enter. Torch's functions ask for the code that
     called them. This package and tools (`asking.as_tool`) get the real answer.
     """
-    return interceptor() is not None and not asking.package_asks(2) and asking.model_asks(2)
+    return interceptor() is not None and not package_asks(2) and model_asks(2)
 
 
 def asked_while_running() -> bool:
     """As `asked_by_model`, and also true for the forward of a model that was prepared in eager mode."""
-    if asking.package_asks(2):
+    if package_asks(2):
         return False
     is_seen = interceptor() is not None
-    return (is_seen or bool(_THREAD.forwards)) and asking.model_asks(2, has_call=not is_seen)
+    return (is_seen or bool(_THREAD.forwards)) and model_asks(2, has_call=not is_seen)
 
 
 def asked_by_forward() -> bool:
     """As `asked_by_model`, but torch, which has to know what it deals with, gets the real answer as well."""
-    return asking.user_asks(2) and interceptor() is not None and asking.model_asks(2)
+    return user_asks(2) and interceptor() is not None and model_asks(2)
 
 
 def asked_in_forward() -> bool:
     """True if user code that a module runs asks, as a forward in eager mode does, rather than a script or a tool."""
-    return asking.user_asks(2) and asking.model_asks(2, has_call=True)
+    return user_asks(2) and model_asks(2, has_call=True)
 
 
 @contextmanager

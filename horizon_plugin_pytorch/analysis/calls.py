@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.analysis.float_run import FloatComparison
-from horizon_plugin_pytorch.asking import error_line
+from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.capture.leaves import is_leaf
 from horizon_plugin_pytorch.config.choice import reason_of
 from horizon_plugin_pytorch.errors import at

@@ -10,7 +10,7 @@ import torch.fx
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
-from horizon_plugin_pytorch.asking import user_line
+from horizon_plugin_pytorch.asking.stack import user_line
 from horizon_plugin_pytorch.errors import TraceError
 from horizon_plugin_pytorch.nested import map_tensors, tensors_of
 from horizon_plugin_pytorch.qtensor import is_metadata

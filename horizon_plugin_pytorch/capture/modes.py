@@ -10,7 +10,8 @@ import torch
 import torch.fx
 from torch import nn
 
-from horizon_plugin_pytorch.asking import error_line, is_user_function, names_in
+from horizon_plugin_pytorch.asking.functions import is_user_function, names_in
+from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.capture.absent import Traced, first_difference, steps, trace_steps
 from horizon_plugin_pytorch.capture.given import Arguments
 from horizon_plugin_pytorch.errors import QuantizationWarning, warn

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.asking import is_user_code, is_user_function, names_in
+from horizon_plugin_pytorch.asking.functions import is_user_function, names_in
+from horizon_plugin_pytorch.asking.owners import is_user_code
 
 _OF_TORCH = frozenset(vars(nn.Module())) | {"qconfig"}
 _LARGE = 1 << 20  # numbers of a tensor that are not copied: a write to it counts as a change

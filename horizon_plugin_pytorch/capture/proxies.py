@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from horizon_plugin_pytorch.asking import (
+from horizon_plugin_pytorch.asking.questions import (
     user_asks_attribute,
     user_asks_class,
     user_compares_truth,

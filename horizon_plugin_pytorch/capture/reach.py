@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.asking import is_user_function, names_in
+from horizon_plugin_pytorch.asking.functions import is_user_function, names_in
 
 # Names that stand for any child: `for layer in self.children()`, `getattr(self, name)`.
 _ANY = frozenset("children named_children modules named_modules get_submodule getattr _modules __dict__ vars".split())

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from horizon_plugin_pytorch.asking import is_module_call, user_frames
+from horizon_plugin_pytorch.asking.stack import is_module_call, user_frames
 from horizon_plugin_pytorch.capture.leaves import is_functional, runs_as_one
 from horizon_plugin_pytorch.capture.memory import Memory, changed, distinct, versions
 from horizon_plugin_pytorch.capture.packing import PackedGraph

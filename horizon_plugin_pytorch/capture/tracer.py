@@ -13,15 +13,14 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.asking import (
+from horizon_plugin_pytorch.asking.functions import definition_line
+from horizon_plugin_pytorch.asking.questions import (
     asserted_answer,
-    definition_line,
     user_compares_truth,
-    user_frames,
-    user_line,
     user_tests_none,
     user_tests_result,
 )
+from horizon_plugin_pytorch.asking.stack import user_frames, user_line
 from horizon_plugin_pytorch.capture.container_writes import only_writes
 from horizon_plugin_pytorch.capture.given import Arguments, Place
 from horizon_plugin_pytorch.capture.leaves import is_functional, is_leaf, is_marked

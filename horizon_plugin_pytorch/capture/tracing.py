@@ -13,7 +13,8 @@ import torch
 import torch.fx
 from torch import nn
 
-from horizon_plugin_pytorch.asking import error_line, is_user_code
+from horizon_plugin_pytorch.asking.owners import is_user_code
+from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments
 from horizon_plugin_pytorch.capture.modes import tell_modes

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.asking import compared_classes, is_user_function, names_in
+from horizon_plugin_pytorch.asking.functions import compared_classes, is_user_function, names_in
 from horizon_plugin_pytorch.capture.leaves import is_marked
 from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.asking import caller_globals
+from horizon_plugin_pytorch.asking.stack import caller_globals
 from horizon_plugin_pytorch.capture.leaves import add_leaf_class
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.runtime.leaf import leaf

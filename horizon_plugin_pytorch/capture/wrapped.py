@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.asking import is_library_function
+from horizon_plugin_pytorch.asking.functions import is_library_function
 from horizon_plugin_pytorch.capture.leaves import is_leaf, is_marked
 from horizon_plugin_pytorch.capture.reach import modules_named_by
 from horizon_plugin_pytorch.capture.region import Region, called_path, is_fact

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.asking import is_trace_check
+from horizon_plugin_pytorch.asking.stack import is_trace_check
 from horizon_plugin_pytorch.dtype import QuantDType, qbool
 from horizon_plugin_pytorch.function_handlers import described, handle, unsupported
 from horizon_plugin_pytorch.operators.scale_keeping import keep_scale

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.asking import user_frames
+from horizon_plugin_pytorch.asking.stack import user_frames
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.region import given_kinds, mark_constants
 from horizon_plugin_pytorch.config.setters import apply_setters

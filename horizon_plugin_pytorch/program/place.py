@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.asking import is_user_code, running_functions
+from horizon_plugin_pytorch.asking.owners import is_user_code
+from horizon_plugin_pytorch.asking.stack import running_functions
 from horizon_plugin_pytorch.capture.graph_lines import places_of_lines
 
 

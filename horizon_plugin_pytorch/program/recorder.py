@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from horizon_plugin_pytorch.asking import user_line
+from horizon_plugin_pytorch.asking.stack import user_line
 from horizon_plugin_pytorch.errors import ExportError, at
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program.builder import Builder

@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.compiler import is_dynamo_compiling
 
-from horizon_plugin_pytorch.asking import CallInProgress, Place, calls_to_here, calls_to_module
+from horizon_plugin_pytorch.asking.call_sites import Place, calls_to_here, calls_to_module
+from horizon_plugin_pytorch.asking.stack import CallInProgress
 from horizon_plugin_pytorch.errors import UnknownCallError, at
 from horizon_plugin_pytorch.operators.table import Call
 from horizon_plugin_pytorch.running import Run, current, innermost

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.asking import model_lists
+from horizon_plugin_pytorch.asking.who import model_lists
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.runtime.located import as_written
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.asking import model_asks, running_module, user_line
+from horizon_plugin_pytorch.asking.stack import running_module, user_line
+from horizon_plugin_pytorch.asking.who import model_asks
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.function_handlers import calling_line, keeps_scale

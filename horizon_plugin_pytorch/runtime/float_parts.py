@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.asking import running_functions
+from horizon_plugin_pytorch.asking.stack import running_functions
 from horizon_plugin_pytorch.errors import at
 from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.operators.table import row_of_module

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from horizon_plugin_pytorch.asking import OWN_HOOKS
+from horizon_plugin_pytorch.asking.who import OWN_HOOKS
 from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
 
 

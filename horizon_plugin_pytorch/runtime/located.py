@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.asking import package_asks
+from horizon_plugin_pytorch.asking.who import package_asks
 from horizon_plugin_pytorch.errors import (
     OperatorInputError,
     QuantizationConfigError,

@@ -13,7 +13,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError, source_line, user_frames
+from horizon_plugin_pytorch.asking.stack import user_frames
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, source_line
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.call_site import is_recording
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.asking import package_asks
+from horizon_plugin_pytorch.asking.who import package_asks
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.torch_functions import is_metadata, is_shape
 

@@ -11,16 +11,9 @@ from typing import NamedTuple
 from torch import fx, nn
 
 from horizon_plugin_pytorch import nn as nn_folder
-from horizon_plugin_pytorch.asking import (
-    CallInProgress,
-    Running,
-    code_of,
-    file_and_name,
-    innermost_running,
-    is_package_code,
-    is_user_code,
-    running_functions,
-)
+from horizon_plugin_pytorch.asking.functions import code_of, file_and_name
+from horizon_plugin_pytorch.asking.owners import is_package_code, is_user_code
+from horizon_plugin_pytorch.asking.stack import CallInProgress, Running, innermost_running, running_functions
 from horizon_plugin_pytorch.capture.graph_lines import places_of_lines
 from horizon_plugin_pytorch.runtime import leaf
 

@@ -15,7 +15,9 @@ from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from horizon_plugin_pytorch.asking import as_tool, names_in, running_functions
+from horizon_plugin_pytorch.asking import as_tool
+from horizon_plugin_pytorch.asking.functions import names_in
+from horizon_plugin_pytorch.asking.stack import running_functions
 from horizon_plugin_pytorch.capture.leaves import is_functional, runs_as_one
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of

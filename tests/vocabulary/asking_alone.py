@@ -1,4 +1,4 @@
-"""What `asking.py` reads from frames and bytecode, checked without torch or pytest.
+"""What `asking/` reads from frames and bytecode, checked without torch or pytest.
 
 ``python -I -S tests/vocabulary/asking_alone.py`` needs nothing but an interpreter: a package `torch` of a few lines
 stands for the real one. `test_asking.py` runs it on the interpreter of the tests.
@@ -6,7 +6,9 @@ stands for the real one. `test_asking.py` runs it on the interpreter of the test
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import shutil
 import sys
 import tempfile
 import threading
@@ -14,10 +16,11 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-SOURCE = Path(__file__).parents[2] / "horizon_plugin_pytorch" / "asking.py"
+PACKAGE = Path(__file__).parents[2] / "horizon_plugin_pytorch"
+FILES = sorted(file.stem for file in (PACKAGE / "asking").glob("*.py"))  # all names, whichever file they are in
 
 TORCH = """
 import functools
@@ -173,10 +176,10 @@ def setup(folder: Path) -> tuple[Any, Any, Any]:
     (modules / "module.py").write_text(TORCH)
     (folder / "model.py").write_text(MODEL)
     (folder / "my_company_tools.py").write_text(TOOL)
-    (folder / "horizon_plugin_pytorch").mkdir()
-    (folder / "horizon_plugin_pytorch" / "asking.py").write_text(SOURCE.read_text())
+    shutil.copytree(PACKAGE / "asking", folder / "horizon_plugin_pytorch" / "asking")  # alone: the package needs torch
     sys.path.insert(0, str(folder))
-    asking = load("asking", folder / "horizon_plugin_pytorch" / "asking.py")
+    files = (importlib.import_module(f"horizon_plugin_pytorch.asking.{name}") for name in FILES)
+    asking = SimpleNamespace(**{name: value for file in files for name, value in vars(file).items()})
     return asking, load("model", folder / "model.py"), load("my_company_tools", folder / "my_company_tools.py")
 
 
@@ -328,4 +331,4 @@ if __name__ == "__main__":
         given = setup(Path(folder))
         for check in CHECKS:
             check(*given)
-    print(f"{len(CHECKS)} checks of asking.py on Python {sys.version.split()[0]}")
+    print(f"{len(CHECKS)} checks of asking/ on Python {sys.version.split()[0]}")

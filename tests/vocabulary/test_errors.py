@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from horizon_plugin_pytorch import errors
-from horizon_plugin_pytorch.errors import HorizonError, at, is_user_code, source_line
+from horizon_plugin_pytorch.asking.owners import is_user_code
+from horizon_plugin_pytorch.errors import HorizonError, at, source_line
 
 PACKAGE = os.path.dirname(errors.__file__)
 TORCH = os.path.dirname(torch.__file__)

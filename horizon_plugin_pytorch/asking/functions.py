@@ -1,0 +1,118 @@
+"""What a function is made of: who wrote it and where, the names in it, the classes that it compares."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from horizon_plugin_pytorch.asking.owners import is_user_code, line_of
+
+
+def is_user_function(function: Any) -> bool:
+    """True for a function that the user wrote; builtins have no code.
+
+    >>> is_user_function(len), is_user_function(is_user_function)
+    (False, False)
+    """
+    code = getattr(function, "__code__", None)
+    return code is not None and is_user_code(code.co_filename)
+
+
+def is_library_function(function: Any) -> bool:
+    """True for a function that torch, numpy or this package wrote in Python.
+
+    >>> is_library_function(len), is_library_function(is_library_function)
+    (False, True)
+    """
+    code = getattr(function, "__code__", None)
+    return code is not None and not is_user_code(code.co_filename)
+
+
+def definition_line(function: Any) -> str:
+    """The line at which a function is defined, as ``model.py:41``; empty for what has no code."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else line_of(code.co_filename, code.co_firstlineno)
+
+
+def code_of(function: Any) -> CodeType:
+    """What is the same for all runs of a function: `Running.code` has it."""
+    return function.__code__
+
+
+def file_and_name(code: CodeType) -> tuple[str, str]:
+    """Where the function with this code is written, and what it is called."""
+    return code.co_filename, code.co_name
+
+
+def names_in(function: FunctionType) -> set[str]:
+    """Attributes and globals that a function names, and strings that may be names of attributes.
+
+    >>> sorted(names_in(lambda self: getattr(self.body, "conv")))
+    ['body', 'conv', 'getattr']
+    """
+    return set(_names(function.__code__))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            yield constant
+
+
+def compared_classes(function: FunctionType) -> Iterator[tuple[str, Any, bool]]:
+    """Lines of a function that compare ``type(x)`` or ``x.__class__``, each with a class or its name.
+
+    The last of each says whether it is ``type(x)``.
+
+    >>> [found[1:] for found in compared_classes(lambda x: type(x) in (list, dict))]
+    [(<class 'list'>, True), (<class 'dict'>, True)]
+    >>> [found[1:] for found in compared_classes(lambda x: x.__class__.__name__ == "Tensor")]
+    [('Tensor', False)]
+    """
+    pending = [function.__code__]
+    while pending:
+        code = pending.pop()
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        if "type" not in code.co_names and "__class__" not in code.co_names:
+            continue
+        steps = [step for step in dis.get_instructions(code) if step.positions and step.positions.lineno]
+        for comparison in steps:
+            if comparison.opname in ("IS_OP", "COMPARE_OP", "CONTAINS_OP"):
+                inside = [step for step in steps if _is_inside(step, comparison)]
+                if any(_reads_class(step) for step in inside):
+                    line = line_of(code.co_filename, comparison.positions.lineno or 0)  # type: ignore[union-attr]
+                    is_type = any(step.argval == "type" for step in inside)
+                    yield from ((line, value, is_type) for value in _named_values(function, inside))
+
+
+def _reads_class(step: dis.Instruction) -> bool:
+    is_global = step.opname == "LOAD_GLOBAL" and step.argval == "type"
+    return is_global or (step.opname == "LOAD_ATTR" and step.argval == "__class__")
+
+
+def _is_inside(step: dis.Instruction, whole: dis.Instruction) -> bool:
+    a, b = tuple(step.positions or ()), tuple(whole.positions or ())
+    return None not in (*a, *b) and (a[0], a[2]) >= (b[0], b[2]) and (a[1], a[3]) <= (b[1], b[3])
+
+
+def _named_values(function: FunctionType, steps: Iterable[dis.Instruction]) -> Iterator[Any]:
+    """What the names in an expression stand for, with attributes: ``nn.Conv2d``."""
+    value: Any = None
+    builtin = vars(sys.modules["builtins"])
+    for step in [*steps, None]:
+        if step is not None and step.opname == "LOAD_ATTR":
+            value = getattr(value, step.argval, None) if isinstance(value, ModuleType) else None
+            continue
+        if isinstance(value, type) and value is not type:
+            yield value
+        if step is not None and step.opname == "LOAD_CONST" and isinstance(step.argval, str):
+            yield step.argval
+        value = None
+        if step is not None and step.opname == "LOAD_GLOBAL":
+            value = function.__globals__.get(step.argval, builtin.get(step.argval))
