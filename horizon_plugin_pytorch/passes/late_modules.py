@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.notes import hidden, note_of
 from horizon_plugin_pytorch.operators.table import Kind, row_of_module
+from horizon_plugin_pytorch.passes.batches import join_late_calls
 from horizon_plugin_pytorch.passes.checks import check_modules
 from horizon_plugin_pytorch.passes.inputs import fit_inputs
 from horizon_plugin_pytorch.passes.own_scales import OwnScales
@@ -185,6 +186,7 @@ class _OneCall:
         for quantizer in module.modules():
             if isinstance(quantizer, FakeQuantize) and like is not None:
                 _follow(quantizer, like)
+        join_late_calls(self.root, module)
         if is_converted:
             holder = nn.Module()
             holder.add_module(name, module)

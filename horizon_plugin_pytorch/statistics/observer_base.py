@@ -447,16 +447,17 @@ class ObserverBase(nn.Module):
 
     def _join_batch(self, smallest: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
         """The range of the batch so far; statistics go back to what they were before it."""
-        if self._batch is None:
-            self._batch = (self.min_val.clone(), self.max_val.clone(), smallest, largest)
+        batch = self._batch  # read once: another thread may begin one
+        if batch is None:
+            batch = (self.min_val.clone(), self.max_val.clone(), smallest, largest)
         else:
-            before_min, before_max, low, high = self._batch
+            before_min, before_max, low, high = batch
             self.min_val.copy_(before_min)
             self.max_val.copy_(before_max)
             self._has_range = False  # to be looked at again
-            joined = torch.minimum(low, smallest), torch.maximum(high, largest)
-            self._batch = (before_min, before_max, *joined)
-        return self._batch[2].clone(), self._batch[3].clone()
+            batch = (before_min, before_max, torch.minimum(low, smallest), torch.maximum(high, largest))
+        self._batch = batch
+        return batch[2].clone(), batch[3].clone()
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale and zero point (always 0). Without statistics the scale is 1; zeros count as the range from -1 to 1."""

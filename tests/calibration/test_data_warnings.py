@@ -143,6 +143,18 @@ def test_train_mode_without_gradients_is_told_once(method, state) -> None:
         assert not said(lambda: model(X))
 
 
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_the_check_of_prepare_runs_train_mode_without_a_word(method, tmp_path) -> None:
+    float_net = net(nn.Dropout(0.5))
+    float_net.for_training = nn.Conv2d(1, 1, 1)  # does not run: is it for training?
+    setter = default_calibration_qconfig_setter
+    found = []
+    assert not said(lambda: found.append(prepare(float_net, X, setter, method, out_dir=str(tmp_path))))
+    model = found[0].train()
+    with torch.no_grad():
+        assert any("train mode" in message for message in said(lambda: model(X)))
+
+
 @pytest.mark.parametrize("layer", [nn.Dropout(0.0), nn.BatchNorm2d(8), nn.Identity()])
 def test_a_model_that_does_the_same_in_train_mode_may_be_in_it(layer) -> None:
     model = prepared(net(layer) if not isinstance(layer, nn.BatchNorm2d) else folded())

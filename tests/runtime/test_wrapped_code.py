@@ -45,6 +45,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.qconfig import get_qconfig
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
+from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
 from horizon_plugin_pytorch.utils.check_model import check_qat_model
 from horizon_plugin_pytorch.utils.fx_helper import wrap
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
@@ -651,3 +652,50 @@ def test_the_check_and_explain_list_what_is_in_wrapped_code(tmp_path: Any) -> No
     name = next(n for n, _ in qat.named_modules() if "_generated_add" in n)
     assert name in text and "block.conv" in text and "conv" in text
     assert name in str(explain(qat))
+
+
+# -- lines that run several times
+
+
+def levels_of_functions(s: Any, x: Tensor) -> Tensor:
+    low, high = [F.interpolate(v * f, scale_factor=2.0, mode="bilinear") for v, f in ((x, 1.0), (x, 30.0))]
+    return low + high
+
+
+def levels_of_a_module(s: Any, x: Tensor) -> Tensor:
+    low, high = [s.conv(v) for v in (x, s.ff.mul(x, 30.0))]
+    return low + high
+
+
+def levels_of_a_functional(s: Any, x: Tensor) -> Tensor:
+    low, high = [s.ff.mul(v, v) for v in (x, s.ff2.mul(x, 6.0))]
+    return low + high
+
+
+@pytest.mark.parametrize("is_trained", [False, True], ids=["calibrated", "trained"])
+@pytest.mark.parametrize("code", [levels_of_functions, levels_of_a_module, levels_of_a_functional])
+def test_calls_of_one_line_in_a_loop_are_one_batch_of_a_loop_of_the_users(code: Code, is_trained: bool) -> None:
+    net = Single(code).eval()
+    if is_trained:  # every call is a batch where `prepare_qat_fx` trains, as the guides print it
+        setter = QconfigSetter(get_qconfig(), [ModuleNameTemplate({"": qint8})])
+        qat = prepare(net, X, setter, method=PrepareMethod.SYMBOLIC).eval()
+    else:
+        qat = prepare_qat_fx(net, {"": get_default_qconfig()})
+    set_fake_quantize(qat, FakeQuantState.QAT if is_trained else FakeQuantState.CALIBRATION)
+    for _ in range(5):
+        qat(X)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    near(net, qat, limit=0.04)
+    copied = copy.deepcopy(qat)
+    set_fake_quantize(copied, FakeQuantState.CALIBRATION)
+    copied(X * 0.01)  # a batch of its own, not the rest of the last one
+    assert any(m._batch is not None and m._batch[3].max() < 1 for m in copied.modules() if isinstance(m, ObserverBase))
+
+
+def test_threads_run_a_loop_that_is_met_for_the_first_time() -> None:
+    for _ in range(5):
+        qat = prepare_qat_fx(Single(CODE["loop"]).eval(), {"": qconfig()})
+        set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(qat, [X] * 16))
+        assert all(torch.equal(results[0], one) for one in results)

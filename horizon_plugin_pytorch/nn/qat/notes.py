@@ -39,7 +39,7 @@ class ModelNotes:
         if torch.is_grad_enabled():
             self._has_trained = self._has_trained or (stub.training and is_learning)
         elif stub.training:
-            if self.depends_on_mode:
+            if self.depends_on_mode and (quantizer.is_observing or quantizer.is_quantizing):  # not if it is looked at
                 self.say(
                     "train mode",
                     f"the model of `{stub.path}` is run without gradients in train mode: its batch norms take the "
