@@ -28,7 +28,7 @@ from horizon_plugin_pytorch.runtime.located import FusedAway
 from horizon_plugin_pytorch.watch.flow import TensorNotes
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
-from horizon_plugin_pytorch.watch.watch import Watch
+from horizon_plugin_pytorch.watch.watch import Consumer, Watch
 
 
 @dataclass(frozen=True)
@@ -282,6 +282,18 @@ class _Recorder:
         return Failure(error, path or "", error_line(error), last)
 
 
+@dataclass(frozen=True)
+class _Both:
+    """Two consumers of one run."""
+
+    one: Consumer
+    other: Consumer
+
+    def __call__(self, call: OperatorCall) -> None:
+        self.one(call)
+        self.other(call)
+
+
 def _run_in_training(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[set[str], Failure | None]:
     """The operators that run in training mode; those up to an error, if there is one: losses may want targets."""
     recorder = _Recorder(model)
@@ -300,6 +312,7 @@ def record_calls(
     example_inputs: Any,
     kwargs: dict[str, Any] | None = None,
     comparison: FloatComparison | None = None,
+    also: Consumer | None = None,
 ) -> Recording:
     """Run a model once in eval mode and give the calls of its operators; values are those of the float model.
 
@@ -310,6 +323,7 @@ def record_calls(
         example_inputs: the model's arguments, as `prepare` takes them.
         kwargs: keyword arguments of the model.
         comparison: is told of the run.
+        also: is told of each call in eval mode.
     """
     args, kwargs = arguments_of(model, example_inputs, kwargs)
     recorder = _Recorder(model)
@@ -320,7 +334,7 @@ def record_calls(
     with undisturbed(model):
         model.eval()
         set_fake_quantize(model, FakeQuantState._FLOAT)
-        with Watch(model, recorder) as watch:
+        with Watch(model, recorder if also is None else _Both(recorder, also)) as watch:
             try:
                 with comparison or nullcontext():
                     out = model(*fresh(args), **fresh(kwargs))

@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.analysis.report import CHECK_FAILED, render
 from horizon_plugin_pytorch.analysis.rows import ModelCheck, check_recording
 from horizon_plugin_pytorch.errors import CheckError
 from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.watch.watch import Consumer
 
 RESULT_FILE = "model_check_result.txt"
 
@@ -23,6 +24,7 @@ def inspect_model(
     out_dir: str | os.PathLike | None = None,
     kwargs: dict[str, Any] | None = None,
     comparison: FloatComparison | None = None,
+    also: Consumer | None = None,
 ) -> ModelCheck:
     """Run a prepared model, and give the rows of its check.
 
@@ -31,11 +33,12 @@ def inspect_model(
         out_dir: where to write the file; None does not write it.
         kwargs: keyword arguments of the model.
         comparison: with the float model; the run is for both.
+        also: is told of the calls of the run, too.
 
     Raises:
         CheckError: when the model fails; the file has what ran before, and says where it ended.
     """
-    recording = record_calls(model, example_inputs, kwargs, comparison)
+    recording = record_calls(model, example_inputs, kwargs, comparison, also)
     check = check_recording(recording)
     if out_dir is not None:
         write_atomically(render(check).encode(), os.path.join(out_dir, RESULT_FILE))

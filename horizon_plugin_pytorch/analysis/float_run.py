@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, at, warn
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.fake_quant.states import unrounded
 from horizon_plugin_pytorch.nested import tensors_of
-from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.call_site import CallSite
 from horizon_plugin_pytorch.runtime.dispatch import meeting
@@ -28,7 +22,7 @@ _TOLERANCE = 0.02  # of the norm; folding changes less by far, another path more
 class FloatComparison:
     """Says where a prepared model, run without any rounding on the example inputs, differs from the float model.
 
-    Whoever runs the prepared model in eval mode does so in this context, and then says what it gave; or `run` does it.
+    Whoever runs the prepared model in eval mode does so in this context, and then says what it gave.
 
     Args:
         prepared: the model.
@@ -41,7 +35,6 @@ class FloatComparison:
         self._met: set[CallSite] = set()
         self._meeting = ExitStack()
         self._error: BaseException | None = None
-        self.is_done = False
 
     def __enter__(self) -> FloatComparison:
         self._met = self._meeting.enter_context(meeting())
@@ -53,7 +46,6 @@ class FloatComparison:
 
     def conclude(self, out: Any) -> None:
         """The prepared model gave this, if it came to an end."""
-        self.is_done = True
         if self._error is not None:
             self._warn(f"it stops with: {str(self._error).rstrip('.')}")
             return
@@ -65,35 +57,12 @@ class FloatComparison:
         if distance > _TOLERANCE:
             self._warn(f"its outputs differ by {distance:.1%} although nothing is rounded{_HINT}")
 
-    @torch.no_grad()
-    def run(self, args: tuple, kwargs: dict[str, Any] | None) -> None:
-        """Run the prepared model on the inputs that the float model was recorded with, and compare."""
-        model, out, state = _copied(self._prepared).eval(), None, torch.get_rng_state()
-        try:
-            with suppress(Exception), unrounded(model), warnings.catch_warnings(), self:
-                warnings.simplefilter("ignore")
-                out = model(*args, **(kwargs or {}))
-        finally:
-            torch.set_rng_state(state)
-        self.conclude(out)
-
     def _warn(self, what: str) -> None:
         warn(
             f"`{type(self._prepared).__name__}`: the prepared model does not do what the float model does on the "
             f"example inputs: {what}.",
             QuantizationWarning,
         )
-
-
-def _copied(model: nn.Module) -> nn.Module:
-    """A copy that can run, and keep what it likes, without a trace in the model.
-
-    Fake quantizers are most of a model's objects, and a run that does not observe leaves them alone: they are shared,
-    and so are the notes.
-    """
-    kept = [m for m in model.modules() if isinstance(m, FakeQuantize)]
-    notes = [note_of(model, name) for name in ("graph", "choices")]
-    return copy.deepcopy(model, {id(one): one for one in (*kept, *notes) if one is not None})
 
 
 def _distance(wanted: list[Tensor], out: list[Tensor]) -> float:

@@ -262,6 +262,16 @@ def _built(
     return _written(program, input_names, output_names, opset)
 
 
+def require_written(program: Program) -> None:
+    """Write the operators of a program, and no file.
+
+    Raises:
+        ExportError: one of them has no ONNX form.
+    """
+    program = simplified(program, _FUSED)
+    _with_operators(program, [f"input_{index}" for index, _ in enumerate(program.placeholders)], [], OPSET)
+
+
 def _tell_unseen(model: nn.Module) -> None:
     """Look at weights that nobody has looked at; warn of activations of which no data were seen."""
     unseen = []
@@ -322,16 +332,21 @@ def write_program(program: Program, input_names: list[str] | None, output_names:
     return _written(program, input_names, output_names, OPSET)
 
 
-def _written(program: Program, input_names: list[str] | None, output_names: list[str] | None, opset: int) -> Any:
-    """The file of a program."""
-    inputs = port_names(program.input_paths, "input", input_names)
-    outputs = port_names(program.output_paths, "output", output_names, inputs)
+def _with_operators(program: Program, inputs: list[str], outputs: list[str], opset: int) -> _Exporter:
     exporter = _Exporter(program, opset, inputs + outputs)
     for name, node in zip(inputs, program.placeholders, strict=True):
         exporter.bind(node, exporter.graph.add_input(name, value_of(node).dtype, value_of(node).shape))
     for node in program.graph.nodes:
         if node.op == "call_function":
             exporter.add(node)
+    return exporter
+
+
+def _written(program: Program, input_names: list[str] | None, output_names: list[str] | None, opset: int) -> Any:
+    """The file of a program."""
+    inputs = port_names(program.input_paths, "input", input_names)
+    outputs = port_names(program.output_paths, "output", output_names, inputs)
+    exporter = _with_operators(program, inputs, outputs, opset)
     exporter.graph.scope = Scope()
     types: list[tuple[str, torch.dtype, Sequence[int]]] = []
     for name, node, value in zip(outputs, program.returned, program.results, strict=True):

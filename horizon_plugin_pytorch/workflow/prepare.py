@@ -10,6 +10,7 @@ from typing import Any
 import torch  # noqa: F401 - for the docstring's example
 from torch import nn
 
+from horizon_plugin_pytorch.analysis.calls import record_calls
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.analysis.float_run import FloatComparison
 from horizon_plugin_pytorch.capture.captured import Captured
@@ -18,6 +19,7 @@ from horizon_plugin_pytorch.capture.plain_model import copy_model, require_numbe
 from horizon_plugin_pytorch.capture.recording import record_runs
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning, warn
+from horizon_plugin_pytorch.export.unwritable import UnwritableCalls
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.passes.fuse_mode import FuseMode
@@ -145,10 +147,13 @@ def prepare(
                 own_scales,
                 HybridConfig(hybrid_dict, qconfig_setter) if hybrid else None,
             )
+        unwritable = UnwritableCalls(prepared)
         if out_dir is not None:
-            _write_results(prepared, out_dir, example_inputs, example_kw_inputs, comparison)
-        if comparison is not None and not comparison.is_done:
-            comparison.run(*own_tensors(example))
+            _write_results(prepared, out_dir, example_inputs, example_kw_inputs, comparison, unwritable)
+        elif example_inputs is not None or example_kw_inputs:
+            own_args, own_kwargs = own_tensors(arguments_of(prepared, example_inputs, example_kw_inputs))
+            record_calls(prepared, own_args, own_kwargs, comparison, unwritable)
+        unwritable.tell("prepare")
         return prepared
 
 
@@ -171,6 +176,7 @@ def _write_results(
     example_inputs: Any,
     kwargs: dict | None,
     comparison: FloatComparison | None,
+    unwritable: UnwritableCalls,
 ) -> None:
     """Write the graph and the check; the model is prepared whether or not they can be written."""
     try:
@@ -179,7 +185,7 @@ def _write_results(
             write_atomically(graph_text(graph).encode(), os.path.join(out_dir, GRAPH_FILE))
         if example_inputs is not None or kwargs:
             own_args, own_kwargs = own_tensors(arguments_of(prepared, example_inputs, kwargs))
-            inspect_model(prepared, own_args, out_dir, own_kwargs, comparison)
+            inspect_model(prepared, own_args, out_dir, own_kwargs, comparison, unwritable)
     except CheckError as error:
         warn(f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.", QuantizationWarning)
     except OSError as error:
