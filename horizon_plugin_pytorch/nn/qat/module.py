@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.fake_quant.rounding import round_to_grid
 from horizon_plugin_pytorch.nn.qat.notes import ModelNotes
-from horizon_plugin_pytorch.nn.quantized.module import require_float32
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, require_float32
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, exact_qtensor
 from horizon_plugin_pytorch.running import asked_in_forward
 from horizon_plugin_pytorch.runtime.located import PlacedModule
@@ -150,6 +150,8 @@ class QATModule(PlacedModule):
         self.require_settings()
         twin = self.quantized_class.from_qat(self)
         twin.stub_paths = {}  # this module's inputs went through the stubs already
+        if isinstance(twin, QuantizedModule):
+            twin.seal()
         return twin
 
     def _tell_unseen(self) -> None:

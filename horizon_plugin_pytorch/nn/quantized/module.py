@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.nn.quantized.plans import PlanCache
 from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
 from horizon_plugin_pytorch.running import asked_by_model, asked_in_forward
 from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.statistics.cache import Cache
 
 
 def require_float32(fn: Callable[[Tensor], Tensor], what: str) -> None:
@@ -73,11 +74,30 @@ class QuantizedModule(PlacedModule):
 
     scale: Tensor | None
     _was_told: bool = False
+    _planned_for: tuple[str, ...] | None = None  # the tensors that plans are made of; None while they are not all there
+    _sealed: PlanCache | None = None
     trained: frozenset[str] = frozenset()  # the parameters that wanted a gradient when they became numbers
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._plans = PlanCache()
+    @property
+    def _plans(self) -> PlanCache:
+        """The plans for the numbers that its tensors hold now, whoever wrote them."""
+        if self._sealed is not None:
+            return self._sealed
+        kept: Cache | None = self.__dict__.get("_kept")
+        if kept is None:
+            kept = self.__dict__["_kept"] = Cache()
+        buffers = self._buffers
+        found = [buffers.get(name) for name in (buffers if self._planned_for is None else self._planned_for)]
+        return kept.get(tuple([x for x in found if x is not None]), PlanCache)
+
+    def forget_plans(self) -> None:
+        """Drop all plans; they are made anew when needed."""
+        self.__dict__["_kept"] = Cache()
+
+    def seal(self) -> None:
+        """Nobody else knows its tensors, so nobody writes to them: its plans need not look."""
+        self._sealed = self._plans
+        self.forget_plans()
 
     @classmethod
     def from_qat(cls, mod: Any) -> Any:
@@ -87,6 +107,7 @@ class QuantizedModule(PlacedModule):
         self.is_accumulator = mod.is_accumulator
         self.set_output(mod.activation_post_process)
         self.configure(mod)
+        self._planned_for = tuple(self._buffers)
         self.trained = frozenset(name for name, x in mod._parameters.items() if x is not None and x.requires_grad)
         return self
 
@@ -205,7 +226,7 @@ class QuantizedModule(PlacedModule):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         require_float32(fn, f"`{type(self).__name__}` {self.place}")
-        self._plans = PlanCache()
+        self.forget_plans()
         return super()._apply(fn, recurse)
 
     @property
@@ -222,7 +243,7 @@ class QuantizedModule(PlacedModule):
         self, state_dict: dict, prefix: str, local_metadata: dict, strict: bool, missing: list, unexpected: list,
         errors: list,
     ) -> None:  # fmt: skip
-        self._plans = PlanCache()
+        self.forget_plans()
         other = self._other_format(state_dict, prefix, state_dict.pop(prefix + "quant_range", None))
         if other:  # numbers of another format mean something else: leave all as it is
             errors.append(f"{other}. Convert a model that was prepared with the formats of the checkpoint.")
