@@ -7,13 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.analysis.calls import record_calls
-from horizon_plugin_pytorch.analysis.float_run import FloatComparison
+from horizon_plugin_pytorch.analysis.calls import Recording, record_calls
 from horizon_plugin_pytorch.analysis.report import CHECK_FAILED, render
 from horizon_plugin_pytorch.analysis.rows import ModelCheck, check_recording
 from horizon_plugin_pytorch.errors import CheckError
 from horizon_plugin_pytorch.files import write_atomically
-from horizon_plugin_pytorch.watch.watch import Consumer
 
 RESULT_FILE = "model_check_result.txt"
 
@@ -23,8 +21,6 @@ def inspect_model(
     example_inputs: Any,
     out_dir: str | os.PathLike | None = None,
     kwargs: dict[str, Any] | None = None,
-    comparison: FloatComparison | None = None,
-    also: Consumer | None = None,
 ) -> ModelCheck:
     """Run a prepared model, and give the rows of its check.
 
@@ -32,13 +28,15 @@ def inspect_model(
         example_inputs: the model's arguments, as `prepare` takes them.
         out_dir: where to write the file; None does not write it.
         kwargs: keyword arguments of the model.
-        comparison: with the float model; the run is for both.
-        also: is told of the calls of the run, too.
 
     Raises:
         CheckError: when the model fails; the file has what ran before, and says where it ended.
     """
-    recording = record_calls(model, example_inputs, kwargs, comparison, also)
+    return inspect_recording(record_calls(model, example_inputs, kwargs), out_dir)
+
+
+def inspect_recording(recording: Recording, out_dir: str | os.PathLike | None = None) -> ModelCheck:
+    """The rows of the check of a model that has run; arguments and errors as those of `inspect_model`."""
     check = check_recording(recording)
     if out_dir is not None:
         write_atomically(render(check).encode(), os.path.join(out_dir, RESULT_FILE))

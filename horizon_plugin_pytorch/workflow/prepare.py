@@ -10,8 +10,8 @@ from typing import Any
 import torch  # noqa: F401 - for the docstring's example
 from torch import nn
 
-from horizon_plugin_pytorch.analysis.calls import record_calls
-from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
+from horizon_plugin_pytorch.analysis.calls import Recording, record_calls
+from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_recording
 from horizon_plugin_pytorch.analysis.float_run import FloatComparison
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.graph_text import graph_of, graph_text
@@ -147,13 +147,14 @@ def prepare(
                 own_scales,
                 HybridConfig(hybrid_dict, qconfig_setter) if hybrid else None,
             )
-        unwritable = UnwritableCalls(prepared)
-        if out_dir is not None:
-            _write_results(prepared, out_dir, example_inputs, example_kw_inputs, comparison, unwritable)
-        elif example_inputs is not None or example_kw_inputs:
+        recording = None
+        if example_inputs is not None or example_kw_inputs:
+            unwritable = UnwritableCalls(prepared)
             own_args, own_kwargs = own_tensors(arguments_of(prepared, example_inputs, example_kw_inputs))
-            record_calls(prepared, own_args, own_kwargs, comparison, unwritable)
-        unwritable.tell("prepare")
+            recording = record_calls(prepared, own_args, own_kwargs, comparison, unwritable)
+            unwritable.tell("prepare")
+        if out_dir is not None:
+            _write_results(prepared, out_dir, recording)
         return prepared
 
 
@@ -170,22 +171,14 @@ def _warn_surplus(model: nn.Module, example_inputs: Any) -> None:
         )
 
 
-def _write_results(
-    prepared: Any,
-    out_dir: str | os.PathLike,
-    example_inputs: Any,
-    kwargs: dict | None,
-    comparison: FloatComparison | None,
-    unwritable: UnwritableCalls,
-) -> None:
+def _write_results(prepared: Any, out_dir: str | os.PathLike, recording: Recording | None) -> None:
     """Write the graph and the check; the model is prepared whether or not they can be written."""
     try:
         graph = graph_of(prepared)
         if graph is not None:
             write_atomically(graph_text(graph).encode(), os.path.join(out_dir, GRAPH_FILE))
-        if example_inputs is not None or kwargs:
-            own_args, own_kwargs = own_tensors(arguments_of(prepared, example_inputs, kwargs))
-            inspect_model(prepared, own_args, out_dir, own_kwargs, comparison, unwritable)
+        if recording is not None:
+            inspect_recording(recording, out_dir)
     except CheckError as error:
         warn(f"prepare: {error} The model is prepared; `check_qat_model` repeats the check.", QuantizationWarning)
     except OSError as error:
