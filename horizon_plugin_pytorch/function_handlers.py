@@ -12,7 +12,8 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.asking.stack import is_recomputing, user_line
 from horizon_plugin_pytorch.asking.who import hooked_module
-from horizon_plugin_pytorch.errors import at
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
+from horizon_plugin_pytorch.running import current
 from horizon_plugin_pytorch.torch_functions import METADATA
 
 # Handlers are declared beside the operators, and those of casts and questions in `operators/casts.py`.
@@ -107,6 +108,17 @@ def unsupported(func: Callable) -> NotImplementedError:
         "If it belongs to post-processing, put a DeQuantStub before it. If it should run quantized, call it as a "
         "module or through FloatFunctional (eager mode), or check that the module which calls it has a qconfig; "
         "`prepare_qat_fx` replaces supported functions by itself."
+    )
+
+
+def taken_for_number(func: Callable) -> UnsupportedOperatorError:
+    """The error for a function that would read the memory of a QTensor, which has integers or nothing yet."""
+    run = current()
+    where = "" if run is None else f" {at(run.scope, user_line())}"
+    return UnsupportedOperatorError(
+        f"{described(func) if run is None else f'`{name_of(func)}`'}{where} takes a quantized tensor for a number, or "
+        "copies it without its scale. Compute with the tensor itself, as in `x * x.mean()`, copy it with `clone()`, or "
+        "give the function a number, as in `float(x.max())`, which an exported file cannot have."
     )
 
 

@@ -374,6 +374,12 @@ class QTensor(TensorWithScale):
         axis = f", per_channel_axis={self._axis}" if self._axis >= 0 else ""
         return f"QTensor({kind}={self._payload()!r}, scale={self._scale!r}, dtype={self._format}{axis})"
 
+    def __format__(self, spec: str) -> str:
+        """``f"{x.max():.2f}"`` spells the real number; a tensor with axes prints as what it is."""
+        if not spec or self.dim():
+            return super().__format__(spec)
+        return format((self.plain() if self._format == qbool else self.as_real()).item(), spec)
+
     def __deepcopy__(self, memo: dict) -> QTensor:
         out = self.like(self.plain().detach().clone(), None if self._grid is None else self._grid.clone())
         out._scale = self._scale.detach().clone()

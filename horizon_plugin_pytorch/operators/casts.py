@@ -10,7 +10,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.asking.stack import is_trace_check
 from horizon_plugin_pytorch.dtype import QuantDType, qbool
-from horizon_plugin_pytorch.function_handlers import described, handle, unsupported
+from horizon_plugin_pytorch.function_handlers import described, handle, taken_for_number, unsupported
 from horizon_plugin_pytorch.operators.scale_keeping import keep_scale
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import interceptor
@@ -122,6 +122,8 @@ def _filled(func: Callable, args: tuple, kwargs: dict) -> Tensor:
     """Ordinary numbers in the shape of a QTensor; they are constants, with no scale yet."""
     x = args[0] if args else kwargs["input"]
     kwargs = {k: v for k, v in kwargs.items() if k != "input"}
+    if any(isinstance(value, QTensor) for value in (*args[1:], *kwargs.values())):
+        raise taken_for_number(func)
     template = torch.empty((), dtype=torch.bool if x._format == qbool else torch.float32, device=x.device)
     return func(template.expand(x.shape), *args[1:], **kwargs)
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from horizon_plugin_pytorch.asking.stack import user_line
 from horizon_plugin_pytorch.errors import ExportError, at
+from horizon_plugin_pytorch.function_handlers import name_of
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program.builder import Builder
 from horizon_plugin_pytorch.program.memory import memory_of, operands, plain, written_arguments
@@ -32,7 +33,11 @@ _UNFILLED = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
 _ROUNDING = "horizon::fake_quantize"  # also of weights: their scales are to be seen
-_NUMBERS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})  # what reads them without an operator
+# What reads numbers without an operator, or inside a constructor, which shows none.
+_NUMBERS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__, Tensor.__dlpack__})
+_INTEGERS = frozenset({Tensor.__int__, Tensor.__index__, Tensor.__bool__})  # which float tensors are asked for, too
+_MAKERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new})
+_STACK = "Put tensors together with `torch.stack` or `torch.cat`."
 _SELECT = "Keep an axis and select with it, as in `x.index_select(1, i.reshape(1)).squeeze(1)`."
 
 
@@ -147,11 +152,11 @@ class ProgramRecorder(TorchDispatchMode):
                         "integer program. Call `convert_fx` (or `convert`) first."
                     ))  # fmt: skip
 
-    def see_numbers(self, x: Tensor, how: str) -> None:
+    def see_numbers(self, x: Tensor, how: str, remedy: str = _SELECT) -> None:
         """Note that numbers of a tensor are read."""
         if self._builder.is_data(x):
             self._builder.place = self._places.here()
-            self.refuse(how)
+            self.refuse(how, remedy)
         elif how in ("(`.numpy()`)", "(`.__array__()`)"):  # whoever has the array may write to it unseen
             self._builder.keep_constants(x)
 
@@ -164,8 +169,13 @@ class _Functions(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if args and func in _NUMBERS and isinstance(args[0], Tensor):
+        is_read = func in _NUMBERS or (func in _INTEGERS and not args[0].is_floating_point())
+        if is_read and isinstance(args[0], Tensor):
             self._recorder.see_numbers(args[0], f"(`.{func.__name__}()`)")
+        elif func in _MAKERS:
+            lists = [value for value in (*args, *(kwargs or {}).values()) if not isinstance(value, Tensor)]
+            for x in tensors_of(lists):
+                self._recorder.see_numbers(x, f"(`{name_of(func)}` of a list of tensors)", _STACK)
         if func is F.one_hot:
             return self._recorder.one_hot(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))

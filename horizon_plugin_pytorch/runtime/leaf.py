@@ -13,7 +13,8 @@ from torch import Tensor, fx, nn
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.running import EmptyIsZero, Run, current
+from horizon_plugin_pytorch.running import Run, current
+from horizon_plugin_pytorch.runtime.passed_by import CodeCalls
 from horizon_plugin_pytorch.runtime.real_tensor import unmarked
 
 
@@ -64,7 +65,7 @@ class LeafCode(nn.Module):
     def _in_scope(self, run: Run, args: tuple, kwargs: dict[str, Any]) -> Any:
         run.scopes.append(self.path)
         try:
-            with EmptyIsZero():
+            with CodeCalls():
                 return self.call(*args, **kwargs)
         finally:
             del run.scopes[len(run.scopes) - 1 - run.scopes[::-1].index(self.path) :]

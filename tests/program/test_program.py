@@ -485,6 +485,12 @@ READERS = {
     "tolist": lambda x: x * x.flatten().tolist()[0],
     "numpy": lambda x: x * float(x.detach().numpy().max()),
     "branch": lambda x: x if x.sum() > 1e9 else x + 1,
+    "tensor of tensors": lambda x: x * torch.tensor([x.max(), x.min()]).sum(),
+    "new tensor of tensors": lambda x: x * x.new_tensor([[x.max()], [x.min()]]).sum(),
+    "array of tensors": lambda x: x * torch.asarray((x.max(),)),
+    "class of tensors": lambda x: x * torch.Tensor([x.max(), 1.0]).sum(),
+    "class of integers": lambda x: x * torch.LongTensor([x.argmax()]),
+    "dlpack": lambda x: x * torch.from_dlpack(x.max()),
 }
 
 

@@ -560,6 +560,42 @@ def test_values_that_code_reads_are_real_and_cannot_be_exported(tmp_path: Any) -
         export_quantized_onnx(quantized, (X,), tmp_path / "model.onnx")
 
 
+PASSED_BY: dict[str, Code] = {
+    "torch.tensor": lambda s, x: x * torch.tensor(x.mean()),
+    "torch.asarray": lambda s, x: x * torch.asarray(x.mean(), copy=True),
+    "torch.Tensor.new_tensor": lambda s, x: x * s.shift.new_tensor(x.mean()),
+    "torch.full": lambda s, x: x + torch.full((8,), fill_value=x.max()),
+    "torch.full_like": lambda s, x: x + torch.full_like(x, x.max()),
+    "torch.add": lambda s, x: x + torch.add(s.shift, s.shift, alpha=x.max()),
+    "torch.arange": lambda s, x: x + torch.arange(0, x.max()).sum(),
+    "torch.nn.functional.leaky_relu": lambda s, x: x + F.leaky_relu(s.shift, x.max()),
+}
+
+
+@pytest.mark.parametrize("name", PASSED_BY)
+def test_a_tensor_that_torch_takes_for_a_number_is_refused_with_its_line(name: str) -> None:
+    code = PASSED_BY[name]
+    qat = prepare_qat_fx(Single(code).eval(), {"": qconfig()})
+    line = f"test_wrapped_code.py:{code.__code__.co_firstlineno}"
+    with pytest.raises(UnsupportedOperatorError, match=f"`{name}` at `_leaf_inner` .{line}. takes a quantized tensor"):
+        calibrate(qat, [X], progress=False)
+
+
+def test_a_tensor_stays_one_and_numbers_are_real_where_torch_makes_tensors() -> None:
+    said: list[str] = []
+
+    def code(s: Any, x: Tensor) -> Tensor:
+        said.append(f"{x.max():.1f}")
+        return torch.as_tensor(x) * torch.tensor([x.max(), float(x.mean())])[0] + torch.full((8,), x.max().item())
+
+    net = Single(code).eval()
+    qat = prepare_qat_fx(net, {"": qconfig()})
+    calibrate(qat, [X], progress=False)
+    near(net, qat)
+    assert torch.equal(convert_fx(qat)(X), qat(X))
+    assert set(said) == {f"{X.max():.1f}"}
+
+
 def test_weights_of_functions_are_loaded_once() -> None:
     net = Single(CODE["layer as a function"]).eval()
     first, second = (prepare_qat_fx(net, {"": qconfig()}) for _ in range(2))
