@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
 
 from horizon_plugin_pytorch.asking.owners import is_user_code
 from horizon_plugin_pytorch.asking.stack import levels_to_user
@@ -113,6 +116,28 @@ def at(path: str, line: str = "") -> str:
     """
     place = f"at `{path}`" if path else "in the top module"
     return f"{place} ({line})" if line else place
+
+
+def require_module(model: Any, who: str, wanted: str = "a model") -> None:
+    """Insist on a module, where users give files, classes and state dicts.
+
+    >>> require_module({}, "calibrate")
+    Traceback (most recent call last):
+    TypeError: calibrate takes a model (an `nn.Module`), got a dict: load a state dict into a model, and give that.
+    """
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type):
+        given = f"the class `{model.__name__}`: make a model of it, `{model.__name__}(...)`, and give that"
+    elif isinstance(model, (str, os.PathLike)):
+        given = f"{os.fspath(model)!r}: load the file, and give the model"
+    elif isinstance(model, Mapping):
+        given = f"a {type(model).__name__}: load a state dict into a model, and give that"
+    elif callable(model):
+        given = f"the function `{getattr(model, '__name__', type(model).__name__)}`: give the module that it belongs to"
+    else:
+        given = f"{'None' if model is None else f'a {type(model).__name__}'}"
+    raise TypeError(f"{who} takes {wanted} (an `nn.Module`), got {given}.")
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:

@@ -11,7 +11,7 @@ from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.analysis.report import message_table, messages_text
 from horizon_plugin_pytorch.analysis.rows import ModelCheck
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import CheckError, HorizonError
+from horizon_plugin_pytorch.errors import CheckError, HorizonError, require_module
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 
 __all__ = ["check_qat_model"]
@@ -60,6 +60,7 @@ def check_qat_model(
     >>> [row.count for row in check.called_times]
     [1, 1, 1]
     """
+    require_module(model, "check_qat_model")
     if not any(isinstance(m, QATModule) for m in model.modules()):
         raise HorizonError(
             f"check_qat_model: `{type(model).__name__}` has no QAT modules; it takes the result of prepare, before "

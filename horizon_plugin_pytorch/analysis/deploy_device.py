@@ -26,7 +26,7 @@ from horizon_plugin_pytorch.capture.region import (
 from horizon_plugin_pytorch.capture.sizes import is_fact, is_size
 from horizon_plugin_pytorch.capture.wrapped import wrapped_modules
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import CheckError, HorizonError, QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import CheckError, HorizonError, QuantizationWarning, require_module, warn
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.nested import fresh
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
@@ -104,6 +104,7 @@ def check_deploy_device(
     >>> devices["module.1"]
     ('CPU', 'module')
     """
+    require_module(model, "check_deploy_device")
     if not any(isinstance(m, (QATModule, QuantizedModule)) for m in model.modules()):
         raise HorizonError(
             f"check_deploy_device: `{type(model).__name__}` is a float model; it takes the result of `prepare`, "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.analysis.findings import UNBIND_ADVICE, Finding
 from horizon_plugin_pytorch.analysis.script_limits import script_findings
-from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, warn
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, require_module, warn
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
 from horizon_plugin_pytorch.nested import fresh
 from horizon_plugin_pytorch.nn.qat.half import Float16
@@ -224,6 +224,7 @@ def check_model(
     Every operator keeps the published formats and limits of bayes.
     0
     """
+    require_module(module, "check_model")
     is_script = isinstance(module, torch.jit.ScriptModule)
     if not is_script:
         _require_converted(module)

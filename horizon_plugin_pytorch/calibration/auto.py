@@ -25,7 +25,13 @@ from horizon_plugin_pytorch.calibration.batches import (
     unseen_lines,
 )
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
+from horizon_plugin_pytorch.errors import (
+    CalibrationError,
+    CalibrationWarning,
+    QuantizationConfigError,
+    require_module,
+    warn,
+)
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.nested import tensors_of
@@ -142,6 +148,7 @@ def auto_calibrate(
     >>> result.errors[result.kept] == min(result.errors.values())
     True
     """
+    require_module(calib_model, "auto_calibrate")
     quantizers = require_quantizers(calib_model, "auto_calibrate")
     candidates = _candidates(observer_list, percentile_list)
     data = take_batches(calib_model, batches, num_batches, batch_process_func, "auto_calibrate")

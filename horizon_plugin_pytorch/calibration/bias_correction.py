@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.calibration.layers import (
     error_of_calls,
     skipped_lines,
 )
-from horizon_plugin_pytorch.errors import CalibrationWarning, warn
+from horizon_plugin_pytorch.errors import CalibrationWarning, require_module, warn
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.tables import Table
 
@@ -91,6 +91,7 @@ def correct_bias(
     >>> row.after <= row.before
     True
     """
+    require_module(calib_model, "correct_bias")
     data = take_batches(calib_model, batches, None, batch_process_func, "correct_bias")
     walk = LayerWalk(calib_model, data, "correct_bias", "bias")
     before = walk.output_error()

@@ -12,7 +12,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.calibration.batches import Process, length_of, run_batch, stream_batches
-from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
+from horizon_plugin_pytorch.errors import (
+    CalibrationError,
+    CalibrationWarning,
+    QuantizationConfigError,
+    require_module,
+    warn,
+)
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 
@@ -44,6 +50,7 @@ def reestimate_bn(model: nn.Module, batches: Iterable[Any], batch_process_func: 
     >>> net[0].running_mean
     tensor([4.])
     """
+    require_module(model, "reestimate_bn")
     norms = {path: m for path, m in model.named_modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
     quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
     if not norms:

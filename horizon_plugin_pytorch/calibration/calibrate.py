@@ -35,6 +35,7 @@ from horizon_plugin_pytorch.errors import (
     OperatorInputError,
     QuantizationConfigError,
     listed,
+    require_module,
 )
 from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
@@ -128,6 +129,7 @@ def calibrate(
     >>> calibrate(net, [torch.ones(1, 1, 4, 4) * i for i in (1, 2, 3)]).steps
     3
     """
+    require_module(model, "calibrate")
     _check(data, steps, tolerance, patience, save_interval)
     if has_unmet_code(model):
         data = _rehearsed(forward, model, data)

@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.errors import (
     CalibrationWarning,
     QuantizationConfigError,
     TraceError,
+    require_module,
     warn,
 )
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
@@ -101,6 +102,7 @@ def equalize(model: nn.Module, batches: Iterable[Any], batch_process_func: Proce
     >>> len(equalize(net, [x]).pairs), torch.allclose(net(x), before, atol=1e-4)
     (1, True)
     """
+    require_module(model, "equalize")
     for path, module in model.named_modules():
         if isinstance(module, (QATModule, QuantizedModule, FakeQuantize)):
             raise QuantizationConfigError(

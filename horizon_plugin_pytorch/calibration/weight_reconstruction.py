@@ -21,7 +21,7 @@ from horizon_plugin_pytorch.calibration.layers import (
     skipped_lines,
 )
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, require_module
 from horizon_plugin_pytorch.fake_quant.rounding import grid_edges
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.tables import Table
@@ -160,6 +160,7 @@ def weight_reconstruction(
     >>> row.after <= row.before
     True
     """
+    require_module(calib_model, "weight_reconstruction")
     config = _Config.of(custom_config_dict)
     count = config.num_batches if isinstance(batches, DataLoader) else None
     data = take_batches(calib_model, batches, count, batch_process_func, "weight_reconstruction")

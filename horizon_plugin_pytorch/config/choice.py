@@ -10,6 +10,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.capture.leaves import is_leaf
 from horizon_plugin_pytorch.capture.region import module_at
+from horizon_plugin_pytorch.errors import require_module
 from horizon_plugin_pytorch.fake_quant.qconfig import spell, unasked
 from horizon_plugin_pytorch.notes import keep_notes, note_of  # noqa: F401 - for the docstring's example
 from horizon_plugin_pytorch.operators.table import row_named
@@ -167,6 +168,7 @@ def reason_of(model: nn.Module, path: str) -> str:
     >>> reason_of(net, "0")
     'int16: sensitivity table rank 3; was int8 from default; weight int8: default'
     """
+    require_module(model, "reason_of")
     steps = steps_of(model, path)
     told = [text for part in ("output", "weight", "input") if (text := _chain(steps, part))]
     return "; ".join(told + [step.rule for step in steps if str(step) == step.rule])

@@ -6,6 +6,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.config.choice import steps_of
 from horizon_plugin_pytorch.doors import show_at
+from horizon_plugin_pytorch.errors import require_module
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 
@@ -32,6 +33,7 @@ def explain(model: nn.Module, name: str | None = None) -> dict[str, tuple[str, .
         output float32: high-precision output (int32)
         before: output qint8, weight qint8: default_qat_qconfig_setter
     """
+    require_module(model, "explain")
     choices = note_of(model, "choices")
     if choices is None:
         raise TypeError(

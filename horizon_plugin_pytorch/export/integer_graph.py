@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.errors import ExportError, require_module
 from horizon_plugin_pytorch.export.names import port_names
 from horizon_plugin_pytorch.export.onnx_export import write_program
 from horizon_plugin_pytorch.files import write_atomically
@@ -31,8 +31,7 @@ def program_of_model(module: Any, example_inputs: Any, who: str) -> Program:
         is_list = isinstance(example_inputs, (tuple, list))
         program = record_program(ScriptSteps(module), tuple(example_inputs) if is_list else (example_inputs,))
         return replace(program, name=module.original_name)
-    if not isinstance(module, nn.Module):
-        raise ExportError(f"{who} takes a converted model or a TorchScript module, got {type(module).__name__}.")
+    require_module(module, who, "a converted model or a TorchScript module")
     kinds = [m for m in module.modules() if isinstance(m, (QATModule, QuantizedModule))]
     if not kinds or any(isinstance(m, QATModule) for m in kinds):
         raise ExportError(f"{who}: `{type(module).__name__}` is not converted; call `convert_fx` or `convert` first.")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, require_module, warn
 from horizon_plugin_pytorch.export.onnx_export import build_onnx
 from horizon_plugin_pytorch.files import write_atomically
 
@@ -79,6 +79,7 @@ def export_to_onnx(
     >>> [node.op_type for node in proto.graph.node][:5]
     ['QuantizeLinear', 'DequantizeLinear', 'DequantizeLinear', 'Conv', 'QuantizeLinear']
     """
+    require_module(model, "export_to_onnx")
     _tell_ignored("export_to_onnx", export_params, training, keep_initializers_as_inputs, custom_opsets)
     found = build_onnx(model, args, input_names, output_names, opset_version, True, dynamic_axes)
     return _saved(found, f, verbose)
@@ -129,6 +130,7 @@ def export_quantized_onnx(
     >>> proto.graph.input[0].name
     'image'
     """
+    require_module(model, "export_quantized_onnx")
     _tell_ignored("export_quantized_onnx", export_params, training, keep_initializers_as_inputs, custom_opsets)
     found = build_onnx(model, args, input_names, output_names, opset_version, False, dynamic_axes)
     return _saved(found, f, verbose)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.errors import ExportError, require_module
 from horizon_plugin_pytorch.export.script_files import quiet, require_script
 from horizon_plugin_pytorch.export.second_opinion import values_in_onnx_runtime
 from horizon_plugin_pytorch.files import write_atomically
@@ -72,6 +72,7 @@ def script_profile(
     Raises:
         ExportError: the model is not converted, cannot be traced, or has an operator without ONNX form.
     """
+    require_module(model, "script_profile")
     _check_march(march)
     args = positional_arguments(model, example_inputs) if not isinstance(model, torch.jit.ScriptModule) else None
     args = _arguments(example_inputs) if args is None else args

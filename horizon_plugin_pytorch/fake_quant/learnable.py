@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, listed, warn
+from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, listed, require_module, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.rounding import grid_edges, inside, on_grid, round_to_grid
 from horizon_plugin_pytorch.fake_quant.route import is_written
@@ -316,6 +316,7 @@ def parameter_groups(model: nn.Module, lr: float, scale_lr: float = 1e-3, **opti
     >>> [(len(group["params"]), group["lr"]) for group in parameter_groups(model, lr=0.1)]
     [(2, 0.1), (1, 7.8125e-06)]
     """
+    require_module(model, "parameter_groups")
     named = {n: m for n, m in model.named_modules() if isinstance(m, LearnableFakeQuantize) and m.scale.requires_grad}
     trained = list(named.values())
     sizes = [_smallest_scale(quantizer) for quantizer in trained if quantizer.has_statistics]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.doors import show_at
+from horizon_plugin_pytorch.errors import require_module
 from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
 from horizon_plugin_pytorch.fake_quant.fake_quantize import SWITCHES, FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.statistics.clipping import tell_clipped
@@ -48,6 +49,7 @@ def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
 
     >>> set_fake_quantize(FakeQuantize(), FakeQuantState.VALIDATION)
     """
+    require_module(model, "set_fake_quantize")
     if not isinstance(state, FakeQuantState):
         names = ", ".join(f"FakeQuantState.{s.name}" for s in FakeQuantState)
         raise TypeError(f"set_fake_quantize: state must be one of {names}, got {state!r}.")
@@ -102,6 +104,7 @@ def get_fake_quantize(model: nn.Module) -> FakeQuantState | None:
     >>> get_fake_quantize(quantizer).name
     'VALIDATION'
     """
+    require_module(model, "get_fake_quantize")
     quantizers = [module for module in model.modules() if isinstance(module, FakeQuantize)]
     learning = [module for module in quantizers if not module.is_fixed] or quantizers
     found = {(module._flag("observer_enabled"), module._flag("fake_quant_enabled")) for module in learning}
@@ -120,6 +123,7 @@ def freeze_qat_module(model: nn.Module) -> None:
     >>> backbone.is_observing, backbone.training
     (False, False)
     """
+    require_module(model, "freeze_qat_module")
     model.eval().requires_grad_(False)
     set_fake_quantize(model, FakeQuantState.VALIDATION)
 

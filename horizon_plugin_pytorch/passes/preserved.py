@@ -9,7 +9,7 @@ import torch  # noqa: F401 - for the docstring's example
 from torch import nn
 
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, listed, require_module, warn
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.runtime.located import FUSED_INTO, PRESERVED, left_of_layer
@@ -80,8 +80,7 @@ def set_preserve_qat_mode(
 
 
 def _check(model: Any, prefixes: tuple, types: tuple) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"set_preserve_qat_mode takes a model, got {type(model).__name__}.")
+    require_module(model, "set_preserve_qat_mode")
     if any(isinstance(module, QuantizedModule) for module in model.modules()):
         raise TypeError(
             f"set_preserve_qat_mode takes a float or a prepared model, and `{type(model).__name__}` is converted "

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import CalibrationWarning, CheckpointError, QuantizationWarning, listed, warn
+from horizon_plugin_pytorch.errors import (
+    CalibrationWarning,
+    CheckpointError,
+    QuantizationWarning,
+    listed,
+    require_module,
+    warn,
+)
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, LoadedScale
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.notes import hidden
@@ -399,6 +406,7 @@ def load_calib_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) ->
     >>> bool(load_calib_state_dict(model, calibrated.state_dict())), float(model[0].scale)
     (False, 0.5)
     """
+    require_module(model, "load_calib_state_dict")
     if not isinstance(state_dict, Mapping):
         hint = "call its `state_dict()`" if isinstance(state_dict, nn.Module) else "give the dictionary of tensors"
         if isinstance(state_dict, (str, os.PathLike)):

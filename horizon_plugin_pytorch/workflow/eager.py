@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER, GraphView, Mod
 from horizon_plugin_pytorch.config.resolve import resolve_qconfigs
 from horizon_plugin_pytorch.config.setters import apply_setters
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, listed, require_module, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.march import March, require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -95,6 +95,7 @@ def prepare_qat(
     >>> type(prepare_qat(net).module)
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
+    require_module(model, "prepare_qat")
     march = require_march("prepare_qat")
     _warn_mapping(mapping, "prepare_qat", get_qat_module_mappings(), model)
     model = unwrapped(model, "prepare_qat")
@@ -269,6 +270,8 @@ def load_observer_params(src_model: nn.Module, dst_model: nn.Module) -> list[str
     >>> round(float(dst.scale) * 32767.5 / 127.5, 4)
     0.5
     """
+    require_module(src_model, "load_observer_params")
+    require_module(dst_model, "load_observer_params")
     source = {path: m for path, m in src_model.named_modules() if isinstance(m, FakeQuantize)}
     targets = {path: m for path, m in dst_model.named_modules() if isinstance(m, FakeQuantize)}
     calls = _calls_joined_in(src_model, source, targets)

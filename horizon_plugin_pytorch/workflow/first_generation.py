@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from horizon_plugin_pytorch.errors import require_module
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantState
 from horizon_plugin_pytorch.fake_quant.qconfig import default_calib_8bit_fake_quant_qconfig
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
@@ -15,6 +16,7 @@ from horizon_plugin_pytorch.workflow.symbolic import prepare_qat_fx
 
 def prepare_calibration(model: nn.Module, inplace: bool = False) -> nn.Module:
     """`prepare_qat` with the model left in eval mode and in the CALIBRATION state."""
+    require_module(model, "prepare_calibration")
     return _calibrating(prepare_qat(model, inplace=inplace))
 
 
@@ -34,6 +36,7 @@ def prepare_calibration_fx(
     >>> prepare_calibration_fx(QuantWrapper(nn.Conv2d(1, 2, 1))).quant.activation_post_process.is_quantizing
     False
     """
+    require_module(model, "prepare_calibration_fx")
     chosen = {"": default_calib_8bit_fake_quant_qconfig} if qconfig_dict is None else qconfig_dict
     return _calibrating(prepare_qat_fx(model, chosen, prepare_custom_config_dict, optimize_graph, hybrid, hybrid_dict))
 

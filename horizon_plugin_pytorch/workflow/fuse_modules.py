@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import FusionError
+from horizon_plugin_pytorch.errors import FusionError, require_module
 from horizon_plugin_pytorch.nn.intrinsic import Entry, FusedModule
 from horizon_plugin_pytorch.passes.fusion_rules import FusionRule, fuse, rule_for
 from horizon_plugin_pytorch.passes.successors import keep_attributes, replace_references
@@ -104,6 +104,7 @@ def fuse_modules(
     >>> type(fuse_modules(net, ["0", "1", "2"])[0]).__name__
     'ConvReLU2d'
     """
+    require_module(model, "fuse_modules")
     if not inplace:
         model = copy.deepcopy(model)
     groups = _groups(modules_to_fuse)
@@ -147,6 +148,7 @@ def fuse_conv_shared_modules(
     >>> [type(m).__name__ for m in fused.children()]
     ['Identity', 'Conv2d', 'Conv2d']
     """
+    require_module(model, "fuse_conv_shared_modules")
     if not inplace:
         model = copy.deepcopy(model)
     groups = _groups(modules_to_fuse)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning, require_module, warn
 from horizon_plugin_pytorch.export.integer_graph import IntegerGraph, integer_graph, program_of_model
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.states import get_fake_quantize
@@ -65,6 +65,7 @@ def export(
     >>> torch.equal(out, qat(data))
     True
     """
+    require_module(model, "export")
     if not native_pytree:
         warn("hbdk4.export: native_pytree=False changes nothing, structures are kept.", QuantizationWarning)
     if any(isinstance(module, QATModule) for module in model.modules()):
@@ -83,6 +84,7 @@ def pre_export(model: nn.Module, inplace: bool = False) -> nn.Module:
     Raises:
         ExportError: the model is float, in training mode, or in another state.
     """
+    require_module(model, "pre_export")
     _require_ready(model, "hbdk4.pre_export")
     return model if inplace else copy.deepcopy(model)
 

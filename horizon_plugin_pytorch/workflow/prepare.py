@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.capture.graph_text import graph_of, graph_text
 from horizon_plugin_pytorch.capture.plain_model import copy_model, require_numbers, unwrapped
 from horizon_plugin_pytorch.capture.recording import record_runs
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning, require_module, warn
 from horizon_plugin_pytorch.export.unwritable import UnwritableCalls
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import require_march
@@ -91,6 +91,7 @@ def prepare(
     >>> type(net).__name__, type(net.module).__name__
     ('QuantWrapper', 'Conv2d')
     """
+    require_module(model, "prepare")
     try:
         method = PrepareMethod(method)
     except ValueError:

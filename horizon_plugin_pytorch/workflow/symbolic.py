@@ -12,7 +12,7 @@ from horizon_plugin_pytorch.capture.plain_model import copy_model, unwrapped
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer
 from horizon_plugin_pytorch.capture.tracing import trace
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, require_module, warn
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -71,6 +71,7 @@ def fuse_fx(
     >>> type(fuse_fx(nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())).get_submodule("0")).__name__
     'ConvReLU2d'
     """
+    require_module(model, "fuse_fx")
     model = unwrapped(model, "fuse_fx")
     copied = as_written(copy_model(model, "fuse_fx"))
     graph_module = GraphModuleWithAttr(copied, trace(copied), type(model).__name__)
@@ -123,6 +124,7 @@ def prepare_qat_fx(
     >>> type(net.module)
     <class 'horizon_plugin_pytorch.nn.qat.conv2d.Conv2d'>
     """
+    require_module(model, "prepare_qat_fx")
     _check_opset(opset_version)
     is_tied = optimize_graph and is_effective(require_march("prepare_qat_fx"), "prepare_qat_fx")
     example = None if example_inputs is None else arguments_of(model, example_inputs)
@@ -264,8 +266,7 @@ def convert_fx(
 
 def converted(model: nn.Module, who: str, inplace: bool, remove_qconfig: bool, fast_mode: bool) -> Any:
     """The integer form of a prepared model, however it was prepared."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{who} takes a prepared model, got {type(model).__name__}.")
+    require_module(model, who, "a prepared model")
     for name, value in (("inplace", inplace), ("remove_qconfig", remove_qconfig), ("fast_mode", fast_mode)):
         if not isinstance(value, bool):
             raise TypeError(f"{who}: {name} is True or False, got {value!r}.")
