@@ -59,6 +59,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.calibration
 	$(BIN)/python -m benchmarks.operators
 	$(BIN)/python -m benchmarks.watching
+	$(BIN)/python -m benchmarks.onnx_files
 
 accuracy: .venv/.dev
 	$(BIN)/python -m benchmarks.accuracy

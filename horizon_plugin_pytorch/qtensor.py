@@ -273,7 +273,7 @@ class QTensor(TensorWithScale):
         return self._scaled(self.plain())
 
     def _scaled(self, grid: Tensor) -> Tensor:
-        return torch.mul(grid, _broadcast(self._scale, self._axis, grid.dim()))
+        return _real(grid, self._scale, self._axis)
 
     def as_subclass(self, cls: Any) -> Any:
         """As torch has it; a forward of the user's that asks for an ordinary tensor gets one of real values."""
@@ -524,7 +524,7 @@ def exact_qtensor(integers: QTensor, scale: Tensor) -> QTensor:
     """A training-stage QTensor of known integers. Its real values are computed when something asks for them."""
     grid = integers.plain()
     is_deferred = not is_recorded()  # who records does not see the values that fill a tensor later
-    values = _placeholder(grid) if is_deferred else torch.mul(grid, _broadcast(scale, integers._axis, grid.dim()))
+    values = _placeholder(grid) if is_deferred else _real(grid, scale, integers._axis)
     out = real_qtensor(values, scale, integers._format, integers._axis, grid)
     out._is_deferred, out._range = is_deferred, integers._range
     return out
@@ -557,6 +557,11 @@ def _rebuild(data: Tensor, scale: Tensor, dtype: QuantDType, state: dict[str, An
     for name, value in state.items():
         setattr(out, name, value)
     return out.requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+def _real(grid: Tensor, scale: Tensor, axis: int) -> Tensor:
+    """The real values of integers; rounding leaves zeros of either sign, and each of them is +0 here."""
+    return torch.mul(grid, _broadcast(scale, axis, grid.dim())).add_(0.0)
 
 
 def _broadcast(scale: Tensor, axis: int, dim: int) -> Tensor:

@@ -252,7 +252,15 @@ def relu(g: OnnxGraph, site: Site, x: str) -> str:
 
 @lowers("clamp", "clamp_", "hardtanh", "hardtanh_")
 def clamp(g: OnnxGraph, site: Site, x: str, low: float | None = None, high: float | None = None) -> str:
-    if low == 0 and site.input_dtype == site.outputs[0].dtype == torch.float32:
+    is_float = site.input_dtype == site.outputs[0].dtype == torch.float32
+    if (
+        is_float
+        and isinstance(low, (int, float))
+        and isinstance(high, (int, float))
+        and -math.inf < low <= high < math.inf
+    ):
+        return g.clip(x, low, high)  # which ONNX Runtime makes part of a convolution
+    if is_float and low == 0:
         x = g.node("Relu", x)
     elif low is not None and low != -math.inf:
         x = g.node("Max", x, _number(g, site, low))
@@ -392,7 +400,10 @@ def _binary(operator: str, dtype: torch.dtype | None = None) -> AtenLowering:
         common = dtype or _common_type(site, [a, b])
         if common == torch.bool and operator == "Mul":
             return g.node("And", a, b)
+        is_zero = any(not isinstance(v, str) and v == 0 for v in (a, b))
         a, b = _in_type(g, site, [a, b], common)
+        if operator == "Add" and is_zero and common.is_floating_point:
+            return g.node("Sum", a, b)  # which makes -0 +0; an optimizer takes such an `Add` for nothing
         return g.node(operator, a, b if alpha == 1 else g.node("Mul", b, g.constant(alpha, common)))
 
     return lower

@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.export import (
     onnx_fake_quantize,  # noqa: F401 - registers its lowerings
     onnx_float,  # noqa: F401 - registers its lowerings
     onnx_float_layers,  # noqa: F401 - registers its lowerings
+    onnx_layers,  # noqa: F401 - registers its lowerings
     onnx_normalization,  # noqa: F401 - registers its lowerings
     onnx_reduction,  # noqa: F401 - registers its lowerings
     onnx_sampling,  # noqa: F401 - registers its lowerings

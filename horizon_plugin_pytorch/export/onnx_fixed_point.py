@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
-from horizon_plugin_pytorch.fixed_point.accumulator import AccumulatorPlan, Cut, Geometry, cut_layer
 from horizon_plugin_pytorch.fixed_point.dynamic import SMALLEST_SCALE, Blocks
 from horizon_plugin_pytorch.fixed_point.elementwise import along
 from horizon_plugin_pytorch.fixed_point.library import unflatten
@@ -70,6 +68,8 @@ def round_half_up(g: OnnxGraph, x: str, low: float, high: float, dtype: torch.dt
 
 @lowers("quantize", data="x")
 def quantize(g: OnnxGraph, site: Site, x: str, scale: Tensor, axis: int, low: int, high: int) -> str:
+    if g.has_bytes and (low, high) == (-128, 127) and scale.numel() == 1:  # the operator divides, rounds and saturates
+        return g.quantized(x, scale)
     steps = g.node("Div", x, g.constant(along(scale, axis, site.rank), hint="scale"))
     steps = g.node("Where", g.node("IsNaN", steps), g.scalar(0.0, torch.float32), steps)
     return g.clip(g.node("Round", steps), low, high)
@@ -77,7 +77,8 @@ def quantize(g: OnnxGraph, site: Site, x: str, scale: Tensor, axis: int, low: in
 
 @lowers("dequantize")
 def dequantize(g: OnnxGraph, site: Site, q: str, scale: Tensor, axis: int) -> str:
-    return g.node("Mul", q, g.constant(along(scale, axis, site.rank), hint="scale"))
+    out = g.node("Mul", q, g.constant(along(scale, axis, site.rank), hint="scale"))
+    return out if g.is_from_bytes(q) else g.without_sign_of_zero(out)
 
 
 @lowers("requantize")
@@ -145,102 +146,6 @@ def split_digits(g: OnnxGraph, x: str, count: int) -> list[str]:
     return [g.node("Sub", x, g.node("Mul", high, g.scalar(256.0, torch.float32))), high]
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """What the pieces of a layer are made with: its product, and where its channels are."""
-
-    product: Callable[[str, Tensor, Tensor | None], str]
-    weight_axis: int
-    input_axis: int
-    groups: int
-    spread: tuple[int, ...]
-
-
-def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> str:
-    """As `fixed_point.accumulator`: the exact sum of the layer's pieces."""
-    cut, dtype = _cut(plan, layer), plan.factor.dtype
-    is_wide = dtype == torch.float64
-    bias = plan.bias
-    if len(cut.weights) == 1 and cut.input_digits == 1:
-        acc = g.node("Round", layer.product(x, cut.weights[0], None if is_wide else bias))
-        if not is_wide:
-            return acc
-        acc = g.cast(acc, torch.float64)  # the bias may not fit beside the products in float32
-        return acc if bias is None else g.node("Add", acc, g.constant(bias.reshape(layer.spread), dtype, "bias"))
-    sizes = [w.shape[layer.weight_axis] for w in cut.weights[:: cut.weight_digits]]
-    slices = [x] * cut.parts
-    if layer.groups == 1 and cut.parts > 1:
-        slices = g.node("Split", x, g.constant(sizes, torch.int64, "split"), outputs=cut.parts, axis=layer.input_axis)
-    total = None
-    for index, piece in enumerate(slices):
-        kernels = cut.weights[index * cut.weight_digits : (index + 1) * cut.weight_digits]
-        for i, digit in enumerate(split_digits(g, piece, cut.input_digits)):
-            for j, kernel in enumerate(kernels):
-                term = g.node("Round", layer.product(digit, kernel, None))
-                if is_wide:
-                    term = g.cast(term, torch.float64)
-                if i + j:
-                    term = g.node("Mul", term, g.scalar(256.0 ** (i + j), dtype))
-                total = term if total is None else g.node("Add", total, term)
-    assert total is not None
-    if bias is not None:
-        total = g.node("Add", total, g.constant(bias.reshape(layer.spread), dtype, "bias"))
-    return total
-
-
-def _finish(g: OnnxGraph, acc: str, residual: str | None, plan: AccumulatorPlan, layer: _Layer) -> str:
-    factor, dtype = plan.factor.reshape(layer.spread), plan.factor.dtype
-    if residual is not None and plan.residual_factor is not None:
-        if dtype == torch.float64:
-            residual = g.cast(residual, dtype)
-        term = g.node("Mul", residual, g.constant(plan.residual_factor.reshape(layer.spread), dtype, "residual_factor"))
-        acc = g.node("Add", acc, g.node("Floor", g.node("Add", term, g.scalar(0.5, dtype))))
-    if plan.limit:
-        acc = g.clip(acc, -plan.limit - 1, plan.limit, dtype)
-    if plan.is_real:
-        out = g.node("Mul", acc, g.constant(factor, hint="scale"))
-        return out if dtype == torch.float32 else g.cast(out, torch.float32)
-    return rescale(g, acc, dtype, factor, plan.low, plan.high)
-
-
-def _cut(plan: AccumulatorPlan, layer: _Layer) -> Cut:
-    """The layer's pieces, also where torch runs it whole in float64."""
-    if plan.parts == 0:
-        raise ExportError(
-            "a layer whose sums over one input channel can pass 2**24 has no float32 form for ONNX Runtime; use a "
-            "smaller kernel, or int8 instead of int16."
-        )
-    if plan.weights[0].dtype != torch.float64:
-        return Cut(plan.input_digits, len(plan.weights) // plan.parts, plan.parts, plan.weights)
-    weight = plan.weights[0].float()
-    digits = 2 if float(weight.abs().max()) > 128 else 1
-    return cut_layer(weight, plan.input_digits, digits, plan.parts, layer.weight_axis, layer.groups)
-
-
-@lowers("conv", data="x residual")
-def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any) -> str:
-    plan, geometry = unflatten(constants, AccumulatorPlan, Geometry)
-
-    def product(a: str, w: Tensor, b: Tensor | None) -> str:
-        bias = None if b is None else g.constant(b, hint="bias")
-        return g.conv(a, g.compact(w.float()), bias, geometry)
-
-    layer = _Layer(product, geometry.input_axis, 1, geometry.groups, geometry.spread)
-    return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
-
-
-@lowers("linear", data="x residual")
-def linear(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any) -> str:
-    (plan,) = unflatten(constants, AccumulatorPlan)
-
-    def product(a: str, w: Tensor, b: Tensor | None) -> str:
-        out = g.node("MatMul", a, g.compact(w.float().T.contiguous()))
-        return out if b is None else g.node("Add", out, g.constant(b, hint="bias"))
-
-    layer = _Layer(product, 1, site.rank - 1, 1, (-1,))
-    return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
-
-
 @lowers("dynamic_linear", data="x")
 def dynamic_linear(
     g: OnnxGraph, site: Site, x: str, weight: Tensor, scale: Tensor, bias: Tensor | None, *constants: Any
@@ -266,6 +171,7 @@ def dynamic_linear(
         total = term if total is None else g.node("Add", total, term)
     assert total is not None
     out = g.node("Mul", total, g.constant(scale, hint="scale"))
+    out = g.without_sign_of_zero(out)
     return out if bias is None else g.node("Add", out, g.constant(bias, hint="bias"))
 
 
@@ -279,7 +185,7 @@ def matmul(
     dtype = torch.float64 if is_double else torch.float32
     if is_real:
         out = g.node("Mul", acc, g.constant(factor, dtype, "scale"))
-        return out if dtype == torch.float32 else g.cast(out, torch.float32)
+        return g.without_sign_of_zero(out if dtype == torch.float32 else g.cast(out, torch.float32))
     return rescale(g, acc, dtype, factor, low, high)
 
 

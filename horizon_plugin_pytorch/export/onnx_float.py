@@ -248,11 +248,12 @@ def batch_norm(
         dims = [d for d in range(site.rank) if d != 1]
         deviation = _deviation(g, x, dims)
         out = _normalized(g, deviation, g.axes("ReduceMean", g.node("Mul", deviation, deviation), dims, True), eps)
-    else:
-        assert mean is not None and variance is not None
-        shape = [1, -1, *[1] * (site.rank - 2)]
-        out = _normalized(g, g.node("Sub", x, g.reshape(mean, shape)), g.reshape(variance, shape), eps)
-    return [_affine(g, site, out, weight, bias), None, None]
+        return [_affine(g, site, out, weight, bias), None, None]
+    assert mean is not None and variance is not None
+    channels = [site.input_shape[1]]
+    weight = g.constant(torch.ones(channels, dtype=site.input_dtype)) if weight is None else weight
+    bias = g.constant(torch.zeros(channels, dtype=site.input_dtype)) if bias is None else bias
+    return [g.node("BatchNormalization", x, weight, bias, mean, variance, epsilon=float(eps)), None, None]
 
 
 @lowers("grid_sampler_2d")

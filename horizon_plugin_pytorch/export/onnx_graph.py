@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.fixed_point.accumulator import Geometry
 from horizon_plugin_pytorch.program.note import Value
 
 OPSET, FIRST_OPSET, LAST_OPSET = 17, 11, 21
+_BYTE_ZERO = 128  # the zero point of bytes that stand for -128 to 127
 _LARGE = 1 << 16  # numbers: larger constants are not kept for being asked for again
 _LONG = 1 << 12  # entries: shorter tables are stored as they are
 _LISTS = {"Unsqueeze": "axes", "Squeeze": "axes", "ReduceSum": "axes", "Split": "split"}  # inputs since opset 13
@@ -99,6 +100,8 @@ class OnnxGraph:
         self._numbers: dict[tuple[str, torch.dtype | None], str] = {}
         self._casts: dict[tuple[str, torch.dtype], str] = {}
         self._lists: dict[str, list[int]] = {}  # the numbers of constants that older opsets have as attributes
+        self._from_bytes: set[str] = set()
+        self._bytes: dict[str, tuple[str, int]] = {}  # float32 values that exist as bytes too, and their zero points
         self._known: dict[tuple[int, Any], tuple[Tensor, str]] = {}  # by identity; the tensors stay alive
 
     def fresh(self, hint: str) -> str:
@@ -243,6 +246,57 @@ class OnnxGraph:
         is_padded = producer is not None and producer.op_type == "Pad"
         return self.node("Max", x, self.scalar(-np.inf, torch.float32)) if is_padded else x
 
+    def without_sign_of_zero(self, x: str) -> str:
+        """The same number with +0 for -0; ONNX Runtime takes an `Add` of zero for nothing and drops it."""
+        return self.node("Sum", x, self.scalar(0.0, torch.float32))
+
+    @property
+    def has_bytes(self) -> bool:
+        """Can bytes be clamped? Before opset 12 they cannot."""
+        return self.opset >= 12
+
+    def bytes_of(self, x: str, is_negative: bool) -> tuple[str, int]:
+        """Integers of a float32 value, -128 to 127, as unsigned bytes, and their zero point.
+
+        Args:
+            is_negative: can they be negative? If not, the zero point is 0, and no byte is above 127.
+        """
+        if x not in self._bytes:
+            zero = _BYTE_ZERO if is_negative else 0
+            one, middle = self.scalar(1.0, torch.float32), self.constant(zero, torch.uint8, "zero_point")
+            self._bytes[x] = (self.node("QuantizeLinear", x, one, middle), zero)
+        return self._bytes[x]
+
+    def quantized(self, x: str, scale: Tensor) -> str:
+        """Real numbers divided by a scale, rounded half to even and limited to -128 and 127; NaN is 0."""
+        zero = self.constant(_BYTE_ZERO, torch.uint8, "zero_point")
+        number = self.constant(scale.reshape(()), torch.float32, "scale")
+        integers = self.node("QuantizeLinear", x, number, zero)
+        return self.from_bytes(self.node("Where", self.node("IsNaN", x), zero, integers), _BYTE_ZERO)
+
+    def rounded_bytes(self, x: str, low: int, high: int) -> str:
+        """Real numbers rounded half to even and limited to a part of -128 to 127, by way of bytes."""
+        zero = _BYTE_ZERO if low < 0 else 0
+        one, middle = self.scalar(1.0, torch.float32), self.constant(zero, torch.uint8, "zero_point")
+        return self.from_bytes(self.limited_bytes(self.node("QuantizeLinear", x, one, middle), zero, low, high), zero)
+
+    def limited_bytes(self, x: str, zero: int, low: int, high: int) -> str:
+        """Clamp bytes to what stands for these integers."""
+        ends = (low + zero, high + zero)
+        return x if ends == (0, 255) else self.node("Clip", x, *(self.constant(end, torch.uint8) for end in ends))
+
+    def from_bytes(self, x: str, zero: int) -> str:
+        """The integers of bytes as a float32 value; it is not written if all that read it take bytes."""
+        one, middle = self.scalar(1.0, torch.float32), self.constant(zero, torch.uint8, "zero_point")
+        name = self.node("DequantizeLinear", x, one, middle)
+        self._bytes[name] = (x, zero)
+        self._from_bytes.add(name)
+        return name
+
+    def is_from_bytes(self, x: str) -> bool:
+        """Was the value made of bytes? Then its zeros are +0."""
+        return x in self._from_bytes
+
     def where(self, condition: str, a: str, b: str, dtype: torch.dtype) -> str:
         """One value or the other; ONNX Runtime has no kernel that chooses between booleans, so they are bytes then."""
         if dtype != torch.bool:
@@ -287,6 +341,17 @@ class OnnxGraph:
         out = self.node("Pad", out, pads, self.scalar(0.0, torch.float32))
         return out if bias is None else self.node("Add", out, self.reshape(bias, [1, *geometry.spread]))
 
+    def _drop_unread(self, wanted: set[str]) -> None:
+        """Leave out what nothing reads, such as the float32 form of values that are read as bytes."""
+        read = set(wanted)
+        kept = []
+        for node in reversed(self._nodes):
+            if any(x.name in read for x in node.outputs):
+                kept.append(node)
+                read.update(x.name for x in node.inputs if x is not None)
+        self._nodes = kept[::-1]
+        self._initializers = [value for value in self._initializers if value.name in read]
+
     def _of_open_shape(self) -> set[str]:
         """Values whose shapes may depend on numbers: positions that `NonZero` finds, and what comes of them."""
         found: set[str] = set()
@@ -308,6 +373,7 @@ class OnnxGraph:
 
         from horizon_plugin_pytorch._version import __version__
 
+        self._drop_unread({output for output, _, _ in outputs})
         open_names = self._of_open_shape()
         for output, dtype, shape in outputs:
             value, sizes = self._values[output], [None] * len(shape) if output in open_names else list(shape)

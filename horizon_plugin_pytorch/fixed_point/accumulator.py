@@ -400,7 +400,7 @@ def _run(product: Product, x: Tensor, residual: Tensor | None, plan: Accumulator
                 acc.add_(plan.bias.reshape(layout.spread))
         if residual is not None and residual_factor is not None:
             acc = _added(acc, _residual_term(residual, residual_factor))
-        return acc.mul_(factor) if plan.is_real else rescale_(acc, factor, plan.low, plan.high)
+        return acc.mul_(factor).add_(0.0) if plan.is_real else rescale_(acc, factor, plan.low, plan.high)
 
     if x.dim() == 1:
         return _run(product, x.unsqueeze(0), None if residual is None else residual.unsqueeze(0), plan, layout)[0]
@@ -496,7 +496,7 @@ class _WideFinish:
         if self.limit:
             acc.clamp_(-self.limit - 1, self.limit)
         if self.is_real:
-            return acc.mul_(self.factor)
+            return acc.mul_(self.factor).add_(0.0)  # zero has no sign
         return self.rounded(acc.mul_(self.factor).add_(0.5))
 
     def in_blocks(self, pieces: list[_Piece]) -> Tensor:
@@ -576,7 +576,9 @@ def matmul(a: Tensor, b: Tensor, factor: Tensor, is_double: bool, low: int, high
     """``acc = a @ b``, requantized or as real numbers; `is_double` where the sum can pass 2**24."""
 
     def finish(acc: Tensor) -> Tensor:
-        return acc.mul_(factor.reshape([1] * acc.dim())).float() if is_real else rescale_(acc, factor, low, high)
+        return (
+            acc.mul_(factor.reshape([1] * acc.dim())).add_(0.0).float() if is_real else rescale_(acc, factor, low, high)
+        )
 
     if a.device.type != "cpu":
         acc = torch.matmul(a.double(), b.double()).round_()

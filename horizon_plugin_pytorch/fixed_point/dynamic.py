@@ -63,5 +63,5 @@ def dynamic_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None
         term = F.linear(integers.to(weight.dtype), columns).float().mul_(step)
         out = term if out is None else out.add_(term)
     assert out is not None
-    out.mul_(scale)
+    out.mul_(scale).add_(0.0)  # zero has no sign
     return out if bias is None else out.add_(bias)

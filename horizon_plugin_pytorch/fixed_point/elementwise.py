@@ -37,8 +37,8 @@ def quantize(x: Tensor, scale: Tensor, axis: int, low: int, high: int) -> Tensor
 
 @operator("dequantize(Tensor q, Tensor scale, int axis) -> Tensor")
 def dequantize(q: Tensor, scale: Tensor, axis: int) -> Tensor:
-    """``q * scale`` in float32."""
-    return torch.mul(q, along(scale, axis, q.dim()))
+    """``q * scale`` in float32; the zero of an integer has no sign, and becomes +0."""
+    return torch.mul(q, along(scale, axis, q.dim())).add_(0.0)
 
 
 @operator("requantize(Tensor q, Tensor factor, int axis, int low, int high) -> Tensor")

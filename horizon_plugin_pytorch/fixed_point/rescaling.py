@@ -104,6 +104,29 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
     return wide
 
 
+def is_exact_in_float32(factor: Tensor, low: int, high: int, reach: float) -> bool:
+    """Does ``clamp(round(float32(acc) * float32(factor)))`` give the definition for every ``|acc| <= reach``?
+
+    A sum beyond 2**24 is rounded when it becomes a float32 number. Rounding is monotone, so that is harmless where the
+    output is saturated there.
+
+    >>> is_exact_in_float32(torch.tensor([0.3]), -128, 127, 1e9), is_exact_in_float32(torch.tensor([0.5]), -128, 127, 9)
+    (True, False)
+    """
+    mantissa, exponent = torch.frexp(factor.detach().double().reshape(-1))
+    multiplier = torch.ldexp(mantissa, torch.tensor(24.0, dtype=torch.float64)).long()
+    shift = 24 - exponent.long()
+    is_written = bool((_value(multiplier, shift) == factor.double().reshape(-1)).all())
+    if not is_written or high - low > _MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
+        return False
+    last_step = (max(abs(low), abs(high)) + 1) / float(factor.min())
+    if reach >= EXACT_FLOAT32 and last_step >= EXACT_FLOAT32:
+        return False
+    limit = torch.full_like(multiplier, EXACT_FLOAT32 - 1)
+    parts = zip(*(t.split(_AT_ONCE) for t in (multiplier, shift, limit)), strict=True)
+    return all(bool(_is_proved(m, n, low, high, most).all()) for m, n, most in parts)
+
+
 def rescale_(acc: Tensor, factor: Tensor, low: float, high: float) -> Tensor:
     """Requantize an accumulator, reusing its memory where the route allows; float32 result."""
     if acc.dim() == 0:

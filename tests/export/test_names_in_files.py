@@ -57,10 +57,15 @@ class Net(nn.Module):
 def test_nodes_and_values_carry_module_paths_and_lines(method: PrepareMethod, tmp_path: Path) -> None:
     file, _ = exported(Net(), X, method=method, f=tmp_path / "m.onnx")
     nodes = {node.name: node for node in file.graph.node}
-    for name in ("layers/0/conv/Conv", "layers/1/conv/Conv", "quant/Round", "layers/0/act/Gather"):
+    for name in (
+        "layers/0/conv/QLinearConv",
+        "layers/1/conv/QLinearConv",
+        "quant/QuantizeLinear",
+        "layers/0/act/Gather",
+    ):
         assert list(nodes[name].output) == [name]
-    scopes = ast.literal_eval(nodes["layers/1/conv/Conv"].metadata_props[0].value)
-    assert nodes["layers/1/conv/Conv"].metadata_props[0].key == "pkg.torch.onnx.name_scopes"
+    scopes = ast.literal_eval(nodes["layers/1/conv/QLinearConv"].metadata_props[0].value)
+    assert nodes["layers/1/conv/QLinearConv"].metadata_props[0].key == "pkg.torch.onnx.name_scopes"
     assert scopes == ["", "layers", "layers.1", "layers.1.conv", "layers_1_conv_conv"]
     product = next(node for node in file.graph.node if node.name.startswith("layers/0/_generated_mul"))
     line = Block.forward.__code__.co_firstlineno + 1

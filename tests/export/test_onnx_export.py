@@ -80,7 +80,14 @@ def test_only_standard_operators(name: str, tmp_path: Any) -> None:
     assert not file.functions and {node.domain for node in file.graph.node} == {""}
     for node in file.graph.node:
         onnx.defs.get_schema(node.op_type, 17, "")  # raises for an unknown one
-    assert not {n.op_type for n in file.graph.node} & {"QLinearConv", "ConvInteger", "MatMulInteger", "QLinearMatMul"}
+    assert not {n.op_type for n in file.graph.node} & {"ConvInteger", "MatMulInteger", "QLinearMatMul"}
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in file.graph.initializer}
+    for node in (n for n in file.graph.node if n.op_type == "QLinearConv"):
+        _, scale, zero, weight, _, weight_zero, out_scale, out_zero = node.input[:8]
+        assert constants[scale] == constants[out_scale] == 1  # so that the weight's scale is the whole factor
+        # Pairs of products of an unsigned and a signed byte saturate in 16 bits, unless the unsigned one is below 128.
+        assert constants[weight].dtype == ("int8" if constants[zero] == 0 else "uint8")
+        assert constants[weight_zero] == constants[zero] and constants[out_zero] in (0, 128)
 
 
 def test_default_names_and_types(tmp_path: Any) -> None:
@@ -161,7 +168,7 @@ def test_weights_are_stored_as_integers(tmp_path: Any) -> None:
     export_quantized_onnx(model, inputs, tmp_path / "m.onnx")
     weights = sum(b.numel() for k, b in model.state_dict().items() if k.endswith(".weight"))
     kinds = {t.data_type for t in onnx.load(tmp_path / "m.onnx").graph.initializer if len(t.dims) == 4}
-    assert kinds == {onnx.TensorProto.INT8}
+    assert kinds <= {onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
     assert os.path.getsize(tmp_path / "m.onnx") < weights + 30_000
 
 

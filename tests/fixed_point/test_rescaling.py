@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from horizon_plugin_pytorch.fixed_point import EXACT_FLOAT32, choose_factor, multiplier_and_shift, rescale_
+from horizon_plugin_pytorch.fixed_point.rescaling import is_exact_in_float32
 from tests.fixed_point import reference
 from tests.strategies import ratios
 
@@ -194,3 +195,25 @@ def test_far_powers_of_two_survive_any_default_dtype() -> None:
         assert wide_factor(torch.tensor([2.0**-200], dtype=torch.float64)).item() == 2.0**-200
     finally:
         torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("limits", RANGES.values(), ids=RANGES.keys())
+def test_a_float32_product_that_is_called_exact_is_the_definition(limits: tuple[int, int]) -> None:
+    """Around every step, and beyond 2**24, where an int32 sum is rounded when it becomes a float32 number."""
+    generator = torch.Generator().manual_seed(4)
+    found = []
+    for ratio in [0.5, 0.25, 3 / 8, 2.0**-17, 1e-5, *torch.rand(40, generator=generator, dtype=torch.float64).tolist()]:
+        for factor in (wide_factor(torch.tensor([ratio])), choose_factor(torch.tensor([ratio]), *limits).double()):
+            reach = float(1 << 30)
+            found.append(is_exact_in_float32(factor, *limits, reach))
+            if not found[-1]:
+                continue
+            multiplier, shift = as_integers(float(factor))
+            steps = [math.ceil(((2 * k - 1) << (shift - 1)) / multiplier) for k in range(limits[0] - 1, limits[1] + 3)]
+            near = {t + d for t in steps for d in (-2, -1, 0, 1)} | {1 << 24, (1 << 24) + 1, (1 << 30) - 1}
+            acc = torch.tensor(sorted(a for v in near for a in (v, -v) if abs(a) <= reach), dtype=torch.int32)
+            got = torch.round(acc.float() * factor.float()).clamp(*limits)
+            reference.equal(got, reference.requantize(reference.whole(acc), float(factor), *limits))
+    assert any(found)
+    if limits != RANGES["empty"]:
+        assert not all(found)

@@ -79,7 +79,8 @@ def _batch(items: Sequence[Any], seed: int, size: float) -> list[Tensor]:
     return found
 
 
-def _session(file: bytes, level: str, threads: int) -> ort.InferenceSession:
+def open_session(file: bytes, level: str, threads: int) -> ort.InferenceSession:
+    """ONNX Runtime at an optimisation level."""
     options = ort.SessionOptions()
     options.graph_optimization_level = LEVELS[level]
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -100,7 +101,7 @@ def differences(items: Sequence[Any], dtype: str) -> list[Difference]:
     found = []
     for level in LEVELS:
         for threads in THREADS:
-            session = _session(file, level, threads)
+            session = open_session(file, level, threads)
             for batch, wanted in batches:
                 feed = {i.name: batch[_index(i.name)].numpy() for i in session.get_inputs()}
                 given = iter(session.run(None, feed))

@@ -1,0 +1,225 @@
+"""Convolutions and linear layers as standard ONNX operators.
+
+A layer takes the cheapest form that gives its integers whatever the runtime makes of it:
+
+* int8 to int8: ``QLinearConv`` with scales of 1 and a weight scale that is the factor;
+* float32 sums of integers, cut as `fixed_point.accumulator` cuts them;
+* a float64 product of matrices, where digits would be needed: ONNX Runtime has no convolution in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.export.onnx_fixed_point import lowers, rescale, split_digits
+from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
+from horizon_plugin_pytorch.fixed_point.accumulator import INT32_MAX, AccumulatorPlan, Cut, Geometry, cut_layer
+from horizon_plugin_pytorch.fixed_point.library import unflatten
+from horizon_plugin_pytorch.fixed_point.rescaling import is_exact_in_float32
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What the pieces of a layer are made with: its product with a weight, and where its channels are.
+
+    Args:
+        product: of a value and a weight, which is given by the name that `stored` gives it; and a bias.
+        stored: puts a weight into the file, in its own type.
+        is_matrix: the product is one of matrices, which exists in float64 too.
+    """
+
+    product: Callable[[str, str, Tensor | None], str]
+    stored: Callable[[Tensor], str]
+    weight_axis: int
+    input_axis: int
+    groups: int
+    spread: tuple[int, ...]
+    is_matrix: bool = False
+
+
+@lowers("conv", data="x residual")
+def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any) -> str:
+    plan, geometry = unflatten(constants, AccumulatorPlan, Geometry)
+    if g.has_bytes and residual is None and _is_of_bytes(site, plan, geometry):
+        return _conv_of_bytes(g, site, x, plan, geometry)
+    if _is_pointwise(site, residual, plan, geometry):
+        return _pointwise(g, site, x, residual, plan, geometry)
+
+    def product(a: str, w: str, b: Tensor | None) -> str:
+        return g.conv(a, w, None if b is None else g.constant(b, hint="bias"), geometry)
+
+    layer = _Layer(product, g.compact, geometry.input_axis, 1, geometry.groups, geometry.spread)
+    return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
+
+
+@lowers("linear", data="x residual")
+def linear(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any) -> str:
+    (plan,) = unflatten(constants, AccumulatorPlan)
+
+    def product(a: str, w: str, b: Tensor | None) -> str:
+        out = g.node("MatMul", a, w)
+        return out if b is None else g.node("Add", out, g.constant(b, hint="bias"))
+
+    def stored(w: Tensor) -> str:
+        return g.compact(w.T.contiguous())
+
+    layer = _Layer(product, stored, 1, site.rank - 1, 1, (-1,), True)
+    return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
+
+
+def _is_pointwise(site: Site, residual: str | None, plan: AccumulatorPlan, geometry: Geometry) -> bool:
+    """Is it a product of matrices, one for each image?"""
+    is_one = all(size == 1 for size in plan.weights[0].shape[2:]) and not any(geometry.padding)
+    is_shaped = residual is None or list(site.inputs[1].shape) == site.output_shape
+    return is_one and is_shaped and geometry.groups == 1 and not geometry.is_transposed
+
+
+def _pointwise(
+    g: OnnxGraph, site: Site, x: str, residual: str | None, plan: AccumulatorPlan, geometry: Geometry
+) -> str:
+    """A convolution of 1x1 kernels as a product of matrices, for which ONNX Runtime needs no other layout."""
+    batch, outputs, *places = site.output_shape
+    if any(step > 1 for step in geometry.stride):
+        axes = list(range(2, site.rank))
+        bounds = ([0] * len(axes), site.input_shape[2:], axes, list(geometry.stride))
+        x = g.node("Slice", x, *(g.constant(v, torch.int64, "slice") for v in bounds))
+    x = g.reshape(x, [batch, site.input_shape[1], math.prod(places)])
+    if residual is not None:
+        residual = g.reshape(residual, [batch, outputs, math.prod(places)])
+
+    def product(a: str, w: str, b: Tensor | None) -> str:
+        out = g.node("MatMul", w, a)
+        return out if b is None else g.node("Add", out, g.constant(b.reshape(-1, 1), hint="bias"))
+
+    layer = _Layer(product, lambda w: g.compact(w.flatten(1)), 1, 1, 1, (-1, 1), True)
+    return g.reshape(_finish(g, _accumulate(g, x, plan, layer), residual, plan, layer), site.output_shape)
+
+
+def _is_of_bytes(site: Site, plan: AccumulatorPlan, geometry: Geometry) -> bool:
+    """Can the layer be a convolution of bytes, whose sum is an int32 and is scaled by one float32 product?"""
+    source = site.inputs[0].quantization
+    if source is None or source.dtype.storage != torch.int8 or geometry.is_transposed or plan.worst_case > INT32_MAX:
+        return False
+    if plan.is_real or plan.low < -128 or plan.high > 127 or len(plan.weights) != plan.parts:
+        return False
+    is_byte = all(w.numel() and int(w.min()) >= -128 and int(w.max()) <= 127 for w in plan.weights)
+    return is_byte and is_exact_in_float32(plan.factor, plan.low, plan.high, plan.worst_case)
+
+
+def _conv_of_bytes(g: OnnxGraph, site: Site, x: str, plan: AccumulatorPlan, geometry: Geometry) -> str:
+    """``QLinearConv`` with scales of 1 and a weight scale that is the factor: the kernel computes the definition.
+
+    On processors without instructions for it, kernels of unsigned inputs and signed weights add pairs of products in 16
+    bits. Inputs up to 127 cannot saturate these; with others, weights are unsigned too, for which kernels are slower.
+    """
+    parts = plan.weights
+    weight = torch.cat(parts, geometry.input_axis) if geometry.groups == 1 else torch.stack(parts).sum(0)
+    given = site.inputs[0].quantization
+    source, source_zero = g.bytes_of(x, given is None or given.range is None or given.range[0] < 0)
+    kernel_zero = 128 if source_zero else 0
+    kernel_type = torch.uint8 if source_zero else torch.int8
+    zero = 0 if plan.low >= 0 else 128
+    factor = plan.factor.float().reshape(-1).expand(len(weight)).contiguous()
+    one = g.scalar(1.0, torch.float32)
+    operands = [
+        source, one, g.constant(source_zero, torch.uint8, "zero_point"),
+        g.constant(weight + kernel_zero, kernel_type, "weight"), g.constant(factor, hint="factor"),
+        g.constant(kernel_zero, kernel_type, "zero_point"), one, g.constant(zero, torch.uint8, "zero_point"),
+    ]  # fmt: skip
+    if plan.bias is not None:
+        operands.append(g.constant(plan.bias.reshape(-1).expand(len(weight)).contiguous(), torch.int32, "bias"))
+    out = g.node(
+        "QLinearConv", *operands, strides=list(geometry.stride), pads=list(geometry.padding) * 2,
+        dilations=list(geometry.dilation), group=geometry.groups,
+    )  # fmt: skip
+    return g.from_bytes(g.limited_bytes(out, zero, plan.low, plan.high), zero)
+
+
+def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> str:
+    """As `fixed_point.accumulator`: the exact sum of the layer's pieces; in float64 without the bias.
+
+    A `Round` keeps ONNX Runtime from folding what follows a float32 sum into the weights; a `Cast` does so as well.
+    """
+    dtype = plan.factor.dtype
+    is_wide = dtype == torch.float64
+    if is_wide and layer.is_matrix and plan.weights[0].dtype == torch.float64:
+        return layer.product(g.cast(x, dtype), layer.stored(plan.weights[0]), None)
+    cut = _cut(plan, layer)
+
+    def term(a: str, w: Tensor, bias: Tensor | None = None) -> str:
+        out = layer.product(a, layer.stored(w.float()), bias)
+        return g.cast(out, dtype) if is_wide else g.node("Round", out)
+
+    if len(cut.weights) == 1 and cut.input_digits == 1:
+        return term(x, cut.weights[0], None if is_wide else plan.bias)
+    sizes = [w.shape[layer.weight_axis] for w in cut.weights[:: cut.weight_digits]]
+    slices = [x] * cut.parts
+    if layer.groups == 1 and cut.parts > 1:
+        slices = g.node("Split", x, g.constant(sizes, torch.int64, "split"), outputs=cut.parts, axis=layer.input_axis)
+    total = None
+    for index, piece in enumerate(slices):
+        kernels = cut.weights[index * cut.weight_digits : (index + 1) * cut.weight_digits]
+        for i, digit in enumerate(split_digits(g, piece, cut.input_digits)):
+            for j, kernel in enumerate(kernels):
+                part = term(digit, kernel)
+                if i + j:
+                    part = g.node("Mul", part, g.scalar(256.0 ** (i + j), dtype))
+                total = part if total is None else g.node("Add", total, part)
+    assert total is not None
+    if plan.bias is None or is_wide:
+        return total
+    return g.node("Add", total, g.constant(plan.bias.reshape(layer.spread), dtype, "bias"))
+
+
+def _finish(g: OnnxGraph, acc: str, residual: str | None, plan: AccumulatorPlan, layer: _Layer) -> str:
+    factor, dtype = plan.factor.reshape(layer.spread), plan.factor.dtype
+    bias = None if plan.bias is None else plan.bias.reshape(layer.spread)
+    if dtype == torch.float64:
+        if residual is None and plan.worst_case <= INT32_MAX and not plan.is_real:
+            offset = torch.full_like(factor, 0.5) if bias is None else bias * factor + 0.5  # exact, as in torch
+            scaled = g.node("Mul", acc, g.constant(factor, hint="factor"))
+            return _cut_off(g, g.node("Add", scaled, g.constant(offset, hint="offset")), plan)
+        if bias is not None:
+            acc = g.node("Add", acc, g.constant(bias, dtype, "bias"))
+    if residual is not None and plan.residual_factor is not None:
+        if dtype == torch.float64:
+            residual = g.cast(residual, dtype)
+        term = g.node("Mul", residual, g.constant(plan.residual_factor.reshape(layer.spread), dtype, "residual_factor"))
+        acc = g.node("Add", acc, g.node("Floor", g.node("Add", term, g.scalar(0.5, dtype))))
+    if plan.limit:
+        acc = g.clip(acc, -plan.limit - 1, plan.limit, dtype)
+    if plan.is_real:
+        out = g.node("Mul", acc, g.constant(factor, hint="scale"))
+        return g.without_sign_of_zero(out if dtype == torch.float32 else g.cast(out, torch.float32))
+    if dtype == torch.float64:
+        scaled = g.node("Mul", acc, g.constant(factor, hint="factor"))
+        return _cut_off(g, g.node("Add", scaled, g.scalar(0.5, dtype)), plan)
+    if g.has_bytes and residual is not None and plan.low >= -128 and plan.high <= 127:  # other layers take bytes
+        return g.rounded_bytes(g.node("Mul", acc, g.constant(factor, hint="factor")), plan.low, plan.high)
+    return rescale(g, acc, dtype, factor, plan.low, plan.high)
+
+
+def _cut_off(g: OnnxGraph, scaled: str, plan: AccumulatorPlan) -> str:
+    """What is left of a half is cut off; beyond 2**24 float32 rounds, but that is beyond every range too."""
+    return g.clip(g.cast(g.node("Floor", scaled), torch.float32), plan.low, plan.high)
+
+
+def _cut(plan: AccumulatorPlan, layer: _Layer) -> Cut:
+    """The layer's pieces, also where torch runs it whole in float64."""
+    if plan.parts == 0:
+        raise ExportError(
+            "a layer whose sums over one input channel can pass 2**24 has no float32 form for ONNX Runtime; use a "
+            "smaller kernel, or int8 instead of int16."
+        )
+    if plan.weights[0].dtype != torch.float64:
+        return Cut(plan.input_digits, len(plan.weights) // plan.parts, plan.parts, plan.weights)
+    weight = plan.weights[0].float()
+    digits = 2 if float(weight.abs().max()) > 128 else 1
+    return cut_layer(weight, plan.input_digits, digits, plan.parts, layer.weight_axis, layer.groups)

@@ -1,0 +1,212 @@
+"""Layers on ONNX Runtime's int8 kernels: at every optimisation level, on one and two threads, and at their limits."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.fixed_point.accumulator import INT32_MAX
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    QuantStub,
+    convert_fx,
+    default_qat_out_8bit_fake_quant_qconfig,
+)
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx, export_to_onnx
+from tests.routes import as_numbers, prepared, run_onnx
+from tests.sequences.comparison import LEVELS, THREADS, open_session
+
+FORMATS = ("qint8", "qint16")
+
+
+class Between(nn.Module):
+    """Something between the stubs, and float code after them."""
+
+    def __init__(self, body: nn.Module, after: Any = None) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.body, self.after = QuantStub(), DeQuantStub(), body, after
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.dequant(self.body(self.quant(x)))
+        return out if self.after is None else self.after(out)
+
+
+def bits(x: Tensor) -> Tensor:
+    """Numbers as they are stored: -0 is not 0, and NaN is itself."""
+    return x.contiguous().view(torch.int32) if x.dtype == torch.float32 else x
+
+
+def exported(model: nn.Module, x: Tensor) -> onnx.ModelProto:
+    return export_quantized_onnx(model, x, io.BytesIO(), input_names=["x"])
+
+
+def assert_same_bits(file: onnx.ModelProto, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """In every session the file gives what the model gives."""
+    with torch.no_grad():
+        wanted = [[bits(y) for y in as_numbers(model(x))] for x in batches]
+    for level in LEVELS:
+        for threads in THREADS:
+            session = open_session(file.SerializeToString(), level, threads)
+            for x, numbers in zip(batches, wanted, strict=True):
+                given = [bits(torch.from_numpy(np.asarray(y))) for y in session.run(None, {"x": x.numpy()})]
+                different = [int((a != b).sum()) for a, b in zip(given, numbers, strict=True)]
+                assert not any(different), (level, threads, different)
+
+
+def kinds(file: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in file.graph.node]
+
+
+# -- the sign of zero ------------------------------------------------------------------------------------------------
+
+AFTER = {
+    "inverse": lambda x: 1 / x,
+    "angle": lambda x: torch.atan2(x, -torch.ones_like(x)),
+    "zero is added": lambda x: 1 / (-x.abs() + 0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("after", AFTER)
+def test_zero_has_no_sign_on_any_route(after: str, dtype: str) -> None:
+    """Rounding leaves -0 of small negative numbers; a byte has no such thing, and float code sees the difference."""
+    x = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+    body = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.Conv2d(4, 4, 1, bias=False))
+    qat = prepared(Between(body, AFTER[after]).eval(), (x,), dtype)
+    x *= 0.01 if dtype == "qint8" else 1e-4
+    model = convert_fx(qat)
+    with torch.no_grad():
+        wanted, trained = model(x), qat(x)
+    assert bool((wanted == np.inf).any() if after != "angle" else (wanted == np.float32(np.pi)).any())  # zeros occur
+    assert not bool((wanted == (-np.inf if after != "angle" else -np.float32(np.pi))).any())
+    assert torch.equal(bits(wanted), bits(trained))
+    file = exported(model, x)
+    for level in LEVELS:
+        session = open_session(file.SerializeToString(), level, 1)
+        given = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+        if after == "angle":  # its kernels differ in the last bit
+            assert torch.allclose(given, wanted, atol=1e-6) and torch.equal(given.signbit(), wanted.signbit())
+        else:
+            assert torch.equal(bits(given), bits(wanted)), level
+
+
+@pytest.mark.parametrize("layer", ["linear", "conv"])
+def test_zero_has_no_sign_in_sums_that_leave_as_real_numbers(layer: str) -> None:
+    body = nn.Linear(5, 3, bias=False) if layer == "linear" else nn.Conv2d(4, 3, 1, bias=False)
+    with torch.no_grad():
+        body.weight.fill_(-1.0)
+    x = torch.ones(2, 4, 6, 5)
+    last = {"module_name": [("body", default_qat_out_8bit_fake_quant_qconfig)]}
+    qat = prepared(Between(body).eval(), (x,), "qint8", **last)
+    model = convert_fx(qat)
+    with torch.no_grad():
+        assert not bool(model(0 * x).signbit().any()) and not bool(qat(0 * x).signbit().any())
+    assert_same_bits(exported(model, x), model, [0 * x, -0.0 * x, x])
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    """Signed and unsigned inputs, depthwise and dense kernels, strides, dilations and groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU6())
+        self.depthwise = nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.ReLU())
+        self.dense = nn.Conv2d(16, 8, 1)
+        self.signed = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2)
+        self.pool, self.last = nn.MaxPool2d(2), nn.Conv2d(8, 70, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.pool(self.signed(self.dense(self.depthwise(self.first(x))))))
+
+
+def widen_(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights at the ends of their range, in runs: the largest sums, and the largest pairs of neighbours."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            signs = torch.randint(0, 2, parameter.shape[:1], generator=generator) * 2.0 - 1
+            parameter.copy_(signs.reshape(-1, *[1] * (parameter.dim() - 1)).expand_as(parameter))
+    return model
+
+
+@pytest.mark.parametrize("weights", ["random", "at their ends"])
+def test_int8_convolutions_on_bytes_are_exact_at_every_level(weights: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 3, 24, 24, generator=generator)
+    net = Between(Chain()).eval()
+    model = convert_fx(prepared(widen_(net) if weights != "random" else net, (x,)))
+    file = exported(model, x)
+    assert kinds(file).count("QLinearConv") == 5 and "Conv" not in kinds(file)
+    ends = torch.where(torch.rand(x.shape, generator=generator) < 0.5, -1e9, 1e9)
+    special = x.clone()
+    special[0, 0, :3, 0] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    assert_same_bits(file, model, [x, 3 * x, ends, torch.full_like(x, 1e9), torch.full_like(x, -1e9), special])
+
+
+@pytest.mark.parametrize("weights", ["random", "at their ends"])
+def test_pairs_of_products_fit_where_kernels_add_them_in_16_bits(weights: str) -> None:
+    """On processors without VNNI, kernels of unsigned inputs and signed weights add two products in 16 bits, and
+    saturate. Unsigned weights are widened first. So signed weights may only meet bytes up to 127."""
+    x = torch.randn(1, 3, 24, 24)
+    net = Between(Chain()).eval()
+    file = exported(convert_fx(prepared(widen_(net) if weights != "random" else net, (x,))), x)
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in file.graph.initializer}
+    producers = {name: node for node in file.graph.node for name in node.output}
+    seen = set()
+    for node in (n for n in file.graph.node if n.op_type == "QLinearConv"):
+        zero, weight = constants[node.input[2]], constants[node.input[3]]
+        seen.add(weight.dtype.name)
+        if weight.dtype == np.uint8:
+            continue
+        assert zero == 0
+        producer = producers[node.input[0]]
+        while producer.op_type == "MaxPool":
+            producer = producers[producer.input[0]]
+        assert producer.op_type == "Clip" and constants[producer.input[2]] <= 127
+        assert 2 * 127 * int(np.abs(weight.astype(int)).max()) <= (1 << 15) - 1
+    assert seen == {"int8", "uint8"}
+
+
+def test_a_sum_that_may_leave_int32_is_not_given_to_bytes() -> None:
+    """Kernels add in int32 and wrap around; the definition saturates."""
+    set_march(March.NASH_E)
+    x = torch.randn(1, 3, 6, 6)
+    net = Between(nn.Conv2d(3, 2, 3)).eval()
+    with torch.no_grad():
+        net.body.weight.mul_(1e-6)
+        net.body.bias.fill_(1e4)
+    model = convert_fx(prepared(net, (x,)))
+    file = exported(model, x)
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in file.graph.initializer}
+    for node in (n for n in file.graph.node if n.op_type == "QLinearConv"):
+        reach = 128 * 27 * 255 + np.abs(constants[node.input[8]].astype(float)).max()
+        assert reach <= INT32_MAX
+    assert_same_bits(file, model, [x, 100 * x])
+
+
+# -- float files -----------------------------------------------------------------------------------------------------
+
+
+def test_float_files_let_onnx_runtime_fold_batch_normalisation() -> None:
+    """A file of float is what others are compared with: it should be as fast as it can be."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU6(), nn.BatchNorm2d(4, affine=False)).eval()
+    with torch.no_grad():
+        for norm in (net[1], net[3]):
+            norm.running_mean.uniform_(-1, 1)
+            norm.running_var.uniform_(0.5, 2)
+    x = torch.randn(2, 3, 8, 8)
+    file = export_to_onnx(net, x, io.BytesIO())
+    assert kinds(file)[:4] == ["Conv", "BatchNormalization", "Clip", "BatchNormalization"]
+    with torch.no_grad():
+        assert torch.allclose(run_onnx(file, (x,), "on")[0], net(x), atol=1e-5, rtol=1e-5)
