@@ -7,10 +7,13 @@ this package that compute in real numbers say that they do.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at
@@ -25,8 +28,48 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver
 
-_MADE: dict[tuple, QATModule] = {}  # modules keep their plans
-_MOST = 256
+_MOST, _MOST_BYTES = 256, 1 << 26
+_BETWEEN_LOOKS = 64  # calls: to look takes longer than a call, and a module takes more memory with each new size
+
+
+class _Modules:
+    """The modules of calls, which keep their plans: so many, so much memory; threads may use it at the same time."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple, QATModule] = {}
+        self._lock = threading.Lock()
+        self._calls = 0
+
+    def get(self, key: tuple, make: Callable[[], QATModule]) -> QATModule:
+        """The module for a call; the key is all that it depends on."""
+        made = self._made.get(key)
+        if made is None:
+            made = make()
+        with self._lock:
+            self._calls += 1
+            self._made.pop(key, None)
+            self._made[key] = made  # as the one that was in use last
+            if len(self._made) > _MOST:
+                del self._made[next(iter(self._made))]
+            if not self._calls % _BETWEEN_LOOKS:
+                self._shrink()
+        return made
+
+    def _shrink(self) -> None:
+        twins: dict[tuple, Any] = {key: module.twin() for key, module in self._made.items()}
+        sizes: dict[tuple, int] = {key: twin.plan_bytes for key, twin in twins.items()}
+        total = sum(sizes.values())
+        for key in list(sizes)[:-1]:
+            if total <= _MOST_BYTES:
+                break
+            total -= sizes[key]
+            del self._made[key]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+_MODULES = _Modules()
 
 
 def _on_the_grid(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -58,21 +101,22 @@ def _on_the_grid(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
 def _module(row: Operator, call: Any, x: QTensor) -> QATModule:
     """The module for a call."""
     is_average = Trait.AVERAGE in row.traits
-    key: tuple = (row.name, repr(sorted(call.settings.items(), key=lambda item: item[0])), str(x.device))
+    # A tensor among the settings is read: as text it would be rounded, and it may be written to later.
+    settings = pytree.tree_map(lambda v: v.tolist() if isinstance(v, Tensor) else v, call.settings)
+    key: tuple = (row.name, repr(sorted(settings.items())), str(x.device))
     if is_average:
         key = (*key, str(x._format), float(x.scale), _state(x))
-    made = _MADE.get(key)  # read once: another thread may clear the table
-    if made is None:
-        if len(_MADE) >= _MOST:
-            _MADE.clear()
-        float_module = call.make()
+
+    def make() -> QATModule:
+        float_module = replace(call, settings=settings).make()
         float_module.qconfig = _qconfig_of(x) if is_average else None
         float_module.path = ""
         made = row.qat.from_float(float_module).to(x.device)  # type: ignore[union-attr]
         for quantizer in made.fake_quantizers():
             quantizer.set_state(_state(x))
-        _MADE[key] = made.eval()
-    return made
+        return made.eval()
+
+    return _MODULES.get(key, make)
 
 
 def _qconfig_of(x: QTensor) -> QConfig:

@@ -60,6 +60,20 @@ def _is_dense(x: Tensor) -> bool:
     return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
 
 
+def lasting(build: Callable[[], Any]) -> Any:
+    """What `build` gives, also in inference mode as ordinary tensors: what is kept may be trained with later.
+
+    >>> with torch.inference_mode():
+    ...     made, kept = torch.ones(1), lasting(lambda: torch.ones(1))
+    >>> made.is_inference(), kept.is_inference()
+    (True, False)
+    """
+    if not torch.is_inference_mode_enabled():
+        return build()
+    with torch.inference_mode(False), torch.no_grad():
+        return build()
+
+
 class Cache:
     """A value derived from tensors; made anew when their numbers change, and not copied or pickled.
 
@@ -100,7 +114,7 @@ class Cache:
         if entry is not None and _are_equal(entry[1], facts) and _match(entry[0], sources):
             return entry[2]
         copies = tuple([_Copy(t, self._is_exact) for t in sources])  # before: another thread may write meanwhile
-        value = build()
+        value = lasting(build)
         self._entry = (copies, facts, value)
         return value
 

@@ -56,10 +56,12 @@ class Places:
     """
 
     def __init__(self, model: nn.Module, operators: Iterable[Callable] = (), methods: Iterable[Callable] = ()) -> None:
-        self._operators, self._methods = set(map(code_of, operators)), set(map(code_of, methods))
-        self._graphs = {code_of(type(m).forward): m for m in model.modules() if isinstance(m, fx.GraphModule)}
-        self._nodes: dict[CodeType, dict[int, tuple[str, str]]] = {}
-        self._owners: dict[int, tuple[CodeType, _Owner]] = {}  # by id: Python's own hash of code reads all of it
+        # Code is known by its id: to Python, the same lines in two files are equal, and its hash reads all of them.
+        self._operators = {id(code_of(f)) for f in operators}
+        self._methods = {id(code_of(f)) for f in methods}
+        self._graphs = {id(code_of(type(m).forward)): m for m in model.modules() if isinstance(m, fx.GraphModule)}
+        self._nodes: dict[int, dict[int, tuple[str, str]]] = {}
+        self._owners: dict[int, tuple[CodeType, _Owner]] = {}
         self._passed: set[int] = set()  # ids of code that is not the model's
         self._call: CallInProgress | None = None  # of the model
         self._outermost: Running | None = None  # what called it
@@ -98,7 +100,7 @@ class Places:
                 is_above_mode = running.name == "__torch_function__"
                 continue
             owner = self._owner(running.code)
-            if running.code in self._methods:
+            if id(running.code) in self._methods:
                 method = running
             elif owner is _Owner.PACKAGE:
                 return None
@@ -115,9 +117,9 @@ class Places:
         return known[1]
 
     def _find_owner(self, code: CodeType) -> _Owner:
-        if code in self._graphs:
+        if id(code) in self._graphs:
             return _Owner.GRAPH
-        if code in self._operators:
+        if id(code) in self._operators:
             return _Owner.PACKAGE
         file, name = file_and_name(code)
         is_mode = name == "__torch_function__"  # it passes on a call that was made above it
@@ -130,7 +132,8 @@ class Places:
     def _place(self, running: Running, owner: _Owner) -> Place:
         if owner is _Owner.USER:
             return Place(running.line)
-        if running.code not in self._nodes:
-            self._nodes[running.code] = places_of_lines(self._graphs[running.code])
-        scope, line = self._nodes[running.code].get(running.number, (None, ""))
+        key = id(running.code)
+        if key not in self._nodes:
+            self._nodes[key] = places_of_lines(self._graphs[key])
+        scope, line = self._nodes[key].get(running.number, (None, ""))
         return Place(line, scope)

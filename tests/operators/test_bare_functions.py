@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import horizon_plugin_pytorch.nn.functional as operators
+from horizon_plugin_pytorch.dtype import qint8
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn import bare_functions
 from horizon_plugin_pytorch.nn.grid_sample import autocasted_grid_sample_outer
-from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
 from horizon_plugin_pytorch.quantization import DeQuantStub, FakeQuantState, QuantStub, prepare_qat, set_fake_quantize
 from tests.routes import assert_one_arithmetic, calibrate, qconfig
 
@@ -114,3 +116,38 @@ def test_new_scales_are_followed() -> None:
         set_fake_quantize(qat, FakeQuantState.VALIDATION)
         qat(X * factor)
         assert float(qat.last[1].q_scale()) == pytest.approx(0.01 * factor)
+
+
+def _resized(size: int) -> Tensor:
+    grid = torch.randint(-128, 128, (1, 1, 64, 64), generator=torch.Generator().manual_seed(2)).float()
+    return F.avg_pool2d(integer_qtensor(grid, torch.tensor([0.1]), qint8), size, count_include_pad=False).int_repr()
+
+
+def test_modules_of_calls_are_bounded_in_number_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_march(March.NASH_M)
+    kept = bare_functions._Modules()
+    monkeypatch.setattr(bare_functions, "_MODULES", kept)
+    monkeypatch.setattr(bare_functions, "_MOST", 6)
+    wanted = [_resized(size) for size in range(1, 9)]
+    assert len(kept) == 6
+    monkeypatch.setattr(bare_functions, "_MOST_BYTES", 0)
+    monkeypatch.setattr(bare_functions, "_BETWEEN_LOOKS", 1)
+    assert all(torch.equal(_resized(size + 1), out) for size, out in enumerate(wanted))
+    assert len(kept) == 1
+
+
+def test_a_tensor_among_the_settings_is_known_by_its_number() -> None:
+    """As text both are 0.0625."""
+    set_march(March.NASH_M)
+    grid = torch.randint(-128, 128, (1, 2, 64, 64), generator=torch.Generator().manual_seed(3)).float()
+    x, boxes = integer_qtensor(grid, torch.tensor([0.1]), qint8), [torch.tensor([[0.0, 0, 900, 900]])]
+
+    def align(scale: Any) -> Tensor:
+        return operators.roi_align(x, boxes, (4, 4), spatial_scale=scale, sampling_ratio=2).int_repr()
+
+    scale = torch.tensor(0.0625)
+    results = [align(scale), align(torch.tensor(0.06254))]
+    scale.fill_(0.05)
+    for number, out in zip((0.0625, 0.06254), (align(torch.tensor(0.0625)), results[1]), strict=True):
+        assert torch.equal(out, align(float(torch.tensor(number)))), number
+    assert not torch.equal(*results)

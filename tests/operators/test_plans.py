@@ -184,6 +184,27 @@ def test_a_frozen_layer_after_a_training_one_does_not_grow() -> None:
     assert len(frozen.twin()._plans) > 1
 
 
+def test_the_limit_of_a_table_is_for_its_largest_input() -> None:
+    """A module that is called on several inputs: the last one that is new is not the largest."""
+    set_march(March.NASH_M)
+    body = convert_fx(prepared(QuantWrapper(nn.Sigmoid()), (torch.randn(2, 4),))).module
+    for scale in (1e5, 0.5):
+        body(_input(qint8, (2, 4), scale=scale))
+    assert body.magnitude == pytest.approx(128e5)
+
+
+def test_what_was_planned_in_inference_mode_can_be_trained_with() -> None:
+    set_march(March.NASH_M)
+    x = torch.randn(1, 2, 4, 4)
+    net = prepared(QuantWrapper(nn.UpsamplingBilinear2d(scale_factor=2)), (x,))
+    set_fake_quantize(net, FakeQuantState.QAT)
+    net.eval()
+    with torch.inference_mode():
+        net(x)
+    net(x.requires_grad_()).sum().backward()
+    assert x.grad is not None and bool((x.grad > 0).all())
+
+
 # -- twins -------------------------------------------------------------------------------------------------------------
 def _kind(case: Case) -> tuple:
     """What the numbers of a case belong to."""

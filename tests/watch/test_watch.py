@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 
+from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, prepare_qat_fx
 from horizon_plugin_pytorch.runtime.hooks import ALL
 from horizon_plugin_pytorch.watch import Flow, OperatorCall, Watch
+from tests.routes import qconfig
 from tests.watch import models
 from tests.watch.models import ROUTES, STAGES, at_stage, data, net_of, stages
 
@@ -348,6 +350,33 @@ def test_user_hooks_act_as_before() -> None:
     net[1].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     found = calls_of(net, torch.ones(1))
     assert [(call.name, float(call.inputs[0])) for call in found] == [("0", 1.0), ("[mul]", 1.0), ("1", 3.0)]
+
+
+class _OneLine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.layer, self.dequant = QuantStub(), nn.Linear(2, 2), DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.layer(self.quant(x)))
+
+
+class _TwoLines(_OneLine):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        return self.dequant(self.layer(x))
+
+
+def test_graphs_with_equal_code_have_lines_of_their_own() -> None:
+    """To Python their generated code is equal, though it stands for lines of different models."""
+    set_march(March.NASH_M)
+    parts = [prepare_qat_fx(part(), {"": qconfig()}) for part in (_OneLine, _TwoLines)]
+    found: list[OperatorCall] = []
+    both = nn.Sequential(*parts)
+    with Watch(both, found.append):
+        both(torch.ones(1, 2))
+    lines = [int(call.line.rpartition(":")[2]) for call in found]
+    assert [n - lines[0] for n in lines] == [0, 0, 0, 5, 6, 6]
 
 
 def test_integers_reach_the_consumer() -> None:

@@ -94,6 +94,11 @@ class QuantizedModule(PlacedModule):
         """Drop all plans; they are made anew when needed."""
         self.__dict__["_kept"] = Cache()
 
+    @property
+    def plan_bytes(self) -> int:
+        """Bytes that the plans take."""
+        return self._plans.size
+
     def seal(self) -> None:
         """Nobody else knows its tensors, so nobody writes to them: its plans need not look."""
         self._sealed = self._plans

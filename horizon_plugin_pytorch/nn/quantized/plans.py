@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.statistics.cache import lasting
 from horizon_plugin_pytorch.untraced import untraced
 
 _MOST_PLANS = 64
@@ -46,7 +47,7 @@ class PlanCache:
         full_key = (key, *[_key_of(x) for x in inputs])
         found = self._plans.get(full_key)
         if found is None:
-            plan = build()
+            plan = lasting(build)
             self._keep(full_key, plan, tuple([_scale_of(x) for x in inputs]))
             return plan
         if len(self._plans) > _MOST_PLANS // 2 or self._bytes > _MOST_BYTES // 2:

@@ -43,7 +43,8 @@ class SegmentLUT(QuantizedModule):
         table = fp.build_table(
             self.function, in_scale, in_dtype, self.scale, self.out_dtype, self.division, self._programs(in_scale)
         )
-        self.magnitude = reach = -in_dtype.min * float(in_scale)
+        reach = -in_dtype.min * float(in_scale)
+        self.magnitude = max(self.magnitude, reach)
         if table.worst_error > MOST_STEPS:
             warnings.warn(
                 f"the {in_dtype} table of `{self.name}` {self.place} is up to {table.worst_error:.1f} output steps "
