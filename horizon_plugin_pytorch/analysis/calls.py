@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQu
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nested import fresh, tensors_of
+from horizon_plugin_pytorch.nn.qat.composite import hidden_parts
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
@@ -199,11 +200,22 @@ def operators_of(model: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class _Mark:
-    """What is known of a tensor of this run."""
+    """What is known of a tensor of this run.
+
+    Args:
+        seen: what it was as a result, and its `_state` then.
+    """
 
     dtype: str
     producer: int | None
     origin: int | None
+    seen: tuple[SeenTensor, Any] | None = None
+
+
+def _state(x: Tensor) -> Any:
+    """What is the same as long as nobody writes to a tensor; nothing is, where torch does not count writes."""
+    plain = x.plain() if isinstance(x, QTensor) else x
+    return (id(x), plain._version) if type(plain) is Tensor and not plain.is_inference() else object()
 
 
 class _Recorder:
@@ -232,14 +244,17 @@ class _Recorder:
         low = high = None
         if values.is_floating_point() and values.numel():
             low, high = (float(v) for v in torch.aminmax(values.detach()))
-        return SeenTensor(dtype, tuple(x.shape), low, high, producer, origin)
+        return SeenTensor(dtype, tuple(values.shape), low, high, producer, origin)
 
     def _input(self, x: Tensor) -> SeenTensor:
         mark = self._marks.get(x)
-        producer, origin = (None, None) if mark is None else (mark.producer, mark.origin)
-        if producer is not None:
-            self.uses[producer] += 1
-        return self._seen(x, self._dtype(x), producer, origin)
+        if mark is None:
+            return self._seen(x, self._dtype(x), None, None)
+        if mark.producer is not None:
+            self.uses[mark.producer] += 1
+        if mark.seen is not None and mark.seen[1] == _state(x):
+            return mark.seen[0]
+        return self._seen(x, self._dtype(x), mark.producer, mark.origin)
 
     def _add(self, call: OperatorCall, module: nn.Module) -> None:
         """An operator was called."""
@@ -250,8 +265,8 @@ class _Recorder:
         outputs = []
         for x in call.outputs:
             dtype = "torch.float16" if is_half and str(x.dtype) == "torch.float32" else str(x.dtype)
-            self._marks[x] = _Mark(dtype, index, index)
             outputs.append(self._seen(x, dtype, index, index))
+            self._marks[x] = _Mark(dtype, index, index, (outputs[-1], _state(x)))
         # A traced `x * n` learns that n is a number when it runs.
         method = call.method.removesuffix("_scalar") if call.is_generated else call.method
         self.calls.append(CallRow(index, call.path, module, method, call.repetition, inputs, tuple(outputs)))
@@ -331,7 +346,7 @@ def record_calls(
     out = failure = None
     training_only: set[str] = set()
     training_failure = None
-    with undisturbed(model):
+    with undisturbed(model), hidden_parts():
         model.eval()
         set_fake_quantize(model, FakeQuantState._FLOAT)
         with Watch(model, recorder if also is None else _Both(recorder, also)) as watch:

@@ -106,6 +106,11 @@ class FakeQuantize(nn.Module):
     """
 
     enabled: ClassVar[bool] = True  # `utils.quant_switch.GlobalFakeQuantSwitch`
+    saturate: bool
+    in_place: bool
+    compat_mask: bool
+    channel_len: int
+    _known: dict[str, Cache]
     fake_quant_enabled: Tensor
     observer_enabled: Tensor
     scale: Tensor
@@ -139,8 +144,14 @@ class FakeQuantize(nn.Module):
                 f"FakeQuantize cannot make its observer `{getattr(observer, '__name__', observer)}` from the arguments "
                 f"{', '.join(observer_kwargs)}: {error}."
             ) from error
-        self.saturate = True if saturate is None else bool(saturate)
-        self.in_place, self.compat_mask, self.channel_len = in_place, compat_mask, channel_len
+        known = ("fake_quant_enabled", "observer_enabled", "scale", "range")
+        vars(self).update(  # as an observer does
+            saturate=True if saturate is None else bool(saturate),
+            in_place=in_place,
+            compat_mask=compat_mask,
+            channel_len=channel_len,
+            _known={name: Cache() for name in known},
+        )
         if in_place or not compat_mask:
             warn(
                 f"FakeQuantize: {'in_place=True' if in_place else 'compat_mask=False'} has no effect; memory is reused "
@@ -153,7 +164,6 @@ class FakeQuantize(nn.Module):
         self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8, device=device))
         self.register_buffer("scale", torch.ones(length, device=device))
         self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
-        self._known = {name: Cache() for name in ("fake_quant_enabled", "observer_enabled", "scale", "range")}
         if self.is_fixed:
             self.refresh_scale()
 

@@ -63,8 +63,21 @@ class ObserverBase(nn.Module):
         unclipped: let the ends of the range be integers, instead of half a step beyond the last one.
     """
 
+    dtype: QuantDType
+    quant_min: int
+    quant_max: int
+    is_per_channel: bool
+    averaging_constant: float
+    qscheme: torch.qscheme
+    ch_axis: int
+    is_sync_quantize: bool
+    pow_quantization: bool
+    unclipped: bool
     min_val: Tensor
     max_val: Tensor
+    _warned: set[str]
+    _unchanged: Cache  # what was usable of weights, which are the same in every batch of a calibration
+    _resting: Cache  # says that the range is that of these weights
     _schemes: tuple[torch.qscheme, ...] = _PER_TENSOR + _PER_CHANNEL
     _needs_values = False  # does the range depend on more than the smallest and largest value?
     # Attributes that statistics and scales depend on.
@@ -125,35 +138,42 @@ class ObserverBase(nn.Module):
         if qscheme not in self._schemes:
             supported = " and ".join(str(s) for s in self._schemes)
             raise QuantizationConfigError(f"`{name}` supports {supported}, got {qscheme}; quantization is symmetric.")
-        self.dtype = as_dtype(dtype)
-        self.quant_min = self.dtype.min if quant_min is None else int(quant_min)
-        self.quant_max = self.dtype.max if quant_max is None else int(quant_max)
-        if not self.dtype.min <= self.quant_min < self.quant_max <= self.dtype.max:
+        number = as_dtype(dtype)
+        low = number.min if quant_min is None else int(quant_min)
+        high = number.max if quant_max is None else int(quant_max)
+        if not number.min <= low < high <= number.max:
             raise QuantizationConfigError(
-                f"`{name}`: quant_min={self.quant_min}, quant_max={self.quant_max} do not fit {self.dtype}, whose "
-                f"range is [{self.dtype.min}, {self.dtype.max}]."
+                f"`{name}`: quant_min={low}, quant_max={high} do not fit {number}, whose range is "
+                f"[{number.min}, {number.max}]."
             )
-        if not self.quant_min <= 0 < self.quant_max:
+        if not low <= 0 < high:
             raise QuantizationConfigError(
                 f"`{name}`: quantization is symmetric and represents 0, so quant_min must be at most 0 and quant_max "
-                f"positive; got quant_min={self.quant_min}, quant_max={self.quant_max}."
+                f"positive; got quant_min={low}, quant_max={high}."
             )
-        self.is_per_channel = qscheme in _PER_CHANNEL
-        if self.is_per_channel and ch_axis < 0:
+        is_per_channel = qscheme in _PER_CHANNEL
+        if is_per_channel and ch_axis < 0:
             raise QuantizationConfigError(f"`{name}`: per_channel_symmetric needs ch_axis >= 0, got {ch_axis}.")
-        self.averaging_constant = averaging_constant
-        self.qscheme = qscheme
-        self.ch_axis = ch_axis if self.is_per_channel else -1
-        self.is_sync_quantize = is_sync_quantize
-        self.pow_quantization = pow_quantization
-        self.unclipped = unclipped
-        length = channel_len if self.is_per_channel else 1
+        length = channel_len if is_per_channel else 1
         kwargs = factory_kwargs or {}
         self.register_buffer("min_val", torch.full((length,), math.inf, **kwargs))
         self.register_buffer("max_val", torch.full((length,), -math.inf, **kwargs))
-        self._warned: set[str] = set()
-        self._unchanged = Cache()  # what was usable of weights, which are the same in every batch of a calibration
-        self._resting = Cache()  # says that the range is that of these weights
+        # At once: a model has hundreds of observers, and `nn.Module.__setattr__` takes long to see an ordinary value.
+        vars(self).update(
+            dtype=number,
+            quant_min=low,
+            quant_max=high,
+            is_per_channel=is_per_channel,
+            averaging_constant=averaging_constant,
+            qscheme=qscheme,
+            ch_axis=ch_axis if is_per_channel else -1,
+            is_sync_quantize=is_sync_quantize,
+            pow_quantization=pow_quantization,
+            unclipped=unclipped,
+            _warned=set(),
+            _unchanged=Cache(),
+            _resting=Cache(),
+        )
 
     @property
     def _name(self) -> str:

@@ -39,29 +39,37 @@ class _Values:
     def restore(self) -> None:
         """Write back what is another value now."""
         for group, before in self._kinds:
-            if torch.equal(_joined(group, is_copied=False), before):
+            now = _joined(group, is_copied=False)
+            if torch.equal(now, before):
                 continue
-            parts = [before] if len(group) == 1 else before.split([x.numel() for x in group])
-            for x, value in zip(group, parts, strict=True):
-                if not torch.equal(x, value.reshape(x.shape)):
-                    x.copy_(value.reshape(x.shape))
+            if len(group) == 1:
+                group[0].copy_(before)
+                continue
+            sizes = [x.numel() for x in group]
+            ends, parts = torch.tensor(sizes, device=before.device).cumsum(0), before.split(sizes)
+            for i in torch.bucketize((now != before).nonzero().flatten(), ends, right=True).unique().tolist():
+                group[i].copy_(parts[i].reshape(group[i].shape))
 
 
 _SMALL = 4096
 
 
+@torch.no_grad()
 def _joined(group: list[Tensor], is_copied: bool = True) -> Tensor:
     if len(group) == 1:
         return group[0].clone() if is_copied else group[0]
-    return torch.cat([x.detach().reshape(-1) for x in group])
+    return torch.cat([x if x.dim() == 1 else x.reshape(-1) for x in group])
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Whatever a run changes is as it was afterwards: buffers, modes, attributes of modules, random numbers."""
-    attributes = [(m, {k: v for k, v in m.__dict__.items() if k not in _HOOKS}) for m in model.modules()]
-    contents = [(v, v.copy()) for _, of_one in attributes for v in of_one.values() if isinstance(v, _FILLED)]
-    buffers = _Values(model.buffers())
+    modules = list(model.modules())
+    attributes = [(m, {k: v for k, v in m.__dict__.items() if k not in _HOOKS}) for m in modules]
+    kinds = {type(v) for _, of_one in attributes for v in of_one.values()}
+    filled = {kind for kind in kinds if issubclass(kind, _FILLED)}
+    contents = [(v, v.copy()) for _, of_one in attributes for v in of_one.values() if type(v) in filled]
+    buffers = _Values({id(x): x for m in modules for x in m._buffers.values() if x is not None}.values())
     random_states = (random.getstate(), torch.get_rng_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:

@@ -259,11 +259,14 @@ class Watch:
         self._index += 1
         self._counts[key] += 1
         inside, self._inside = self._inside, _CONSUMER  # what the consumer computes is not the model's
+        is_mode_off = _take_off_top(self._mode)
         try:
             with as_tool():
                 self._after(call)
         finally:
             self._inside = inside
+            if is_mode_off:
+                _push_on_torch_function_stack(self._mode)
 
 
 _CONSUMER = nn.Module()

@@ -861,3 +861,52 @@ def test_what_nobody_reads_and_what_nobody_can_call() -> None:
 def test_own_scales_of_a_line_are_those_of_the_module_around_it() -> None:
     with pytest.raises(QuantizationConfigError, match="name the module whose forward has that line, 'part'"):
         prepare_by_running(Unread(), (IMAGE,), qconfig_dict={"": QAT}, own_scales=["part._generated_add_0"])
+
+
+class Written(nn.Module):
+    """An operator's result is written to before the next one takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.ReLU(), nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y[0] = 7.0
+        return self.second(y)
+
+
+def test_ranges_of_inputs_are_those_of_the_call() -> None:
+    calls = record_calls(Written(), (torch.tensor([1.0, 2.0]),)).calls
+    assert (calls[0].outputs[0].high, calls[1].inputs[0].high) == (2.0, 7.0)
+    assert calls[1].inputs[0].producer == 0
+
+
+def test_the_check_does_not_run_parts_that_only_observe() -> None:
+    net: Any = _jit(Stubbed(lambda self, x: self.softmax(x), softmax=nn.Softmax(-1)), IMAGE)
+    met: list[nn.Module] = []
+    net.softmax.exp.register_forward_hook(lambda module, args, out: met.append(module))
+    calls = record_calls(net, IMAGE).calls
+    assert [call.path for call in calls] == ["quant", "softmax", "dequant"] and not met
+    net(IMAGE)
+    assert met
+
+
+def test_a_check_leaves_small_buffers_of_all_shapes_as_they_were() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shapes: list[tuple[int, ...]] = [(), (3,), (0,), (2, 2), (1,)]
+            for i, shape in enumerate(shapes):
+                self.register_buffer(f"seen{i}", torch.full(shape, float(i)))
+            self.relu = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for i in (0, 2, 3):
+                getattr(self, f"seen{i}").add_(1)
+            return self.relu(x)
+
+    net = Counting()
+    before = {name: x.clone() for name, x in net.named_buffers()}
+    record_calls(net, IMAGE)
+    assert all(torch.equal(x, before[name]) and x.shape == before[name].shape for name, x in net.named_buffers())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -92,6 +94,23 @@ def on_both(function: Callable[..., Tensor], *tensors: QTensor) -> QTensor:
     return first.like(function(*[x.plain() for x in tensors]), function(*grids) if is_exact else None)
 
 
+class _Thread(threading.local):
+    shows_parts = True
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def hidden_parts() -> Iterator[None]:
+    """In here a `PartedModule` gives its result alone: for runs in which nothing observes or looks at the parts."""
+    before, _THREAD.shows_parts = _THREAD.shows_parts, False
+    try:
+        yield
+    finally:
+        _THREAD.shows_parts = before
+
+
 class PartedModule(QATModule):
     """An operator that the guides show as a chain of parts.
 
@@ -127,8 +146,9 @@ class PartedModule(QATModule):
             )
         if self.is_exact:
             return self.exact(x, *masks, trained=lambda: self._train(x, *masks))
-        with torch.no_grad():
-            self.show_parts(x, *masks)
+        if _THREAD.shows_parts:
+            with torch.no_grad():
+                self.show_parts(x, *masks)
         return self._train(x, *masks)
 
     def _train(self, x: QTensor, *masks: Tensor | None) -> Any:
