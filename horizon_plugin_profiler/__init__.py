@@ -1,13 +1,26 @@
 """Profiling tools for quantized models, under the import name that the guides use.
 
-`check_deploy_device` and `set_preserve_qat_mode` are here; the tools that compare and inspect models layer by layer
-(`featuremap_similarity`, `profile_featuremap`, `model_profiler` and others) will follow.
+The checks of structure, formats and devices and `set_preserve_qat_mode` are here; the tools that compare models layer
+by layer (`featuremap_similarity`, `profile_featuremap`, `model_profiler` and others) will follow.
 
 >>> __version__.count(".")
 2
 """
 
 from horizon_plugin_pytorch._version import __version__
-from horizon_plugin_pytorch.utils.quant_profiler import check_deploy_device, set_preserve_qat_mode
+from horizon_plugin_pytorch.utils.quant_profiler import (
+    check_deploy_device,
+    check_qconfig,
+    check_unfused_operations,
+    get_module_called_count,
+    set_preserve_qat_mode,
+)
 
-__all__ = ["__version__", "check_deploy_device", "set_preserve_qat_mode"]
+__all__ = [
+    "__version__",
+    "check_deploy_device",
+    "check_qconfig",
+    "check_unfused_operations",
+    "get_module_called_count",
+    "set_preserve_qat_mode",
+]

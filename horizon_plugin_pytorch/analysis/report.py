@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from horizon_plugin_pytorch.analysis.rows import (
     CalledTimes,
     DtypeCount,
-    Member,
     Message,
     ModelCheck,
     OutQConfig,
@@ -15,6 +14,7 @@ from horizon_plugin_pytorch.analysis.rows import (
     WeightQConfig,
     shown,
 )
+from horizon_plugin_pytorch.analysis.unfused import Member, patterns_text
 from horizon_plugin_pytorch.tables import Table
 
 CHECK_FAILED = "The check did not finish"
@@ -45,10 +45,8 @@ def render(check: ModelCheck) -> str:
 
 def fusion_text(patterns: Sequence[Sequence[Member]]) -> str:
     """A table for each pattern that could be fused."""
-    if not patterns:
-        return "All fusable modules are fused in model!"
-    tables = [Table(["name", "type"], [[m.name, str(m.type)] for m in members]).text() for members in patterns]
-    return "Fusable modules are listed below:\n" + "\n\n".join(tables)
+    text = patterns_text(patterns)
+    return f"Fusable modules are listed below:\n{text}" if patterns else text
 
 
 def sharing_text(rows: Sequence[CalledTimes]) -> str:

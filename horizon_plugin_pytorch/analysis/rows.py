@@ -11,32 +11,21 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.analysis.calls import CallRow, Recording, SeenTensor
+from horizon_plugin_pytorch.analysis.unfused import Member, unfused_patterns
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.nn.qat.batchnorm import QATBatchNorm
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.nn.qat.relu import ReLU
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.operators.table import row_named, row_of_module
-from horizon_plugin_pytorch.passes.fusion_rules import FUSION_RULES, Role, fits_layer
 from horizon_plugin_pytorch.watch.operator_call import is_generated
 
 NO_QCONFIG = "qconfig = None"
 _SMALLEST_IMAGE = 16  # pixels a side; smaller inputs are features or tables
-_RULES = {rule.roles for rule in FUSION_RULES}
-
-
-@dataclass(frozen=True)
-class Member:
-    """A module of a pattern that could be fused."""
-
-    name: str
-    type: type
 
 
 @dataclass(frozen=True)
@@ -176,54 +165,6 @@ def check_recording(recording: Recording) -> ModelCheck:
         shared_ranges=tuple(shared_ranges(recording)),
         failure="" if recording.failure is None else str(recording.failure),
     )
-
-
-# -- fusion
-
-
-def _roles(call: CallRow) -> tuple[Role, ...]:
-    """The parts that a call plays in fusion; several for a module that is fused already."""
-    module = call.module
-    if isinstance(module, QATGemm):
-        form = module.form
-        rest = ((Role.BN, form.has_bn), (Role.ADD, form.has_add), (Role.RELU, form.relu is not None))
-        return (Role.LAYER, *(role for role, has in rest if has))
-    if isinstance(module, QATBatchNorm):
-        return (Role.BN,)
-    if isinstance(module, ReLU):
-        return (Role.RELU,)
-    is_sum = isinstance(module, FloatFunctional) and call.method == "add" and len(call.inputs) == 2
-    return (Role.ADD,) if is_sum and call.inputs[0].producer != call.inputs[1].producer else ()
-
-
-def _fits(layer: nn.Module, call: CallRow) -> bool:
-    """Can a batch normalisation be folded into the layer? Other calls fit."""
-    if not isinstance(call.module, QATBatchNorm):
-        return True
-    return isinstance(layer, QATGemm) and fits_layer(layer.float_class, layer, call.module)
-
-
-def unfused_patterns(recording: Recording) -> Iterator[tuple[Member, ...]]:
-    """Chains of modules that could be one module, by the rules of fusion, each as long as it can be."""
-    taken: set[int] = set()
-    counts = recording.counts
-    for start in recording.calls:
-        roles = _roles(start)
-        if roles[:1] != (Role.LAYER,):
-            continue
-        chain = [start]
-        while recording.uses.get(chain[-1].index) == 1:
-            after = recording.next_call(chain[-1])
-            if after is None or after.index in taken:
-                break
-            more = _roles(after)
-            if not more or (*roles, *more) not in _RULES or not _fits(start.module, after):
-                break
-            roles = (*roles, *more)
-            chain.append(after)
-        if len(chain) > 1:
-            taken.update(call.index for call in chain)
-            yield tuple(Member(c.path + ("(shared)" if counts[c.path] > 1 else ""), type(c.module)) for c in chain)
 
 
 # -- calls

@@ -1,7 +1,18 @@
 """Debug tools, under the path that the guides give."""
 
+from horizon_plugin_pytorch.analysis.call_counts import get_module_called_count
+from horizon_plugin_pytorch.analysis.check_qconfig import check_qconfig
 from horizon_plugin_pytorch.analysis.deploy_device import check_deploy_device
+from horizon_plugin_pytorch.analysis.unfused import check_unfused_operations
 from horizon_plugin_pytorch.export.script_profile import compare_script_models, script_profile
 from horizon_plugin_pytorch.passes.preserved import set_preserve_qat_mode
 
-__all__ = ["check_deploy_device", "compare_script_models", "script_profile", "set_preserve_qat_mode"]
+__all__ = [
+    "check_deploy_device",
+    "check_qconfig",
+    "check_unfused_operations",
+    "compare_script_models",
+    "get_module_called_count",
+    "script_profile",
+    "set_preserve_qat_mode",
+]

@@ -1,4 +1,4 @@
-"""The scripts of the development guide: as printed, without the profiler's calls, which need tools that are not here.
+"""The scripts of the development guide: as printed; calls of tools that are not here are left out.
 
 Where the pages lost line breaks or indentation, these are back; ``cuda`` is ``cpu``, and data are made before they are
 read. What follows each script here is what the guide prints or says of its result.
@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 import horizon_plugin_pytorch as horizon
 from horizon_plugin_pytorch.analysis.calls import record_calls
-from horizon_plugin_pytorch.analysis.check import inspect_model
-from horizon_plugin_pytorch.analysis.report import render
 from horizon_plugin_pytorch.analysis.rows import check_recording
 from horizon_plugin_pytorch.errors import ConversionError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, get_march, set_march
@@ -99,8 +97,9 @@ def test_model_of_the_profiler(march: str) -> None:
         assert torch.equal(done.qat_net(done.data, done.data), done.quantized_net(done.data, done.data))
 
 
-def test_unfused_operations() -> None:
+def test_unfused_operations(capsys: pytest.CaptureFixture) -> None:
     done = run("check_unfused_operations")
+    assert capsys.readouterr().out == printed("check_unfused_operations")
     assert types(done.float_net, "convmod1.add", "convmod2.add") == ["ConvAddReLU2d", "FloatFunctional"]
     done.float_net.qconfig = default_qat_8bit_fake_quant_qconfig
     model = horizon.quantization.prepare_qat(done.float_net)
@@ -112,8 +111,10 @@ def test_unfused_operations() -> None:
     ]
 
 
-def test_called_times() -> None:
+def test_called_times(capsys: pytest.CaptureFixture) -> None:
+    """The guide's table also has a module `unused`, which its model does not have."""
     done = run("get_module_called_count", horizon_nn=horizon.nn)
+    assert capsys.readouterr().out == printed("get_module_called_count")
     set_march(March.BAYES)
     inputs = (done.data0, done.data1)
     model = prepare(done.float_net, inputs, qconfig_dict={"": default_qat_8bit_fake_quant_qconfig}, out_dir=None)
@@ -124,9 +125,11 @@ def test_called_times() -> None:
 
 def test_int16_weights_are_flagged() -> None:
     """The tables of `qconfig_info.txt`; the guide shows them for a model that is fused by hand, and only in part."""
-    done = run("check_qconfig")
-    text = render(inspect_model(done.qat_net, (done.data0, done.data1), "."))
+    run("check_qconfig")
+    text = Path("qconfig_info.txt").read_text()
     layers = ("convmod1.add", "convmod2.add", "convmod3.add", "shared_conv", "shared_conv(1)")
+    outs = [line.split("|")[1].strip() for line in text.partition("Weight qconfig")[0].splitlines() if "<class" in line]
+    assert outs == [*layers[:4], "bn1", "shared_conv(1)", "bn2", "sub[sub]", "relu"]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     for name in layers:
         kind = "Conv2d" if name.startswith("shared") else "ConvAddReLU2d"
