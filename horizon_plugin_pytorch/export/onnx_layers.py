@@ -24,6 +24,9 @@ from horizon_plugin_pytorch.fixed_point.accumulator import INT32_MAX, Accumulato
 from horizon_plugin_pytorch.fixed_point.library import unflatten
 from horizon_plugin_pytorch.fixed_point.rescaling import is_exact_in_float32
 
+_HALF_WEIGHT = 64  # 255 * (64 + 64) fits in 16 bits
+_MANY_CHANNELS = 8  # from here on a convolution of signed weights and twice the channels is faster
+
 
 @dataclass(frozen=True)
 class _Layer:
@@ -114,23 +117,19 @@ def _is_of_bytes(site: Site, plan: AccumulatorPlan, geometry: Geometry) -> bool:
 
 
 def _conv_of_bytes(g: OnnxGraph, site: Site, x: str, plan: AccumulatorPlan, geometry: Geometry) -> str:
-    """``QLinearConv`` with scales of 1 and a weight scale that is the factor: the kernel computes the definition.
-
-    On processors without instructions for it, kernels of unsigned inputs and signed weights add pairs of products in 16
-    bits. Inputs up to 127 cannot saturate these; with others, weights are unsigned too, for which kernels are slower.
-    """
+    """``QLinearConv`` with scales of 1 and a weight scale that is the factor: the kernel computes the definition."""
     parts = plan.weights
     weight = torch.cat(parts, geometry.input_axis) if geometry.groups == 1 else torch.stack(parts).sum(0)
     given = site.inputs[0].quantization
     source, source_zero = g.bytes_of(x, given is None or given.range is None or given.range[0] < 0)
-    kernel_zero = 128 if source_zero else 0
-    kernel_type = torch.uint8 if source_zero else torch.int8
+    source, kernel, kernel_zero = _kernel_of_bytes(g, source, source_zero, weight, geometry.groups)
+    kernel_type = torch.uint8 if kernel_zero else torch.int8
     zero = 0 if plan.low >= 0 else 128
     factor = plan.factor.float().reshape(-1).expand(len(weight)).contiguous()
     one = g.scalar(1.0, torch.float32)
     operands = [
         source, one, g.constant(source_zero, torch.uint8, "zero_point"),
-        g.constant(weight + kernel_zero, kernel_type, "weight"), g.constant(factor, hint="factor"),
+        kernel, g.constant(factor, hint="factor"),
         g.constant(kernel_zero, kernel_type, "zero_point"), one, g.constant(zero, torch.uint8, "zero_point"),
     ]  # fmt: skip
     if plan.bias is not None:
@@ -140,6 +139,25 @@ def _conv_of_bytes(g: OnnxGraph, site: Site, x: str, plan: AccumulatorPlan, geom
         dilations=list(geometry.dilation), group=geometry.groups,
     )  # fmt: skip
     return g.from_bytes(g.limited_bytes(out, zero, plan.low, plan.high), zero)
+
+
+def _kernel_of_bytes(g: OnnxGraph, x: str, zero: int, weight: Tensor, groups: int) -> tuple[str, str, int]:
+    """Bytes and weights that meet in a kernel, and the zero point of the weights.
+
+    On processors without VNNI, kernels of unsigned inputs and signed weights add pairs of products in 16 bits, and
+    saturate. Inputs up to 127 cannot get there, nor weights up to 64. Other weights are the sum of two such, with the
+    input channels twice: that is faster than unsigned weights, which kernels widen first, unless channels are few.
+    """
+    if zero == 0 or float(weight.abs().max()) <= _HALF_WEIGHT:
+        return x, g.constant(weight, torch.int8, "weight"), 0
+    if groups > 1 or weight.shape[1] < _MANY_CHANNELS:
+        return x, g.constant(weight + 128, torch.uint8, "weight"), 128
+    # Stored once; the halves are made when the file is loaded.
+    whole = g.constant(weight, torch.int8, "weight")
+    ends = (g.constant(end, torch.int8) for end in (-_HALF_WEIGHT, _HALF_WEIGHT))
+    half = g.node("Clip", whole, *ends)
+    rest = g.cast(g.node("Sub", g.cast(whole, torch.int32), g.cast(half, torch.int32)), torch.int8)
+    return g.node("Concat", x, x, axis=1), g.node("Concat", half, rest, axis=1), 0
 
 
 def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> str:
