@@ -4,8 +4,8 @@
 #   make demo-imagenet   pretrained EfficientNet-Lite0 to integers
 #   make smoke           one case of each test, each operator once: under two minutes
 #   make test            lint, types, layers, all tests and the examples in docstrings: under 20 minutes
-#   make soak            ten thousand generated models on every route, every pair of operators in ONNX Runtime,
-#                        properties with new random numbers: two hours
+#   make soak            ten thousand generated models on every route, every pair of operators in ONNX Runtime, all of
+#                        what the tests take samples of, properties with new random numbers: two hours
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
 #   make accuracy        accuracy of five networks on real images, hours
 #   make docs            the documentation as a web site, in site/
@@ -52,6 +52,7 @@ test: lint
 soak: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.clients --count 10000
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.sequences
+	$(PYTEST) --soak
 	$(PYTEST) -m hypothesis --hypothesis-profile=soak
 
 bench: .venv/.dev

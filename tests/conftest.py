@@ -33,6 +33,7 @@ hypothesis.settings.load_profile("here")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(tiers.SMOKE, action="store_true", help="one case of each test, each operator once in int8")
+    parser.addoption(tiers.SOAK, action="store_true", help="the tests marked `soak`, which other runs leave out")
 
 
 def pytest_configure() -> None:
@@ -40,9 +41,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    broad, others = tiers.soak(items)
+    chosen, left_out = (broad, others) if config.getoption(tiers.SOAK) else (others, broad)
     if config.getoption(tiers.SMOKE):
-        items[:], left_out = tiers.smoke(items)
-        config.hook.pytest_deselected(items=left_out)
+        chosen, more = tiers.smoke(chosen)
+        left_out += more
+    items[:] = chosen
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True)

@@ -61,10 +61,8 @@ def mismatches(a: Sequence[Tensor], b: Sequence[Tensor]) -> int:
     return sum(int((x != y).sum()) for x, y in zip(a, b, strict=True))
 
 
-def run_onnx(
-    model: onnx.ModelProto, inputs: Sequence[Tensor], optimization: str = "off", int8_kernels: bool = True
-) -> list[Tensor]:
-    """The file's outputs in stock ONNX Runtime on one thread.
+def session_of(model: onnx.ModelProto, optimization: str = "off", int8_kernels: bool = True) -> ort.InferenceSession:
+    """Stock ONNX Runtime on one thread.
 
     Args:
         int8_kernels: may it replace layers between QuantizeLinear and DequantizeLinear by kernels of its own?
@@ -75,9 +73,20 @@ def run_onnx(
     options.log_severity_level = 3
     if not int8_kernels:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run_session(session: ort.InferenceSession, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs of a file, given its inputs in order."""
     feed = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}
     return [torch.from_numpy(np.asarray(x)) for x in session.run(None, feed)]
+
+
+def run_onnx(
+    model: onnx.ModelProto, inputs: Sequence[Tensor], optimization: str = "off", int8_kernels: bool = True
+) -> list[Tensor]:
+    """The file's outputs in a session of its own."""
+    return run_session(session_of(model, optimization, int8_kernels), inputs)
 
 
 def assert_one_arithmetic(
@@ -102,12 +111,13 @@ def assert_one_arithmetic(
     model = export_quantized_onnx(quantized, tuple(inputs), file)
     onnx.checker.check_model(onnx.load(file), full_check=True)
     assert {i.domain for i in model.opset_import} == {""} and {n.domain for n in model.graph.node} == {""}
+    sessions = {optimization: session_of(model, optimization) for optimization in OPTIMIZATION}
     for batch in (inputs, *batches):
         with torch.no_grad():
             trained, integers = as_numbers(qat(*batch)), as_numbers(quantized(*batch))
         _count(different, "QAT and converted model", mismatches(trained, integers))
-        for optimization in OPTIMIZATION:
-            found = run_onnx(model, pytree.tree_leaves(tuple(batch)), optimization)
+        for optimization, session in sessions.items():
+            found = run_session(session, pytree.tree_leaves(tuple(batch)))
             if has_float_code:
                 close = [torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(integers, found, strict=True)]
                 found = [

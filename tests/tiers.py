@@ -1,4 +1,8 @@
-"""The smallest tier of tests, `make smoke`: of everything one case, of the operators each one."""
+"""The tiers of tests.
+
+`make smoke`: of everything one case, of the operators each one. `make test`: everything but what is marked `soak`, the
+breadth of which it has a sample. `make soak`: that breadth, among others.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,21 @@ from collections.abc import Sequence
 import pytest
 
 SMOKE = "--smoke"
+SOAK = "--soak"
+
+
+def soak(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Split the tests into those that only `make soak` runs and the others."""
+    broad = [item for item in items if item.get_closest_marker("soak") is not None]
+    return broad, [item for item in items if item.get_closest_marker("soak") is None]
 
 
 def smoke(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Split the tests into those of the smoke tier and the others.
 
     A test function keeps its first case. One that is marked `smoke_each("name")` keeps the first case for each value
-    of that parameter: cases list int8 before int16, so this is each operator once, in int8. Slow tests and those that
-    start processes are left out.
+    of that parameter, or of that attribute of a parameter: cases list int8 before int16, so this is each operator once,
+    in int8. Slow tests and those that start processes are left out.
     """
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
@@ -33,4 +44,7 @@ def _values(item: pytest.Item) -> tuple[str, ...]:
     """The values of the parameters for each of which the smoke tier keeps a case."""
     marker = item.get_closest_marker("smoke_each")
     params = getattr(getattr(item, "callspec", None), "params", {})
-    return tuple(repr(params[name]) for name in marker.args) if marker is not None else ()
+    if marker is None:
+        return ()
+    parts = [name.partition(".") for name in marker.args]
+    return tuple(repr(getattr(params[name], of) if of else params[name]) for name, _, of in parts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,8 +18,24 @@ from tests.operators.cases import CASES, Case
 from tests.operators.cases.base import Body
 from tests.routes import assert_one_arithmetic, prepared
 
+
+class Run(NamedTuple):
+    """A case in a format."""
+
+    name: str
+    dtype: str
+
+
 BY_NAME = {case.name: case for case in CASES}
-RUNS = [(case.name, dtype) for case in CASES for dtype in case.formats]
+# Cases that give no values come last, so that a number stands for the same run in every test: pytest orders by it.
+_BY_RESULT = sorted(CASES, key=lambda case: case.picks == ())
+RUNS = [Run(case.name, dtype) for case in _BY_RESULT for dtype in case.formats]
+WITH_VALUES = [run for run in RUNS if BY_NAME[run.name].picks != ()]
+
+
+def of_each(runs: list[Run]) -> pytest.MarkDecorator:
+    """All tests of a run come one after the other, so that they share a prepared model."""
+    return pytest.mark.parametrize("run", runs, ids="-".join, scope="module")
 
 
 def _on_grid(qat: nn.Module, inputs: tuple[Tensor, ...], count: int) -> list[Tensor]:
@@ -26,22 +43,28 @@ def _on_grid(qat: nn.Module, inputs: tuple[Tensor, ...], count: int) -> list[Ten
     return [getattr(qat, f"quant_{i}")(x).dequantize() if i < count else x for i, x in enumerate(inputs)]
 
 
-def _with_room(qat: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
-    """Widen every observed range by 2 %: rounded inputs can push an inner value past what float data showed."""
+@functools.lru_cache(maxsize=1)
+def _prepared(run: Run) -> nn.Module:
+    """The QAT model of a run in VALIDATION, for all tests of it: they leave it as it is."""
+    case = BY_NAME[run.name]
+    return prepared(case.model(), case.inputs(), run.dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def _with_room(run: Run) -> nn.Module:
+    """Every observed range is 2 % wider: rounded inputs can push an inner value past what float data showed.
+
+    It is one for all tests of the run; each sets the state that it needs.
+    """
+    qat = copy.deepcopy(_prepared(run))
     for path, module in qat.named_modules():
         if isinstance(module, FakeQuantize) and not path.endswith("weight_fake_quant"):
             module.activation_post_process.min_val.mul_(1.02)
             module.activation_post_process.max_val.mul_(1.02)
     set_fake_quantize(qat, FakeQuantState.QAT)
     with torch.no_grad():
-        qat(*inputs)  # an averaging constant of 0 keeps the ranges, and the scales follow them
-    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+        qat(*BY_NAME[run.name].inputs())  # an averaging constant of 0 keeps the ranges, and the scales follow them
     return qat
-
-
-def _prepared(case: Case, model: nn.Module, dtype: str) -> nn.Module:
-    set_march(case.march)
-    return prepared(model, case.inputs(), dtype)
 
 
 def _round_weights(model: nn.Module, qat: nn.Module) -> None:
@@ -60,12 +83,12 @@ def test_names_are_unique() -> None:
     assert len(BY_NAME) == len(CASES)
 
 
-@pytest.mark.smoke_each("name")
-@pytest.mark.parametrize(("name", "dtype"), RUNS)
-def test_all_routes_give_the_same_integers(name: str, dtype: str, tmp_path: Any, record_property: Any) -> None:
-    case = BY_NAME[name]
-    inputs = case.inputs()
-    qat = _prepared(case, case.model(), dtype)
+@pytest.mark.smoke_each("run.name")
+@of_each(RUNS)
+def test_all_routes_give_the_same_integers(run: Run, tmp_path: Any, record_property: Any) -> None:
+    case, dtype = BY_NAME[run.name], run.dtype
+    set_march(case.march)
+    inputs, qat = case.inputs(), _prepared(run)
     other = case.inputs(seed=2)
     beyond = tuple(3 * x if i < len(case.shapes) else x for i, x in enumerate(other))  # saturates
     for value in _values(case, qat(*inputs)[0]):
@@ -85,11 +108,12 @@ def _rest(case: Case, result: Any) -> list[Tensor]:
     return [x.int_repr() if isinstance(x, QTensor) else x for i, x in enumerate(results) if i not in case.picks]
 
 
-@pytest.mark.parametrize(("name", "dtype"), RUNS)
-def test_integers_are_close_to_float_and_to_training(name: str, dtype: str) -> None:
-    case = BY_NAME[name]
-    inputs, model = case.inputs(), case.model()
-    qat = _with_room(_prepared(case, model, dtype), inputs)
+@of_each(RUNS)
+def test_integers_are_close_to_float_and_to_training(run: Run) -> None:
+    case, dtype = BY_NAME[run.name], run.dtype
+    set_march(case.march)
+    inputs, model, qat = case.inputs(), case.model(), _with_room(run)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
     with torch.no_grad():
         exact = qat(*inputs)[0]
         on_grid = _on_grid(qat, inputs, len(case.shapes))
@@ -115,11 +139,11 @@ def test_integers_are_close_to_float_and_to_training(name: str, dtype: str) -> N
 
 
 @pytest.mark.parametrize("state", [FakeQuantState.QAT, FakeQuantState.VALIDATION], ids=lambda s: s.name)
-@pytest.mark.parametrize(("name", "dtype"), [run for run in RUNS if BY_NAME[run[0]].picks != ()])
-def test_gradients_follow_float(name: str, dtype: str, state: FakeQuantState) -> None:
-    case = BY_NAME[name]
-    inputs, model = case.inputs(), case.model()
-    qat = _with_room(_prepared(case, model, dtype), inputs)
+@of_each(WITH_VALUES)
+def test_gradients_follow_float(run: Run, state: FakeQuantState) -> None:
+    case = BY_NAME[run.name]
+    set_march(case.march)
+    inputs, model, qat = case.inputs(), case.model(), _with_room(run)
     set_fake_quantize(qat, state)
     found = _gradients(qat, inputs)
     wanted = _gradients(model, inputs)
@@ -133,6 +157,7 @@ def test_gradients_follow_float(name: str, dtype: str, state: FakeQuantState) ->
 
 
 def _gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    model.zero_grad()
     leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
     outputs = model(*[x * 1.0 if x.is_floating_point() else x for x in leaves])[1:]  # in place must not write to a leaf
     generator = torch.Generator().manual_seed(5)

@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
-import warnings
+import functools
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from horizon_plugin_pytorch.march import set_march
 from horizon_plugin_pytorch.nn.intrinsic import FusedModule
 from horizon_plugin_pytorch.nn.operator_table import Kind, Operator, ScaleRule, rows
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.qtensor import keeps_scale
-from horizon_plugin_pytorch.quantization import default_qat_8bit_fake_quant_qconfig, prepare_qat_fx
 from tests.operators.cases import CASES
+from tests.operators.cases.calls import calls_of
 
 
-@pytest.fixture(scope="module")
-def met() -> tuple[set[str], set[type]]:
-    """What the cases' prepared graphs call: names of generated modules and of functions, and classes of modules."""
-    names: set[str] = set()
-    classes: set[type] = set()
+@functools.cache
+def _calls() -> dict[str, set[str]]:
+    """How the cases call each row."""
+    found: dict[str, set[str]] = {}
     for case in CASES:
-        set_march(case.march)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            qat = prepare_qat_fx(case.model(), {"": default_qat_8bit_fake_quant_qconfig})
-        names |= {getattr(n.target, "__name__", str(n.target)) for n in qat.graph.nodes if n.op.startswith("call_")}
-        for path, module in qat.named_modules():
-            classes.add(type(module))
-            name = path.rpartition(".")[2]
-            if name.startswith("_generated_"):
-                names.add(name.removeprefix("_generated_").rpartition("_")[0])
-    return names, classes
+        for call in calls_of(case):
+            found.setdefault(call.row.name, set()).add(call.how)
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
-def test_every_row_of_the_operator_table_has_a_case(row: Operator, met: tuple[set[str], set[type]]) -> None:
+@pytest.mark.parametrize("row", list(rows()), ids=lambda row: row.name)
+def test_every_row_of_the_operator_table_has_a_case(row: Operator) -> None:
     if any(issubclass(cls, FusedModule) for cls in row.modules):
         return  # tests/passes/test_fusion.py walks every combination
     if row.is_real:
         return  # test_detection.py and test_colour.py have them all
-    names, classes = met
+    if row.is_functional:
+        return  # its methods have rows of their own
+    called = _calls().get(row.name, set())
     if row.qat is None:
-        spelled = {function.__name__ for function in row.functions} | set(row.methods)
-        assert spelled & names or classes & set(row.modules), f"no case has `{row.name}`"
+        assert called, f"no case has `{row.name}`"
         return
     if row.functions or row.methods:
-        assert row.name in names, f"no case calls the function `{row.name}`"
-    if row.modules:
-        assert row.qat in classes, f"no case has the module `{row.name}`"
+        assert called & {"call_function", "call_method"}, f"no case calls the function `{row.name}`"
+    if any(cls.__module__.startswith("torch") for cls in row.modules):  # others stand for calls of functions
+        assert "call_module" in called, f"no case has the module `{row.name}`"
     assert row.functions or row.methods or row.modules or row.name in FUNCTIONAL_METHODS
 
 

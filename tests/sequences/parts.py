@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from horizon_plugin_pytorch.capture.region import quantized_nodes, row_of_node
-from horizon_plugin_pytorch.capture.tracing import trace
 from horizon_plugin_pytorch.march import March
-from horizon_plugin_pytorch.operators.table import Operator
 from tests.operators.cases import CASES, Case
-from tests.operators.cases.base import bench, cases, functional, module
+from tests.operators.cases.base import cases, functional, module
+from tests.operators.cases.calls import rows_of
 
 
 class Joined(nn.Module):
@@ -76,8 +74,7 @@ class Part:
     @functools.cached_property
     def rows(self) -> list[str]:
         """The rows of the operator table that the case calls: the first takes its input, the last gives its result."""
-        case = self.case
-        return [row.name for row in _rows(bench(case.make(), len(case.shapes), len(case.inputs()), case.picks))]
+        return [row.name for row in rows_of(self.case) if not row.is_stub and not row.is_functional]
 
     @functools.cached_property
     def body(self) -> nn.Module:
@@ -94,13 +91,6 @@ class Part:
         if len(set(self.case.shapes)) == 1:
             return (shape,) * len(self.case.shapes)
         return tuple(shape if i == position else own for i, own in enumerate(self.case.shapes))
-
-
-def _rows(model: nn.Module) -> list[Operator]:
-    graph_module = fx.GraphModule(model, trace(model))
-    region = quantized_nodes(graph_module)
-    found = [row_of_node(graph_module, node) for node in graph_module.graph.nodes if node in region]
-    return [row for row in found if row is not None and not row.is_stub and not row.is_functional]
 
 
 @functools.cache
