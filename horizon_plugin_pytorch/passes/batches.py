@@ -74,7 +74,9 @@ def _observers(module: nn.Module) -> list[ObserverBase]:
         met.add(id(one))
         if isinstance(one, ObserverBase):
             found.append(one)
-        waiting += [child for child in tuple(dict.values(one._modules)) if child is not None]
+        children = one._modules  # of a scripted module they are no dictionary
+        values = dict.values(children) if isinstance(children, dict) else children.values()
+        waiting += [child for child in tuple(values) if child is not None]
     return found
 
 
