@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.calibration.batches import (
     place_of,
     require_quantizers,
     run_batch,
+    split_unseen,
     take_batches,
     undone_after_an_error,
     unseen_lines,
@@ -86,12 +87,14 @@ class AutoCalibrationResult:
             with each candidate's range of all batches together instead of the mean of theirs.
         kept: which of `errors` the model was left with.
         unseen: modules that no batch reached.
+        left_float: modules that only real numbers reached, in code that tracing does not enter: they need no scale.
     """
 
     choices: list[AutoChoice] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)
     kept: str = ""
     unseen: list[str] = field(default_factory=list)
+    left_float: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         rows = [
@@ -105,7 +108,7 @@ class AutoCalibrationResult:
             notes.append(f"Kept is {self.kept} everywhere, better for the whole model than the best for each tensor.")
         whole = [[name, f"{error:.4%}", "kept" if name == self.kept else ""] for name, error in self.errors.items()]
         second = Table(["whole model", "error", ""], whole).text()
-        return "\n".join([table, *notes, "", second, *unseen_lines(self.unseen)])
+        return "\n".join([table, *notes, "", second, *unseen_lines(self.unseen, self.left_float)])
 
 
 def _gain(before: float, after: float) -> str:
@@ -160,7 +163,8 @@ def auto_calibrate(
             set_fake_quantize(calib_model, FakeQuantState.CALIBRATION)
             judge.run_float(tensors)
         seen = sorted((t for t in tensors if t.positions), key=lambda t: t.order)
-        result = AutoCalibrationResult(unseen=[place_of(t.path) for t in tensors if not t.is_seen])
+        result = AutoCalibrationResult()
+        result.unseen, result.left_float = split_unseen(calib_model, [t.path for t in tensors if not t.is_seen])
         for tensor in seen:
             tensor.find_ranges(candidates)
         set_fake_quantize(calib_model, FakeQuantState._FLOAT)

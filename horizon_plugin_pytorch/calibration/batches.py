@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nested import fresh
+from horizon_plugin_pytorch.passes.swap import is_inside, paths_left_float
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.statistics.observer_base import require_whole
 
@@ -102,14 +103,30 @@ def place_of(name: str) -> str:
     return owner if last == "activation_post_process" else name
 
 
-def unseen_lines(unseen: Sequence[str]) -> list[str]:
-    """What a table says of modules that no batch reached."""
-    if not unseen:
-        return []
-    return [
-        f"No finite value reached: {', '.join(unseen)}. Their scales stay as they were; where there was none it is 1, "
-        "and convert warns of it."
-    ]
+def unseen_lines(unseen: Sequence[str], left_float: Sequence[str] = ()) -> list[str]:
+    """What a table says of modules that no batch reached.
+
+    Args:
+        left_float: those that need no scale, as they are float after conversion.
+    """
+    lines = []
+    if unseen:
+        lines.append(
+            f"No finite value reached: {', '.join(unseen)}. Their scales stay as they were; where there was none it "
+            "is 1, and convert warns of it."
+        )
+    if left_float:
+        lines.append(
+            f"Nothing with a scale reached: {', '.join(left_float)}. They compute in float, as with parameters alone, "
+            "and stay float when the model is converted."
+        )
+    return lines
+
+
+def split_unseen(model: nn.Module, unseen: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of the fake quantizers that saw nothing, the places of those that need a scale; the modules that need none."""
+    left_float = paths_left_float(model)
+    return [place_of(name) for name in unseen if not is_inside(name, left_float)], list(left_float)
 
 
 def require_quantizers(model: nn.Module, caller: str) -> dict[str, FakeQuantize]:

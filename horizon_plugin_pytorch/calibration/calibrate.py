@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.calibration.batches import (
     require_batches,
     require_quantizers,
     run_batch,
+    split_unseen,
     undone_after_an_error,
     unseen_lines,
 )
@@ -42,6 +43,7 @@ from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.passes.late_modules import has_unmet_code, meeting_calls
+from horizon_plugin_pytorch.passes.swap import is_inside, paths_left_float
 from horizon_plugin_pytorch.passes.unmet import has_code
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.results import own_tensors
@@ -65,6 +67,7 @@ class CalibrationResult:
         ending: why it stopped, in words.
         scales: scale of each quantized tensor, by its module's path.
         unseen: modules that no batch of this run reached with finite values.
+        left_float: modules that only real numbers reached, in code that tracing does not enter: they need no scale.
         uneven: tensors whose range in some batch was more than 1.25 times the one that was taken, the mean of the
             batches; with how many times.
     """
@@ -74,12 +77,13 @@ class CalibrationResult:
     ending: str = "all data were run"
     scales: dict[str, Tensor] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
+    left_float: list[str] = field(default_factory=list)
     uneven: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [[name, f"{float(s.min()):.6g}", f"{float(s.max()):.6g}", s.numel()] for name, s in self.scales.items()]
         table = Table(["tensor", "smallest scale", "largest scale", "scales"], rows).text()
-        lines = [table, f"{self.steps} batches; {self.ending}.", *unseen_lines(self.unseen)]
+        lines = [table, f"{self.steps} batches; {self.ending}.", *unseen_lines(self.unseen, self.left_float)]
         if self.uneven:
             worst = sorted(self.uneven, key=self.uneven.__getitem__, reverse=True)
             shown = listed((f"{name} {self.uneven[name]:.1f} times" for name in worst), most=5)
@@ -158,7 +162,7 @@ def calibrate(
             for batch in batches.in_step(result, steps, progress):
                 _run(forward, model, batch, result.steps, quantizers, device, begin)
                 result.steps += 1
-                watch.follow(quantizers)
+                watch.follow(_awaited(model, quantizers))
                 result.has_settled = watch.have_settled()
                 if result.has_settled:
                     result.ending = "the scales have settled"
@@ -179,7 +183,7 @@ def calibrate(
     limits = {place_of(name): q.activation_post_process.clipped_from for name, q in quantizers.items()}
     tell_clipped({name: ratio for name, ratio in result.uneven.items() if ratio > limits[name]}, "calibrate")
     result.scales = {place_of(n): q.scale.detach().clone() for n, q in quantizers.items() if is_seen[n]}
-    result.unseen = [place_of(n) for n, seen in is_seen.items() if not seen]
+    result.unseen, result.left_float = split_unseen(model, [n for n, seen in is_seen.items() if not seen])
     return result
 
 
@@ -188,6 +192,12 @@ def _needs_no_scales(model: nn.Module) -> bool:
     modules = list(model.modules())
     has_scales = any(isinstance(m, FakeQuantize) for m in modules)
     return not has_scales and any(isinstance(m, (FakeCast, DynamicFakeQuantize)) for m in modules)
+
+
+def _awaited(model: nn.Module, quantizers: Mapping[str, FakeQuantize]) -> dict[str, FakeQuantize]:
+    """Those that some batch can still reach: not of modules that are used on real numbers."""
+    floats = [path for path, is_used in paths_left_float(model).items() if is_used]
+    return {name: quantizer for name, quantizer in quantizers.items() if not is_inside(name, floats)}
 
 
 def _has_seen(quantizer: FakeQuantize) -> bool:

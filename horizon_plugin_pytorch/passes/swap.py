@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -293,22 +293,41 @@ def _tell_state(model: nn.Module, quantizers: Sequence[FakeQuantize]) -> None:
 
 
 def _never_calibrated(model: nn.Module) -> list[str]:
-    found = []
+    found, left_float = [], paths_left_float(model)
     for path, module in model.named_modules():
         quantizer = getattr(module, "activation_post_process", None)
-        if not isinstance(module, QATModule) or module.is_optional or module.float_form is not None:
+        if not isinstance(module, QATModule) or module.is_optional or is_inside(path, left_float):
             continue
         if isinstance(quantizer, FakeQuantize) and not quantizer.has_statistics:
             found.append(f"{path} ({type(module).__name__})")
     return found
 
 
-def _ran_on_real(module: PlacedModule) -> bool:
-    """Has a module in code that tracing does not enter met nothing with a scale? It stays float then."""
-    if module.float_form is None:
+def _stays_float(module: nn.Module) -> bool:
+    """Has a module in code that tracing does not enter met nothing with a scale? Conversion gives its float form."""
+    if not isinstance(module, PlacedModule) or module.float_form is None or module.met(is_real=False):
         return False
     quantizers = [m for name, m in module.named_modules() if isinstance(m, FakeQuantize) and "weight_fake" not in name]
     return bool(quantizers) and not any(q.has_statistics and not q.is_fixed for q in quantizers)
+
+
+def paths_left_float(model: nn.Module) -> dict[str, bool]:
+    """The modules of a prepared model that are float after conversion, as nothing with a scale has met them.
+
+    Returns:
+        paths, each with whether the model uses it: calls it on real numbers, or reads its parameters.
+    """
+    found: dict[str, Any] = {path: module for path, module in model.named_modules() if _stays_float(module)}
+    return {path: m.met(is_real=True) or bool(getattr(m, "read_tensors", ())) for path, m in found.items()}
+
+
+def is_inside(path: str, owners: Iterable[str]) -> bool:
+    """Is it one of these modules, or a part of one?
+
+    >>> is_inside("norm.mul", ["norm"]), is_inside("norms", ["norm"])
+    (True, False)
+    """
+    return any(path == owner or path.startswith(f"{owner}.") for owner in owners)
 
 
 def keep_float_forms(model: nn.Module, modules: dict[str, nn.Module]) -> None:
@@ -366,8 +385,8 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
             module.require_settings()
 
     def change(path: str, module: nn.Module) -> nn.Module | None:
-        if isinstance(module, PlacedModule) and _ran_on_real(module):
-            return module.current_float_form()
+        if _stays_float(module):
+            return module.current_float_form()  # type: ignore[operator]
         if not isinstance(module, QATModule):
             return None
         if is_preserved(model, path):

@@ -239,6 +239,10 @@ class PlacedModule(Successor):
             self._meet(is_real)
         return is_real
 
+    def met(self, is_real: bool) -> bool:
+        """Was it called on real numbers, or on quantized ones, by code that tracing does not enter?"""
+        return is_real in self._meetings
+
     def _meet(self, is_real: bool) -> None:
         """It is called on real numbers for the first time, or on quantized ones.
 

@@ -30,6 +30,7 @@ from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     PrepareMethod,
     QuantStub,
+    auto_calibrate,
     calibrate,
     convert_fx,
     explain,
@@ -735,3 +736,43 @@ def test_threads_run_a_loop_that_is_met_for_the_first_time() -> None:
         with ThreadPoolExecutor(8) as pool:
             results = list(pool.map(qat, [X] * 16))
         assert all(torch.equal(results[0], one) for one in results)
+
+
+class _Queries(nn.Module):
+    """A head whose queries are made of parameters alone, in code that tracing does not enter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.embed, self.norm, self.mlp = nn.Embedding(5, 4), nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.unused = nn.Linear(4, 4)
+
+    @wrap()
+    def add(self, x: Tensor, is_more: bool = False) -> Tensor:
+        return self.unused(x) if is_more else x + self.mlp(self.norm(self.embed.weight))[:1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.add(self.quant(x)))
+
+
+@pytest.mark.parametrize("run", [calibrate, auto_calibrate])
+def test_layers_that_compute_on_parameters_alone_are_said_to_stay_float(run: Callable) -> None:
+    torch.manual_seed(0)
+    model = prepare(_Queries(), (X[0, 0, :, :4],), default_calibration_qconfig_setter, method=PrepareMethod.SYMBOLIC)
+    result = run(model, [X[0, i, :, :4] for i in range(4)])
+    assert not result.unseen and result.left_float == ["embed", "norm", "mlp.0", "unused"]
+    assert "No finite value" not in str(result) and "Nothing with a scale reached: embed, norm, mlp.0" in str(result)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantized = convert_fx(model)
+        assert torch.equal(quantized(X[0, 0, :, :4]), model(X[0, 0, :, :4]))
+    kinds = {type(quantized.get_submodule(path)) for path in result.left_float}
+    assert kinds == {nn.Embedding, nn.LayerNorm, nn.Linear}
+
+
+def test_layers_that_compute_on_parameters_alone_do_not_keep_calibration_from_settling() -> None:
+    torch.manual_seed(0)
+    net = _Queries()
+    del net.unused
+    model = prepare(net, (X[0, 0, :, :4],), default_calibration_qconfig_setter, method=PrepareMethod.SYMBOLIC)
+    assert calibrate(model, [X[0, 0, :, :4]] * 20, patience=3).has_settled
