@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from horizon_plugin_pytorch.function_handlers import taken_for_number
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import EmptyIsZero
@@ -19,7 +21,8 @@ class CodeCalls(EmptyIsZero):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = super().__torch_function__(func, types, args, kwargs)
-        if not any(issubclass(t, QTensor) for t in types):
+        # Code of this package looks at plain memory on purpose, and says so.
+        if torch._C._is_torch_function_enabled() and not any(issubclass(t, QTensor) for t in types):
             for x in (*args, *kwargs.values()) if kwargs else args:
                 if isinstance(x, QTensor) and out is not x:  # `torch.as_tensor(x)` is `x`
                     raise taken_for_number(func)
