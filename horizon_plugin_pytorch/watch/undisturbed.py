@@ -10,14 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import immutable_collections
 
 from horizon_plugin_pytorch.nn.qat.half import Float16
 
 _FILLED = (dict, list, set, deque)  # containers that a forward may fill
+_UNCHANGED = (immutable_collections.immutable_list, immutable_collections.immutable_dict)  # of settings
 _HOOKS = nn.Module().__dict__.keys() - {"training", "_parameters", "_buffers", "_modules"}
 
 
 def _refill(container: Any, contents: Any) -> None:
+    if isinstance(container, _UNCHANGED):
+        return
     if isinstance(container, (list, deque)):
         container.clear()
         container.extend(contents)
