@@ -74,6 +74,8 @@ def compared_classes(function: FunctionType) -> Iterator[tuple[str, Any, bool]]:
     [(<class 'list'>, True), (<class 'dict'>, True)]
     >>> [found[1:] for found in compared_classes(lambda x: x.__class__.__name__ == "Tensor")]
     [('Tensor', False)]
+    >>> [found[1:] for found in compared_classes(lambda x: issubclass(type(x), dict))]
+    [(<class 'dict'>, True)]
     """
     pending = [function.__code__]
     while pending:
@@ -83,8 +85,10 @@ def compared_classes(function: FunctionType) -> Iterator[tuple[str, Any, bool]]:
             continue
         steps = [step for step in dis.get_instructions(code) if step.positions and step.positions.lineno]
         for comparison in steps:
-            if comparison.opname in ("IS_OP", "COMPARE_OP", "CONTAINS_OP"):
-                inside = [step for step in steps if _is_inside(step, comparison)]
+            if comparison.opname in ("IS_OP", "COMPARE_OP", "CONTAINS_OP", "CALL"):
+                inside = [step for step in steps if is_inside(step, comparison)]
+                if comparison.opname == "CALL" and inside[0].argval != "issubclass":
+                    continue
                 if any(_reads_class(step) for step in inside):
                     line = line_of(code.co_filename, comparison.positions.lineno or 0)  # type: ignore[union-attr]
                     is_type = any(step.argval == "type" for step in inside)
@@ -96,7 +100,8 @@ def _reads_class(step: dis.Instruction) -> bool:
     return is_global or (step.opname == "LOAD_ATTR" and step.argval == "__class__")
 
 
-def _is_inside(step: dis.Instruction, whole: dis.Instruction) -> bool:
+def is_inside(step: dis.Instruction, whole: dis.Instruction) -> bool:
+    """Is an instruction of an expression that is inside that of another one?"""
     a, b = tuple(step.positions or ()), tuple(whole.positions or ())
     return None not in (*a, *b) and (a[0], a[2]) >= (b[0], b[2]) and (a[1], a[3]) <= (b[1], b[3])
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import itertools
 import sys
 from collections.abc import Sequence
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
+from horizon_plugin_pytorch.asking.functions import is_inside
 from horizon_plugin_pytorch.asking.owners import USER, owner_of
 from horizon_plugin_pytorch.asking.stack import user_frame
 
@@ -20,8 +22,35 @@ def user_asks_class() -> bool:
     Functions of torch written in C ask in the same way, from the user's frame; for them a class is a promise about
     memory, and they must have the true answer.
     """
-    frame = sys._getframe(2)
+    frame = _asking_frame(sys._getframe(2))
     return owner_of(frame.f_code.co_filename) == USER and _asks_class(frame.f_code, frame.f_lasti)
+
+
+def _asking_frame(frame: FrameType) -> FrameType:
+    """The frame that asks for a class, rather than that of a metaclass which passes the question on."""
+    while frame.f_code.co_name == "__instancecheck__" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def asked_classes() -> list[Any]:
+    """What the names stand for in the ``isinstance(x, ...)`` that asks for the class of what calls this function."""
+    frame = _asking_frame(sys._getframe(2))
+    steps = list(dis.get_instructions(frame.f_code))
+    now = next((step for step in steps if step.offset == frame.f_lasti), None)
+    found: list[Any] = []
+    value: Any = None
+    for step in steps if now is not None else ():
+        if step is now or not is_inside(step, now):  # type: ignore[arg-type]
+            continue
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            value = inspect.getattr_static(value, step.argval, None)
+        elif step.opname.startswith("LOAD_") and isinstance(step.argval, str):
+            value = frame.f_locals.get(step.argval, frame.f_globals.get(step.argval))
+        else:
+            continue
+        found += value if isinstance(value, tuple) else [value]
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
@@ -98,18 +127,72 @@ def _tests_identity(code: CodeType, instruction: int) -> bool:
     return following is not None and following.opname == "IS_OP"
 
 
-def user_compares_truth() -> bool:
-    """True if the innermost function of the user compares what it gets now with a constant: ``x.equal(y) is True``."""
+def user_compares_truth(is_later: bool = False) -> bool:
+    """True if the user's code compares what it gets now with a constant: ``x.equal(y) is True``.
+
+    Args:
+        is_later: also if it puts the answer into a variable first, or gives it to the function that called it.
+    """
     frame = user_frame()
-    return frame is not None and _compares_truth(frame.f_code, frame.f_lasti)
+    while frame is not None:
+        is_compared, is_returned = _compares_truth(frame.f_code, frame.f_lasti, is_later)
+        if is_compared or not is_returned:
+            return is_compared
+        frame = frame.f_back
+        if frame is not None and owner_of(frame.f_code.co_filename) != USER:
+            break
+    return False
 
 
 @functools.lru_cache(maxsize=4096)
-def _compares_truth(code: CodeType, instruction: int) -> bool:
-    after = (step for step in dis.get_instructions(code) if step.offset > instruction and step.opname != "CALL")
-    constant, comparison = next(after, None), next(after, None)
-    is_truth = constant is not None and constant.opname == "LOAD_CONST" and isinstance(constant.argval, bool)
-    return is_truth and comparison is not None and comparison.opname == "IS_OP"
+def _compares_truth(code: CodeType, instruction: int, is_later: bool) -> tuple[bool, bool]:
+    """Does a function compare what an instruction gives with a constant? Does it return it?"""
+    steps = list(dis.get_instructions(code))
+    after = [step for step in steps if step.offset > instruction and step.opname not in ("CALL", "CACHE")]
+    if _asks_truth(after, 0) or not is_later:
+        return _asks_truth(after, 0), False
+    stored: dict[str, set[str]] = {"STORE_ATTR": set(), "": set()}
+    for step, following in itertools.pairwise(after):
+        is_owner = step.opname.startswith("LOAD_") and following.opname == "STORE_ATTR"  # `self.is_same = ...`
+        if step.opname.startswith("STORE_"):
+            stored["STORE_ATTR" if step.opname == "STORE_ATTR" else ""].add(step.argval)
+        elif not is_owner and not step.opname.startswith(("COPY", "NOP")):
+            break
+    loads = [
+        i + 1
+        for i, step in enumerate(steps)
+        if step.opname.startswith("LOAD_") and step.argval in stored["STORE_ATTR" if step.opname == "LOAD_ATTR" else ""]
+    ]
+    is_returned = any(_opname(steps, i) == "RETURN_VALUE" for i in loads) or _opname(after, 0) == "RETURN_VALUE"
+    return any(_asks_truth(steps, i) for i in loads), is_returned
+
+
+def _opname(steps: Sequence[dis.Instruction], i: int) -> str:
+    return steps[i].opname if i < len(steps) else ""
+
+
+def _asks_truth(steps: Sequence[dis.Instruction], i: int) -> bool:
+    """True if the instruction at `i` compares what was loaded before it with True, False or a number."""
+    is_constant = _opname(steps, i) == "LOAD_CONST" and isinstance(steps[i].argval, int)
+    return is_constant and _opname(steps, i + 1) == "IS_OP"
+
+
+def user_looks_up() -> bool:
+    """True if the user's code itself wants the hash of what calls this function: a key of a dictionary or set."""
+    return owner_of(sys._getframe(2).f_code.co_filename) == USER
+
+
+def user_spells() -> bool:
+    """True if the user's code itself calls ``str`` or ``repr`` of what calls this function."""
+    frame = sys._getframe(2)
+    return owner_of(frame.f_code.co_filename) == USER and _spells(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=1024)
+def _spells(code: CodeType, instruction: int) -> bool:
+    steps = list(dis.get_instructions(code))
+    now = next((step for step in steps if step.offset == instruction), None)
+    return now is not None and _called_name(steps, now, ("str", "repr")) is not None
 
 
 def asserted_answer() -> bool | None:

@@ -10,9 +10,12 @@ import torch
 import torch.fx
 
 from horizon_plugin_pytorch.asking.questions import (
+    asked_classes,
     user_asks_attribute,
     user_asks_class,
     user_compares_truth,
+    user_looks_up,
+    user_spells,
     user_tests_identity,
 )
 from horizon_plugin_pytorch.capture.given import Place, is_setting
@@ -21,6 +24,10 @@ from horizon_plugin_pytorch.plain_values import array_ufunc, number_function
 from horizon_plugin_pytorch.torch_functions import VIEW_ATTRIBUTES
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
 
+_LEGACY = type(torch.FloatTensor)
+# What is the same for all tensors that have been through a QuantStub, as in float.
+_OF_QUANTIZED: dict[str, Any] = dict.fromkeys(("is_sparse", "is_quantized", "is_mkldnn", "is_nested"), False)
+_OF_QUANTIZED["layout"] = torch.strided
 UNKNOWN_TRUTH = "is not known while tracing, so `is True` and `is False` cannot compare it"
 
 
@@ -32,8 +39,15 @@ class TracedProxy(torch.fx.Proxy):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """The class of what it stands for to the user's code, which may ask ``isinstance(x, Tensor)``."""
-        is_asked = user_asks_class()
-        return (is_asked and self.asked_class()) or type(self)
+        if not user_asks_class():
+            return type(self)
+        if any(isinstance(cls, _LEGACY) for cls in asked_classes()):  # written in C, it would read the tensor's memory
+            raise TypeError(
+                "torch.FloatTensor and its like cannot be asked for a traced value; write "
+                "`isinstance(x, torch.Tensor)` and `x.dtype == torch.float32`"
+            )
+        cls = self.asked_class()
+        return cls or self.tracer.tell_class() or type(self)
 
     def asked_class(self) -> type | None:
         """The class of what it stands for; None where tracing does not know."""
@@ -75,7 +89,21 @@ class Written(TracedProxy):
             raise TypeError(f"numpy.{function.__name__}: __array_function__")
         return self.tracer.create_proxy("call_function", own, inputs, {})
 
-    __hash__ = torch.fx.Proxy.__hash__
+    def __hash__(self) -> int:
+        if user_looks_up():
+            self._tell_fact()
+        return object.__hash__(self)
+
+    def __str__(self) -> str:
+        if user_spells():
+            self._tell_fact()
+        return super().__str__()
+
+    def _tell_fact(self) -> None:
+        """Note that the forward looks for a size, or the like, among values that are known."""
+        tells = getattr(self.tracer, "tell_fact", None)
+        if tells is not None:
+            tells(self)
 
     def __eq__(self, other: Any) -> Any:  # a tensor is not None
         return False if other is None else self.tracer.create_proxy("call_function", operator.eq, (self, other), {})
@@ -88,18 +116,20 @@ class Written(TracedProxy):
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
         if name in ("dtype", "itemsize") and (dtype := self._dtype()) is not None:
             return dtype if name == "dtype" else dtype.itemsize
+        if name in _OF_QUANTIZED and self._dtype() is not None:
+            return _OF_QUANTIZED[name]
         if name == "dtype" and user_tests_identity():
             raise TypeError("`x.dtype` is not known while tracing, so `is` cannot compare it")
         if name == "grad":
             return None  # no backward has run through a tensor of this forward
         if name in ("grad_fn", "_base"):  # whose use is to ask whether they are None
             raise TypeError(f"`x.{name}` is not known while tracing")
-        if user_compares_truth():
+        if user_compares_truth(is_later=True):
             raise TypeError(f"`x.{name}` {UNKNOWN_TRUTH}")
         is_asked = user_asks_attribute()
         if is_asked is not None and not name.startswith("__"):
             self._require(name, is_asked)
-        return super().__getattr__(name)
+        return ReadAttribute(self, name)
 
     def _require(self, name: str, is_asked: bool) -> None:
         """Answer as what it stands for does where that has no such attribute.
@@ -123,6 +153,10 @@ class Written(TracedProxy):
         if name == "data":
             raise TypeError("assignment to `x.data`")
         super().__setattr__(name, value)
+
+
+class ReadAttribute(Written, torch.fx.proxy.Attribute):
+    """An attribute or method of what is traced: ``batch.image``, ``x.device``, ``x.relu``."""
 
 
 def _in_place(target: Any) -> Any:

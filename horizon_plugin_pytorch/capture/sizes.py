@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -36,6 +37,52 @@ def is_fact(node: fx.Node) -> bool:
 def is_size(node: fx.Node) -> bool:
     """Is it a number that depends on shapes only?"""
     return settle(_size_rule, node)
+
+
+_SIZE = torch.Size
+_ATTRIBUTES: dict[str, type] = {"shape": _SIZE, "ndim": int, "device": torch.device, "layout": torch.layout}
+_METHODS: dict[str, type] = {
+    **dict.fromkeys(("dim", "ndimension", "numel", "nelement", "storage_offset", "element_size", "get_device"), int),
+    **dict.fromkeys(("is_contiguous", "is_floating_point", "is_complex", "is_same_size"), bool),
+}
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+_WHOLE = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pos)
+
+
+def class_of_fact(node: fx.Node) -> type | None:
+    """The class in float of a number that depends on shapes only, or of what else is asked of a tensor.
+
+    None where that is not known.
+    """
+    return settle(_class_rule, node) or None
+
+
+def _class_rule(node: fx.Node) -> Rule:
+    if node.op == "call_function" and node.target is getattr:
+        return _ATTRIBUTES.get(str(node.args[1]), False)
+    if node.op == "call_method":
+        if node.target in ("size", "stride"):
+            whole = _SIZE if node.target == "size" else tuple
+            return int if len(node.args) + len(node.kwargs) > 1 else whole
+        return _METHODS.get(str(node.target), False)
+    sources = node.all_input_nodes
+    if node.op != "call_function" or not sources:
+        return False
+    classes = set()
+    for source in sources:
+        classes.add((yield source))
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        whole = yield node.args[0]
+        is_part = isinstance(node.args[1], slice)
+        return (whole if is_part else int) if whole in (_SIZE, tuple) else False
+    classes |= {type(value) for value in node.args if not isinstance(value, fx.Node)}
+    if not classes <= {int, float, bool}:
+        return False
+    if node.target in _COMPARISONS:
+        return bool
+    if node.target is operator.truediv:
+        return float
+    return (float if float in classes else int) if node.target in _WHOLE else False
 
 
 Rule = Generator[fx.Node, Any, Any]

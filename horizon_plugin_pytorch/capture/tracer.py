@@ -27,7 +27,7 @@ from horizon_plugin_pytorch.capture.leaves import is_functional, is_leaf, is_mar
 from horizon_plugin_pytorch.capture.made_tensors import MadeTensors, TracedCalls
 from horizon_plugin_pytorch.capture.number_types import NumberTypes
 from horizon_plugin_pytorch.capture.proxies import UNKNOWN_TRUTH, KnownItems, Parts, TracedProxy, Written, stand_in
-from horizon_plugin_pytorch.capture.sizes import empty_as_zeros
+from horizon_plugin_pytorch.capture.sizes import class_of_fact, empty_as_zeros, is_size
 from horizon_plugin_pytorch.errors import TraceError, at, source_line
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
@@ -73,6 +73,8 @@ class QuantizationTracer(torch.fx.Tracer):
         self._called: Counter[str] = Counter()
         self.lost_hooks: dict[str, None] = {}  # hooks that the graph does not call
         self.tested_results: dict[str, None] = {}  # of wrapped code: it may give None, and the forward asks
+        self.unknown_classes: dict[str, None] = {}  # lines that ask for the class of a value of which nothing is known
+        self.looked_up: dict[str, None] = {}  # lines that look for sizes among keys of dictionaries
         self._proxies: list[weakref.ref] = []
         self.successor: QuantizationTracer | None = None  # what traces the model once more
         self.arguments: Arguments | None = None  # what is known of those of the forward
@@ -129,7 +131,19 @@ class QuantizationTracer(torch.fx.Tracer):
             return proxy.given_class
         if isinstance(proxy, Parts):
             return tuple
-        return Tensor if self._is_tensor(proxy.node) else None
+        row = _row_of(proxy.node)
+        if row is not None and (len(row.results) > 1 or Trait.SEVERAL in row.traits):
+            return tuple
+        return Tensor if self._is_tensor(proxy.node) else class_of_fact(proxy.node)
+
+    def tell_class(self) -> None:
+        """Note the line at which the forward asks for a class that nobody knows."""
+        self.unknown_classes[user_line()] = None
+
+    def tell_fact(self, proxy: TracedProxy) -> None:
+        """Note the line at which the forward looks for a size, or the like, among values that are known."""
+        if is_size(proxy.node):
+            self.looked_up[user_line()] = None
 
     def require_attribute(self, proxy: TracedProxy, name: str, is_asked: bool) -> None:
         """Raise what float raises where a value has no such attribute.
@@ -231,6 +245,9 @@ class QuantizationTracer(torch.fx.Tracer):
         if kind == "call_function" or (kind == "call_method" and row_of_method(target) is not None):
             args, kwargs = operands_by_position(target, args, kwargs)
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        is_call = kind in ("call_function", "call_method") and target is not getattr and self._types is not None
+        if is_call and user_compares_truth(is_later=True) and not self._is_tensor(proxy.node):
+            raise TypeError(f"what `{getattr(target, '__name__', target)}` gives {UNKNOWN_TRUTH}")
         if self._is_wrapped(kind, target) and user_tests_result():
             self.tested_results[f"`{getattr(target, '__name__', target)}` ({user_line()})"] = None
         if target is operator.getitem or (kind == "call_method" and target == "get"):

@@ -65,6 +65,8 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
         model.__dict__[GUARD] = arguments.guard
     _tell_lost(model, tracer.lost_hooks)
     _tell_tested(model, tracer.tested_results)
+    _tell_looked_up(model, tracer.looked_up)
+    _tell_classes(model, tracer.unknown_classes)
     changing = _changing(model, state, arguments)
     _tell_written(model, before, changing)
     _tell_kept(model, tracer, arguments, lambda x: state.has(x, changing))
@@ -180,6 +182,31 @@ def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:
             f"`{type(model).__name__}`: the prepared model does not call the hooks {shown}: symbolic trace goes "
             "through these modules, and the graph calls what is inside. Put such a hook on a layer inside or on the "
             "whole model, or prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward with all hooks.",
+            QuantizationWarning,
+        )
+
+
+def _tell_classes(model: nn.Module, lines: dict[str, None]) -> None:
+    """Say where the class of a value is asked for that tracing does not know."""
+    if lines:
+        warn(
+            f"`{type(model).__name__}`: its forward asks for the class of a value ({listed(lines)}) of which nothing "
+            "is known while tracing, such as the result of code that is not entered. It is taken to be none of those "
+            "that are asked for. If it is one, leave the question out, or prepare with `PrepareMethod.JIT_STRIP`, "
+            "whose model runs its own forward.",
+            QuantizationWarning,
+        )
+
+
+def _tell_looked_up(model: nn.Module, lines: dict[str, None]) -> None:
+    """Say where sizes are looked for among values that are known."""
+    if lines:
+        warn(
+            f"`{type(model).__name__}`: its forward looks for a size, or for a device, among the keys of a dictionary "
+            f"or set, or spells it as a string ({listed(lines)}). Sizes are not known while tracing, so that it is "
+            "never found, and the graph has the code for that. This is right for a cache; for a table of values, read "
+            "the size from the model's configuration, or prepare with `PrepareMethod.JIT_STRIP`, whose model runs its "
+            "own forward.",
             QuantizationWarning,
         )
 

@@ -6,6 +6,7 @@ For torch's C code a class is a promise about memory: taking a proxy for a tenso
 from __future__ import annotations
 
 import functools
+import numbers
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from horizon_plugin_pytorch.capture.tracing import trace
 from horizon_plugin_pytorch.capture.type_tests import tell_type_tests
 from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import QuantStub, prepare_qat, prepare_qat_fx
 from horizon_plugin_pytorch.utils.fx_helper import wrap
 from tests.routes import qconfig
@@ -129,6 +131,46 @@ def test_what_is_not_known_is_not_compared_with_true(answer: Any) -> None:
         trace(ComparesTruth(answer))
 
 
+def _is_like(x: Any) -> Any:
+    is_same = x.is_same_size(x + 1)
+    return is_same
+
+
+class Kept:
+    is_same: Any = None
+
+
+def _keeps(x: Any) -> bool:
+    Kept.is_same = x.is_same_size(x + 1)
+    return Kept.is_same is False
+
+
+def _asks_later(x: Any) -> bool:
+    is_cuda = x.is_cuda
+    size = x.dim()
+    return is_cuda is False or size == 3
+
+
+def _asks_numbers(x: Any) -> bool:
+    size = x.dim()
+    return size is 4  # noqa: F632  # as clients write it
+
+
+@pytest.mark.parametrize("answer", [lambda x: _is_like(x) is True, _keeps, _asks_later, _asks_numbers])
+def test_what_is_not_known_is_not_compared_later(answer: Any) -> None:
+    with pytest.raises(TraceError, match=r"test_classes_of_proxies.py:\d+: .* `is True` and `is False` cannot compare"):
+        trace(ComparesTruth(answer))
+
+
+def _compares_tensors(x: Any) -> bool:
+    flag = x > 0
+    return flag is True
+
+
+def test_tensors_may_be_compared_with_true() -> None:
+    assert trace(ComparesTruth(_compares_tensors)).nodes
+
+
 def test_what_is_known_is_compared_with_true() -> None:
     graph = trace(ComparesTruth(lambda x: x.is_floating_point() is True and x.is_complex() is False))
     assert [node.op for node in graph.nodes].count("call_function") == 1
@@ -182,3 +224,107 @@ def test_tensors_of_what_is_traced_are_refused_with_what_to_write(make: Any) -> 
         TraceError, match=r"test_classes_of_proxies.py:\d+: torch.tensor\(\) .* A size takes part as it"
     ):
         trace(ComparesTruth(make))
+
+
+LEGACY = (torch.HalfTensor, torch.FloatTensor)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: isinstance(x, torch.FloatTensor),
+        lambda x: isinstance(x, (list, torch.cuda.LongTensor)),
+        lambda x: isinstance(x, LEGACY),
+        lambda x: isinstance(x.shape, torch.FloatTensor),
+    ],
+)
+def test_classes_that_are_written_in_c_are_refused(answer: Any) -> None:
+    with pytest.raises(TraceError, match=r"test_classes_of_proxies.py:\d+: torch.FloatTensor and its like cannot be"):
+        trace(ComparesTruth(answer))
+
+
+class AsksFacts(nn.Module):
+    """Asks for what tracing knows without any numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.conv, self.ff = QuantStub(), nn.Conv2d(2, 2, 1), FloatFunctional()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(self.quant(x))
+        sizes, half = x.shape, x.shape[2] / 2
+        FOUND["classes"] = [
+            isinstance(sizes, torch.Size) and isinstance(x.size(), tuple) and isinstance(x.shape[1:], torch.Size),
+            isinstance(x.shape[0], int) and isinstance(x.size(1), numbers.Number) and isinstance(x.dim() + 1, int),
+            isinstance(half, float) and not isinstance(half, int) and not isinstance(x.shape[0], Tensor),
+            isinstance(x, torch.autograd.Variable) and isinstance(self.ff.add(x, x), Tensor),
+            isinstance(x.topk(1, 1), tuple) and isinstance(x.device, torch.device),
+            not hasattr(x.device, "mask") and hasattr(x.device, "index") and not hasattr(x.shape, "mask"),
+            x.layout is torch.strided and x.is_sparse is False and not x.is_quantized,
+        ]
+        return x
+
+
+def test_facts_of_tensors_have_the_classes_of_float() -> None:
+    FOUND.clear()
+    for _ in range(20):
+        trace(AsksFacts())
+    assert FOUND == {"classes": [True] * 7}
+
+
+class AsksParts(nn.Module):
+    def forward(self, batch: Any) -> Any:
+        return batch.image + 1 if hasattr(batch.image, "mask") else batch.image
+
+
+def test_an_attribute_of_an_attribute_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"test_classes_of_proxies.py:\d+: whether a value has the attribute `mask`"):
+        trace(AsksParts())
+
+
+TABLE = {8: 2.0}
+
+
+class LooksUp(nn.Module):
+    def __init__(self, look: Any) -> None:
+        super().__init__()
+        self.quant, self.look = QuantStub(), look
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        return x * (2.0 if self.look(x) else 3.0)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: TABLE.get(x.shape[-1], 3.0) == 2.0,
+        lambda x: x.shape[-2:] in {(8, 8)},
+        lambda x: (x.dim(), x.size(0)) in TABLE,
+        lambda x: str(x.device) == "cpu",
+    ],
+)
+def test_sizes_that_are_looked_up_are_told(look: Any) -> None:
+    line = rf"test_classes_of_proxies.py:{look.__code__.co_firstlineno}"
+    with pytest.warns(QuantizationWarning, match=rf"looks for a size, or for a device, .*{line}"):
+        trace(LooksUp(look))
+
+
+def test_tensors_as_keys_and_printed_sizes_are_left_alone(capsys: Any, recwarn: Any) -> None:
+    def look(x: Tensor) -> bool:
+        print(x.shape, f"{x.device}")
+        return {x: True}[x]
+
+    trace(LooksUp(look))
+    assert not recwarn.list
+
+
+class AsksResults(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        y = unknown(x)
+        return y[0] if isinstance(y, tuple) else y
+
+
+def test_a_class_that_nobody_knows_is_told() -> None:
+    with pytest.warns(QuantizationWarning, match=r"asks for the class of a value \(test_classes_of_proxies.py:\d+\)"):
+        trace(AsksResults())
