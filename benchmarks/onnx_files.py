@@ -24,10 +24,10 @@ from horizon_plugin_pytorch.quantization import FakeQuantState, convert_fx, set_
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx, export_to_onnx
 
 LIMITS = {
-    "ResNet18": {"int8": 1.1, "int16": 2.4},
-    "MobileNetV2": {"int8": 1.3, "int16": 4.0},
+    "ResNet18": {"int8": 1.1, "int8, fast": 0.9, "int16": 2.4},
+    "MobileNetV2": {"int8": 1.3, "int8, fast": 1.15, "int16": 4.0},
 }
-SIZE_LIMITS = {"int8": 1 / 3, "int16": 1.0}
+SIZE_LIMITS = {"int8": 1 / 3, "int8, fast": 1 / 3, "int16": 1.0}
 
 
 def files(name: str, images: Tensor) -> dict[str, tuple[bytes, Tensor]]:
@@ -41,6 +41,10 @@ def files(name: str, images: Tensor) -> dict[str, tuple[bytes, Tensor]]:
         set_fake_quantize(qat, FakeQuantState.VALIDATION)
         quantized = convert_fx(qat)
         found[fmt] = (_written(export_quantized_onnx, quantized, images), quantized(images))
+        if fmt == "int8":
+            file = io.BytesIO()
+            print(f"{name}, fast:", export_quantized_onnx(quantized, images, file, input_names=["image"], fast=True))
+            found["int8, fast"] = (file.getvalue(), quantized(images))
     return found
 
 
@@ -68,7 +72,9 @@ def bench_files(name: str, rounds: int, threads: int, profile: str) -> list[list
     for kind, (file, wanted) in written.items():
         runner = session(file, threads, profile and f"{profile}-{name}-{kind}")
         given = torch.from_numpy(runner.run(None, feed)[0])
-        assert kind == "float" or torch.equal(given, wanted), f"{name} {kind}: the file differs from its model"
+        assert kind in ("float", "int8, fast") or torch.equal(given, wanted), (
+            f"{name} {kind}: the file differs from its model"
+        )
         jobs[kind] = functools.partial(runner.run, None, feed)
     result = interleaved(jobs, rounds, name, time.process_time, follows_itself=True)
     size = len(written["float"][0])

@@ -57,8 +57,8 @@ _OF_MEMORY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
 class _Exporter:
     """Writes the nodes of a program one by one."""
 
-    def __init__(self, program: Program, opset: int, reserved: list[str]) -> None:
-        self.graph = OnnxGraph(opset, reserved)
+    def __init__(self, program: Program, opset: int, reserved: list[str], is_fast: bool = False) -> None:
+        self.graph = OnnxGraph(opset, reserved, is_fast)
         self._program = program
         self._names: dict[fx.Node, str] = {}
         self._parts: dict[fx.Node, list[str | None]] = {}  # of nodes that give several tensors
@@ -217,12 +217,14 @@ def build_onnx(
     opset_version: int | None = None,
     takes_real: bool = False,
     dynamic_axes: Any = None,
+    is_fast: bool = False,
 ) -> Any:
     """The ONNX model of a converted model, run on example inputs.
 
     Args:
         takes_real: write float and prepared models too.
         dynamic_axes: sizes of the inputs that may change, as ``{"image": {0: "batch"}}``.
+        is_fast: take int8 kernels also where they round other than the model does.
     """
     try:
         import onnx  # noqa: F401 - an extra; asked for before any work is done
@@ -240,11 +242,11 @@ def build_onnx(
 
     with _no_collection():
         if not dynamic_axes:
-            return _built(model, args, input_names, output_names, opset, takes_real)
+            return _built(model, args, input_names, output_names, opset, takes_real, is_fast)
         given, names = positional_arguments(model, args), argument_names(model, args)
         inputs = port_names([(names[path[0]], *path[1:]) for path, _ in located(given)], "input", input_names)
         return with_dynamic_axes(
-            lambda resized: _built(model, resized, input_names, output_names, opset, takes_real),
+            lambda resized: _built(model, resized, input_names, output_names, opset, takes_real, is_fast),
             args, tensors_of(given), dynamic_sizes(dynamic_axes, inputs, tensors_of(given), output_names),
         )  # fmt: skip
 
@@ -256,11 +258,17 @@ def _built(
     output_names: list[str] | None,
     opset: int,
     takes_real: bool,
+    is_fast: bool,
 ) -> Any:
-    program = simplified(_recorded(model, args, takes_real), _FUSED if opset >= 16 else _FUSED + _SAMPLING)
+    program = program_to_write(model, args, opset, takes_real)
     if not program.results:
         raise ExportError(f"`{type(model).__name__}` gives no tensor on these inputs: there is nothing to export.")
-    return _written(program, input_names, output_names, opset)
+    return _written(program, input_names, output_names, opset, is_fast)[0]
+
+
+def program_to_write(model: nn.Module, args: Any, opset: int, takes_real: bool = False) -> Program:
+    """The program of a model, in operators that have an ONNX form."""
+    return simplified(_recorded(model, args, takes_real), _FUSED if opset >= 16 else _FUSED + _SAMPLING)
 
 
 def require_written(program: Program) -> None:
@@ -330,11 +338,18 @@ def _no_collection() -> Iterator[None]:
 
 def write_program(program: Program, input_names: list[str] | None, output_names: list[str] | None) -> Any:
     """The file of a program that is recorded already."""
-    return _written(program, input_names, output_names, OPSET)
+    return _written(program, input_names, output_names, OPSET)[0]
 
 
-def _with_operators(program: Program, inputs: list[str], outputs: list[str], opset: int) -> _Exporter:
-    exporter = _Exporter(program, opset, inputs + outputs)
+def write_fast(program: Program, output_names: list[str], opset: int) -> tuple[Any, dict[str, str]]:
+    """The file of a program with int8 kernels, and what may differ in it, with why."""
+    return _written(program, None, output_names, opset, is_fast=True)
+
+
+def _with_operators(
+    program: Program, inputs: list[str], outputs: list[str], opset: int, is_fast: bool = False
+) -> _Exporter:
+    exporter = _Exporter(program, opset, inputs + outputs, is_fast)
     for name, node in zip(inputs, program.placeholders, strict=True):
         exporter.bind(node, exporter.graph.add_input(name, value_of(node).dtype, value_of(node).shape))
     for node in program.graph.nodes:
@@ -343,11 +358,17 @@ def _with_operators(program: Program, inputs: list[str], outputs: list[str], ops
     return exporter
 
 
-def _written(program: Program, input_names: list[str] | None, output_names: list[str] | None, opset: int) -> Any:
-    """The file of a program."""
+def _written(
+    program: Program,
+    input_names: list[str] | None,
+    output_names: list[str] | None,
+    opset: int,
+    is_fast: bool = False,
+) -> tuple[Any, dict[str, str]]:
+    """The file of a program, and what in it may differ from the program."""
     inputs = port_names(program.input_paths, "input", input_names)
     outputs = port_names(program.output_paths, "output", output_names, inputs)
-    exporter = _with_operators(program, inputs, outputs, opset)
+    exporter = _with_operators(program, inputs, outputs, opset, is_fast)
     exporter.graph.scope = Scope()
     types: list[tuple[str, torch.dtype, Sequence[int]]] = []
     for name, node, value in zip(outputs, program.returned, program.results, strict=True):
@@ -357,4 +378,5 @@ def _written(program: Program, input_names: list[str] | None, output_names: list
             source = exporter.graph.cast(source, dtype)
         types.append((exporter.graph.output(name, source), dtype, value.shape))
     classes = json.dumps(program.classes, sort_keys=True)
-    return exporter.graph.model(inputs, types, program.name, {"horizon_plugin_pytorch.modules": classes})
+    file = exporter.graph.model(inputs, types, program.name, {"horizon_plugin_pytorch.modules": classes})
+    return file, exporter.graph.inexact

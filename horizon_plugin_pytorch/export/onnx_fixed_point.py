@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.fixed_point.dynamic import SMALLEST_SCALE, Blocks
 from horizon_plugin_pytorch.fixed_point.elementwise import along
 from horizon_plugin_pytorch.fixed_point.library import unflatten
+from horizon_plugin_pytorch.program.note import Value
 
 Lowering = Callable[..., Any]
 
@@ -86,11 +87,30 @@ def requantize(g: OnnxGraph, site: Site, q: str, factor: Tensor, axis: int, low:
     return rescale(g, q, torch.float32, along(factor, axis, site.rank), low, high)
 
 
+def is_byte(value: Value) -> bool:
+    """Are its integers of int8, with one scale?"""
+    known = value.quantization
+    return known is not None and known.dtype.storage == torch.int8 and known.scale.numel() == 1
+
+
+def _bytes_of(g: OnnxGraph, x: str, value: Value, factor: float) -> tuple[str, float, int]:
+    known = value.quantization
+    name, zero = g.bytes_of(x, known is None or known.range is None or known.range[0] < 0)
+    return name, factor, zero
+
+
 @lowers("add", data="a b")
 def add(
     g: OnnxGraph, site: Site, a: str, b: str, factor_a: float, factor_b: float, is_narrow: bool, low: int, high: int
 ) -> str:
     dtype = torch.float32 if is_narrow else torch.float64
+    if g.is_fast and min(factor_a, factor_b) > 0 and all(map(is_byte, (*site.inputs, *site.outputs))):
+        g.tell_inexact("a sum of bytes rounds halves to even")
+        parts = [
+            g.real_of_bytes(*_bytes_of(g, x, value, factor))
+            for x, value, factor in zip((a, b), site.inputs, (factor_a, factor_b), strict=True)
+        ]
+        return g.rounded_bytes(g.node("Add", *parts), low, high)
     if not is_narrow:
         a, b = g.cast(a, dtype), g.cast(b, dtype)
     left, right = g.node("Mul", a, g.scalar(factor_a, dtype)), g.node("Mul", b, g.scalar(factor_b, dtype))

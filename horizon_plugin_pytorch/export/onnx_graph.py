@@ -85,11 +85,13 @@ class Scope:
 class OnnxGraph:
     """Nodes and constants of a graph under construction; values are known by their names."""
 
-    def __init__(self, opset: int = OPSET, reserved: Iterable[str] = ()) -> None:
+    def __init__(self, opset: int = OPSET, reserved: Iterable[str] = (), is_fast: bool = False) -> None:
         import onnx_ir
 
         self._ir = onnx_ir
         self.opset = opset
+        self.is_fast = is_fast  # int8 kernels also where they round other than the model does
+        self.inexact: dict[str, str] = {}  # what does so, by module or node, and why
         self.scope = Scope()
         self._nodes: list[Any] = []
         self._initializers: list[Any] = []
@@ -292,6 +294,15 @@ class OnnxGraph:
         self._bytes[name] = (x, zero)
         self._from_bytes.add(name)
         return name
+
+    def real_of_bytes(self, x: str, scale: float, zero: int) -> str:
+        """Real numbers of bytes."""
+        given = self.scalar(scale, torch.float32), self.constant(zero, torch.uint8, "zero_point")
+        return self.node("DequantizeLinear", x, *given)
+
+    def tell_inexact(self, why: str) -> None:
+        """Say that what is written now may give other integers than the model."""
+        self.inexact[self.scope.path or self.scope.label] = why
 
     def is_from_bytes(self, x: str) -> bool:
         """Was the value made of bytes? Then its zeros are +0."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.export.onnx_fixed_point import lowers, rescale, split_digits
+from horizon_plugin_pytorch.export.onnx_fixed_point import is_byte, lowers, rescale, split_digits
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.fixed_point.accumulator import INT32_MAX, AccumulatorPlan, Cut, Geometry, cut_layer
 from horizon_plugin_pytorch.fixed_point.library import unflatten
@@ -50,8 +50,15 @@ class _Layer:
 @lowers("conv", data="x residual")
 def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any) -> str:
     plan, geometry = unflatten(constants, AccumulatorPlan, Geometry)
-    if g.has_bytes and residual is None and _is_of_bytes(site, plan, geometry):
-        return _conv_of_bytes(g, site, x, plan, geometry)
+    if g.has_bytes and _is_of_bytes(site, plan, geometry):
+        is_proved = is_exact_in_float32(plan.factor, plan.low, plan.high, plan.worst_case)
+        if residual is None and (is_proved or g.is_fast):
+            if not is_proved:
+                g.tell_inexact("one float32 product rounds other than the definition")
+            return _conv_of_bytes(g, site, x, plan, geometry)
+        if residual is not None and g.is_fast and is_byte(site.inputs[1]):
+            g.tell_inexact("its sum has 8 bits before the residual is added")
+            return _conv_and_residual(g, site, x, residual, plan, geometry)
     if _is_pointwise(site, residual, plan, geometry):
         return _pointwise(g, site, x, residual, plan, geometry)
 
@@ -107,25 +114,51 @@ def _pointwise(
 
 def _is_of_bytes(site: Site, plan: AccumulatorPlan, geometry: Geometry) -> bool:
     """Can the layer be a convolution of bytes, whose sum is an int32 and is scaled by one float32 product?"""
-    source = site.inputs[0].quantization
-    if source is None or source.dtype.storage != torch.int8 or geometry.is_transposed or plan.worst_case > INT32_MAX:
+    if not is_byte(site.inputs[0]) or geometry.is_transposed or plan.worst_case > INT32_MAX:
         return False
     if plan.is_real or plan.low < -128 or plan.high > 127 or len(plan.weights) != plan.parts:
         return False
-    is_byte = all(w.numel() and int(w.min()) >= -128 and int(w.max()) <= 127 for w in plan.weights)
-    return is_byte and is_exact_in_float32(plan.factor, plan.low, plan.high, plan.worst_case)
+    return all(w.numel() and int(w.min()) >= -128 and int(w.max()) <= 127 for w in plan.weights)
 
 
 def _conv_of_bytes(g: OnnxGraph, site: Site, x: str, plan: AccumulatorPlan, geometry: Geometry) -> str:
     """``QLinearConv`` with scales of 1 and a weight scale that is the factor: the kernel computes the definition."""
+    zero = 0 if plan.low >= 0 else 128
+    out = _convolved_bytes(g, site, x, plan, geometry, plan.factor, zero)
+    return g.from_bytes(g.limited_bytes(out, zero, plan.low, plan.high), zero)
+
+
+def _conv_and_residual(
+    g: OnnxGraph, site: Site, x: str, residual: str, plan: AccumulatorPlan, geometry: Geometry
+) -> str:
+    """A convolution of bytes and a sum of bytes, with a rounding between them that the definition does not have.
+
+    The convolution's bytes reach as far as it can without the output being saturated, whatever the residual is.
+    """
+    other, out = site.inputs[1].quantization, site.outputs[0].quantization
+    assert other is not None and out is not None
+    ratio = float(other.scale) / float(out.scale)
+    ends = other.range or (-128, 127)
+    low, high = plan.low - ends[1] * ratio, plan.high - ends[0] * ratio
+    step = (high - low) / 255
+    zero = min(max(round(-low / step), 0), 255)
+    between = _convolved_bytes(g, site, x, plan, geometry, plan.factor.double() / step, zero)
+    added, added_zero = g.bytes_of(residual, ends[0] < 0)
+    total = g.node("Add", g.real_of_bytes(between, step, zero), g.real_of_bytes(added, ratio, added_zero))
+    return g.rounded_bytes(total, plan.low, plan.high)
+
+
+def _convolved_bytes(
+    g: OnnxGraph, site: Site, x: str, plan: AccumulatorPlan, geometry: Geometry, factor: Tensor, zero: int
+) -> str:
+    """The layer's sums times a factor, as bytes with a zero point."""
     parts = plan.weights
     weight = torch.cat(parts, geometry.input_axis) if geometry.groups == 1 else torch.stack(parts).sum(0)
     given = site.inputs[0].quantization
     source, source_zero = g.bytes_of(x, given is None or given.range is None or given.range[0] < 0)
     source, kernel, kernel_zero = _kernel_of_bytes(g, source, source_zero, weight, geometry.groups)
     kernel_type = torch.uint8 if kernel_zero else torch.int8
-    zero = 0 if plan.low >= 0 else 128
-    factor = plan.factor.float().reshape(-1).expand(len(weight)).contiguous()
+    factor = factor.float().reshape(-1).expand(len(weight)).contiguous()
     one = g.scalar(1.0, torch.float32)
     operands = [
         source, one, g.constant(source_zero, torch.uint8, "zero_point"),
@@ -134,11 +167,10 @@ def _conv_of_bytes(g: OnnxGraph, site: Site, x: str, plan: AccumulatorPlan, geom
     ]  # fmt: skip
     if plan.bias is not None:
         operands.append(g.constant(plan.bias.reshape(-1).expand(len(weight)).contiguous(), torch.int32, "bias"))
-    out = g.node(
+    return g.node(
         "QLinearConv", *operands, strides=list(geometry.stride), pads=list(geometry.padding) * 2,
         dilations=list(geometry.dilation), group=geometry.groups,
     )  # fmt: skip
-    return g.from_bytes(g.limited_bytes(out, zero, plan.low, plan.high), zero)
 
 
 def _kernel_of_bytes(g: OnnxGraph, x: str, zero: int, weight: Tensor, groups: int) -> tuple[str, str, int]:

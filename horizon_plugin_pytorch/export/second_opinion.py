@@ -34,7 +34,7 @@ def values_in_onnx_runtime(program: Program, args: Any) -> dict[str, Tensor]:
             "the comparison with ONNX Runtime needs the package `onnxruntime`: pip install "
             "'horizon-plugin-pytorch[onnx]', or give `compare_with_hbdk_parser=False`."
         ) from error
-    watched, names = _giving_all(program)
+    watched, names = giving_all(program)
     model = write_program(watched, None, [f"value_{i}" for i in range(len(names))])
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -47,7 +47,7 @@ def values_in_onnx_runtime(program: Program, args: Any) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.array(x)) for name, x in zip(names, results, strict=True)}
 
 
-def _giving_all(program: Program) -> tuple[Program, list[str]]:
+def giving_all(program: Program) -> tuple[Program, list[str]]:
     """A copy of a program that gives what each of its nodes gives; and the names of these nodes."""
     copy = program_of(state_of(program))
     nodes: list[fx.Node] = [
