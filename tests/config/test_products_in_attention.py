@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import DeQuantStub, QconfigSetter, QuantStub, explain, get_qconfig, prepare
 from horizon_plugin_pytorch.quantization.qconfig_setter import MatmulDtypeTemplate, ModuleNameTemplate
 from tests.routes import assert_one_arithmetic, calibrate
+from tests.tiers import in_soak
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 SDPA = "_generated_scaled_dot_product_attention_0"
@@ -70,11 +72,21 @@ def formats(model: nn.Module, *paths: str) -> list[Any]:
     return [model.get_submodule(path).activation_post_process.dtype for path in paths]
 
 
-@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
-@pytest.mark.parametrize(("around", "wanted"), [
-    (qint16, (qint8, qint8)), (qint16, (qint8, qint16)), (qint8, (qint16, qint16)), (torch.float16, (qint8, qint8)),
-])  # fmt: skip
-@pytest.mark.parametrize("name", MODELS)
+FORMATS = [(qint16, (qint8, qint8)), (qint16, (qint8, qint16)), (qint8, (qint16, qint16)),
+           (torch.float16, (qint8, qint8))]  # fmt: skip
+METHODS = ("jit-strip", "symbolic")
+
+
+def _cases() -> list[Any]:
+    """Every model in all formats, by tracing or by running; `make soak` takes the other way too."""
+    found: list[Any] = []
+    for number, (name, formats) in enumerate(itertools.product(MODELS, FORMATS)):
+        turn = (number + number // len(FORMATS)) % 2
+        found += [(name, *formats, METHODS[turn]), *in_soak((name, *formats, METHODS[1 - turn]))]
+    return found
+
+
+@pytest.mark.parametrize(("name", "around", "wanted", "method"), _cases())
 def test_products_take_the_formats_asked_for(
     name: str, around: Any, wanted: tuple, method: str, tmp_path: Path
 ) -> None:

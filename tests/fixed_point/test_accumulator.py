@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.nn.quantized.conv_transpose2d import ConvTranspose2d
 from horizon_plugin_pytorch.nn.quantized.linear import Linear
 from tests.fixed_point import reference
 from tests.strategies import fills, integers, ratios, seeds
+from tests.tiers import in_soak
 
 INT32 = (-(2**31), 2**31 - 1)
 OUTPUTS = {"int8": (-128, 127), "relu": (0, 127), "relu6": (0, 77), "int16": (-32768, 32767), "real": (0, 0)}
@@ -496,7 +497,7 @@ def _linear_plan(weight: Tensor, bias: Tensor | None, output: str, residual_bits
     )
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 40, 1 << 18])
+@pytest.mark.parametrize("chunk", [5, 1 << 18, *in_soak(1, 40)])
 @pytest.mark.parametrize("inputs", [4, 1200, 2500], ids=["one piece", "two pieces", "three pieces"])
 @pytest.mark.parametrize("batch", [(), (3,), (1, 3), (2, 3), (1, 1, 4), (2, 1, 3), (0, 3), (1, 0)])
 def test_rows_of_a_linear_layer_are_finished_on_their_own(

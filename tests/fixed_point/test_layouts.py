@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.fixed_point import accumulator, blocks
 from tests.fixed_point import reference
 from tests.fixed_point.test_accumulator import OUTPUTS, Layer, assert_defined, check
 from tests.strategies import integers
+from tests.tiers import in_soak
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def run(g: Geometry, x: Tensor, weight: Tensor, formats: tuple[int, int, str], h
         assert_defined(got, whole, whole.ndim - axes - 1, scale, bias, residual, plan, low, high)
 
 
-@pytest.mark.parametrize("chunk", [1, 6, 50, 1 << 18])
+@pytest.mark.parametrize("chunk", [6, 1 << 18, *in_soak(1, 50)])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_blocks_of_any_size_give_the_defined_integers(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulator, "_CHUNK", chunk)
@@ -126,8 +127,9 @@ def test_blocks_of_any_size_give_the_defined_integers(name: str, chunk: int, mon
         run(g, x, weight, formats, has_bias=formats[1] == 8)
 
 
-@pytest.mark.parametrize("inputs", [1023, 1024, 2200])
-@pytest.mark.parametrize("chunk", [5, 1 << 18])
+@pytest.mark.parametrize(("inputs", "chunk"), [
+    (1023, 5), (1024, 1 << 18), (2200, 5), *in_soak((1023, 1 << 18), (1024, 5), (2200, 1 << 18)),
+])  # fmt: skip
 def test_parts_of_wide_layers_in_blocks(inputs: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Around the limits of one, two and three parts, for a convolution over one, two and three axes."""
     monkeypatch.setattr(accumulator, "_CHUNK", chunk)

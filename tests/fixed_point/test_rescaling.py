@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.fixed_point import EXACT_FLOAT32, choose_factor, mul
 from horizon_plugin_pytorch.fixed_point.rescaling import is_exact_in_float32
 from tests.fixed_point import reference
 from tests.strategies import ratios
+from tests.tiers import in_soak
 
 RANGES = {"int8": (-128, 127), "relu": (0, 127), "relu6": (0, 96), "empty": (0, 0), "int8 symmetric": (-127, 127)}
 ranges = st.sampled_from(list(RANGES.values()))
@@ -74,7 +75,7 @@ def test_every_reachable_accumulator_is_rounded_as_defined(ratio: float, bound: 
 
 @pytest.mark.parametrize(
     "exponent",
-    [pytest.param(e, marks=pytest.mark.slow) for e in (-20, -17.37, -16.5)] + [-14.2, -12, -9.9, -7.01, -3.3, 0, 5.5],
+    [pytest.param(-20, marks=pytest.mark.slow), -14.2, -12, -9.9, -7.01, -3.3, 0, 5.5, *in_soak(-17.37, -16.5)],
 )
 def test_every_integer_below_2_to_24_is_rounded_as_defined(exponent: float) -> None:
     bound = EXACT_FLOAT32 - 1
@@ -93,11 +94,12 @@ def test_wide_accumulators_are_rounded_as_defined_near_every_step(ratio, bound, 
     assert_equals_definition(factor, torch.cat([acc, anywhere]), *limits)
 
 
+@pytest.mark.parametrize("part", [0, *in_soak(1, 2)])
 @pytest.mark.parametrize("name", RANGES)
-def test_the_integers_on_both_sides_of_every_step_at_many_ratios(name: str) -> None:
+def test_the_integers_on_both_sides_of_every_step_at_many_ratios(name: str, part: int) -> None:
     """The last integer before a step counts as much as the step: after a ReLU, float32 rounds some up too early."""
     low, high = RANGES[name]
-    for ratio in np.exp2(np.linspace(-22, 5, 298)).tolist():
+    for ratio in np.exp2(np.linspace(-22, 5, 298))[part::3].tolist():
         factor = choose_factor(torch.tensor([ratio], dtype=torch.float64), low, high)
         assert_equals_definition(factor, near_steps(factor.item(), low, high, EXACT_FLOAT32 - 1), low, high)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from docs.generate_models import disagreement
 from horizon_plugin_pytorch.march import March, set_march
+from tests.tiers import in_soak
 from tests.zoo.stages import STAGES, walk
 
 architectures = pytest.importorskip("tests.zoo.architectures", exc_type=ImportError)
@@ -20,9 +23,14 @@ COARSE = {
 }
 
 
+FORMATS = ("qint8", "qint16")
+RUNS: list[Any] = []
+for number, name in enumerate(architectures.ARCHITECTURES):  # one in int8, the next in int16
+    RUNS += [(name, FORMATS[number % 2]), *in_soak((name, FORMATS[1 - number % 2]))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
-@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+@pytest.mark.parametrize(("name", "dtype"), RUNS)
 def test_architecture(name, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     set_march(March.NASH_E)

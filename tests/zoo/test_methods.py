@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import FakeQuantState, prepare, set_fake_quantize
 from horizon_plugin_pytorch.workflow.prepare import FuseMode
 from tests.routes import as_numbers, calibrate, mismatches, qconfig
+from tests.tiers import in_soak
 
 architectures = pytest.importorskip("tests.zoo.architectures", exc_type=ImportError)
 torch_modules = pytest.importorskip("tests.zoo.torch_modules", exc_type=ImportError)
@@ -46,6 +47,14 @@ FLOAT_BEFORE_STUB = """
     AnnotatedTwoLayerLinearModel AnnotatedNestedModel AnnotatedSubNestedModel AnnotatedCustomConfigNestedModel
     QuantSubModel
 """.split()
+
+
+def _sampled(first: int) -> list[Any]:
+    """All modules, the architectures that fx can trace, and of the others every third; `make soak` takes the rest."""
+    others = [name for name in NAMES if name in architectures.ARCHITECTURES and name not in TRACED]
+    broad = set(others) - set(others[first::3])
+    return [*(name for name in NAMES if name not in broad), *in_soak(*(name for name in NAMES if name in broad))]
+
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -80,7 +89,7 @@ def _can_be_pickled(model: nn.Module) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", _sampled(0))
 def test_two_prepares_agree_and_copies_run(name):
     model, inputs = _build(name)
     first = calibrate(_prepared(model, inputs), inputs)
@@ -95,7 +104,7 @@ def test_two_prepares_agree_and_copies_run(name):
         assert mismatches(_numbers(pickle.loads(pickle.dumps(first)), inputs), wanted) == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", _sampled(1))
 def test_running_and_tracing_give_the_same_integers(name):
     model, inputs = _build(name)
     refused = ""
