@@ -248,6 +248,41 @@ def test_a_forward_reads_the_settings_of_converted_modules_as_those_of_float() -
     assert mismatches(_outputs(qat, IMAGES), _outputs(convert_fx(qat), IMAGES)) == 0
 
 
+class _ReadsAll(nn.Module):
+    """Reads all settings of its layers, as exporters and losses of users do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.read = QuantStub(), DeQuantStub(), []
+        self.layers = nn.ModuleList([
+            nn.RMSNorm(8), nn.LayerNorm(8), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4), nn.Threshold(0.1, 0.2),
+            nn.LeakyReLU(0.2), nn.ELU(0.5), nn.Hardtanh(-2, 2), nn.Softplus(), nn.Hardshrink(0.1), nn.Softmax(1),
+            nn.AvgPool2d(2), nn.Upsample(scale_factor=2), nn.ConstantPad2d(1, 0.5), nn.PReLU(),
+        ])  # fmt: skip
+        self.names = [(i, name) for i, layer in enumerate(self.layers) for name in getattr(layer, "__constants__", ())]
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = self.quant(x)
+        results = [self.dequant(layer(x)) for layer in self.layers]
+        self.read = [(name, getattr(self.layers[i], name)) for i, name in self.names]
+        return results
+
+
+def test_every_setting_is_read_as_in_float() -> None:
+    set_march(March.NASH_M)
+    net, x = _ReadsAll().eval(), torch.randn(2, 4, 8, 8)
+    net(x)
+    qat = prepare(net, x, QconfigSetter(get_qconfig(), []), method=PrepareMethod.JIT_STRIP, out_dir=None)
+    calibrate(qat, (x,))
+    assert qat.read == net.read
+    assert ("value", 0.2) in net.read and ("eps", None) in net.read
+    quantized = convert_fx(qat)
+    quantized.read = []
+    quantized(x)
+    assert quantized.read == net.read
+    assert [(name, getattr(quantized.layers[i], name)) for i, name in net.names] == net.read
+
+
 class _Small(nn.Module):
     """A fused layer, and a layer that an add takes in."""
 

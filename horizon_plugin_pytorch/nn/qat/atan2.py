@@ -28,7 +28,7 @@ class Atan2(RoundedModule):
         self.activation_post_process = mod.qconfig.activation(channel_len=1)
         return self
 
-    def value(self, y: Tensor, x: Tensor) -> Tensor:
+    def real_value(self, y: Tensor, x: Tensor) -> Tensor:
         return finite.atan2(y, x)
 
 

@@ -50,9 +50,9 @@ class QATBatchNorm(RoundedModule):
     def require_settings(self) -> None:
         _require_statistics(self, self.place)
 
-    def value(self, x: Tensor) -> Tensor:
+    def real_value(self, x: Tensor) -> Tensor:
         if not self.is_exact:
-            return super().value(x)
+            return super().real_value(x)
         # The gradient of what VALIDATION computes, without moving the statistics.
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 

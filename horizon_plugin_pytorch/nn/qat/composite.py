@@ -129,7 +129,7 @@ class PartedModule(QATModule):
     def fake_quantizers(self) -> list[FakeQuantize]:
         return [self.activation_post_process]
 
-    def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
+    def real_value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
         """The float function, on real values."""
         raise NotImplementedError
 
@@ -152,4 +152,4 @@ class PartedModule(QATModule):
         return self._train(x, *masks)
 
     def _train(self, x: QTensor, *masks: Tensor | None) -> Any:
-        return self.activation_post_process(self.value(real(x), *masks))
+        return self.activation_post_process(self.real_value(real(x), *masks))

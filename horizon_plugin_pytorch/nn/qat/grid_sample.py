@@ -63,7 +63,7 @@ class _Sampling(GridModule):
         bits = quantized.GridSample.bits(self, x)  # type: ignore[arg-type]
         if x.is_rounded and bits:
             place = place + (self._rounded(place.detach(), x.shape[-2:], bits) - place.detach())
-        out = self.value(x.plain(), place)
+        out = self.real_value(x.plain(), place)
         return round_to_grid(out, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False) if x.is_rounded else out
 
     def _rounded(self, grid: Tensor, size: Sequence[int], bits: int) -> Tensor:

@@ -34,7 +34,7 @@ class GroupNorm(Normalization):
     def groups(self) -> Callable[[tuple[int, ...]], Groups]:
         return partial(channel_groups, num_groups=self.num_groups)
 
-    def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
+    def real_value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
         return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 

@@ -43,7 +43,7 @@ class InstanceNorm(Normalization):
     def groups(self) -> Callable[[tuple[int, ...]], Groups]:
         return partial(each_channel, rank=self.rank)
 
-    def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
+    def real_value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
         batch = x.reshape(self.groups(tuple(x.shape)).view)
         return F.instance_norm(batch, weight=self.weight, bias=self.bias, eps=self.eps).reshape(x.shape)
 
@@ -68,7 +68,7 @@ class TrackedInstanceNorm(RoundedModule):
         self.qconfig = source.qconfig
         self.activation_post_process = source.qconfig.activation(channel_len=1)
 
-    def value(self, x: Tensor) -> Tensor:
+    def real_value(self, x: Tensor) -> Tensor:
         has_own = self.training and self.momentum is not None and not self.is_exact
         shape = each_channel(tuple(x.shape), self.rank).view
         return F.instance_norm(

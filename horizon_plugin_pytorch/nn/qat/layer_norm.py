@@ -41,7 +41,7 @@ class LayerNorm(Normalization):
             return partial(last_axes, normalized_shape=tuple(self.normalized_shape))
         return partial(one_axis, dim=self.dim)
 
-    def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
+    def real_value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
         if self.dim is None:
             return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return normalize_axis(x, self.dim, self.weight, self.bias, self.eps)

@@ -227,7 +227,7 @@ class RoundedModule(QATModule):
     are tensors (QTensors, or plain ones such as positions) and plain arguments.
     """
 
-    def value(self, *args: Any, **kwargs: Any) -> Tensor:
+    def real_value(self, *args: Any, **kwargs: Any) -> Tensor:
         """The float function, on real values."""
         return super().forward(*args, **kwargs)  # type: ignore[misc]
 
@@ -243,7 +243,7 @@ class RoundedModule(QATModule):
 
     def _train(self, *args: Any, **kwargs: Any) -> Any:
         assert self.activation_post_process is not None
-        return self.activation_post_process(self.value(*map(real, args), **kwargs))
+        return self.activation_post_process(self.real_value(*map(real, args), **kwargs))
 
 
 class CopiedModule(RoundedModule):
@@ -272,14 +272,14 @@ class GridModule(QATModule):
         self.qconfig = None
         self.activation_post_process = None
 
-    def value(self, *args: Any, **kwargs: Any) -> Tensor:
+    def real_value(self, *args: Any, **kwargs: Any) -> Tensor:
         """The float function, on real values."""
         return super().forward(*args, **kwargs)  # type: ignore[misc]
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Training route, or exact integers where the input's are known."""
         if not isinstance(x, QTensor):
-            return self.value(x, *map(real, args), **kwargs)
+            return self.real_value(x, *map(real, args), **kwargs)
         if x.grid is None:
             return x.like(self._train(x, *args, **kwargs))
         return self.exact(
@@ -290,7 +290,7 @@ class GridModule(QATModule):
         )
 
     def _train(self, x: QTensor, *args: Any, **kwargs: Any) -> Tensor:
-        out = self.value(x.plain(), *map(real, args), **kwargs)
+        out = self.real_value(x.plain(), *map(real, args), **kwargs)
         if not x.is_rounded:
             return out
         return round_to_grid(out, x.scale, -1, x.dtype.min, x.dtype.max, saturate=False)

@@ -50,7 +50,8 @@ class Normalize(CopiedModule, floats.Normalize):
     def _train(self, x: Any) -> Any:
         assert self.activation_post_process is not None
         is_rounded = isinstance(x, QTensor) and x.is_rounded
-        return self.activation_post_process(self.value(real(x), max(self.eps, float(x.scale)) if is_rounded else None))
+        smallest = max(self.eps, float(x.scale)) if is_rounded else None
+        return self.activation_post_process(self.real_value(real(x), smallest))
 
 
 class Var(CopiedModule, floats.Var):

@@ -38,7 +38,7 @@ class RMSNorm(Normalization):
     def epsilon(self) -> float:
         return torch.finfo(torch.float32).eps if self.eps is None else self.eps  # torch's choice for None
 
-    def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
+    def real_value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight, self.epsilon)
 
 

@@ -95,7 +95,7 @@ class SegmentLUT(RoundedModule):
         self.form = None if table_kwargs else form
         self.division = None if is_whole else fp.Division(**table_kwargs)
 
-    def value(self, x: Tensor) -> Tensor:
+    def real_value(self, x: Tensor) -> Tensor:
         return self.function(x)
 
     def inputs_seen(self) -> list[tuple]:

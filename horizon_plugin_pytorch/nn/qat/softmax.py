@@ -56,7 +56,7 @@ class Softmax(PartedModule):
         dim = -3 if isinstance(mod, nn.Softmax2d) else mod.dim
         return cls(dim, mod.qconfig, isinstance(mod, nn.Softmin))
 
-    def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
+    def real_value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
         dim = softmax_axis(self.dim, x.dim())
         x = -x if self.is_negated else x
         hidden = masks[0] if masks else None
@@ -103,7 +103,7 @@ class LogSoftmax(PartedModule):
         """The QAT form of a log softmax module."""
         return cls(mod.dim, mod.qconfig)
 
-    def value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
+    def real_value(self, x: Tensor, *masks: Tensor | None) -> Tensor:
         return F.log_softmax(x, softmax_axis(self.dim, x.dim()))
 
     def show_parts(self, x: QTensor, *masks: Tensor | None) -> None:

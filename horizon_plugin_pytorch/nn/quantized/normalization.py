@@ -75,10 +75,11 @@ class Normalization(QuantizedModule):
 
     weight: Tensor | None
     bias: Tensor | None
+    epsilon: float | None = None  # pickles of before have it as `eps`, which the user may have left None
 
     def configure(self, mod: Any) -> None:
         self.groups: Callable[[tuple[int, ...]], Groups] = mod.groups
-        self.eps, self.is_centred = float(mod.epsilon), bool(mod.is_centred)
+        self.eps, self.epsilon, self.is_centred = mod.eps, float(mod.epsilon), bool(mod.is_centred)
         for name in ("weight", "bias"):
             value = getattr(mod, name)
             self.register_buffer(name, None if value is None else value.detach().clone())
@@ -94,7 +95,8 @@ class Normalization(QuantizedModule):
             return steps if groups.parameters is None else steps.reshape(groups.parameters)
 
         gain = 1.0 if self.weight is not None else 1.0 / float(out_scale)
-        return in_steps(self.weight), in_steps(self.bias), gain, self.eps / float(x.scale.double()) ** 2
+        epsilon = self.eps if self.epsilon is None else self.epsilon
+        return in_steps(self.weight), in_steps(self.bias), gain, epsilon / float(x.scale.double()) ** 2
 
     def forward(self, x: QTensor) -> QTensor:
         x = self.quantized_input(x)
