@@ -10,6 +10,7 @@ from horizon_plugin_pytorch.operators.table import Kind, ScaleRule, Trait
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.passes.refusals import spelled
 from horizon_plugin_pytorch.runtime.node_notes import notes
+from horizon_plugin_pytorch.runtime.stochastic import is_draw
 
 
 def warn_unquantized(prep: Preparation) -> None:
@@ -93,5 +94,21 @@ def warn_shared(prep: Preparation) -> None:
             "smaller values loses precision. Give each call a module of its own, or scales of its own (own_scales=True "
             "of `prepare`). A layer that is called several times to share its weights can stay as it is if its results "
             "have similar ranges.",
+            QuantizationWarning,
+        )
+
+
+def warn_random(prep: Preparation) -> None:
+    """Name the lines that draw random numbers in eval mode too: nobody can repeat what the model computes."""
+    lines = {
+        source_line(node.stack_trace): None
+        for node in prep.graph.nodes
+        if is_draw(node) and not notes(node).is_training_only
+    }
+    if lines:
+        warn(
+            f"`{prep.name}`: its forward draws random numbers in eval mode, too ({listed(lines)}): two runs of the "
+            "prepared or converted model differ, and an exported file has those for ever that are drawn when it is "
+            "written. Draw them only `if self.training`, or make them an input of the model.",
             QuantizationWarning,
         )

@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.errors import QuantizationWarning, source_line, warn
 from horizon_plugin_pytorch.nn.qat.notes import share_notes
 from horizon_plugin_pytorch.notes import keep_notes
 from horizon_plugin_pytorch.passes.batches import follow_batches, join_calls
-from horizon_plugin_pytorch.passes.cautions import warn_quotients, warn_shared, warn_unquantized
+from horizon_plugin_pytorch.passes.cautions import warn_quotients, warn_random, warn_shared, warn_unquantized
 from horizon_plugin_pytorch.passes.checks import check_modules, check_operands
 from horizon_plugin_pytorch.passes.dispatching import (
     attach_dispatcher,
@@ -229,6 +229,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(find_region),
     traced(answer_questions),
     traced(refuse_random),
+    recorded(warn_random),
     Pass(refuse_states),
     Pass(warn_no_stub),
     # Which calls have modules of their own.

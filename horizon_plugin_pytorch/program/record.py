@@ -104,6 +104,12 @@ def _one_run(
         )
     if recorder.refusals:
         raise recorder.refusals[0]
+    if recorder.drawn and not kept:
+        warn(
+            f"`{type(model).__name__}` draws random numbers {listed(recorder.drawn)}. The recorded program, and a file "
+            "that is made of it, has those of this one run for ever. Make them an input of the model.",
+            QuantizationWarning,
+        )
     program = _finished(model, builder, paths, outputs)
     return program, recorder.release()
 

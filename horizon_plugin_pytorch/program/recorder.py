@@ -57,6 +57,7 @@ class ProgramRecorder(TorchDispatchMode):
         super().__init__()
         self._takes_real = takes_real
         self.refusals: list[ExportError] = []
+        self.drawn: dict[str, None] = {}  # where random numbers are drawn, which become constants
         self.reads: str | None = None  # the line that reads data of an earlier run
         self._builder, self._places, self._kept = builder, places, kept
         self._made: dict[Hashable, StorageWeakRef] = {}  # memory with data of this run
@@ -84,6 +85,8 @@ class ProgramRecorder(TorchDispatchMode):
         return self._made
 
     def _constant(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.drawn[at(*self._places.here())] = None
         for x in written_arguments(func, args, kwargs) if func._schema.is_mutable else ():
             self._builder.keep_constants(x)
         out = func(*args, **kwargs)

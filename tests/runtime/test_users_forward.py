@@ -238,6 +238,63 @@ def test_a_weight_that_is_computed_of_data_is_refused():
         prepare(Filters(), (X,), qconfig_dict={"": qconfig()}, out_dir=None)
 
 
+class ComputedBias(Net):
+    """The bias is a product of two parameters."""
+
+    def __init__(self, is_added: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 4, 1, 1)), nn.Parameter(torch.randn(4))
+        self.gain, self.is_added = nn.Parameter(torch.rand(4)), is_added
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, bias = self.quant(x), self.bias * self.gain
+        if self.is_added:
+            return self.dequant(F.conv2d(x, self.weight) + bias.reshape(1, -1, 1, 1))
+        return self.dequant(F.conv2d(x, self.weight, bias))
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_a_bias_that_is_computed_is_refused_with_what_to_write_instead(method):
+    set_march(March.NASH_E)
+    with pytest.raises(UnsupportedOperatorError, match=r"its bias is computed .* add it to the layer's result"):
+        prepare(ComputedBias(False), (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None)
+    net = ComputedBias(True).eval()
+    qat = prepare(net, (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None)
+    calibrate(qat, (X,))
+    with torch.no_grad():
+        assert float((qat.eval()(X) - net(X)).norm() / net(X).norm()) < 0.05
+
+
+class Noisy(Net):
+    """Random numbers in eval mode, before the quantized part, or in train mode alone."""
+
+    def __init__(self, is_always: bool) -> None:
+        super().__init__()
+        self.is_always = is_always
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        if self.is_always or self.training:
+            x = x + torch.rand(x.shape[-1]) * 0.1
+        return self.dequant(x * 2.0)
+
+
+def test_random_numbers_in_eval_mode_are_told(tmp_path, recwarn):
+    set_march(March.NASH_E)
+    for is_always in (True, False):
+        recwarn.clear()
+        qat = prepare(Noisy(is_always).eval(), (X,), qconfig_dict={"": qconfig()}, out_dir=None)
+        calibrate(qat, (X,))
+        export_quantized_onnx(convert(qat), (X,), tmp_path / "noisy.onnx")
+        told = [str(w.message) for w in recwarn.list if "random" in str(w.message)]
+        if is_always:
+            first, second = told
+            assert "draws random numbers in eval mode, too (test_users_forward.py:" in first
+            assert "draws random numbers in the top module (test_users_forward.py:" in second
+        else:
+            assert not told
+
+
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
 @pytest.mark.parametrize(
     "normed",

@@ -380,9 +380,11 @@ def tensor_of(node: Any, name: str) -> Tensor:
             "nn.ParameterList"
         )
     if value is None:
+        otherwise = "use operators whose operands are both quantized (matmul, mul)"
+        if name == "bias":  # it is int32 at the scale of the products, so that conversion has to know it
+            otherwise = "add it to the layer's result, as in `F.conv2d(x, weight) + bias.view(1, -1, 1, 1)`"
         raise NotBindable(
             f"its {name} is computed or made in the forward, and a layer's must be a parameter or a buffer of the "
-            "model: keep it as one (`self.register_buffer`), or use operators whose operands are both quantized "
-            "(matmul, mul)"
+            f"model: keep it as one (`self.register_buffer`), or {otherwise}"
         )
     return value
