@@ -10,7 +10,7 @@ from tests.sequences.parts import sample
 from tests.sequences.usual import USUAL
 
 _AT_ONCE = 30
-_PAIRS = 150
+_PAIRS = 90
 FORMATS = ("qint8", "qint16")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.processes import run_scripts
 
 MODEL = """
 import torch
@@ -89,14 +88,7 @@ for model in (prepared, converted):
 
 
 def _run(code: str, *argv: Any) -> None:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BEGIN + code, *map(str, argv)],
-        capture_output=True,
-        text=True,
-        env=env,
-        cwd=argv[0],
-    )
+    (done,) = run_scripts(argv[0], BEGIN + code, [*map(str, argv)])
     assert done.returncode == 0, done.stderr[-2000:]
 
 

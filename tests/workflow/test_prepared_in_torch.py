@@ -30,6 +30,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization.prepare import prepare
 from tests.capture.test_prepare_by_running import MODELS, Stubs, X, _make
+from tests.processes import START_METHOD
 from tests.routes import as_numbers, calibrate, mismatches, prepared, qconfig
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -131,7 +132,7 @@ def _train(rank: int, place: str, file: str) -> None:
 @pytest.mark.processes
 def test_distributed_training_keeps_the_weights_together(tmp_path: Path) -> None:
     file = str(tmp_path / "state")
-    multiprocessing.start_processes(_train, (f"file://{tmp_path / 'place'}", file), nprocs=2, start_method="spawn")
+    multiprocessing.start_processes(_train, (f"file://{tmp_path / 'place'}", file), nprocs=2, start_method=START_METHOD)
     first, second = (torch.load(f"{file}.{rank}", weights_only=True) for rank in (0, 1))
     before = dict(_make("loops")[0].named_parameters())
     assert not torch.equal(first["conv.weight"], before["conv.weight"])
