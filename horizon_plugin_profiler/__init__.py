@@ -12,6 +12,7 @@ from horizon_plugin_pytorch.utils.quant_profiler import (
     check_deploy_device,
     check_qconfig,
     check_unfused_operations,
+    compare_weights,
     get_module_called_count,
     set_preserve_qat_mode,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "check_deploy_device",
     "check_qconfig",
     "check_unfused_operations",
+    "compare_weights",
     "get_module_called_count",
     "set_preserve_qat_mode",
 ]

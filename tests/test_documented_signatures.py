@@ -84,6 +84,10 @@ DOCUMENTED = {
         "module, example_inputs, march=None, input_source='ddr', advice=None, check_quanti_param=True"
     ),
     "utils.quant_profiler.check_deploy_device": "model, print_tabulate=True, out_dir=None",
+    "utils.quant_profiler.compare_weights": (
+        "float_model, qat_quantized_model, similarity_func='Cosine', with_tensorboard=False, tensorboard_dir=None, "
+        "out_dir=None"
+    ),
     "utils.quant_profiler.script_profile": (
         "model, example_inputs, out_dir=None, march=None, mark_node_func=None, compare_with_hbdk_parser=True"
     ),

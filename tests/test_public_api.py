@@ -325,6 +325,7 @@ GUIDE_PATHS = [
     "jit.save",
     "jit.to_device",
     "utils.quant_profiler.check_deploy_device",
+    "utils.quant_profiler.compare_weights",
     "utils.quant_profiler.compare_script_models",
     "utils.quant_profiler.script_profile",
     "utils.quant_profiler.set_preserve_qat_mode",

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.analysis.calls import record_calls
+from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.report import messages_text
 from horizon_plugin_pytorch.analysis.rows import (
     Message,
@@ -22,7 +23,6 @@ from horizon_plugin_pytorch.analysis.rows import (
 )
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CheckError, HorizonError, require_module
-from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
 from horizon_plugin_pytorch.tables import Table
@@ -115,7 +115,7 @@ def check_qconfig(
         tuple(weight_qconfigs(calls)),
         tuple(row for row in messages(recording) if row.name in names),
     )
-    _write(check, out_dir)
+    write_report(check.text, out_dir, QCONFIG_FILE, "check_qconfig")
     print(messages_text(check.messages))
     return check
 
@@ -154,17 +154,6 @@ class _Asked:
         except Exception as error:
             self.error = error
             raise
-
-
-def _write(check: QConfigCheck, out_dir: str | os.PathLike | None) -> None:
-    folder = os.fspath(out_dir or ".")
-    try:
-        write_atomically(check.text.encode(), os.path.join(folder, QCONFIG_FILE))
-    except OSError as error:
-        raise CheckError(
-            f"check_qconfig could not write {QCONFIG_FILE} into `{folder}`: {error}. Give an out_dir that can be "
-            "written to."
-        ) from error
 
 
 show_at("utils.quant_profiler", check_qconfig)

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from horizon_plugin_pytorch.analysis.calls import operators_of
+from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.graph_text import graph_of
 from horizon_plugin_pytorch.capture.leaves import is_functional
@@ -26,8 +27,7 @@ from horizon_plugin_pytorch.capture.region import (
 from horizon_plugin_pytorch.capture.sizes import is_fact, is_size
 from horizon_plugin_pytorch.capture.wrapped import wrapped_modules
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import CheckError, HorizonError, QuantizationWarning, require_module, warn
-from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, require_module, warn
 from horizon_plugin_pytorch.nested import fresh
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -113,14 +113,7 @@ def check_deploy_device(
     rows = list({row.name: row for row in device_rows(model, example_inputs)}.values())
     table = Table(["name", "deploy device", "type"], [[r.name, r.device.value, r.form] for r in rows])
     text = table.text(aligns_numbers=True)
-    path = os.path.join(out_dir or ".", DEVICE_FILE)
-    try:
-        write_atomically(f"{text}\n".encode(), path)
-    except OSError as error:
-        raise CheckError(
-            f"check_deploy_device could not write {DEVICE_FILE} into `{os.fspath(out_dir or '.')}`: {error}. Give an "
-            "out_dir that can be written to."
-        ) from error
+    write_report(f"{text}\n", out_dir, DEVICE_FILE, "check_deploy_device")
     if print_tabulate:
         print(text)
     return {row.name: (row.device.value, row.form) for row in rows}

@@ -155,6 +155,64 @@ def test_similarity_example_on_the_other_chip() -> None:
         run("featuremap_similarity", "March.BERNOULLI2")
 
 
+class _Cell(nn.Module):
+    """A convolution of the network whose definition the guide leaves out; its names are those of the guide's table."""
+
+    def __init__(self, ins: int, outs: int, has_add: bool = False) -> None:
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2d(ins, outs, 3, padding=1), nn.BatchNorm2d(outs), nn.ReLU()
+        if has_add:
+            self.skip_add = horizon.nn.quantized.FloatFunctional()
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        x = self.bn(self.conv(x))
+        return self.relu(x if y is None else self.skip_add.add(x, y))
+
+
+class _Pair(nn.Module):
+    def __init__(self, width: int, has_shortcut: bool) -> None:
+        super().__init__()
+        self.conv_cell1 = _Cell(width, width)
+        if has_shortcut:
+            self.shortcut = _Cell(width, width)
+        self.conv_cell2 = _Cell(width, width, has_shortcut)
+        self.has_shortcut = has_shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv_cell1(x)
+        return self.conv_cell2(y, self.shortcut(x)) if self.has_shortcut else self.conv_cell2(y)
+
+
+class _Resnet18(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = tq.QuantStub(), tq.DeQuantStub()
+        self.conv1 = _Cell(3, 4)
+        self.layer1, self.layer2, self.layer3 = (nn.Sequential(_Pair(4, True), _Pair(4, False)) for _ in range(3))
+        self.conv2, self.pool, self.fc = _Cell(4, 4), _Cell(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.conv1(self.quant(x)))))
+        return self.dequant(self.fc(self.pool(self.conv2(x)).mean((2, 3))))
+
+
+def test_weights(capsys: pytest.CaptureFixture) -> None:
+    """Names, similarities and looks of the table; the differences are those of other weights."""
+    names = {"Resnet18": _Resnet18, "device": torch.device("cpu"), "data": torch.randn(2, 3, 8, 8)}
+    done = run("compare_weights", **names)
+    out, expected = capsys.readouterr().out, printed("compare_weights")
+    assert Path("weight_comparison.txt").read_text() == out
+    assert out.splitlines()[:3] == expected.splitlines()[:3] and out.splitlines()[-1] == expected.splitlines()[-1]
+    found, wanted = ([line.split("|")[1:3] for line in text.splitlines()[3:-1]] for text in (out, expected))
+    assert [name for name, _ in found] == [name for name, _ in wanted]
+    assert {value.strip() for _, value in found} == {"1.0000000"}
+    bpu = convert_fx(copy.deepcopy(done.qat_net).eval())
+    weights = done.compare_weights(done.float_net, bpu)
+    steps = bpu.fc.weight_scale.reshape(-1, 1)
+    error = (weights["fc.weight"]["float"] - weights["fc.weight"]["quantized"]).abs() / steps
+    assert 0 < float(error.max()) <= 0.5001
+
+
 @pytest.mark.parametrize("march", ["March.BAYES", "March.BERNOULLI2"])
 def test_step_wise_quantization(march: str) -> None:
     done = run("step_wise_quantization", march)  # with the guide's own assertions
