@@ -20,11 +20,19 @@ from torch import Tensor
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.export.onnx_fixed_point import is_byte, lowers, rescale, split_digits
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
-from horizon_plugin_pytorch.fixed_point.accumulator import INT32_MAX, AccumulatorPlan, Cut, Geometry, cut_layer
+from horizon_plugin_pytorch.fixed_point.accumulator import (
+    INT32_MAX,
+    AccumulatorPlan,
+    Cut,
+    Geometry,
+    cut_layer,
+    reaches,
+)
 from horizon_plugin_pytorch.fixed_point.library import unflatten
-from horizon_plugin_pytorch.fixed_point.rescaling import is_exact_in_float32
+from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, is_exact_in_float32
 
 _HALF_WEIGHT = 64  # 255 * (64 + 64) fits in 16 bits
+_BLOCK = 16  # channels
 _MANY_CHANNELS = 8  # from here on a convolution of signed weights and twice the channels is faster
 
 
@@ -35,6 +43,7 @@ class _Layer:
     Args:
         product: of a value and a weight, which is given by the name that `stored` gives it; and a bias.
         stored: puts a weight into the file, in its own type.
+        ends: the smallest and largest integer of the input.
         is_matrix: the product is one of matrices, which exists in float64 too.
     """
 
@@ -44,6 +53,7 @@ class _Layer:
     input_axis: int
     groups: int
     spread: tuple[int, ...]
+    ends: tuple[int, int]
     is_matrix: bool = False
 
 
@@ -65,7 +75,7 @@ def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any
     def product(a: str, w: str, b: Tensor | None) -> str:
         return g.conv(a, w, None if b is None else g.constant(b, hint="bias"), geometry)
 
-    layer = _Layer(product, g.compact, geometry.input_axis, 1, geometry.groups, geometry.spread)
+    layer = _Layer(product, g.compact, geometry.input_axis, 1, geometry.groups, geometry.spread, _ends(site))
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
 
 
@@ -80,7 +90,9 @@ def linear(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: A
     def stored(w: Tensor) -> str:
         return g.compact(w.T.contiguous())
 
-    layer = _Layer(product, stored, 1, site.rank - 1, 1, (-1,), True)
+    layer = _Layer(product, stored, 1, site.rank - 1, 1, (-1,), _ends(site), True)
+    if residual is None and _is_scaled_matrix(plan):
+        return _matrix_in_float64(g, x, site.rank, 0, plan, layer)
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
 
 
@@ -108,8 +120,45 @@ def _pointwise(
         out = g.node("MatMul", w, a)
         return out if b is None else g.node("Add", out, g.constant(b.reshape(-1, 1), hint="bias"))
 
-    layer = _Layer(product, lambda w: g.compact(w.flatten(1)), 1, 1, 1, (-1, 1), True)
+    layer = _Layer(product, lambda w: g.compact(w.flatten(1)), 1, 1, 1, (-1, 1), _ends(site), True)
+    if residual is None and _is_scaled_matrix(plan):
+        return g.reshape(_matrix_in_float64(g, x, 3, 1, plan, layer), site.output_shape)
     return g.reshape(_finish(g, _accumulate(g, x, plan, layer), residual, plan, layer), site.output_shape)
+
+
+def _ends(site: Site) -> tuple[int, int]:
+    """The smallest and largest integer that a layer is given, and 0, which it is padded with."""
+    known = site.inputs[0].quantization
+    low, high = (-(1 << 15), (1 << 15) - 1) if known is None else known.range or (known.dtype.min, known.dtype.max)
+    return min(low, 0), max(high, 0)
+
+
+def _is_scaled_matrix(plan: AccumulatorPlan) -> bool:
+    """Is every partial sum exact in float64, with the factor in the weights? As `fixed_point.accumulator` has it."""
+    return plan.weights[0].dtype == torch.float64 and plan.worst_case <= INT32_MAX and not plan.is_real
+
+
+def _matrix_in_float64(g: OnnxGraph, x: str, rank: int, channels: int, plan: AccumulatorPlan, layer: _Layer) -> str:
+    """A product of matrices whose weights hold the factor; they are multiplied when the file is loaded.
+
+    Where there are more outputs than inputs, bias and half are the weight of one more input, which is 1.
+
+    Args:
+        rank, channels: axes of the input, and the weight's axis of input channels.
+    """
+    weight = g.node("Mul", layer.stored(plan.weights[0]), g.constant(plan.factor.reshape(layer.spread), hint="factor"))
+    shift = _shift(plan)
+    offset = g.constant(_offset(plan, shift).reshape(layer.spread), hint="offset")
+    outputs, inputs = plan.weights[0].shape[:2]
+    if outputs <= inputs:
+        scaled = layer.product(g.cast(x, torch.float64), weight, None)
+        return _cut_off(g, g.node("Add", scaled, offset), plan, shift)
+    pads = [0] * 2 * rank
+    pads[rank + layer.input_axis] = 1
+    x = g.node("Pad", x, g.constant(pads, torch.int64, "pads"), g.scalar(1.0, torch.float32))
+    row = offset if layer.spread != (-1,) else g.reshape(offset, [1, -1])
+    scaled = layer.product(g.cast(x, torch.float64), g.node("Concat", weight, row, axis=channels), None)
+    return _cut_off(g, scaled, plan, shift)
 
 
 def _is_of_bytes(site: Site, plan: AccumulatorPlan, geometry: Geometry) -> bool:
@@ -203,8 +252,11 @@ def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> s
         return layer.product(g.cast(x, dtype), layer.stored(plan.weights[0]), None)
     cut = _cut(plan, layer)
 
-    def term(a: str, w: Tensor, bias: Tensor | None = None) -> str:
-        out = layer.product(a, layer.stored(w.float()), bias)
+    def term(a: str, w: Tensor, bias: Tensor | None = None, size: float = 1.0) -> str:
+        kernel = layer.stored(w.float())
+        if size > 1:  # a power of two changes nothing about the sum; it is multiplied when the file is loaded
+            kernel = g.node("Mul", kernel, g.scalar(size, torch.float32))
+        out = layer.product(a, kernel, bias)
         return g.cast(out, dtype) if is_wide else g.node("Round", out)
 
     if len(cut.weights) == 1 and cut.input_digits == 1:
@@ -218,9 +270,7 @@ def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> s
         kernels = cut.weights[index * cut.weight_digits : (index + 1) * cut.weight_digits]
         for i, digit in enumerate(split_digits(g, piece, cut.input_digits)):
             for j, kernel in enumerate(kernels):
-                part = term(digit, kernel)
-                if i + j:
-                    part = g.node("Mul", part, g.scalar(256.0 ** (i + j), dtype))
+                part = term(digit, kernel, size=256.0 ** (i + j))
                 total = part if total is None else g.node("Add", total, part)
     assert total is not None
     if plan.bias is None or is_wide:
@@ -233,9 +283,10 @@ def _finish(g: OnnxGraph, acc: str, residual: str | None, plan: AccumulatorPlan,
     bias = None if plan.bias is None else plan.bias.reshape(layer.spread)
     if dtype == torch.float64:
         if residual is None and plan.worst_case <= INT32_MAX and not plan.is_real:
-            offset = torch.full_like(factor, 0.5) if bias is None else bias * factor + 0.5  # exact, as in torch
+            shift = _shift(plan)
+            offset = g.constant(_offset(plan, shift).reshape(layer.spread), hint="offset")
             scaled = g.node("Mul", acc, g.constant(factor, hint="factor"))
-            return _cut_off(g, g.node("Add", scaled, g.constant(offset, hint="offset")), plan)
+            return _cut_off(g, g.node("Add", scaled, offset), plan, shift)
         if bias is not None:
             acc = g.node("Add", acc, g.constant(bias, dtype, "bias"))
     if residual is not None and plan.residual_factor is not None:
@@ -249,16 +300,39 @@ def _finish(g: OnnxGraph, acc: str, residual: str | None, plan: AccumulatorPlan,
         out = g.node("Mul", acc, g.constant(factor, hint="scale"))
         return g.without_sign_of_zero(out if dtype == torch.float32 else g.cast(out, torch.float32))
     if dtype == torch.float64:
-        scaled = g.node("Mul", acc, g.constant(factor, hint="factor"))
-        return _cut_off(g, g.node("Add", scaled, g.scalar(0.5, dtype)), plan)
+        scaled, shift = g.node("Mul", acc, g.constant(factor, hint="factor")), _shift(plan)
+        return _cut_off(g, g.node("Add", scaled, g.scalar(0.5 + (shift or 0), dtype)), plan, shift)
     if g.has_bytes and residual is not None and plan.low >= -128 and plan.high <= 127:  # other layers take bytes
         return g.rounded_bytes(g.node("Mul", acc, g.constant(factor, hint="factor")), plan.low, plan.high)
     return rescale(g, acc, dtype, factor, plan.low, plan.high)
 
 
-def _cut_off(g: OnnxGraph, scaled: str, plan: AccumulatorPlan) -> str:
+def _shift(plan: AccumulatorPlan) -> int | None:
+    """What makes every output in range positive, so that a `Cast` to int32 cuts off what `Floor` would; else None.
+
+    The cast is faster. It needs sums that stay within int32, and a factor that leaves the shifted sum its 53 bits.
+    """
+    reach = plan.worst_case
+    if plan.residual_factor is not None:  # the worst case leaves out residuals that saturate the output by themselves
+        reach += float(plan.residual_factor.max()) * (1 << 15)
+    is_small = plan.worst_case <= INT32_MAX and reach * float(plan.factor.max()) < 1 << 30
+    return max(-plan.low, 0) if is_small and float(plan.factor.min()) >= 2.0**-16 else None
+
+
+def _offset(plan: AccumulatorPlan, shift: int | None) -> Tensor:
+    """What is added to a scaled sum: its bias, a half, and the shift; exact, as in torch."""
+    half = torch.full_like(plan.factor, 0.5) if plan.bias is None else plan.bias * plan.factor + 0.5
+    return half + (shift or 0)
+
+
+def _cut_off(g: OnnxGraph, scaled: str, plan: AccumulatorPlan, shift: int | None) -> str:
     """What is left of a half is cut off; beyond 2**24 float32 rounds, but that is beyond every range too."""
-    return g.clip(g.cast(g.node("Floor", scaled), torch.float32), plan.low, plan.high)
+    if shift is None:
+        return g.clip(g.cast(g.node("Floor", scaled), torch.float32), plan.low, plan.high)
+    out = g.cast(g.cast(scaled, torch.int32), torch.float32)
+    if shift:
+        out = g.node("Sub", out, g.scalar(shift, torch.float32))
+    return g.clip(out, plan.low, plan.high)
 
 
 def _cut(plan: AccumulatorPlan, layer: _Layer) -> Cut:
@@ -269,7 +343,37 @@ def _cut(plan: AccumulatorPlan, layer: _Layer) -> Cut:
             "smaller kernel, or int8 instead of int16."
         )
     if plan.weights[0].dtype != torch.float64:
-        return Cut(plan.input_digits, len(plan.weights) // plan.parts, plan.parts, plan.weights)
+        known = Cut(plan.input_digits, len(plan.weights) // plan.parts, plan.parts, plan.weights)
+        return known if known.parts == 1 else _whole_blocks(known, layer) or _fewer_taps(known, layer) or known
     weight = plan.weights[0].float()
     digits = 2 if float(weight.abs().max()) > 128 else 1
     return cut_layer(weight, plan.input_digits, digits, plan.parts, layer.weight_axis, layer.groups)
+
+
+def _whole_blocks(cut: Cut, layer: _Layer) -> Cut | None:
+    """The same parts in blocks of channels, as many as ONNX Runtime's convolutions take at once; None if that fails."""
+    if layer.groups > 1 or layer.is_matrix or cut.weight_digits > 1 or layer.weight_axis != 1:
+        return None
+    weight = torch.cat(cut.weights, 1)
+    channels = weight.shape[1]
+    size = -(-channels // (cut.parts * _BLOCK)) * _BLOCK
+    pieces = weight.split(size, 1)
+    ends = layer.ends if cut.input_digits == 1 else (-128, 128)
+    if channels % _BLOCK or any(float(reaches(w.flatten(1), *ends).max()) >= EXACT_FLOAT32 for w in pieces):
+        return None
+    return Cut(cut.input_digits, 1, len(pieces), [w.contiguous() for w in pieces])
+
+
+def _fewer_taps(cut: Cut, layer: _Layer) -> Cut | None:
+    """The weights of a layer with groups in two parts, or in one if the bias is not part of the sum; None if not."""
+    if layer.groups == 1 or cut.input_digits > 1 or cut.weight_digits > 1 or layer.weight_axis != 1:
+        return None
+    weight = torch.stack(cut.weights).sum(0)
+    by_output = weight.flatten(1)
+    # Every other one in the order of size, so that positive and negative sums are halved alike.
+    part = by_output.argsort(1).argsort(1) % 2
+    part = part.masked_fill((reaches(by_output, *layer.ends).amax(0) < EXACT_FLOAT32).unsqueeze(1), 0)
+    pieces = [by_output * (part == index) for index in range(int(part.max()) + 1)]
+    if len(pieces) >= cut.parts or any(float(reaches(w, *layer.ends).max()) >= EXACT_FLOAT32 for w in pieces):
+        return None
+    return Cut(1, 1, len(pieces), [w.reshape(weight.shape) for w in pieces])

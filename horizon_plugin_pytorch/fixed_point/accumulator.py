@@ -115,7 +115,7 @@ def split_digits(x: Tensor, count: int) -> list[Tensor]:
     return [torch.add(x, high, alpha=-256.0), high]
 
 
-def _reaches(weight: Tensor, low: float, high: float) -> Tensor:
+def reaches(weight: Tensor, low: float, high: float) -> Tensor:
     """The largest positive and negative sums over the last axis: [2, ...] in float64."""
     positive = last_sum(weight.clamp(min=0))
     negative = positive - last_sum(weight)
@@ -129,9 +129,9 @@ def _channel_parts(weight: Tensor, channels: int, low: float, high: float, bias:
         weight: [out, weights], those of an input channel side by side.
         bias: what the sum holds beside the products, if it stays whole.
     """
-    if float((_reaches(weight, low, high).amax(0) + bias).max()) < EXACT_FLOAT32:
+    if float((reaches(weight, low, high).amax(0) + bias).max()) < EXACT_FLOAT32:
         return 1
-    by_channel = _reaches(weight.unflatten(1, (channels, -1)), low, high)
+    by_channel = reaches(weight.unflatten(1, (channels, -1)), low, high)
     for parts in _PARTS[1:]:
         if parts > channels:
             break
@@ -200,7 +200,7 @@ def plan_accumulator(
         integer_bias = torch.round(bias.detach().double() / accumulator_scale).clamp(-INT32_MAX - 1, INT32_MAX)
         bias_size = integer_bias.abs()
 
-    reach = _reaches(by_output, min(input_range[0], 0), max(input_range[1], 0)).amax(0) + bias_size
+    reach = reaches(by_output, min(input_range[0], 0), max(input_range[1], 0)).amax(0) + bias_size
     cut = _choose_cut(weight, by_output, bias_size, input_range, weight_bits, output_axis, groups, channels)
     is_pointwise = groups == 1 and by_output.shape[1] == channels
     is_double = cut.parts == 0 or (is_pointwise and max(cut.input_digits, cut.weight_digits) > 1)
@@ -304,7 +304,7 @@ def _choose_cut(
         if parts == 1 or (parts and is_byte):
             return cut_layer(weight, 1, 1, parts, input_axis, groups)
         if groups > 1 and output_axis == 0:  # a few channels of a depthwise layer may need a second piece
-            part = _tap_parts(_reaches(by_output.unsqueeze(-1), low, high))
+            part = _tap_parts(reaches(by_output.unsqueeze(-1), low, high))
             parts = int(part.max()) + 1
             if parts <= _MOST_TAP_PARTS and float(bias.max()) < EXACT_FLOAT32:
                 masks = part.reshape(weight.shape)

@@ -202,6 +202,54 @@ def test_a_sum_that_may_leave_int32_is_not_given_to_bytes() -> None:
     assert_same_bits(file, model, [x, 100 * x])
 
 
+# -- int16 -----------------------------------------------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """Products of matrices with more and fewer outputs than inputs, kernels in digits and parts, taps in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU())
+        self.depthwise = nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.ReLU6())
+        self.project, self.signed = nn.Conv2d(16, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
+        self.dense, self.deep = nn.Conv2d(8, 160, 3, stride=2), nn.Conv2d(160, 4, 3, padding=1)
+        self.narrow, self.wide = nn.Linear(5, 3), nn.Linear(3, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.signed(self.project(self.depthwise(self.expand(x))))
+        return self.wide(self.narrow(self.deep(self.dense(x)) + 1.0))
+
+
+@pytest.mark.parametrize("weights", ["random", "at their ends"])
+def test_int16_layers_are_exact_at_every_level(weights: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 3, 12, 12, generator=generator)
+    torch.manual_seed(2)
+    net = Between(Wide()).eval()
+    model = convert_fx(prepared(widen_(net) if weights != "random" else net, (x,), "qint16"))
+    file = exported(model, x)
+    ends = torch.where(torch.rand(x.shape, generator=generator) < 0.5, -1e9, 1e9)
+    assert_same_bits(file, model, [x, 3 * x, ends, torch.full_like(x, 1e9), torch.full_like(x, -1e9)])
+    if weights == "random":  # taps are in two parts at most; sums are cut off by a cast, which is faster than a floor
+        nodes = [(node.op_type, node.output[0].split("/")[1]) for node in file.graph.node if "/" in node.output[0]]
+        assert all(1 <= nodes.count(("Conv", part)) <= 2 for part in ("signed", "depthwise"))
+        assert not {part for kind, part in nodes if kind == "Floor"} & {"expand", "depthwise", "project", "dense"}
+        assert "Pad" in kinds(file)
+
+
+def test_a_sum_that_a_cast_could_not_hold_keeps_its_floor() -> None:
+    """A factor so large that scaled sums leave int32, where a cast is not defined."""
+    x = torch.randn(1, 3, 6, 6)
+    net = Between(nn.Conv2d(3, 4, 3, bias=False)).eval()
+    qat = prepared(net, (x,), "qint16")
+    qat.body.activation_post_process.scale.mul_(1e-6)
+    model = convert_fx(qat)
+    file = exported(model, x)
+    assert "Floor" in kinds(file)
+    assert_same_bits(file, model, [x, 3 * x, 1e6 * x])
+
+
 # -- float files -----------------------------------------------------------------------------------------------------
 
 
