@@ -141,18 +141,21 @@ class _Merged:
         self._made: dict[tuple, str] = {}
         self._taken = {x for node in self._graph.node for x in node.output} | set(self._constants[0])
         self._taken |= {x.name for x in self._graph.input}
+        self._taken |= {
+            x for node in self._graph.node for body in _bodies(node) for step in body.node for x in step.output
+        }
+        self._taken |= {x.name for node in self._graph.node for body in _bodies(node) for x in body.input}
 
     def model(self) -> Any:
         """The file of the first size, with what changes computed."""
         import onnx
 
-        for position in range(max(len(model.graph.node) for model in self._models)):
-            alike = [model.graph.node[position : position + 1] for model in self._models]
-            self._compare([nodes[0] if nodes else None for nodes in alike])
+        self._compare_all([model.graph.node for model in self._models])
         nodes = [*self._nodes, *self._graph.node]
         del self._graph.node[:]
         self._graph.node.extend(nodes)
-        read = {name for node in nodes for name in node.input} | {x.name for x in self._graph.output}
+        inner = [step for node in nodes for body in _bodies(node) for step in body.node]
+        read = {name for node in (*nodes, *inner) for name in node.input} | {x.name for x in self._graph.output}
         for stored in [x for x in self._graph.initializer if x.name not in read]:
             self._graph.initializer.remove(stored)
         for kind in ("input", "output"):
@@ -160,6 +163,11 @@ class _Merged:
                 self._name_axes(values)
         onnx.checker.check_model(self._models[0], full_check=True)
         return self._models[0]
+
+    def _compare_all(self, lists: Sequence[Sequence[Any]]) -> None:
+        for position in range(max(map(len, lists))):
+            alike = [nodes[position : position + 1] for nodes in lists]
+            self._compare([nodes[0] if nodes else None for nodes in alike])
 
     def _compare(self, nodes: list[Any]) -> None:
         first = nodes[0]
@@ -170,12 +178,14 @@ class _Merged:
                 "branch on a size does; the file has one list of operators. Leave this axis out of dynamic_axes, or "
                 "write the loop as an operator on whole tensors."
             )
-        attributes = [sorted(a.SerializeToString() for a in node.attribute) for node in nodes]
+        attributes = [sorted(a.SerializeToString() for a in node.attribute if not a.HasField("g")) for node in nodes]
         if any(found != attributes[0] for found in attributes):
             raise ExportError(
                 f"{where}: settings of `{first.op_type}` depend on the size of an axis ({self._labels}), and are fixed "
                 "in the file. Leave this axis out of dynamic_axes."
             )
+        for bodies in zip(*map(_bodies, nodes), strict=True):
+            self._compare_all([body.node for body in bodies])
         for index in range(len(first.input)):
             found = [known.get(node.input[index]) for known, node in zip(self._constants, nodes, strict=True)]
             arrays = [array for array in found if array is not None]
@@ -322,6 +332,11 @@ class _Merged:
             dim.Clear()
             if label:
                 dim.dim_param = label
+
+
+def _bodies(node: Any) -> list[Any]:
+    """The graphs of the steps of a loop; other nodes have none."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
 
 
 def _first_slice(arrays: list[np.ndarray]) -> np.ndarray:

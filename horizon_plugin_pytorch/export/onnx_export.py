@@ -34,6 +34,7 @@ from horizon_plugin_pytorch.export.onnx_aten import ATEN
 from horizon_plugin_pytorch.export.onnx_dynamic import dynamic_sizes, with_dynamic_axes
 from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.export.onnx_graph import FIRST_OPSET, LAST_OPSET, OPSET, TYPES, OnnxGraph, Scope, Site
+from horizon_plugin_pytorch.export.onnx_loops import LoopWriter
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nested import located, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -51,18 +52,22 @@ _FUSED = tuple(
                  "affine_grid_generator")
 )  # fmt: skip
 _SAMPLING = (torch.ops.aten.grid_sampler_2d,)  # ONNX has it from opset 16 on
+_FEWEST = 16  # steps of a loop: fewer load fast as they are, and layers with many numbers run faster so
 _OF_MEMORY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
 
 
 class _Exporter:
     """Writes the nodes of a program one by one."""
 
-    def __init__(self, program: Program, opset: int, reserved: list[str], is_fast: bool = False) -> None:
+    def __init__(
+        self, program: Program, opset: int, reserved: list[str], is_fast: bool = False, fewest: int | None = _FEWEST
+    ) -> None:
         self.graph = OnnxGraph(opset, reserved, is_fast)
         self._program = program
         self._names: dict[fx.Node, str] = {}
         self._parts: dict[fx.Node, list[str | None]] = {}  # of nodes that give several tensors
         self._missing: dict[fx.Node, str] = {}  # what has no form in the file, and the operator that gives it
+        self._loops = None if fewest is None else LoopWriter(program, self, fewest)
 
     def bind(self, node: fx.Node, name: str) -> None:
         """Let a value of the file be what a node gives."""
@@ -75,16 +80,54 @@ class _Exporter:
                 f"the model reads a result of `{self._missing[node]}` that has no ONNX form, such as the indices of "
                 "max pooling; leave what needs it out of the exported model."
             )
-        if node not in self._names:
+        if node.op == "get_attr":
             return self.graph.constant(self._program.constants[str(node.target)], hint="constant")
+        if node not in self._names:
+            self._add_late(node)
+            return self.name_of(node)
         return self._names[node]
 
-    def add(self, node: fx.Node) -> None:
-        """Write a node; what cannot be written is said with its place in the model."""
-        note, name = note_of(node), operator_name(node)
-        self.graph.scope = Scope(note.path, note.line, node.name)
+    def _add_late(self, node: fx.Node) -> None:
+        """What is written when it is first read: parts, slices, and what loops give."""
+        found = None if self._loops is None else self._loops.find(node)
+        if found is not None:
+            self.bind(node, found)
+        elif self._loops is not None and self._loops.is_late(node):
+            self._add_aten(node)
+        else:
+            self._add_part(node)
+
+    def name_of_part(self, node: fx.Node, part: int | None) -> str:
+        """The value of the file that a node gives, or one of several."""
+        name = self.name_of(node) if part is None else self._parts[node][part]
+        assert name is not None, f"{operator_name(node)} has a result without ONNX form"
+        return name
+
+    @contextmanager
+    def own_names(self) -> Iterator[None]:
+        """What is bound in here is forgotten afterwards."""
+        kept = self._names, self._parts, self._missing
+        self._names, self._parts, self._missing = dict(self._names), dict(self._parts), dict(self._missing)
         try:
-            if node.target is operator.getitem:
+            yield
+        finally:
+            self._names, self._parts, self._missing = kept
+
+    def add(self, node: fx.Node, label: str = "") -> None:
+        """Write a node; what cannot be written is said with its place in the model.
+
+        Args:
+            label: the node that stands for it in the file.
+        """
+        note, name = note_of(node), operator_name(node)
+        self.graph.scope = Scope(note.path, note.line, label or node.name)
+        try:
+            if self._loops is not None and not label and self._loops.takes(node):
+                return
+            joined = None if self._loops is None else self._loops.joined(node)
+            if joined is not None:
+                self.bind(node, joined)
+            elif node.target is operator.getitem:
                 self._add_part(node)
             elif name.startswith("horizon::"):
                 self._add_fixed_point(node)
@@ -336,9 +379,15 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def write_program(program: Program, input_names: list[str] | None, output_names: list[str] | None) -> Any:
-    """The file of a program that is recorded already."""
-    return _written(program, input_names, output_names, OPSET)[0]
+def write_program(
+    program: Program, input_names: list[str] | None, output_names: list[str] | None, has_loops: bool = True
+) -> Any:
+    """The file of a program that is recorded already.
+
+    Args:
+        has_loops: write steps that repeat once; otherwise each is written.
+    """
+    return _written(program, input_names, output_names, OPSET, fewest=_FEWEST if has_loops else None)[0]
 
 
 def write_fast(program: Program, output_names: list[str], opset: int) -> tuple[Any, dict[str, str]]:
@@ -347,9 +396,14 @@ def write_fast(program: Program, output_names: list[str], opset: int) -> tuple[A
 
 
 def _with_operators(
-    program: Program, inputs: list[str], outputs: list[str], opset: int, is_fast: bool = False
+    program: Program,
+    inputs: list[str],
+    outputs: list[str],
+    opset: int,
+    is_fast: bool = False,
+    fewest: int | None = _FEWEST,
 ) -> _Exporter:
-    exporter = _Exporter(program, opset, inputs + outputs, is_fast)
+    exporter = _Exporter(program, opset, inputs + outputs, is_fast, fewest)
     for name, node in zip(inputs, program.placeholders, strict=True):
         exporter.bind(node, exporter.graph.add_input(name, value_of(node).dtype, value_of(node).shape))
     for node in program.graph.nodes:
@@ -364,11 +418,16 @@ def _written(
     output_names: list[str] | None,
     opset: int,
     is_fast: bool = False,
+    fewest: int | None = _FEWEST,
 ) -> tuple[Any, dict[str, str]]:
-    """The file of a program, and what in it may differ from the program."""
+    """The file of a program, and what in it may differ from the program.
+
+    Args:
+        fewest: steps that repeat are a loop where there are not fewer of them.
+    """
     inputs = port_names(program.input_paths, "input", input_names)
     outputs = port_names(program.output_paths, "output", output_names, inputs)
-    exporter = _with_operators(program, inputs, outputs, opset, is_fast)
+    exporter = _with_operators(program, inputs, outputs, opset, is_fast, fewest)
     exporter.graph.scope = Scope()
     types: list[tuple[str, torch.dtype, Sequence[int]]] = []
     for name, node, value in zip(outputs, program.returned, program.results, strict=True):

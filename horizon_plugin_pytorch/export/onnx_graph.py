@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -94,6 +95,7 @@ class OnnxGraph:
         self.inexact: dict[str, str] = {}  # what does so, by module or node, and why
         self.scope = Scope()
         self._nodes: list[Any] = []
+        self._inside: tuple[list[Any], set[str]] | None = None  # nodes and values of the body of a loop
         self._initializers: list[Any] = []
         self._values: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
@@ -213,12 +215,78 @@ class OnnxGraph:
         given = [_attribute(name, value) for name, value in attributes.items() if value is not None]
         outputs = [ir.Value(name=name) for name in names]
         self._values.update(zip(names, outputs, strict=True))
-        self._nodes.append(
+        nodes = self._nodes
+        if self._inside is not None and not self._inside[1].isdisjoint(inputs):
+            nodes = self._inside[0]
+            self._inside[1].update(names)
+        nodes.append(
             ir.Node(
                 "", operator, [self._values[x] if x else None for x in inputs], given, outputs=outputs, name=names[0],
                 doc_string=self.scope.line or None, metadata_props=self.scope.metadata,
             )
         )  # fmt: skip
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """What is written in here is done in each step of a loop, but for what is the same in all of them.
+
+        Names of `step_input` are what a step is given; `scan` closes the body.
+        """
+        assert self._inside is None, "a loop in a loop"
+        self._inside = ([], set())
+        try:
+            yield
+        finally:
+            self._inside = None
+
+    def step_input(self, hint: str, dtype: torch.dtype) -> str:
+        """A value that a step of a loop is given; of any shape, as sizes of the file may be open."""
+        assert self._inside is not None
+        name = self.fresh(hint)
+        self._values[name] = self._ir.Value(name=name, type=self._ir.TensorType(_type_of(dtype)))
+        self._inside[1].add(name)
+        return name
+
+    def scan(
+        self,
+        states: Sequence[tuple[str, str, str]],
+        series: Sequence[tuple[str, str, int, bool]],
+        kept: Sequence[tuple[str, bool]],
+    ) -> tuple[list[str], list[str]]:
+        """A loop of the body that was written.
+
+        Args:
+            states: what is passed from step to step: its first value, its name in a step, and the name of what the step
+                passes on.
+            series: what is read slice by slice: the whole, a slice's name in a step, the axis, and whether the last
+                slice comes first.
+            kept: values of a step that are wanted of all steps, and whether the last step's is to come first.
+
+        Returns:
+            The last states; and what is kept, steps along the first axis.
+        """
+        assert self._inside is not None
+        nodes, own = self._inside
+        results: list[str] = []
+        for name in (*(last for _, _, last in states), *(name for name, _ in kept)):
+            if name in results or self._values[name].producer() is None or name not in own:
+                own.add(name)  # what a step gives must be its own, and each of them another value
+                name = self.node("Identity", name)
+            results.append(name)
+        inputs = [name for _, name, _ in states] + [name for _, name, _, _ in series]
+        graph = self._ir.Graph(
+            [self._values[x] for x in inputs], [self._values[x] for x in results],
+            nodes=_read_nodes(nodes, results)[0], name=self.fresh("step"),
+        )  # fmt: skip
+        self._inside = None
+        outputs = self.node(
+            "Scan", *(first for first, _, _ in states), *(whole for whole, _, _, _ in series), outputs=len(results),
+            body=graph, num_scan_inputs=len(series), scan_input_axes=[axis for _, _, axis, _ in series],
+            scan_input_directions=[int(is_reversed) for _, _, _, is_reversed in series],
+            scan_output_directions=[int(is_reversed) for _, is_reversed in kept] or None,
+        )  # fmt: skip
+        outputs = [outputs] if isinstance(outputs, str) else outputs
+        return outputs[: len(states)], outputs[len(states) :]
 
     def cast(self, x: str, dtype: torch.dtype) -> str:
         """Change the element type."""
@@ -244,9 +312,19 @@ class OnnxGraph:
         ONNX Runtime does so from its basic level on, and pads with what the pooling pads with: not with zeros, if it
         takes the largest value.
         """
+        return self._apart_from("Pad", x)
+
+    def apart_from_transpose(self, x: str) -> str:
+        """The same value, so that no optimizer makes a `Transpose` before it part of a product of matrices after it.
+
+        ONNX Runtime does so from its extended level on, and its process ends where the matrix is a constant in float64.
+        """
+        return self._apart_from("Transpose", x)
+
+    def _apart_from(self, operator: str, x: str) -> str:
         producer = self._values[x].producer()
-        is_padded = producer is not None and producer.op_type == "Pad"
-        return self.node("Max", x, self.scalar(-np.inf, torch.float32)) if is_padded else x
+        is_next = producer is not None and producer.op_type == operator
+        return self.node("Max", x, self.scalar(-np.inf, torch.float32)) if is_next else x
 
     def without_sign_of_zero(self, x: str) -> str:
         """The same number with +0 for -0; ONNX Runtime takes an `Add` of zero for nothing and drops it."""
@@ -354,20 +432,15 @@ class OnnxGraph:
 
     def _drop_unread(self, wanted: set[str]) -> None:
         """Leave out what nothing reads, such as the float32 form of values that are read as bytes."""
-        read = set(wanted)
-        kept = []
-        for node in reversed(self._nodes):
-            if any(x.name in read for x in node.outputs):
-                kept.append(node)
-                read.update(x.name for x in node.inputs if x is not None)
-        self._nodes = kept[::-1]
+        self._nodes, read = _read_nodes(self._nodes, wanted)
         self._initializers = [value for value in self._initializers if value.name in read]
 
     def _of_open_shape(self) -> set[str]:
         """Values whose shapes may depend on numbers: positions that `NonZero` finds, and what comes of them."""
         found: set[str] = set()
         for node in self._nodes:
-            if node.op_type == "NonZero" or any(x is not None and x.name in found for x in node.inputs):
+            is_open = any(each.op_type == "NonZero" for each in (node, *_steps(node)))
+            if is_open or not found.isdisjoint(_names_read(node)):
                 found.update(x.name for x in node.outputs)
         return found
 
@@ -412,6 +485,26 @@ class OnnxGraph:
         return model
 
 
+def _steps(node: Any) -> list[Any]:
+    """The nodes of the body of a loop; other nodes have none."""
+    return [step for attribute in node.attributes.values() if attribute.name == "body" for step in attribute.value]
+
+
+def _names_read(node: Any) -> list[str]:
+    """The values that a node reads, or a step of it if it is a loop."""
+    return [x.name for each in (node, *_steps(node)) for x in each.inputs if x is not None]
+
+
+def _read_nodes(nodes: Sequence[Any], wanted: Iterable[str]) -> tuple[list[Any], set[str]]:
+    """The nodes that some values depend on; and all values that they read."""
+    read, kept = set(wanted), []
+    for node in reversed(nodes):
+        if any(x.name in read for x in node.outputs):
+            kept.append(node)
+            read.update(_names_read(node))
+    return kept[::-1], read
+
+
 def pack_steps(values: Tensor) -> tuple[Tensor, int, int, int] | None:
     """The steps from one entry of a long table to the next, packed into bytes; None if that saves nothing.
 
@@ -445,6 +538,8 @@ def _attribute(name: str, value: Any) -> Any:
         return ir.AttrInt64s(name, value)
     if isinstance(value, str):
         return ir.AttrString(name, value)
+    if isinstance(value, ir.Graph):
+        return ir.AttrGraph(name, value)
     return ir.AttrFloat32(name, value) if isinstance(value, float) else ir.AttrInt64(name, int(value))
 
 

@@ -249,7 +249,7 @@ def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> s
     dtype = plan.factor.dtype
     is_wide = dtype == torch.float64
     if is_wide and layer.is_matrix and plan.weights[0].dtype == torch.float64:
-        return layer.product(g.cast(x, dtype), layer.stored(plan.weights[0]), None)
+        return layer.product(g.cast(g.apart_from_transpose(x), dtype), layer.stored(plan.weights[0]), None)
     cut = _cut(plan, layer)
 
     def term(a: str, w: Tensor, bias: Tensor | None = None, size: float = 1.0) -> str:

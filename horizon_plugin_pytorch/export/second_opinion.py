@@ -35,7 +35,7 @@ def values_in_onnx_runtime(program: Program, args: Any) -> dict[str, Tensor]:
             "'horizon-plugin-pytorch[onnx]', or give `compare_with_hbdk_parser=False`."
         ) from error
     watched, names = giving_all(program)
-    model = write_program(watched, None, [f"value_{i}" for i in range(len(names))])
+    model = write_program(watched, None, [f"value_{i}" for i in range(len(names))], has_loops=False)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
