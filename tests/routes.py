@@ -15,9 +15,12 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
+    PrepareMethod,
     convert,
     convert_fx,
     get_default_qconfig,
+    prepare,
+    prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
 )
@@ -47,6 +50,21 @@ def calibrate(qat: nn.Module, inputs: Sequence[Any]) -> nn.Module:
 def prepared(model: nn.Module, inputs: Sequence[Any], dtype: str = "qint8", **qconfig_dict: Any) -> nn.Module:
     """A calibrated QAT model in the VALIDATION state."""
     return calibrate(prepare_qat_fx(model, {"": qconfig(dtype), **qconfig_dict}), inputs)
+
+
+def prepared_on(route: str, model: nn.Module, inputs: Sequence[Any], dtype: str = "qint8") -> nn.Module:
+    """A QAT model that has seen nothing.
+
+    Args:
+        route: "eager", "traced" or "wrapped" (tracing that does not enter some of the model's code), or a name of
+            `PrepareMethod`.
+    """
+    if route == "eager":
+        model.qconfig = qconfig(dtype)  # type: ignore[assignment]
+        return prepare_qat(model, inplace=False)
+    if route in ("traced", "wrapped"):
+        return prepare_qat_fx(model, {"": qconfig(dtype)})
+    return prepare(model, tuple(inputs), qconfig_dict={"": qconfig(dtype)}, method=PrepareMethod[route], out_dir=None)
 
 
 def as_numbers(outputs: Any) -> list[Tensor]:

@@ -19,26 +19,18 @@ from horizon_plugin_pytorch.utils.quant_profiler import (
     check_unfused_operations,
     get_module_called_count,
 )
+from tests.models import AddBlock
 from tests.routes import calibrate, qconfig
 
 METHODS = [m.value for m in PrepareMethod if m is not PrepareMethod.EAGER]
 X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.bn, self.add, self.relu = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), FloatFunctional(), nn.ReLU()
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.relu(self.add.add(self.bn(self.conv(x)), y))
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.quant, self.dequant = QuantStub(), DeQuantStub()
-        self.one, self.two, self.unused, self.head = Block(), Block(), nn.Tanh(), nn.Linear(6, 2)
+        self.one, self.two, self.unused, self.head = AddBlock(), AddBlock(), nn.Tanh(), nn.Linear(6, 2)
 
     def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
         x = self.quant(x * scale)
@@ -67,7 +59,7 @@ def test_fused_parts_are_not_reported(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_a_result_that_is_read_twice_cannot_be_fused() -> None:
-    class Twice(Block):
+    class Twice(AddBlock):
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
             y = self.conv(x)
             return self.relu(y) * y
@@ -96,7 +88,7 @@ def test_calls_are_counted_at_every_stage(stage: str) -> None:
 
 def test_calls_of_chosen_modules() -> None:
     net = Net()
-    found = get_module_called_count(net, X, lambda m: isinstance(m, (Block, nn.Linear, QuantStub)), False)
+    found = get_module_called_count(net, X, lambda m: isinstance(m, (AddBlock, nn.Linear, QuantStub)), False)
     assert found == {"quant": 1, "one": 1, "two": 1, "head": 1}
     found = get_module_called_count(net, X, lambda m: isinstance(m, FloatFunctional), False)
     assert found == {"one.add": 1, "two.add": 1}

@@ -228,7 +228,7 @@ def test_recurrent_layers_in_float16_are_exported(tmp_path: Any) -> None:
     quantized = convert_fx(qat)
     (found,) = run_onnx(export_quantized_onnx(quantized, (x,), tmp_path / "half.onnx"), (x,))
     with torch.no_grad():
-        assert torch.allclose(quantized(x), found, atol=1e-2)
+        assert torch.allclose(quantized(x), found, rtol=0, atol=1e-3)  # a step of float16 below 1
 
 
 def test_checkpoints_fit_with_and_without_float16() -> None:

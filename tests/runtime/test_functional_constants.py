@@ -18,15 +18,11 @@ from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_ME
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
-    PrepareMethod,
     QuantStub,
     convert_fx,
-    prepare,
-    prepare_qat,
-    prepare_qat_fx,
     set_fake_quantize,
 )
-from tests.routes import as_numbers, assert_one_arithmetic, calibrate, qconfig
+from tests.routes import as_numbers, assert_one_arithmetic, calibrate, prepared_on
 
 X = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
 Call = Callable[["Net", FloatFunctional, Tensor], Any]
@@ -98,12 +94,7 @@ class Wrapped(Net):
 
 
 def _prepared(net: nn.Module, method: str, dtype: str = "qint8") -> nn.Module:
-    if method == "eager":
-        net.qconfig = qconfig(dtype)
-        return prepare_qat(net)
-    if method in ("traced", "wrapped"):
-        return prepare_qat_fx(net, {"": qconfig(dtype)})
-    return prepare(net, (X,), qconfig_dict={"": qconfig(dtype)}, method=getattr(PrepareMethod, method), out_dir=None)
+    return prepared_on(method, net, (X,), dtype)
 
 
 def test_every_method_is_tried() -> None:

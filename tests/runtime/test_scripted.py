@@ -14,13 +14,11 @@ from horizon_plugin_pytorch.fx.fx_helper import wrap
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
-    PrepareMethod,
     QuantStub,
-    prepare,
     prepare_qat,
     prepare_qat_fx,
 )
-from tests.routes import assert_one_arithmetic, calibrate, qconfig
+from tests.routes import assert_one_arithmetic, calibrate, prepared_on, qconfig
 
 X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -64,12 +62,7 @@ class _Pooled(_Net):
 def _prepared(route: str) -> tuple[nn.Module, nn.Module]:
     set_march(March.NASH_M)
     net = {"wrapped": _Wrapped, "eager": _Pooled}.get(route, _Net)().eval()
-    if route == "eager":
-        net.qconfig = qconfig()
-        return net, prepare_qat(net, inplace=False)
-    if route in ("traced", "wrapped"):
-        return net, prepare_qat_fx(net, {"": qconfig()})
-    return net, prepare(net, (X,), qconfig_dict={"": qconfig()}, method=PrepareMethod[route], out_dir=None)
+    return net, prepared_on(route, net, (X,))
 
 
 @pytest.mark.parametrize("route", ["traced", "SYMBOLIC", "JIT", "JIT_STRIP", "wrapped", "eager"])

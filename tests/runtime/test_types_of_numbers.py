@@ -17,16 +17,13 @@ from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
-    PrepareMethod,
     QuantStub,
     convert,
     convert_fx,
-    prepare,
-    prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
 )
-from tests.routes import calibrate, qconfig
+from tests.routes import calibrate, prepared_on, qconfig
 
 X = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -101,12 +98,7 @@ class WrappedAsking(Asking):
 
 def _prepared(route: str, questions: dict[str, Any]) -> nn.Module:
     net = (WrappedAsking if route == "wrapped" else Asking)(questions).eval()
-    if route == "eager":
-        net.qconfig = qconfig()
-        return prepare_qat(net)
-    if route in ("traced", "wrapped"):
-        return prepare_qat_fx(net, {"": qconfig()})
-    return prepare(net, (X,), qconfig_dict={"": qconfig()}, method=getattr(PrepareMethod, route), out_dir=None)
+    return prepared_on(route, net, (X,))
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -20,18 +20,15 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
-    PrepareMethod,
     QuantStub,
     convert,
     convert_fx,
-    prepare,
-    prepare_qat,
     prepare_qat_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.fake_cast import FakeCast
 from horizon_plugin_pytorch.quantization.qconfig import QConfig
-from tests.routes import qconfig
+from tests.routes import prepared_on, qconfig
 
 X = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
 METHODS = ("wrapped", "traced", "JIT", "JIT_STRIP", "eager")
@@ -67,21 +64,12 @@ class Wrapped(Net):
         return self.dequant(self.inner(self.fc(self.quant(x))))
 
 
-def _prepared(net: nn.Module, method: str) -> nn.Module:
-    if method in ("wrapped", "traced"):
-        return prepare_qat_fx(net, {"": qconfig("qint16")})
-    if method == "eager":
-        net.qconfig = qconfig("qint16")
-        return prepare_qat(net)
-    return prepare(net, (X,), qconfig_dict={"": qconfig("qint16")}, method=getattr(PrepareMethod, method), out_dir=None)
-
-
 def _stages(body: Body, method: str) -> dict[str, float]:
     """How far each stage is from float."""
     net = (Wrapped if method == "wrapped" else Net)(body).eval()
     with torch.no_grad():
         want = net(X.clone())
-        found, qat = {}, _prepared(net, method).eval()
+        found, qat = {}, prepared_on(method, net, (X,), "qint16").eval()
         for state in (FakeQuantState.CALIBRATION, FakeQuantState.QAT, FakeQuantState.VALIDATION):
             set_fake_quantize(qat, state)
             found[state.name] = qat(X.clone())

@@ -33,25 +33,17 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from horizon_plugin_pytorch.utils.quant_profiler import set_preserve_qat_mode
+from tests.models import AddBlock
 
 X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 FX = [PrepareMethod.SYMBOLIC, PrepareMethod.JIT_STRIP]
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.bn, self.add, self.relu = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), FloatFunctional(), nn.ReLU()
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.relu(self.add.add(self.bn(self.conv(x)), y))
 
 
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.quant, self.dequant = QuantStub(), DeQuantStub()
-        self.first, self.second, self.act = Block(), Block(), nn.Sigmoid()
+        self.first, self.second, self.act = AddBlock(), AddBlock(), nn.Sigmoid()
         self.softmax = nn.Softmax(1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -152,7 +144,7 @@ def test_export_says_why_a_module_is_not_converted() -> None:
 class Eager(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.quant, self.dequant, self.block = QuantStub(), DeQuantStub(), Block()
+        self.quant, self.dequant, self.block = QuantStub(), DeQuantStub(), AddBlock()
 
     def forward(self, x: Tensor) -> Any:
         x = self.quant(x)
@@ -189,7 +181,7 @@ def _kept_by(model: nn.Module, **which: Any) -> list[str]:
         ({"types": (FloatFunctional,)}, ["_generated_mul_0"]),
         ({"types": (tq.FloatFunctional,)}, ["_generated_mul_0"]),
         ({"types": (nn.Sigmoid,)}, ["act"]),  # one class serves many functions
-        ({"types": (Block,)}, ["first.add", "second.add"]),
+        ({"types": (AddBlock,)}, ["first.add", "second.add"]),
         ({"prefixes": ("first.add",)}, ["first.add"]),  # where the fused module is
         ({"prefixes": "first"}, ["first.add"]),
         ({"prefixes": ("first.conv",)}, ["first.add"]),  # the layer's counts
