@@ -132,7 +132,7 @@ class QuantizationTracer(torch.fx.Tracer):
         if isinstance(proxy, Parts):
             return tuple
         row = _row_of(proxy.node)
-        if row is not None and (len(row.results) > 1 or Trait.SEVERAL in row.traits):
+        if row is not None and (len(row.results) > 1 or (Trait.SEVERAL in row.traits and not row.is_cast)):
             return tuple
         return Tensor if self._is_tensor(proxy.node) else class_of_fact(proxy.node)
 

@@ -258,7 +258,9 @@ class AsksFacts(nn.Module):
             isinstance(x.shape[0], int) and isinstance(x.size(1), numbers.Number) and isinstance(x.dim() + 1, int),
             isinstance(half, float) and not isinstance(half, int) and not isinstance(x.shape[0], Tensor),
             isinstance(x, torch.autograd.Variable) and isinstance(self.ff.add(x, x), Tensor),
-            isinstance(x.topk(1, 1), tuple) and isinstance(x.device, torch.device),
+            isinstance(x.topk(1, 1), tuple)
+            and isinstance((x > 0).float().sum(1), Tensor)
+            and isinstance(x.device, torch.device),
             not hasattr(x.device, "mask") and hasattr(x.device, "index") and not hasattr(x.shape, "mask"),
             x.layout is torch.strided and x.is_sparse is False and not x.is_quantized,
         ]
