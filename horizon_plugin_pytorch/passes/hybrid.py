@@ -132,9 +132,8 @@ def split_devices(prep: Preparation) -> None:
         region.remove(node)
     prep.region = region
     stubs = _Stubs(prep, sources)
-    wholes = _whole_of_parts(cpu)
     for node in nodes:  # the guide prints the stubs in this order
-        if readers.get(node) and node not in wholes:
+        if readers.get(node):
             stubs.quantize(node, readers[node])
         if node in cpu:
             stubs.dequantize(node)
@@ -205,11 +204,6 @@ def _moves(model: Any, node: fx.Node) -> bool:
         return found[1](*with_numbers(model, node.args), **with_numbers(model, node.kwargs)) is AS_IT_IS
     except (NotBindable, TypeError):
         return False
-
-
-def _whole_of_parts(cpu: set[fx.Node]) -> set[fx.Node]:
-    """Nodes that give several tensors, of which each is taken by itself."""
-    return {n for n in cpu if n.users and all(u in cpu and u.target is operator.getitem for u in n.users)}
 
 
 def _is_left_float(model: Any, node: fx.Node, choices: dict[str, Choice]) -> bool:

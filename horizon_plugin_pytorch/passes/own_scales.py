@@ -29,7 +29,7 @@ from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.runtime.call_site import CallSite, ModuleCall
 from horizon_plugin_pytorch.runtime.dispatch import OwnForward
-from horizon_plugin_pytorch.runtime.located import FusedAway, OwnCalls, Successor
+from horizon_plugin_pytorch.runtime.located import OwnCalls, Successor
 from horizon_plugin_pytorch.runtime.node_notes import notes
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -285,8 +285,7 @@ def _retarget(model: Any, node: fx.Node, places: dict[str, str]) -> None:
             owner: Any = node.args[0]
             with model.graph.inserting_before(node):
                 node.update_arg(0, model.graph.create_node("get_attr", target))
-            if not owner.users:
-                model.graph.erase_node(owner)
+            model.graph.erase_node(owner)  # each call has one of its own
     scope = notes(node).scope
     moved = _moved_scope(scope, places)
     if moved != scope:
@@ -381,10 +380,10 @@ def _tie_relocated(model: Any, root: nn.Module, own: OwnScales) -> None:
     for layer, place in layers.items():
         first = own.weights(layer)
         owner = places.get(first, first)
-        if first == layer or owner == place or isinstance(root.get_submodule(place), (nn.Identity, FusedAway)):
+        if first == layer or owner == place:
             continue
         _tie(root.get_submodule(owner), root.get_submodule(place))
-        if own.original(layer) != layer and own.owner(place) != owner:
+        if own.original(layer) != layer:
             own.relocated[place] = owner
 
 

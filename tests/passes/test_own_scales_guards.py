@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.capture.graph_text import graph_of
 from horizon_plugin_pytorch.config.choice import Choice
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
-from horizon_plugin_pytorch.passes.own_scales import OwnScales, _share_equal, add_names, split_aliases
+from horizon_plugin_pytorch.passes.own_scales import OwnScales, _share_equal, add_names, own_scales_of, split_aliases
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert, convert_fx
 from horizon_plugin_pytorch.quantization.prepare import prepare
-from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
+from horizon_plugin_pytorch.quantization.qconfig_template import (
+    ModuleNameQconfigSetter,
+    default_calibration_qconfig_setter,
+)
 from tests.routes import calibrate
 
 METHODS = ("jit-strip", "symbolic")
@@ -231,14 +235,16 @@ def test_calls_in_another_order_in_training_are_refused_with_the_line() -> None:
         _prepare(Reversed(head=nn.Conv2d(4, 4, 1)))
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("uses_both", [True, False])
-def test_no_node_is_left_that_nobody_reads(uses_both: bool) -> None:
+def test_no_node_is_left_that_nobody_reads(uses_both: bool, method: str) -> None:
     class Functional(Stubs):
         def forward(self, a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
             return [self.dequant(self.add.add(self.quant(x), self.quant(x))) for x in (a, b, c)]
 
-    own: Any = _prepare(Functional(add=FloatFunctional()), ["add"] if uses_both else True, "symbolic")
-    assert all(node.users for node in own.graph.nodes if node.op == "get_attr")
+    own: Any = _prepare(Functional(add=FloatFunctional()), ["add"] if uses_both else True, method)
+    graph = graph_of(own)
+    assert graph is not None and all(node.users for node in graph.nodes if node.op == "get_attr")
     assert {"add_call_1", "add_call_2"} <= _copies(own)
 
 
@@ -316,3 +322,50 @@ def test_names_of_a_traced_model_stay_names_of_one_module() -> None:
     model.add_module("b", model.a)
     split_aliases(model, own)
     assert not own.aliases and model.a is model.b
+
+
+# -- what is not called several times with a scale
+
+
+class Outside(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+
+def test_functions_outside_the_quantized_part_are_no_use_of_a_name() -> None:
+    class Post(Stubs):
+        def forward(self, a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
+            return [self.post(self.dequant(self.head(self.quant(x)))) for x in (a, b, c)]
+
+    model = Post(head=nn.Conv2d(4, 4, 1), post=Outside()).eval()
+    with pytest.warns(QuantizationWarning, match="own_scales names 'post'"):
+        prepare(model, tuple(LEVELS), default_calibration_qconfig_setter, own_scales=["head", "post"], out_dir=None)
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_a_module_that_each_call_of_another_calls_once_is_not_redirected() -> None:
+    class Outer(Stubs):
+        def forward(self, a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
+            return [self.dequant(self.outer(self.quant(x))) for x in (a, b, c)]
+
+    own = own_scales_of(_prepare(Outer(outer=Wrapped()), ["outer"]))
+    assert own is not None and set(own.calls) == {"outer"}
+
+
+def test_a_layer_that_is_left_float_runs_as_it_is() -> None:
+    class Left(Stubs):
+        def forward(self, a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
+            return [self.dequant(self.left(self.head(self.quant(x)))) for x in (a, b, c)]
+
+    model = Left(head=nn.Conv2d(4, 4, 1), left=nn.Conv2d(4, 4, 1))
+    setters = (ModuleNameQconfigSetter({"left": None}), default_calibration_qconfig_setter)
+    own = prepare(model.eval(), tuple(LEVELS), setters, own_scales=True, hybrid=True, out_dir=None)
+    assert type(own.left) is nn.Conv2d and "forward" not in vars(own.left)
