@@ -184,7 +184,7 @@ class QuantizationTracer(torch.fx.Tracer):
             row = row_of_module(type(self.root.get_submodule(str(node.target))))
             return row is not None and len(row.results) == 1
         row = _row_of(node)
-        is_one = row is not None and len(row.results) == 1 and Trait.SEVERAL not in row.traits
+        is_one = row is not None and len(row.results) == 1 and (row.is_cast or Trait.SEVERAL not in row.traits)
         return is_one and any(map(self._is_tensor, node.all_input_nodes))
 
     def create_arg(self, a: Any) -> Any:
