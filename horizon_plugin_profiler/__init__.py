@@ -1,7 +1,7 @@
 """Profiling tools for quantized models, under the import name that the guides use.
 
-The checks of structure, formats and devices and `set_preserve_qat_mode` are here; the tools that compare models layer
-by layer (`featuremap_similarity`, `profile_featuremap`, `model_profiler` and others) will follow.
+The checks of structure, formats and devices, statistics of features, weights and `set_preserve_qat_mode` are here; the
+tools that compare models layer by layer (`featuremap_similarity`, `model_profiler` and others) will follow.
 
 >>> __version__.count(".")
 2
@@ -14,6 +14,8 @@ from horizon_plugin_pytorch.utils.quant_profiler import (
     check_unfused_operations,
     compare_weights,
     get_module_called_count,
+    get_raw_features,
+    profile_featuremap,
     set_preserve_qat_mode,
 )
 
@@ -24,5 +26,7 @@ __all__ = [
     "check_unfused_operations",
     "compare_weights",
     "get_module_called_count",
+    "get_raw_features",
+    "profile_featuremap",
     "set_preserve_qat_mode",
 ]

@@ -84,6 +84,14 @@ DOCUMENTED = {
         "module, example_inputs, march=None, input_source='ddr', advice=None, check_quanti_param=True"
     ),
     "utils.quant_profiler.check_deploy_device": "model, print_tabulate=True, out_dir=None",
+    "utils.quant_profiler.get_raw_features": (
+        "model, example_inputs, prefixes=(), types=(), device=None, preserve_int=False, use_class_name=False, "
+        "skip_identity=False"
+    ),
+    "utils.quant_profiler.profile_featuremap": (
+        "featuremap, with_tensorboard=False, tensorboard_dir=None, print_per_channel_scale=False, "
+        "show_per_channel=False, out_dir=None, file_name=None"
+    ),
     "utils.quant_profiler.compare_weights": (
         "float_model, qat_quantized_model, similarity_func='Cosine', with_tensorboard=False, tensorboard_dir=None, "
         "out_dir=None"

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.analysis.calls import record_calls
+from horizon_plugin_pytorch.analysis.chosen import Chosen
 from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.report import messages_text
 from horizon_plugin_pytorch.analysis.rows import (
@@ -101,7 +102,7 @@ def check_qconfig(
             f"check_qconfig takes a calibration or QAT model, and `{type(model).__name__}` has no QAT modules: give it "
             "the result of `prepare`, `prepare_qat_fx` or `prepare_qat`, before conversion."
         )
-    chosen = _Chosen(prefixes, types)
+    chosen = Chosen("check_qconfig", prefixes, types)
     asked = _Asked(custom_check_func, chosen)
     recording = record_calls(model, example_inputs, also=asked)
     if asked.error is not None:
@@ -120,27 +121,10 @@ def check_qconfig(
     return check
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """Which operators are asked for; all, if nothing is."""
-
-    prefixes: Sequence[str]
-    types: Sequence[type]
-
-    def __post_init__(self) -> None:
-        is_right = not isinstance(self.prefixes, str) and all(isinstance(x, str) for x in self.prefixes)
-        if not is_right or isinstance(self.types, type) or not all(isinstance(x, type) for x in self.types):
-            raise TypeError("check_qconfig: prefixes is a tuple of names, and types a tuple of classes.")
-
-    def has(self, path: str, kind: type) -> bool:
-        is_all = not self.prefixes and not self.types
-        return is_all or path.startswith(tuple(self.prefixes)) or kind in tuple(self.types)
-
-
 class _Asked:
     """Gives each operator that is shown to the user's function, whose errors are not the model's."""
 
-    def __init__(self, func: Callable[[nn.Module, Any, Any], Any] | None, chosen: _Chosen) -> None:
+    def __init__(self, func: Callable[[nn.Module, Any, Any], Any] | None, chosen: Chosen) -> None:
         if func is not None and not callable(func):
             raise TypeError(f"check_qconfig: custom_check_func is called as func(module, input, output), got {func!r}.")
         self._func, self._chosen = func, chosen

@@ -7,8 +7,10 @@ read. What follows each script here is what the guide prints or says of its resu
 from __future__ import annotations
 
 import copy
+import importlib.util
 import re
 from collections import OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 import horizon_plugin_pytorch as horizon
 from horizon_plugin_pytorch.analysis.calls import record_calls
 from horizon_plugin_pytorch.analysis.rows import check_recording
-from horizon_plugin_pytorch.errors import ConversionError, UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import CheckError, ConversionError, UnsupportedOperatorError
 from horizon_plugin_pytorch.march import March, get_march, set_march
 from horizon_plugin_pytorch.nn import qat
 from horizon_plugin_pytorch.quantization import (
@@ -153,6 +155,43 @@ def test_similarity_example_on_the_other_chip() -> None:
     """The guide offers BERNOULLI2 too, whose table has no softmax: it is refused, and runs on the CPU if asked to."""
     with pytest.raises(UnsupportedOperatorError, match="Softmax.*quantized_ops.2.*bernoulli2"):
         run("featuremap_similarity", "March.BERNOULLI2")
+
+
+_PARTS = ("quantized_ops.2.", "quantized_ops.2 ")  # softmax is one operator here
+
+
+def _without_softmax(rows: list[list[str]]) -> list[list[str]]:
+    """Rows of the guide's network without index; its `mul_op`, which nobody reads, is not in a traced model."""
+    kept = [row[1:] for row in rows if not f"{row[1]} ".startswith(_PARTS)]
+    return [row for row in kept if not row[0].startswith("mul_op")]
+
+
+def _cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_statistics() -> None:
+    """Headers, names and attributes; the guide's numbers are of other data, and of the quantized model.
+
+    It calls the inputs of the second `cat` of two by another rule than those of the first.
+    """
+    is_there = importlib.util.find_spec("tensorboard") is not None  # the script wants histograms
+    with nullcontext() if is_there else pytest.raises(CheckError, match="pip install tensorboard"):
+        run("profile_featuremap")
+    text, expected = Path("statistic.txt").read_text(), printed("profile_featuremap")
+    title = "Statistics with quant range in descending order..."
+    assert title in text.splitlines() and title in expected.splitlines()
+    found, wanted = (_cells(part.partition(title)[0]) for part in (text, expected))
+    assert found[0] == wanted[0]
+    names = [[row[0], row[2]] for row in _without_softmax(wanted[2:])]
+    other = {"input-0": "input-0-0", "input-1": "input-0-1"}
+    names = [[name, other.get(attr, attr) if name == "cat_op[cat](1)" else attr] for name, attr in names]
+    assert [[row[0], row[2]] for row in _without_softmax(found[2:])] == names
+    first = ["1.0000000", "1.4700000", "1.2350000", "0.0196000", "", "torch.float32"]
+    assert found[2][4:] == first and found[3][8:] == ["0.0115294", "qint8"]
+    ordered = _cells(text.partition(title)[2])[2:]
+    sizes = [max(abs(float(row[4])), abs(float(row[5]))) for row in ordered]
+    assert sorted(ordered) == sorted(found[2:]) and sizes == sorted(sizes, reverse=True)
 
 
 class _Cell(nn.Module):

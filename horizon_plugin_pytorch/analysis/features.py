@@ -1,0 +1,314 @@
+"""What goes into and comes out of each operator of a model: the tensors, and statistics of them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.analysis.chosen import Chosen
+from horizon_plugin_pytorch.analysis.html_page import Curve, chart, page
+from horizon_plugin_pytorch.analysis.output import tensorboard_log, write_report
+from horizon_plugin_pytorch.analysis.watched_run import WatchedRun
+from horizon_plugin_pytorch.doors import show_at
+from horizon_plugin_pytorch.errors import require_module
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.nested import located
+from horizon_plugin_pytorch.nn.intrinsic.fused import FusedModule
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.tables import Table
+from horizon_plugin_pytorch.watch.flow import TensorNotes
+from horizon_plugin_pytorch.watch.operator_call import OperatorCall
+
+STATISTICS = "statistic"
+_HEADERS = (
+    "Module Index", "Module Name", "Module Type", "Input/Output/Attr", "Min", "Max", "Mean", "Var", "Scale", "Dtype",
+)  # fmt: skip
+
+
+def get_raw_features(
+    model: nn.Module,
+    example_inputs: Any,
+    prefixes: Sequence[str] = (),
+    types: Sequence[type] = (),
+    device: torch.device | str | None = None,
+    preserve_int: bool = False,
+    use_class_name: bool = False,
+    skip_identity: bool = False,
+) -> list[dict[str, Any]]:
+    """Record the inputs, outputs and parameters of each operator in one forward, in eval mode.
+
+    Tensors that are given by keyword are recorded too. Everything is held at once: choose operators of large models.
+
+    Args:
+        model: float, fused, calibration, QAT or quantized; it is not changed.
+        example_inputs: the model's arguments, as `prepare` takes them.
+        prefixes, types: record only operators whose name starts with one of these, and those of one of these classes.
+        device: where to run; None leaves model and inputs where they are.
+        preserve_int: give the integers of what has a scale, rather than real numbers.
+        use_class_name: types are names of classes, ``Conv2d``, rather than classes as they print.
+        skip_identity: leave `nn.Identity` out.
+
+    Returns:
+        In the order of the forward, a dictionary for each tensor. ``module_name``: the module; for a function, the one
+        that calls it. ``attr``: ``input``, ``input-0-1`` (the second item of the first argument), ``input-mask`` (a
+        keyword), ``output``, ``weight``, ... ``data``: a copy. ``scale``: None without one. ``ch_axis``: -1 without a
+        scale for each channel. ``ff_method``: of a FloatFunctional, else None. And for `profile_featuremap`:
+        ``module_index``, ``shown_name``, ``module_type`` and ``dtype``.
+
+    Raises:
+        CheckError: when the model fails on these inputs.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> [(row["module_name"], row["attr"]) for row in get_raw_features(net, torch.ones(1, 2), types=(nn.ReLU,))]
+    [('1', 'input'), ('1', 'output')]
+    """
+    who = "get_raw_features"
+    require_module(model, who)
+    chosen = Chosen(who, prefixes, types)
+    run = WatchedRun(model, example_inputs, device, who)
+    recorder = _Recorder(chosen, preserve_int, use_class_name, skip_identity)
+    run.watch(recorder)
+    return recorder.features
+
+
+class _Recorder:
+    """Copies what calls take and give."""
+
+    def __init__(self, chosen: Chosen, keeps_integers: bool, use_class_name: bool, skip_identity: bool) -> None:
+        self._chosen, self._keeps_integers = chosen, keeps_integers
+        self._use_class_name, self._skip_identity = use_class_name, skip_identity
+        self._given = TensorNotes()  # copies of float results: a call that writes in place has overwritten its input
+        self.features: list[dict[str, Any]] = []
+
+    def __call__(self, call: OperatorCall) -> None:
+        kind = type(call.module)
+        is_left_out = self._skip_identity and isinstance(call.module, nn.Identity)
+        is_shown = self._chosen.has(call.path, kind) and not is_left_out
+        outputs = {id(x) for x in call.outputs}
+        if is_shown:
+            for attr, x in _named("input", call.args, call.kwargs):
+                before = self._given.get(x) if id(x) in outputs else None
+                self._add(call, attr, x if before is None else before)
+        for x in call.outputs:
+            if not isinstance(x, QTensor):
+                self._given[x] = x.detach().clone()
+        if is_shown:
+            for attr, x in _named("output", call.output):
+                self._add(call, attr, x)
+            for attr, x in _parameters(call.module) if call.repetition == 0 and call.module is not None else ():
+                self._add(call, attr, x)
+
+    def _add(self, call: OperatorCall, attr: str, x: Tensor) -> None:
+        scale, axis = None, -1
+        with torch.no_grad():
+            if isinstance(x, QTensor):
+                scale, axis = x.q_scale().detach().clone(), x.q_per_channel_axis()
+                data = x.int_repr() if self._keeps_integers else x.dequantize()
+            else:
+                data = x
+            data = data.detach().clone()
+        if call.module is None:
+            kind = call.operator if self._use_class_name else f"<function '{call.operator}'>"
+        else:
+            kind = type(call.module).__name__ if self._use_class_name else str(type(call.module))
+        self.features.append(
+            {
+                "module_name": call.path,
+                "attr": attr,
+                "data": data,
+                "scale": scale,
+                "ch_axis": axis,
+                "ff_method": call.method or None,
+                "module_index": call.index,
+                "shown_name": call.name,
+                "module_type": kind,
+                "dtype": str(x.dtype),
+            }
+        )
+
+
+def _named(kind: str, args: Any, kwargs: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Tensors with their names: ``input``, or where there are several ``input-0``, ``input-0-1``, ``input-mask``."""
+    found = [*located(args), *located(kwargs or {})]
+    for path, x in found:
+        is_only = len(found) == 1 and len(path) <= 1 and not kwargs
+        yield (kind if is_only else "-".join([kind, *map(str, path)])), x
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What a module has learnt; weights with the scale that they are, or will be, rounded with."""
+    layer = module.conv if isinstance(module, FusedModule) else module
+    for name in dict.fromkeys(("weight", "bias", *layer._parameters)):
+        is_buffer = isinstance(layer, QuantizedModule) and name in ("weight", "bias")
+        x = layer._buffers.get(name) if is_buffer else layer._parameters.get(name)
+        if x is None:
+            continue
+        quantizer = getattr(layer, f"{name}_fake_quant", None)
+        if not x.is_floating_point() and hasattr(layer, "weight_scale"):
+            axis = layer.output_axis if layer.weight_scale.numel() > 1 else -1  # type: ignore[union-attr, operator]
+            yield name, QTensor(x, layer.weight_scale, layer.weight_dtype, axis)  # type: ignore[arg-type]
+        elif not x.is_floating_point():
+            yield name, QTensor(x, layer.scale, layer.out_dtype)  # type: ignore[arg-type]
+        elif isinstance(quantizer, FakeQuantize) and quantizer.scale.numel() in (1, x.shape[quantizer.ch_axis]):
+            yield name, QTensor(x.detach(), quantizer.scale, quantizer.dtype, quantizer.ch_axis)
+        else:
+            yield name, x
+
+
+@dataclass(frozen=True)
+class FeatureRow:
+    """Statistics of a tensor; ``var`` is NaN for a single number."""
+
+    index: int
+    name: str
+    type: str
+    attr: str
+    min: float
+    max: float
+    mean: float
+    var: float
+    scale: str
+    dtype: str
+    nans: int = 0
+    infs: int = 0
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude: how far a symmetric range must reach."""
+        sizes = [abs(x) for x in (self.min, self.max)]
+        return math.inf if any(map(math.isnan, sizes)) else max(sizes)
+
+    @property
+    def cells(self) -> list[str]:
+        """As the guide prints them."""
+        numbers = [f"{x:.7f}" for x in (self.min, self.max, self.mean, self.var)]
+        return [str(self.index), self.name, self.type, self.attr, *numbers, self.scale, self.dtype]
+
+
+def profile_featuremap(
+    featuremap: Sequence[Mapping[str, Any]],
+    with_tensorboard: bool = False,
+    tensorboard_dir: str | os.PathLike | None = None,
+    print_per_channel_scale: bool = False,
+    show_per_channel: bool = False,
+    out_dir: str | os.PathLike | None = None,
+    file_name: str | None = None,
+) -> list[FeatureRow]:
+    """Write statistics of each tensor that `get_raw_features` gave: ``statistic.txt`` and ``statistic.html``.
+
+    The text has the rows in the order of the forward, then by their range, the largest first. If there are NaN or
+    infinities, a third table lists them; it is printed, too.
+
+    Args:
+        featuremap: of `get_raw_features`.
+        with_tensorboard: write histograms for tensorboard.
+        tensorboard_dir: where to; None is ``runs/``.
+        print_per_channel_scale: show scales for each channel in the tables; else they are left empty.
+        show_per_channel: write a histogram for each channel.
+        out_dir: the folder of the files; None is the current one.
+        file_name: of both files, in place of ``statistic``.
+
+    Returns:
+        The rows, in the order of the forward.
+
+    Raises:
+        CheckError: a file cannot be written, or tensorboard is not installed.
+
+    >>> import tempfile
+    >>> net = nn.Sequential(nn.ReLU())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rows = profile_featuremap(get_raw_features(net, torch.tensor([-1.0, 3.0])), out_dir=folder)
+    >>> [(row.name, row.attr, row.min, row.max, row.mean) for row in rows]
+    [('0', 'input', -1.0, 3.0, 1.0), ('0', 'output', 0.0, 3.0, 1.5)]
+    """
+    who = "profile_featuremap"
+    if isinstance(featuremap, Mapping) or not all(isinstance(feature, Mapping) for feature in featuremap):
+        raise TypeError(f"{who} takes the list of dictionaries that get_raw_features gives.")
+    rows = list(_rows(featuremap, print_per_channel_scale))
+    abnormal = _abnormal_text(rows)
+    stem = STATISTICS if file_name is None else file_name.removesuffix(".txt").removesuffix(".html")
+    write_report(_text(rows, abnormal), out_dir, f"{stem}.txt", who)
+    write_report(_page(rows), out_dir, f"{stem}.html", who)
+    if abnormal:
+        print(abnormal)
+    if with_tensorboard:
+        with tensorboard_log(tensorboard_dir, who) as log:
+            for row, feature in zip(rows, featuremap, strict=True):
+                _add_histograms(log, f"{row.name}/{row.attr}", feature, show_per_channel)
+    return rows
+
+
+def _rows(featuremap: Sequence[Mapping[str, Any]], shows_channels: bool) -> Iterator[FeatureRow]:
+    for number, feature in enumerate(featuremap):
+        data, scale = feature["data"].detach(), feature.get("scale")
+        method = f"[{feature['ff_method']}]" if feature.get("ff_method") else ""
+        shown = ""
+        if scale is not None and (shows_channels or scale.numel() == 1):
+            shown = ", ".join(f"{x:.7f}" for x in scale.flatten().tolist())
+        yield FeatureRow(
+            int(feature.get("module_index", number)),
+            str(feature.get("shown_name", feature["module_name"] + method)),
+            str(feature.get("module_type", "")),
+            str(feature["attr"]),
+            *_statistics(data),
+            shown,
+            str(feature.get("dtype", data.dtype)),
+            *_counts(data),
+        )
+
+
+def _statistics(data: Tensor) -> tuple[float, float, float, float]:
+    if not data.numel():
+        return math.nan, math.nan, math.nan, math.nan
+    x = data.double()
+    var = float(x.var()) if x.numel() > 1 else math.nan
+    return float(x.min()), float(x.max()), float(x.mean()), var
+
+
+def _counts(data: Tensor) -> tuple[int, int]:
+    return (int(data.isnan().sum()), int(data.isinf().sum())) if data.is_floating_point() else (0, 0)
+
+
+def _text(rows: Sequence[FeatureRow], abnormal: str) -> str:
+    ordered = sorted(rows, key=lambda row: -row.largest)
+    by_forward, by_range = (Table(_HEADERS, [row.cells for row in some]).text("psql") for some in (rows, ordered))
+    text = f"{by_forward}\n\nStatistics with quant range in descending order...\n{by_range}\n"
+    return f"{text}\n{abnormal}\n" if abnormal else text
+
+
+def _abnormal_text(rows: Sequence[FeatureRow]) -> str:
+    """The tensors with NaN or infinities; empty if there are none."""
+    found = [[*row.cells[:4], row.dtype, row.nans, row.infs] for row in rows if row.nans or row.infs]
+    headers = [*_HEADERS[:4], "Dtype", "NaN", "Inf"]
+    return f"Layers with NaN or inf, please check..\n{Table(headers, found).text('psql')}" if found else ""
+
+
+def _page(rows: Sequence[FeatureRow]) -> str:
+    shown = [row for row in rows if row.attr.startswith("output")]
+    labels = [f"{r.index} {r.name} {r.attr}: min {r.min:.7g}, max {r.max:.7g}, mean {r.mean:.7g}" for r in shown]
+    curves = [Curve(name, [getattr(row, name) for row in shown], labels) for name in ("max", "min", "mean")]
+    return page(STATISTICS, chart(curves), Table(_HEADERS, [row.cells for row in rows]).html())
+
+
+def _add_histograms(log: Any, tag: str, feature: Mapping[str, Any], shows_channels: bool) -> None:
+    data = feature["data"].detach().float()
+    data = data.cpu()
+    finite = data[data.isfinite()]
+    if finite.numel():
+        log.add_histogram(tag, finite)
+    if shows_channels and data.dim() > 1:
+        axis = feature["ch_axis"] if feature.get("ch_axis", -1) >= 0 else 1
+        for number, channel in enumerate(data.unbind(axis)):
+            kept = channel[channel.isfinite()]
+            if kept.numel():
+                log.add_histogram(f"{tag}/{number}", kept)
+
+
+show_at("utils.quant_profiler", get_raw_features, profile_featuremap)

@@ -1,0 +1,74 @@
+"""Runs of a model that a tool watches: in eval mode, on a device of choice, with nothing of the model changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from horizon_plugin_pytorch.asking.stack import error_line
+from horizon_plugin_pytorch.errors import CheckError, at
+from horizon_plugin_pytorch.nested import fresh, map_tensors, tensors_in
+from horizon_plugin_pytorch.nn.qat.composite import hidden_parts
+from horizon_plugin_pytorch.runtime.arguments import arguments_of
+from horizon_plugin_pytorch.watch.undisturbed import undisturbed
+from horizon_plugin_pytorch.watch.watch import Consumer, Watch
+
+
+class WatchedRun:
+    """A model with its inputs, ready to run as often as is wanted.
+
+    Args:
+        inputs: the model's arguments, as `prepare` takes them.
+        device: where to run; None leaves model and inputs where they are. A model that is elsewhere is copied.
+        who: the tool that was asked, for messages.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Any, device: torch.device | str | None, who: str) -> None:
+        self._who = who
+        if device is not None:
+            device = torch.device(device)
+            held = {x.device.type for x in (*model.parameters(), *model.buffers())}
+            if held - {device.type}:
+                model = copy.deepcopy(model).to(device)
+            inputs = map_tensors(lambda x: x.to(device), inputs)
+        self.model = model
+        self._args, self._kwargs = arguments_of(model, inputs, None)
+
+    def __call__(self) -> Any:
+        """Run it once; each run has inputs of its own, which it may write to."""
+        args, kwargs = map_tensors(lambda x: x.clone(), (self._args, self._kwargs))
+        return self.model(*fresh(args), **fresh(kwargs))
+
+    @property
+    def has_inputs(self) -> bool:
+        """Is there any tensor among the inputs?"""
+        return next(tensors_in((self._args, self._kwargs)), None) is not None
+
+    def watch(self, consumer: Consumer) -> Any:
+        """Run it once and tell a consumer of each call.
+
+        Raises:
+            CheckError: the model fails on these inputs.
+        """
+        with undisturbed_evaluation(self.model), Watch(self.model, consumer) as watch:
+            try:
+                return self()
+            except CheckError:
+                raise
+            except Exception as error:
+                place = at(watch.failed_in or "", error_line(error))
+                text = f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
+                raise CheckError(f"{self._who}: the model failed {place}: {text}.") from error
+
+
+@contextmanager
+def undisturbed_evaluation(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; all is as it was afterwards."""
+    with undisturbed(model), hidden_parts(), torch.no_grad():
+        model.eval()
+        yield
