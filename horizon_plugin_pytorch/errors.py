@@ -93,6 +93,31 @@ def warn(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=levels_to_user())
 
 
+_TOLD: set[tuple[str, type[Warning]]] = set()
+
+
+def warn_once(message: str, category: type[Warning]) -> None:
+    """Warn of what is so each time that a model is prepared, for calibration and for training: it is shown once.
+
+    Filters of the user's that say "always" or "error" get it each time, as from Python: this is for those that show a
+    warning once for each place, which is another line here though it is the same model.
+    """
+    action = _action_on(message, category)
+    if action in ("default", "module", "once"):
+        if (message, category) in _TOLD:
+            return
+        _TOLD.add((message, category))
+    warn(message, category)
+
+
+def _action_on(message: str, category: type[Warning]) -> str:
+    """What the user's filters do with a warning."""
+    for action, text, kind, module, line in warnings.filters:
+        if issubclass(category, kind) and (text is None or text.match(message)) and module is None and not line:
+            return action
+    return "default"
+
+
 def source_line(stack_trace: str | None) -> str:
     """The innermost line of user code in a stack trace, as ``model.py:41``; empty if unknown.
 

@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,30 +40,90 @@ class PlainState:
     >>> net.steps[0] += 1; net.steps[1] += 1; net.seen = 1
     >>> before.changes()
     ['steps[0]', 'steps[1]']
+    >>> before.restore(before.changes())
+    >>> net.steps
+    [0, tensor([0., 0.])]
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._values = {path: (value, _kept(value)) for path, value in _walk(model)}
+        self._places = list(_walk(model))
+        self._values = {one.path: (one.value, _kept(one.value)) for one in self._places if not one.is_empty}
+        self._contents = {id(one.stored): list(one.stored) for one in self._places if one.is_length}
 
     @property
     def is_old(self) -> bool:
         """Is anything another now, or there that was not?"""
-        return bool(self.changes()) or any(path not in self._values for path, _ in _walk(self._model))
+        return bool(self.changes()) or any(
+            one.path not in self._values for one in _walk(self._model) if not one.is_empty
+        )
 
     def has(self, x: Tensor, paths: Iterable[str]) -> bool:
         """Was a tensor at one of these paths?"""
         return any(self._values[path][0] is x for path in paths if path in self._values)
 
+    def restore(self, paths: Iterable[str]) -> None:
+        """Put back what was at these paths; tensors and arrays get the numbers back that were kept of them.
+
+        Globals stay as they are: they are not the model's, and may be where somebody looks what has run.
+        """
+        wanted, known = set(paths), {place.path for place in self._places}
+        for place in [one for one in _walk(self._model, has_globals=False) if one.path in wanted - known]:
+            if isinstance(place.holder, dict):
+                place.holder.pop(place.key, None)
+        for place in self._places:
+            if place.path not in wanted or place.is_global:
+                continue
+            kept = None if place.is_empty else self._values[place.path][1]
+            if isinstance(kept, (Tensor, np.ndarray)):
+                with torch.no_grad():
+                    place.value[...] = kept
+            place.holder[place.key] = place.stored
+            if place.is_length and type(place.stored) in (list, collections.deque):
+                place.stored.clear()
+                place.stored.extend(self._contents[id(place.stored)])
+
+    def undo(self) -> None:
+        """Put everything back, also what was made since."""
+        now = {one.path: one.value for one in _walk(self._model, has_globals=False)}
+        filled = [one.path for one in self._places if one.is_empty and now.get(one.path)]
+        self.restore([*self.changes(), *filled, *(now.keys() - {one.path for one in self._places})])
+
     def changes(self) -> list[str]:
         """The paths of what is another now."""
-        now = dict(_walk(self._model))
+        now = {one.path: one.value for one in _walk(self._model)}
         return [
             path for path, (old, kept) in self._values.items() if path in now and not _is_same(old, kept, now[path])
         ]
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[str, Any]]:
+class _Place(NamedTuple):
+    """Where a value is.
+
+    Args:
+        value: a number, a tensor, an array; or how long a list is.
+        holder, key: where it is, or the tuple that it is in.
+        stored: what is there.
+        is_global: is it a global, or in one?
+    """
+
+    path: str
+    value: Any
+    holder: Any
+    key: Any
+    stored: Any
+    is_global: bool = False
+
+    @property
+    def is_length(self) -> bool:
+        return self.path.startswith("len(")
+
+    @property
+    def is_empty(self) -> bool:
+        return self.is_length and not self.value
+
+
+def _walk(model: nn.Module, has_globals: bool = True) -> Iterator[_Place]:
     seen: set[int] = set()
     classes: set[type] = set()
     given: list[Any] = []  # code that is kept as an attribute
@@ -71,16 +131,17 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, Any]]:
         if type(module).__module__.startswith(("torch.nn.", "horizon_plugin_pytorch.")):
             continue  # their numbers are settings
         prefix = f"{path}." if path else ""
-        for name, value in (*vars(module).items(), *module._buffers.items()):
-            if name not in _OF_TORCH and value is not None:
-                yield from _values(f"{prefix}{name}", value, seen, 0)
+        for holder in (vars(module), module._buffers):
+            for name, value in list(holder.items()):
+                if name not in _OF_TORCH and value is not None:
+                    yield from _values(_Place(f"{prefix}{name}", value, holder, name, value), seen, 0)
         classes.update(type(module).__mro__)
         given += vars(module).values()
-    for function in _functions(classes, given):
+    for function in _functions(classes, given) if has_globals else ():
         for name in names_in(function) & function.__globals__.keys():
             value = function.__globals__[name]
             if isinstance(value, (int, float, Tensor, np.ndarray, list, dict, collections.deque)):
-                yield from _values(name, value, seen, 1)
+                yield from _values(_Place(name, value, function.__globals__, name, value, True), seen, 1)
 
 
 def _functions(classes: set[type], given: list[Any]) -> Iterator[FunctionType]:
@@ -93,26 +154,28 @@ def _functions(classes: set[type], given: list[Any]) -> Iterator[FunctionType]:
             yield found
 
 
-def _values(path: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+def _values(place: _Place, seen: set[int], depth: int) -> Iterator[_Place]:
+    path, value = place.path, place.value
     if isinstance(value, (bool, nn.Module, type, FunctionType)):
         return
     if isinstance(value, (int, float, Tensor, np.ndarray, np.number)):
-        yield path, value
+        yield place
         return
     if depth >= _DEEP or id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, (list, tuple, collections.deque)):
-        if len(value):
-            yield f"len({path})", len(value)
+        yield place._replace(path=f"len({path})", value=len(value))
         for index, item in enumerate(value):
-            yield from _values(f"{path}[{index}]", item, seen, depth + 1)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _values(f"{path}[{key!r}]", item, seen, depth + 1)
-    elif _is_plain_object(value):
-        for name, item in getattr(value, "__dict__", {}).items():
-            yield from _values(f"{path}.{name}", item, seen, depth + 1)
+            inside = place._replace(path=f"{path}[{index}]", value=item)
+            if type(value) in (list, collections.deque):  # others cannot be written to
+                inside = inside._replace(holder=value, key=index, stored=item)
+            yield from _values(inside, seen, depth + 1)
+    elif isinstance(value, dict) or _is_plain_object(value):
+        own = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        for key, item in list(own.items()):
+            name = f"[{key!r}]" if own is value else f".{key}"
+            yield from _values(_Place(f"{path}{name}", item, own, key, item, place.is_global), seen, depth + 1)
 
 
 def _is_plain_object(value: Any) -> bool:

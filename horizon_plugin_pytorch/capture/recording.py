@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.asking.stack import is_module_call, user_frames
 from horizon_plugin_pytorch.capture.leaves import is_functional, runs_as_one
 from horizon_plugin_pytorch.capture.memory import Memory, changed, distinct, versions
 from horizon_plugin_pytorch.capture.packing import PackedGraph
+from horizon_plugin_pytorch.capture.plain_state import PlainState
 from horizon_plugin_pytorch.capture.region import module_at
 from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at
 from horizon_plugin_pytorch.nested import tensors_in, tensors_of
@@ -560,7 +561,7 @@ def record_runs(
     """
     runner = copy.deepcopy(model)
     recorder, given = Recorder(runner), []
-    state = torch.get_rng_state()
+    state, plain = torch.get_rng_state(), PlainState(runner)
     try:
         given = _record_run(recorder, runner, args, kwargs or {}, is_training=False)
         if recorder.keeps_tensors:  # does the next forward read them?
@@ -572,6 +573,7 @@ def record_runs(
             _record_run(recorder, runner, args, kwargs or {}, is_training=True)
     finally:
         torch.set_rng_state(state)
+        plain.undo()  # objects that a copy shares with the model
     graph = recorder.finish()
     mark_stochastic(graph)
     graph.owning_module = model  # type: ignore[assignment]

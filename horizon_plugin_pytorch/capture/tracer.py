@@ -206,6 +206,19 @@ class QuantizationTracer(torch.fx.Tracer):
             self._constants[id(a)] = (a, kept)
         return kept
 
+    def iter(self, obj: torch.fx.Proxy) -> Iterator[Any]:
+        try:
+            return super().iter(obj)
+        except torch.fx.proxy.TraceError:
+            if not _is_shape(obj.node):
+                raise
+        raise TraceError(
+            "how many axes a tensor has is not known while tracing, so its shape cannot be looped over or unpacked "
+            "with *. Write what leaves the other axes alone: `v.unflatten(0, (B, T, N))` for `v.reshape(B, T, N, "
+            "*v.shape[1:])`, `v.flatten(0, 1)` for `v.reshape(-1, *v.shape[2:])`; or the sizes one by one, "
+            "`v.shape[1], v.shape[2]`."
+        )
+
     def to_bool(self, obj: torch.fx.Proxy) -> bool:
         """The truth of what is traced is not known; an ``assert`` about sizes is taken to hold, as it did in float."""
         answer = asserted_answer()
@@ -455,3 +468,11 @@ def stored_tensors(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
     for path, module in model.named_modules():
         found.update({f"{path}.{name}".lstrip("."): x for name, x in vars(module).items() if isinstance(x, Tensor)})
     return {path: (x, x._version) for path, x in found.items()}
+
+
+def _is_shape(node: torch.fx.Node) -> bool:
+    """Is it the shape of a tensor, or several sizes of one?"""
+    if node.target is operator.getitem and isinstance(node.args[1], slice):
+        return isinstance(node.args[0], torch.fx.Node) and _is_shape(node.args[0])
+    is_size = node.op == "call_method" and node.target == "size" and len(node.args) == 1
+    return is_size or (node.target is getattr and node.args[1] == "shape")

@@ -73,6 +73,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
     _tell_drawn(model, tracer.made.drawn)
     tell_type_tests(model, has_own_forward=False)
     tell_modes(model, arguments, graph, _traced)
+    state.restore(changing)  # that the model was looked at is no forward of the user's
     return graph
 
 
@@ -123,8 +124,8 @@ def _tell_written(model: nn.Module, before: dict[str, tuple[torch.Tensor, int]],
         shown = listed(f"`{path}`" for path in written)
         warn(
             f"`{type(model).__name__}`: its forward writes to {shown}, which symbolic trace does not see: the prepared "
-            "model reads it and never writes it. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its "
-            "own forward; or write it outside of the forward.",
+            "model computes each forward as the first one, and writes nothing. Prepare with "
+            "`PrepareMethod.JIT_STRIP`, whose model runs its own forward; or write it outside of the forward.",
             QuantizationWarning,
         )
 

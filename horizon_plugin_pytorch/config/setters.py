@@ -50,7 +50,7 @@ from horizon_plugin_pytorch.config.resolve import check_qconfig
 from horizon_plugin_pytorch.config.sensitivity import most_sensitive, warn_unknown
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, listed, warn
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, listed, warn, warn_once
 from horizon_plugin_pytorch.fake_quant.qconfig import (
     TRAINING_OBSERVER,
     QConfig,
@@ -240,7 +240,7 @@ class HighPrecisionOutputTemplate(QconfigTemplate):
                 view.set(operator, with_output(current, None), why)
         if kept:
             shown = listed((f"`{path}` ({why})" for path, why in kept.items()), most=8)
-            warn(
+            warn_once(
                 f"outputs that are not in high precision: {shown}. Only a convolution, a linear layer "
                 "or a matmul directly before the DeQuantStub has it; move what follows behind the DeQuantStub if the "
                 "precision matters.",

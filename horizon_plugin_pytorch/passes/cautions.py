@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from horizon_plugin_pytorch.capture.region import called_path, module_at, operands, row_of_node
 from horizon_plugin_pytorch.config.choice import NO_SETTER, inherited_choice
-from horizon_plugin_pytorch.errors import QuantizationWarning, at, listed, source_line, warn
+from horizon_plugin_pytorch.errors import QuantizationWarning, at, listed, source_line, warn, warn_once
 from horizon_plugin_pytorch.fake_quant.fake_cast import is_cast
 from horizon_plugin_pytorch.operators.table import Kind, ScaleRule, Trait
 from horizon_plugin_pytorch.passes.preparation import Preparation
@@ -61,7 +61,7 @@ def warn_quotients(prep: Preparation) -> None:
         if "div" in names:
             places[at(notes(node).scope, source_line(node.stack_trace)).removeprefix("at ")] = None
     if places:
-        warn(
+        warn_once(
             f"`{model._get_name()}`: the logarithm of a quotient ({', '.join(places)}): a quotient of numbers near 0 "
             "spans more than one scale can hold, and its small values are lost. Write `torch.log(x) - torch.log(y)`; "
             "for the inverse of sigmoid, `torch.logit(x, eps)`.",
@@ -89,7 +89,7 @@ def warn_shared(prep: Preparation) -> None:
     ]
     if shared:
         shown = listed(shared)
-        warn(
+        warn_once(
             f"`{model._get_name()}`: one scale must fit the results of several calls of {shown}, and the call with the "
             "smaller values loses precision. Give each call a module of its own, or scales of its own (own_scales=True "
             "of `prepare`). A layer that is called several times to share its weights can stay as it is if its results "

@@ -36,7 +36,7 @@ from horizon_plugin_pytorch.passes.preparation import Preparation, RecordedPrepa
 from horizon_plugin_pytorch.passes.read_tensors import answer_facts, answer_types, mark_reads
 from horizon_plugin_pytorch.passes.replace import replace_functions, replace_fusable
 from horizon_plugin_pytorch.passes.skipped import note_skipped
-from horizon_plugin_pytorch.passes.states import refuse_states
+from horizon_plugin_pytorch.passes.states import refuse_states, warn_states
 from horizon_plugin_pytorch.passes.stub_links import link_stubs
 from horizon_plugin_pytorch.passes.swap import to_qat, warn_int16
 from horizon_plugin_pytorch.passes.tied_scales import tie_scales, tied_groups
@@ -231,6 +231,7 @@ PIPELINE: tuple[Pass, ...] = (
     traced(refuse_random),
     recorded(warn_random),
     Pass(refuse_states),
+    traced(warn_states),
     Pass(warn_no_stub),
     # Which calls have modules of their own.
     traced(name_shared_norms),

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError, source_line
+from horizon_plugin_pytorch.errors import QuantizationWarning, UnsupportedOperatorError, listed, source_line, warn
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -45,6 +45,29 @@ def refuse_states(prep: Preparation) -> None:
                 f"a quantized tensor that one forward makes (line {line}) is kept and read by the next one (line "
                 f"{source_line(notes(node).read_later)}): {STATE_REASON} {STATE_REMEDY}"
             )
+
+
+def warn_states(prep: Preparation) -> None:
+    """Name the float tensors that one forward keeps and the next one reads: a traced model does neither."""
+    lines = [
+        f"{_origin(node)}, read at {source_line(notes(node).read_later)}"
+        for node in prep.graph.nodes
+        if notes(node).read_later not in (None, node.stack_trace)  # of which tracing has told
+        and not prep.region.has_scale(node)
+        and _is_data(node)
+    ]
+    if lines:
+        warn(
+            f"`{prep.model._get_name()}`: a tensor of one forward is kept and read by the next one "
+            f"({listed(dict.fromkeys(lines))}), which symbolic trace does not see: the prepared model computes each "
+            "forward as the first one. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward; or "
+            "make the state an input and an output of the model.",
+            QuantizationWarning,
+        )
+
+
+def _origin(node: fx.Node) -> str:
+    return f"the input `{node.target}`" if node.op == "placeholder" else f"line {source_line(node.stack_trace)}"
 
 
 def _is_data(node: fx.Node) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import immutable_collections
 
+from horizon_plugin_pytorch.capture.plain_state import PlainState
 from horizon_plugin_pytorch.nn.qat.half import Float16
 
 _FILLED = (dict, list, set, deque)  # containers that a forward may fill
@@ -74,6 +75,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     filled = {kind for kind in kinds if issubclass(kind, _FILLED)}
     contents = [(v, v.copy()) for _, of_one in attributes for v in of_one.values() if type(v) in filled]
     buffers = _Values({id(x): x for m in modules for x in m._buffers.values() if x is not None}.values())
+    state = PlainState(model)  # what objects hold
     random_states = (random.getstate(), torch.get_rng_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
@@ -92,3 +94,4 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for container, values in contents:
             _refill(container, values)
         buffers.restore()
+        state.undo()

@@ -330,3 +330,31 @@ class AsksResults(nn.Module):
 def test_a_class_that_nobody_knows_is_told() -> None:
     with pytest.warns(QuantizationWarning, match=r"asks for the class of a value \(test_classes_of_proxies.py:\d+\)"):
         trace(AsksResults())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda v: v.reshape(2, 3, v.shape[0] // 6, *v.shape[1:]),
+        lambda v: v.view(2, -1, *v.size()[1:]),
+        lambda v: v.reshape([-1, *v.shape]),
+    ],
+)
+def test_a_shape_that_is_unpacked_has_a_remedy_that_fits(function: Any) -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    with pytest.raises(TraceError, match=r"test_classes_of_proxies.py:\d+: how many axes .*`v.unflatten\(0, "):
+        trace(Net())
+
+
+def test_what_is_written_instead_of_an_unpacked_shape_is_traced() -> None:
+    class Net(nn.Module):
+        def forward(self, v: Tensor) -> tuple[Tensor, ...]:
+            height, width = v.shape[1:]
+            return v.unflatten(0, (2, 3, v.shape[0] // 6)), v.flatten(0, 1), v.reshape(2, -1, height, width)
+
+    x = torch.randn(12, 3, 4)
+    for got, wanted in zip(torch.fx.GraphModule(Net(), trace(Net()))(x), Net()(x), strict=True):
+        assert torch.equal(got, wanted)

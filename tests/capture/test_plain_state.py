@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -131,6 +132,50 @@ def _march() -> None:
 def test_tracing_tells_what_each_forward_changes(body: Any) -> None:
     with pytest.warns(QuantizationWarning, match=f"`Net`: its forward writes to {CHANGING[body]}"):
         prepare_qat_fx(Net(body).eval(), {"": qconfig()})
+
+
+def _look(net: Any) -> Any:
+    parts = [net.list, net.dict, net.memory.t, net.memory.n, net.space.n, list(net.queue), net.tensor, net.number]
+    return copy.deepcopy([*parts, net.array, net.grown, net.cache])
+
+
+def _of_all(s: Net, x: Tensor) -> Tensor:
+    for body in (_replaced, _written, _in_object, _in_namespace, _rotated, _attributes, _numpy, _growing):
+        x = body(s, x)
+    s.cache[0] = s.cache.get(0, 0) + 1
+    return x
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT, PrepareMethod.JIT_STRIP])
+def test_runs_of_prepare_are_no_forwards_of_the_users(method: PrepareMethod) -> None:
+    net = Net(_of_all).eval()
+    before = _look(net)
+    model = prepare(net, (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None)
+    for after in (_look(net), _look(model)):
+        assert str(after) == str(before)
+    model(X)
+    assert (str(_look(model)) == str(before)) == (method is PrepareMethod.SYMBOLIC)
+
+
+class Kept(Net):
+    """It keeps real numbers outside of the quantized part; at first there are none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.made is not None:
+            x = x + self.made
+        self.made = x
+        y = self.dequant(self.quant(x))
+        if self.grown:
+            y = y + self.grown[-1]
+        self.grown.append(y)
+        return y
+
+
+def test_tracing_tells_of_real_numbers_that_the_next_forward_reads() -> None:
+    lines = r"the input `x`, read at test_plain_state.py:\d+, line test_plain_state.py:\d+, read at test_plain_state.py"
+    with pytest.warns(QuantizationWarning, match=rf"`Kept`: a tensor of one forward .*\({lines}.*as the first one"):
+        prepare_qat_fx(Kept(_numpy).eval(), {"": qconfig()})
 
 
 def test_what_is_made_once_or_is_the_same_each_time_is_not_told() -> None:

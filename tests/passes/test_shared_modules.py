@@ -9,11 +9,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch import errors
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
-from horizon_plugin_pytorch.quantization import DeQuantStub, QConfig, QuantStub, prepare_qat_fx
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    PrepareMethod,
+    QConfig,
+    QuantStub,
+    calibrate,
+    convert_fx,
+    load_calib_state_dict,
+    prepare,
+    prepare_qat_fx,
+)
 from horizon_plugin_pytorch.quantization.fake_cast import default_fp16_fake_cast
+from horizon_plugin_pytorch.quantization.qconfig_template import (
+    default_calibration_qconfig_setter,
+    default_qat_qconfig_setter,
+)
 from tests.routes import qconfig
 from tests.workflow.test_one_answer import Net, assert_one_answer
 
@@ -186,3 +201,32 @@ def test_what_is_shared_is_exact_and_near_float_by_every_method(name: str, own_s
     body, parts = _SHARED[name]
     torch.manual_seed(0)
     assert_one_answer(Net(body, **parts()).eval(), own_scales=own_scales)
+
+
+class _CalledTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.layer, self.dequant = QuantStub(), nn.Linear(4, 4), DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.layer(self.layer(self.quant(x))))
+
+
+@pytest.mark.parametrize(("action", "count"), [("default", 1), ("always", 2)])
+def test_a_model_that_is_prepared_for_calibration_and_for_training_is_told_once(
+    action: Any, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_march(March.NASH_M)
+    monkeypatch.setattr(errors, "_TOLD", set())
+    x = torch.randn(2, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action)
+        calib = prepare(
+            _CalledTwice(), (x,), default_calibration_qconfig_setter, method=PrepareMethod.SYMBOLIC, out_dir=None
+        )
+        calibrate(calib, [x])
+        qat = prepare(_CalledTwice(), (x,), default_qat_qconfig_setter, method=PrepareMethod.SYMBOLIC, out_dir=None)
+        load_calib_state_dict(qat, calib.state_dict())
+        convert_fx(qat)
+    for text in ("one scale must fit", "not in high precision"):
+        assert sum(text in str(w.message) for w in caught) == count
