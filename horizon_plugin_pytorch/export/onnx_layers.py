@@ -281,30 +281,52 @@ def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> s
 def _finish(g: OnnxGraph, acc: str, residual: str | None, plan: AccumulatorPlan, layer: _Layer) -> str:
     factor, dtype = plan.factor.reshape(layer.spread), plan.factor.dtype
     bias = None if plan.bias is None else plan.bias.reshape(layer.spread)
-    if dtype == torch.float64:
-        if residual is None and plan.worst_case <= INT32_MAX and not plan.is_real:
-            shift = _shift(plan)
-            offset = g.constant(_offset(plan, shift).reshape(layer.spread), hint="offset")
-            scaled = g.node("Mul", acc, g.constant(factor, hint="factor"))
-            return _cut_off(g, g.node("Add", scaled, offset), plan, shift)
-        if bias is not None:
-            acc = g.node("Add", acc, g.constant(bias, dtype, "bias"))
+    if dtype == torch.float64 and residual is None and plan.worst_case <= INT32_MAX and not plan.is_real:
+        shift = _shift(plan)
+        return _cut_off(g, _scaled(g, acc, plan, _offset(plan, shift), layer), plan, shift)
+    half = g.scalar(0.5, dtype)
     if residual is not None and plan.residual_factor is not None:
         if dtype == torch.float64:
             residual = g.cast(residual, dtype)
+            if bias is not None and _holds_bias(plan.residual_factor):
+                half, bias = g.constant(bias + 0.5, dtype, "offset"), None
         term = g.node("Mul", residual, g.constant(plan.residual_factor.reshape(layer.spread), dtype, "residual_factor"))
-        acc = g.node("Add", acc, g.node("Floor", g.node("Add", term, g.scalar(0.5, dtype))))
+        acc = g.node("Add", acc, g.node("Floor", g.node("Add", term, half)))
+    if dtype == torch.float64 and bias is not None:
+        acc = g.node("Add", acc, g.constant(bias, dtype, "bias"))
     if plan.limit:
         acc = g.clip(acc, -plan.limit - 1, plan.limit, dtype)
     if plan.is_real:
         out = g.node("Mul", acc, g.constant(factor, hint="scale"))
         return g.without_sign_of_zero(out if dtype == torch.float32 else g.cast(out, torch.float32))
     if dtype == torch.float64:
-        scaled, shift = g.node("Mul", acc, g.constant(factor, hint="factor")), _shift(plan)
-        return _cut_off(g, g.node("Add", scaled, g.scalar(0.5 + (shift or 0), dtype)), plan, shift)
+        shift = _shift(plan)
+        offset = torch.full_like(plan.factor, 0.5 + (shift or 0))
+        return _cut_off(g, _scaled(g, acc, plan, offset, layer), plan, shift)
     if g.has_bytes and residual is not None and plan.low >= -128 and plan.high <= 127:  # other layers take bytes
         return g.rounded_bytes(g.node("Mul", acc, g.constant(factor, hint="factor")), plan.low, plan.high)
     return rescale(g, acc, dtype, factor, plan.low, plan.high)
+
+
+def _scaled(g: OnnxGraph, acc: str, plan: AccumulatorPlan, offset: Tensor, layer: _Layer) -> str:
+    """``acc * factor + offset`` in float64, for each channel; every step of it is exact.
+
+    Where channels are the second axis this is what a `BatchNormalization` with mean 0 and variance 1 computes, in one
+    pass instead of two.
+    """
+    if len(layer.spread) == 1:
+        scaled = g.node("Mul", acc, g.constant(plan.factor.reshape(layer.spread), hint="factor"))
+        return g.node("Add", scaled, g.constant(offset.reshape(layer.spread), hint="offset"))
+    factor, offset = plan.factor.reshape(-1), offset.reshape(-1)
+    numbers = (factor, offset, torch.zeros_like(factor), torch.ones_like(factor))
+    names = zip(numbers, ("factor", "offset", "mean", "variance"), strict=True)
+    return g.node("BatchNormalization", acc, *(g.constant(x, hint=name) for x, name in names), epsilon=0.0)
+
+
+def _holds_bias(factor: Tensor) -> bool:
+    """Has a residual's product so few bits behind the point that the bias, of 32 bits, can be added to it?"""
+    steps = factor.double() * (1 << 20)
+    return bool((steps == steps.round()).all())
 
 
 def _shift(plan: AccumulatorPlan) -> int | None:
