@@ -270,6 +270,12 @@ _TAKEN = frozenset(dir(torch.fx.GraphModule)) - frozenset(dir(nn.Module)) | {
 
 def _refuse_names(model: nn.Module) -> None:
     """Insist that the model has nothing of the names that torch.fx gives to the attributes of a traced model."""
+    if "forward" in vars(model):
+        raise TraceError(
+            f"`{type(model).__name__}` has a `forward` that is an attribute of the object, as after `self.forward = "
+            "self.forward_fuse`, and torch.fx traces the one of the class. Call it from the `forward` of the class; or "
+            "let `prepare` run the model (`method=PrepareMethod.JIT_STRIP`), which runs what is called."
+        )
     parts = {**model._modules, **model._parameters, **model._buffers}
     methods = [name for name in vars(model) if name in _TAKEN and callable(getattr(torch.fx.GraphModule, name, None))]
     taken = [name for name in (*parts, *methods) if name in _TAKEN]
@@ -284,12 +290,13 @@ def _refuse_names(model: nn.Module) -> None:
 def _remedy(error: Exception) -> str:
     if isinstance(error, TraceError):
         return str(error)
-    names = "(TracedProxy|Parts|Written|Known(Number|List|Dict))"
+    names = "(TracedProxy|Parts|Written|ReadAttribute|Known(Number|List|Dict))"
     text = re.sub(rf"'{names}'|(?<=not ){names}\b", "a tensor that is traced", str(error))
     if "__delitem__" in text:
         return "`del x[...]` has no form in a graph."
     if "has the attribute" in text:
-        return f"{text}: it is the result of code that is not traced. Ask what the model's configuration says instead."
+        where = "a part of an argument, or the result of code that is not traced"
+        return f"{text}: it is {where}. Ask what the model's configuration says instead."
     if UNKNOWN_TRUTH in text:
         return f"{text}. Ask what the model's configuration says instead."
     if "of which nothing is known" in text:

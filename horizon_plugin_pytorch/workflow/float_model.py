@@ -6,6 +6,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.capture.plain_model import plain_modules, require_shapes
 from horizon_plugin_pytorch.capture.plain_weights import plain_weights
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.transformer import plain_transformers
@@ -37,6 +38,13 @@ def require_float(model: nn.Module, what: str) -> None:
                 f"{what} takes a float model, and torch's own quantization prepared or converted this one: `{path}` is "
                 f"{type(module).__module__}.{type(module).__name__}. Give the model as it was before; what torch's "
                 "`fuse_modules` gives can be taken."
+            )
+        row = row_of_module(type(module)) if "forward" in vars(module) else None
+        if row is not None and row.qat is not None:
+            raise UnsupportedOperatorError(
+                f"{what}: `{path}` is a {type(module).__name__} whose `forward` was replaced by an attribute of the "
+                "object. Its quantized form would compute what the class does, and not what was put there. Derive a "
+                "class with this forward, or take it off (`del module.forward`) before the model is prepared."
             )
 
 

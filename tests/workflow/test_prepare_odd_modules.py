@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from horizon_plugin_pytorch.capture.graph_text import graph_text
-from horizon_plugin_pytorch.quantization import FakeQuantState, QuantWrapper, convert, prepare, set_fake_quantize
+from horizon_plugin_pytorch.errors import TraceError, UnsupportedOperatorError
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    QuantWrapper,
+    convert,
+    prepare,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
 from tests.routes import as_numbers, calibrate, mismatches, qconfig
 
 
@@ -115,3 +123,49 @@ def test_long_models_can_be_pickled(method):
     assert graph_text(again.graph) == graph_text(qat.graph) == graph_text(copy.deepcopy(qat).graph)
     assert torch.equal(again(*inputs), qat(*inputs))
     assert torch.equal(pickle.loads(pickle.dumps(copy.deepcopy(qat)))(*inputs), qat(*inputs))
+
+
+class Replaced(nn.Module):
+    """A forward that is put in place of the class's, as after `fuse()` of a detector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.forward = self.forward_fuse
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+    def forward_fuse(self, x: Tensor) -> Tensor:
+        return self.fc(x).relu() * 2
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_a_forward_that_is_an_attribute_of_a_users_module_is_the_one_that_runs(method):
+    model, inputs = QuantWrapper(Replaced()).eval(), (torch.randn(16, 4),)
+    qat = prepare(model, inputs, qconfig_dict={"": qconfig("qint16")}, method=method, out_dir=None)
+    with torch.no_grad():
+        found = calibrate(qat, inputs)(*inputs)
+        assert torch.allclose(found, model(*inputs), atol=1e-2)
+        assert mismatches(as_numbers(convert(qat)(*inputs)), as_numbers(found)) == 0
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_a_forward_that_is_an_attribute_of_a_layer_is_refused(method):
+    model = QuantWrapper(nn.Sequential(nn.Linear(4, 4), nn.ReLU())).eval()
+    model.module[1].forward = lambda x: F.leaky_relu(x, 0.1)
+    with pytest.raises(UnsupportedOperatorError, match=r"`module.1` is a ReLU whose `forward` was replaced"):
+        prepare(model, (torch.randn(2, 4),), qconfig_dict={"": qconfig()}, method=method, out_dir=None)
+
+
+def test_a_forward_that_is_an_attribute_of_the_model_is_not_traced():
+    class Model(QuantWrapper):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(4, 4))
+            self.forward = self.forward_fuse
+
+        def forward_fuse(self, x: Tensor) -> Tensor:
+            return self.dequant(self.module(self.quant(x)).relu())
+
+    with pytest.raises(TraceError, match=r"`Model` has a `forward` that is an attribute of the object"):
+        prepare_qat_fx(Model(), {"": qconfig()})
