@@ -55,9 +55,9 @@ FORWARDS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
         f"{SELU} selu_activation_post_process",
     ),
     "moved by two modules between two": (lambda m, x: F.selu(m.flat(m.flatter(F.selu(x)))), SELU),
-    "broadcast with a quantized one": (
-        lambda m, x: torch.broadcast_tensors(F.selu(x), m.conv(x))[1],
-        f"{SELU} broadcast_tensors_input_dequant",
+    "compared with a quantized one": (
+        lambda m, x: torch.where(F.selu(x) > m.conv(x), x, m.last(x)),
+        f"{SELU} gt_input_dequant gt_activation_post_process",
     ),
     "as another": (lambda m, x: F.selu(x).view_as(m.conv(x)), SELU),
     "a result by name": (
