@@ -96,3 +96,21 @@ def test_only_the_channel_in_need_changes(output_axis: int, groups: int) -> None
     assert not after[:, 4].any()
     others = torch.tensor([0, 1, 2, 3, 5])
     assert torch.equal(before[:, others], after[:, others])
+
+
+@pytest.mark.parametrize(
+    ("step", "weight", "scale"),
+    [
+        (2048.0, 1.0, 64.0),
+        (1024.0, 1.0, 64.0),  # an input of 128 loses 128 of the accumulator: an eighth of a step
+        (1023.0, 65.0, 1.0),
+        (512.0, 65.0, 1.0),
+    ],
+)
+def test_a_grid_becomes_coarser_where_no_output_moves_by_more_than_an_eighth(
+    step: float, weight: float, scale: float
+) -> None:
+    """The bias of 2**24 asks for a grid of 64: 65 becomes 64 there."""
+    given = torch.tensor([[65.0]]), torch.tensor([2.0**24]), torch.tensor([1.0], dtype=torch.float64)
+    found = coarsen(*given, torch.tensor([step]), output_axis=0, groups=1, input_size=128, output_steps=255)
+    assert (found[0].item(), found[1].item()) == (weight, scale)
