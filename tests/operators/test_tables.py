@@ -299,3 +299,27 @@ def test_gradients_are_finite_where_the_function_is_steep(function: Any) -> None
     out = model(x)
     out.sum().backward()
     assert out.isfinite().all() and x.grad is not None and x.grad.isfinite().all() and bool((x.grad != 0).any())
+
+
+class _Gain:
+    """A function that depends on a number which the user may change."""
+
+    def __init__(self) -> None:
+        self.gain = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.gain)
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "qint16"])
+def test_a_function_that_changes_is_followed_by_its_table(dtype: str) -> None:
+    set_march(March.NASH_M)
+    x = torch.linspace(-2, 2, 64)
+    net = prepared(QuantWrapper(horizon_nn.SegmentLUT(_Gain())), (x,), dtype)
+    with torch.no_grad():
+        before = net(x).clone()
+        twin = net.module.twin()
+        assert net.module.twin() is twin
+        net.module.function.gain = 0.3
+        after = net(x)
+        assert torch.equal(after, convert_fx(copy.deepcopy(net))(x)) and not torch.equal(after, before)

@@ -102,6 +102,17 @@ class SegmentLUT(RoundedModule):
         """Scale and format of the last input, for `convert` to make the table for."""
         return [self._seen] if self._seen else []
 
+    def twin_facts(self) -> tuple:
+        facts = super().twin_facts()
+        if not self._seen or not isinstance(self._source, elementwise.SegmentLUT):
+            return facts
+        # A function of the user's may read what is changed: ask it for some of the table's values, all of an int8 one.
+        scale, dtype = self._seen
+        steps = torch.arange(dtype.min, dtype.max + 1, 1 << max(dtype.bits - 8, 0), dtype=torch.float64)
+        with torch.no_grad():
+            values = self.function(steps * scale.detach().double().cpu())
+        return (*facts, tuple(torch.nan_to_num(values).tolist()))
+
     def forward(self, x: Any) -> Any:
         if isinstance(x, QTensor):
             self._seen = (x.scale, x.dtype)
