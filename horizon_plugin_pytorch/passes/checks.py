@@ -11,7 +11,7 @@ from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_l
 from horizon_plugin_pytorch.fake_quant.fake_cast import is_cast
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
-from horizon_plugin_pytorch.operators.table import Operator, row_named, row_of_module
+from horizon_plugin_pytorch.operators.table import Kind, Operator, row_named, row_of_module
 from horizon_plugin_pytorch.passes.generated import stays_real
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.passes.refusals import called_name, spelled, unsupported
@@ -154,10 +154,11 @@ def check_operands(prep: Preparation) -> None:
             continue
         for source in operands(model, node):
             is_float = notes(source).dtype in REAL and notes(source).is_constant is False
-            is_known = region.kinds(source) or notes(source).runs_on_cpu
+            kinds = region.kinds(source)  # positions have no scale, and so has what is made of them (`i.float()`)
+            is_known = (kinds and set(kinds) != {Kind.INDEX}) or notes(source).runs_on_cpu
             if is_float and not is_known and not stays_real(model, node, source):
                 raise UnsupportedOperatorError(
                     f"`{row.name}` {at(path or '', source_line(node.stack_trace))} takes a float tensor that the model "
-                    "is given or computes of its inputs outside of the quantized part, and that has no scale. Put a "
-                    "QuantStub where it enters the quantized part, as in `self.quant_mask(mask)`."
+                    "is given, or computes of its inputs outside of the quantized part, or of positions, and that has "
+                    "no scale. Put a QuantStub where it enters the quantized part, as in `self.quant_mask(mask)`."
                 )

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.fx.fx_helper import wrap
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
@@ -19,6 +20,7 @@ from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     PrepareMethod,
     QuantStub,
+    convert_fx,
     prepare,
     prepare_qat_fx,
     set_fake_quantize,
@@ -116,3 +118,26 @@ def test_a_script_that_imports_nothing_but_qtensor_can_compute_with_one() -> Non
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "torch.Size([2, 1])" in done.stdout, done.stderr
+
+
+class Positions(nn.Module):
+    """Multiplies with positions as numbers, which have no scale."""
+
+    def __init__(self, is_stubbed: bool) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.stub = QuantStub(), DeQuantStub(), QuantStub() if is_stubbed else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        best = F.one_hot(x.argmax(1), 4).permute(0, 3, 1, 2).to(x.dtype)
+        return self.dequant(x * self.stub(best))
+
+
+def test_positions_as_numbers_need_a_stub_and_prepare_says_so() -> None:
+    set_march(March.NASH_M)
+    data = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(UnsupportedOperatorError, match=r"test_masks_as_numbers.py:\d+\) takes a float tensor .*posit"):
+        prepare(Positions(False).eval(), (data,), qconfig_dict={"": qconfig()}, out_dir=None)
+    qat = prepare(Positions(True).eval(), (data,), qconfig_dict={"": qconfig()}, out_dir=None)
+    calibrate(qat, (data,))
+    assert torch.equal(convert_fx(qat)(data), qat(data))
