@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sysconfig
 
 
 def _folder(package: str) -> str | None:
@@ -15,6 +16,8 @@ def _folder(package: str) -> str | None:
 _PACKAGE_FOLDER = os.path.dirname(os.path.dirname(__file__))
 _OWN = (_PACKAGE_FOLDER + os.sep, os.path.join(os.path.dirname(_PACKAGE_FOLDER), "horizon_plugin_profiler") + os.sep)
 _TORCH, _NUMPY = _folder("torch") or os.devnull, _folder("numpy") or os.devnull
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 MODULE_FILE = os.path.join(_TORCH, "nn", "modules", "module.py")
 CHECKPOINT_FILE = os.path.join(_TORCH, "utils", "checkpoint.py")
 TRACE_FILE = os.path.join(_TORCH, "jit", "_trace.py")
@@ -40,6 +43,16 @@ def is_torch_code(file: str) -> bool:
 def is_package_code(file: str) -> bool:
     """True if a source file belongs to this package, its profiler included."""
     return owner_of(file) == PACKAGE
+
+
+def is_standard_library(file: str) -> bool:
+    """True if a source file came with Python itself.
+
+    >>> import dataclasses
+    >>> is_standard_library(dataclasses.__file__), is_standard_library("/home/me/model.py")
+    (True, False)
+    """
+    return file.startswith(_STANDARD) and not any(folder in file for folder in _INSTALLED)
 
 
 def owner_of(file: str) -> int:

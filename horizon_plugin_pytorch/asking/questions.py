@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from horizon_plugin_pytorch.asking.functions import is_inside
-from horizon_plugin_pytorch.asking.owners import USER, owner_of
+from horizon_plugin_pytorch.asking.owners import USER, is_standard_library, owner_of
 from horizon_plugin_pytorch.asking.stack import user_frame
 
 
@@ -23,7 +23,15 @@ def user_asks_class() -> bool:
     memory, and they must have the true answer.
     """
     frame = _asking_frame(sys._getframe(2))
-    return owner_of(frame.f_code.co_filename) == USER and _asks_class(frame.f_code, frame.f_lasti)
+    return owner_of(_for_whom(frame)) == USER and _asks_class(frame.f_code, frame.f_lasti)
+
+
+def _for_whom(frame: FrameType) -> str:
+    """The file whose code asks, or has the standard library ask: ``dataclasses.is_dataclass(x)``."""
+    asking: FrameType | None = frame
+    while asking is not None and is_standard_library(asking.f_code.co_filename):
+        asking = asking.f_back
+    return (asking or frame).f_code.co_filename
 
 
 def _asking_frame(frame: FrameType) -> FrameType:

@@ -464,7 +464,8 @@ def _recorder(tracer: QuantizationTracer, name: str, method: Any) -> Any:
 
 def stored_tensors(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
     """Buffers, and tensors that are plain attributes, each with torch's count of writes to it."""
-    found = dict(model.named_buffers())
+    # What the trace before left in a buffer is no tensor.
+    found = {path: x for path, x in model.named_buffers() if isinstance(x, Tensor)}
     for path, module in model.named_modules():
         found.update({f"{path}.{name}".lstrip("."): x for name, x in vars(module).items() if isinstance(x, Tensor)})
     return {path: (x, x._version) for path, x in found.items()}

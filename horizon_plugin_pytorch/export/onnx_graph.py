@@ -289,8 +289,17 @@ class OnnxGraph:
         return outputs[: len(states)], outputs[len(states) :]
 
     def cast(self, x: str, dtype: torch.dtype) -> str:
-        """Change the element type."""
-        return self.node("Cast", x, to=int(_type_of(dtype)))
+        """Change the element type.
+
+        float64 is made before a transpose and not after it: where a product of matrices follows, ONNX Runtime makes
+        both one node at its highest level, and ends the process.
+        """
+        to = int(_type_of(dtype))
+        producer = self._values[x].producer() if dtype == torch.float64 else None
+        if producer is not None and producer.op_type == "Transpose":
+            source, order = producer.inputs[0].name, producer.attributes["perm"].as_ints()
+            return self.node("Transpose", self.node("Cast", source, to=to), perm=list(order))
+        return self.node("Cast", x, to=to)
 
     def reshape(self, x: str, shape: Any) -> str:
         """Give a tensor another shape."""

@@ -5,6 +5,7 @@ For torch's C code a class is a promise about memory: taking a proxy for a tenso
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import numbers
 from typing import Any
@@ -358,3 +359,28 @@ def test_what_is_written_instead_of_an_unpacked_shape_is_traced() -> None:
     x = torch.randn(12, 3, 4)
     for got, wanted in zip(torch.fx.GraphModule(Net(), trace(Net()))(x), Net()(x), strict=True):
         assert torch.equal(got, wanted)
+
+
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.gain
+
+
+def test_what_the_package_asks_through_the_standard_library_is_not_told(recwarn: Any) -> None:
+    trace(Scales())
+    assert not recwarn.list
+
+
+class AsksTheStandardLibrary(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        y = unknown(x)
+        return y.first if dataclasses.is_dataclass(y) else y
+
+
+def test_what_the_user_asks_through_the_standard_library_is_told() -> None:
+    with pytest.warns(QuantizationWarning, match="asks for the class of a value"):
+        trace(AsksTheStandardLibrary())

@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.quantization import (
     QuantStub,
     convert_fx,
     default_qat_out_8bit_fake_quant_qconfig,
+    get_default_qconfig,
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx, export_to_onnx
 from tests.routes import as_numbers, prepared, run_onnx
@@ -265,3 +266,25 @@ def test_float_files_let_onnx_runtime_fold_batch_normalisation() -> None:
     assert kinds(file)[:4] == ["Conv", "BatchNormalization", "Clip", "BatchNormalization"]
     with torch.no_grad():
         assert torch.allclose(run_onnx(file, (x,), "on")[0], net(x), atol=1e-5, rtol=1e-5)
+
+
+class Moved(nn.Module):
+    """Linear on tokens whose first axis is another than in the input, as the encoders of detection have it."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        self.order, self.layer = order, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.permute(*self.order))
+
+
+@pytest.mark.filterwarnings("ignore:int16 weights on bayes")
+@pytest.mark.parametrize("order", [(1, 0, 2), (1, 2, 0), (1, 2, 0, 3), (0, 2, 1, 3)], ids=str)
+def test_float64_products_of_transposed_tensors(order: tuple[int, ...]) -> None:
+    """ONNX Runtime's optimiser ended the process where float64 was made between the transpose and the product."""
+    shape = [8 if axis == order[-1] else 2 + axis for axis in range(len(order))]
+    batches = [torch.randn(shape) for _ in range(2)]
+    wide = get_default_qconfig(activation_qkwargs={"dtype": "qint16"}, weight_qkwargs={"dtype": "qint16"})
+    model = convert_fx(prepared(Between(Moved(order)), (batches[0],), "qint16", module_name=[("body", wide)]))
+    assert_same_bits(exported(model, batches[0]), model, batches)

@@ -450,6 +450,16 @@ class RealNumbers(Base):
         return out
 
 
+class WrittenOverABuffer(Base):
+    def begin(self) -> None:
+        self.register_buffer("last", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.d(self.c(self.q(x)))
+        self.last = out.detach()
+        return out
+
+
 class CountsOnly(Base):
     def begin(self) -> None:
         self.calls = 0
@@ -492,6 +502,12 @@ def test_real_numbers_may_be_kept(method) -> None:
     with torch.no_grad():
         first, second = model(X), model(X)
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("method", ["symbolic", "fx"])
+def test_a_buffer_that_is_only_written_is_not_said_to_be_read(method, recwarn) -> None:
+    prepared(WrittenOverABuffer(), method)
+    assert not [warning for warning in recwarn if "read by the next one" in str(warning.message)]
 
 
 def eager(model: nn.Module) -> Any:
