@@ -1,7 +1,7 @@
 """Profiling tools for quantized models, under the import name that the guides use.
 
-The checks of structure, formats and devices, statistics of features, weights and `set_preserve_qat_mode` are here; the
-tools that compare models layer by layer (`featuremap_similarity`, `model_profiler` and others) will follow.
+The checks of structure, formats and devices, similarity, statistics and weights, and `set_preserve_qat_mode` are here;
+`model_profiler` and `show_cuda_memory_consumption` will follow.
 
 >>> __version__.count(".")
 2
@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.utils.quant_profiler import (
     check_qconfig,
     check_unfused_operations,
     compare_weights,
+    featuremap_similarity,
     get_module_called_count,
     get_raw_features,
     profile_featuremap,
@@ -25,6 +26,7 @@ __all__ = [
     "check_qconfig",
     "check_unfused_operations",
     "compare_weights",
+    "featuremap_similarity",
     "get_module_called_count",
     "get_raw_features",
     "profile_featuremap",

@@ -84,6 +84,9 @@ DOCUMENTED = {
         "module, example_inputs, march=None, input_source='ddr', advice=None, check_quanti_param=True"
     ),
     "utils.quant_profiler.check_deploy_device": "model, print_tabulate=True, out_dir=None",
+    "utils.quant_profiler.featuremap_similarity": (
+        "model1, model2, inputs, similarity_func='Cosine', threshold=None, devices=None, out_dir=None"
+    ),
     "utils.quant_profiler.get_raw_features": (
         "model, example_inputs, prefixes=(), types=(), device=None, preserve_int=False, use_class_name=False, "
         "skip_identity=False"

@@ -326,6 +326,7 @@ GUIDE_PATHS = [
     "jit.to_device",
     "utils.quant_profiler.check_deploy_device",
     "utils.quant_profiler.compare_weights",
+    "utils.quant_profiler.featuremap_similarity",
     "utils.quant_profiler.get_raw_features",
     "utils.quant_profiler.profile_featuremap",
     "utils.quant_profiler.compare_script_models",

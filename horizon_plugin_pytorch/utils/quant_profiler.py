@@ -4,6 +4,7 @@ from horizon_plugin_pytorch.analysis.call_counts import get_module_called_count
 from horizon_plugin_pytorch.analysis.check_qconfig import check_qconfig
 from horizon_plugin_pytorch.analysis.deploy_device import check_deploy_device
 from horizon_plugin_pytorch.analysis.features import get_raw_features, profile_featuremap
+from horizon_plugin_pytorch.analysis.similarity import featuremap_similarity
 from horizon_plugin_pytorch.analysis.unfused import check_unfused_operations
 from horizon_plugin_pytorch.analysis.weights import compare_weights
 from horizon_plugin_pytorch.export.script_profile import compare_script_models, script_profile
@@ -15,6 +16,7 @@ __all__ = [
     "check_unfused_operations",
     "compare_script_models",
     "compare_weights",
+    "featuremap_similarity",
     "get_module_called_count",
     "get_raw_features",
     "profile_featuremap",

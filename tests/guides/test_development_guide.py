@@ -145,7 +145,20 @@ def test_int16_weights_are_flagged() -> None:
 
 
 def test_similarity_example() -> None:
+    """Note, headers, names and types of the guide's table, and those of its numbers that its inputs determine."""
     done = run("featuremap_similarity")
+    text, expected = Path("similarity.txt").read_text(), printed("featuremap_similarity")
+    assert text.splitlines()[:6] == expected.splitlines()[:6]
+    found, wanted = _cells(text), _cells(expected)
+    assert found[:2] == wanted[:2]
+    names = [row[:2] for row in _without_softmax(wanted[3:])]
+    assert [row[:2] for row in _without_softmax(found[3:])] == names
+    assert found[3:5] == wanted[3:5] and found[-1][3:] == wanted[-1][3:]
+    assert [int(row[0]) for row in found[3:]] == list(range(len(found) - 3))
+    ordered = _cells(Path("ordered_op_error_similarity.txt").read_text())[3:]
+    errors = [float(row[7]) for row in ordered]
+    assert errors == sorted(errors, reverse=True) and sorted(ordered) == sorted(found[3:]) and max(errors) <= 2
+    assert Path("similarity.html").exists()
     set_fake_quantize(done.qat_net.eval(), FakeQuantState.VALIDATION)
     with torch.no_grad():
         assert torch.equal(done.qat_net(done.data, done.data), done.bpu_net(done.data, done.data))
