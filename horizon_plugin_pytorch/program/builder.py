@@ -60,7 +60,7 @@ class Builder:
     def add_input(self, x: Tensor, name: str) -> fx.Node:
         """A tensor that the program is given."""
         node = set_note(self.graph.placeholder(name), Note(value=Value.of(plain(x))))
-        self._bind(x, node)
+        self.bind(x, node)
         if isinstance(x, QTensor):
             self.see(x)
         return node
@@ -131,7 +131,7 @@ class Builder:
             node = self._call(
                 _ATEN.as_strided.default, (content, list(x.shape), list(x.stride()), x.storage_offset()), {}
             )
-        self._bind(x, set_note(node, Note(*self.place, Value.of(x))))
+        self.bind(x, set_note(node, Note(*self.place, Value.of(x))))
         return node
 
     def _constant(self, x: Tensor, key: Key, hint: str) -> fx.Node:
@@ -221,13 +221,18 @@ class Builder:
         for key in self._keys.pop(memory, ()):
             self._nodes.pop(key, None)
             self._others.pop(key, None)
-        self._bind(x, new)
+        self.bind(x, new)
 
     def _call(self, func: Any, args: tuple, kwargs: dict[str, Any], name: str = "") -> fx.Node:
-        label = func._schema.name.split("::")[1]
-        name = name or (f"{self.place[0]}.{label}" if self.place[0] else label).replace(".", "_")
+        name = name or self.name_for(func, self.place[0])
         node = self.graph.create_node("call_function", func, args, kwargs, name)
         return set_note(node, Note(*self.place))
+
+    @staticmethod
+    def name_for(func: Any, path: str) -> str:
+        """What a node of a module's operator is called."""
+        label = func._schema.name.split("::")[1]
+        return (f"{path}.{label}" if path else label).replace(".", "_")
 
     def _arguments(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         names = [argument.name for argument in func._schema.arguments]
@@ -244,7 +249,7 @@ class Builder:
 
     def _bind_results(self, out: Any, node: fx.Node) -> None:
         for result, x in self._results(out, node):
-            self._bind(x, result)
+            self.bind(x, result)
 
     def _results(self, out: Any, node: fx.Node) -> list[tuple[fx.Node, Tensor]]:
         """The tensors that a node gives, each with a node of its own."""
@@ -260,7 +265,8 @@ class Builder:
                 found += self._results(part, set_note(item, Note(*self.place)))
         return found
 
-    def _bind(self, x: Tensor, node: fx.Node) -> None:
+    def bind(self, x: Tensor, node: fx.Node) -> None:
+        """Let a node be what gives a tensor."""
         key, memory = tensor_key(x), memory_of(x)
         self._nodes[key] = node
         self._keys[memory].append(key)

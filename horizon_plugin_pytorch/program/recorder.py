@@ -19,9 +19,11 @@ from horizon_plugin_pytorch.errors import ExportError, at
 from horizon_plugin_pytorch.function_handlers import name_of
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program.builder import Builder
+from horizon_plugin_pytorch.program.copied_steps import CopiedSteps
 from horizon_plugin_pytorch.program.memory import memory_of, operands, plain, written_arguments
 from horizon_plugin_pytorch.program.place import Places
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.steps import walking
 from horizon_plugin_pytorch.torch_functions import is_metadata
 
 # What they give depends on the shape of a tensor, and not on its values.
@@ -78,6 +80,11 @@ class ProgramRecorder(TorchDispatchMode):
         self._alive.append((args, kwargs, out))
         return out
 
+    def _keep(self, x: Tensor) -> None:
+        """Note a tensor with data that no operator was seen to give."""
+        self._made[memory_of(x)] = StorageWeakRef(plain(x).untyped_storage())
+        self._alive.append(x)
+
     def release(self) -> dict[Hashable, StorageWeakRef]:
         """Let go of all tensors; the memory with data of this run, some of which others may keep."""
         self._alive.clear()
@@ -132,7 +139,7 @@ class ProgramRecorder(TorchDispatchMode):
         """What must be active besides: operators see integers, and only modules and functions see their scales."""
         hook = register_module_forward_hook(self._see_call, with_kwargs=True)
         try:
-            with _Functions(self):
+            with _Functions(self), walking(CopiedSteps(self._builder, self._keep)):
                 yield
         finally:
             hook.remove()

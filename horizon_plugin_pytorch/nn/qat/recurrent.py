@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.operators.support import Limit, Support, on
 from horizon_plugin_pytorch.operators.table import Kind, Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor, real_qtensor
+from horizon_plugin_pytorch.runtime.steps import take_steps
 from horizon_plugin_pytorch.statistics.observer_v2 import ObserverBase
 
 _UNIT = 1 / 32767.5  # sigmoid and tanh lie in [-1, 1]
@@ -313,14 +314,10 @@ class RecurrentNetwork(_Recurrent):
             zeros = torch.zeros(x.shape[1], self.hidden_size, device=x.device)
             given = [zeros, zeros]
         state = step.start(tuple(given))
-        outputs = []
         inputs = step.ih(x).unbind(0)
-        for gates in reversed(inputs) if is_reversed else inputs:
-            state = step(gates, state)
-            outputs.append(state[0])
-        if is_reversed:
-            outputs.reverse()
-        return on_both(lambda *values: torch.stack(values), *outputs), state
+        states = take_steps(step, inputs[::-1] if is_reversed else inputs, state)
+        outputs = [state[0] for state in (reversed(states) if is_reversed else states)]
+        return on_both(lambda *values: torch.stack(values), *outputs), states[-1]
 
     def _joined(self, name: str, states: list[Any]) -> Any:
         """The last states of all layers and directions, on one scale."""
