@@ -313,6 +313,8 @@ def _remedy(error: Exception) -> str:
             "`for part in x.chunk(2, 1)`, or `x[:, i]` for i in range(2); of wrapped code, `parts[i]` for i in "
             "range(2)."
         )
+    if "'len' is not supported" in text:
+        return "a tensor's length is not known while tracing, and len() must give a number. Write `x.shape[0]`."
     if "cannot be interpreted as an integer" in text:
         return (
             "a size is not known as a number while tracing, so `range(x.shape[0])` cannot be run. Write the number, or "

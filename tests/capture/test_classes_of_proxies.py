@@ -350,6 +350,15 @@ def test_a_shape_that_is_unpacked_has_a_remedy_that_fits(function: Any) -> None:
         trace(Net())
 
 
+def test_the_length_of_a_tensor_has_a_remedy_that_fits() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(len(x), -1)
+
+    with pytest.raises(TraceError, match=r"test_classes_of_proxies.py:\d+: .*Write `x.shape\[0\]`"):
+        trace(Net())
+
+
 def test_what_is_written_instead_of_an_unpacked_shape_is_traced() -> None:
     class Net(nn.Module):
         def forward(self, v: Tensor) -> tuple[Tensor, ...]:

@@ -55,6 +55,8 @@ def _functional(call: Callable[..., Tensor]) -> Callable[[], nn.Module]:
 
 
 BOTH = [(qint8, (2, 4)), (qint16, (2, 4))]
+IMAGES = [(qint8, (1, 4, 4, 6)), (qint16, (1, 4, 4, 6)), (qint8, (1, 4, 3, 5))]
+GRID = torch.rand(1, 3, 3, 2, generator=torch.Generator().manual_seed(1)) * 2 - 1
 # Sizes and formats whose product is the same are among them: 256 * 128 == 1 * 32768.
 INPUTS: dict[str, tuple[Callable[[], nn.Module], list[tuple[QuantDType, tuple[int, ...]]]]] = {
     "mean": (_functional(lambda op, x: op.mean(x, -1)), [(qint8, (2, 256)), (qint16, (2, 1)), (qint8, (2, 1))]),
@@ -81,6 +83,27 @@ INPUTS: dict[str, tuple[Callable[[], nn.Module], list[tuple[QuantDType, tuple[in
     "correlation": (
         lambda: _Functional(lambda op, x: op(x, x), hnn.Correlation(max_displacement=1, pad_size=1)),
         [(qint8, (1, 256, 4, 4)), (qint16, (1, 1, 4, 4)), (qint8, (1, 1, 4, 4))],
+    ),
+    "a number": (_functional(lambda op, x: op.mul_scalar(x, 1.5)), BOTH),
+    "maximum": (_functional(lambda op, x: op.maximum(x, x)), BOTH),
+    "atan2": (lambda: _Functional(lambda op, x: op(x, x.flip(0)), hnn.Atan2()), BOTH),
+    "where": (
+        lambda: _Functional(lambda op, x: op(torch.tensor([True, False]), x, 0.25), hnn.Where()),
+        [(qint8, (4, 2)), (qint16, (4, 2))],
+    ),
+    "prelu of channels": (lambda: nn.PReLU(4), IMAGES),
+    "batch norm": (lambda: nn.BatchNorm2d(4), IMAGES),
+    "group norm": (lambda: nn.GroupNorm(2, 4), IMAGES),
+    "instance norm": (lambda: nn.InstanceNorm2d(4), IMAGES),
+    "log softmax": (lambda: nn.LogSoftmax(-1), [*BOTH, (qint8, (2, 9))]),
+    "convolution": (lambda: nn.Conv2d(4, 3, 3), IMAGES),
+    "resize to a size": (lambda: nn.Upsample(size=(7, 5), mode="bilinear", align_corners=True), IMAGES),
+    "sampling": (lambda: _Functional(lambda op, x: op(x, GRID), hnn.GridSample(align_corners=True)), IMAGES),
+    "boxes of two maps": (
+        lambda: _Functional(
+            lambda op, x: op([x, x], [torch.tensor([[0.0, 0, 3, 3]])]), hnn.MultiScaleRoIAlign((2, 2), [4, 8], 2),
+        ),
+        IMAGES,
     ),
 }  # fmt: skip
 
