@@ -29,8 +29,8 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.utils.fx_helper import wrap
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
-from tests.routes import calibrate, qconfig, run_onnx
-from tests.runtime.test_views import METHODS, Body, Net, Wrapped, X, _prepared
+from tests.routes import calibrate, prepared_on, qconfig, run_onnx
+from tests.runtime.test_views import METHODS, Body, Net, Wrapped, X
 
 BY_RUNNING = ("wrapped", "eager")  # nobody sees these before they run
 
@@ -46,7 +46,7 @@ def _stages(body: Body, method: str, mode: Any = torch.no_grad, kind: Any = (Net
     with mode():
         want = net(X.clone())
         try:
-            qat = _prepared(net, method).eval()
+            qat = prepared_on(method, net, (X,), "qint16").eval()
         except NotImplementedError as error:
             return {"prepare": str(error)}
         return {stage: _distance(run, want) for stage, run in _runs(qat, method)}
@@ -164,7 +164,7 @@ def test_writes_that_torch_does_not_count_are_the_same_at_every_stage(method: st
     assert not any(isinstance(found, str) for found in written.values())
     net.body = body
     with mode():
-        for stage, run in _runs(_prepared(net, method).eval(), method):
+        for stage, run in _runs(prepared_on(method, net, (X,), "qint16").eval(), method):
             assert float((run() - want).detach().abs().max()) < 0.03, stage
 
 
@@ -333,7 +333,7 @@ def test_what_a_stub_took_sees_writes_to_the_quantized_tensor(method: str, body:
     x, other = X.clone(), X.clone()
     with torch.no_grad():
         want = net(other)
-        qat = calibrate(_prepared(net, method), (x,))
+        qat = calibrate(prepared_on(method, net, (X,), "qint16"), (x,))
         assert torch.allclose(x, other, atol=0.05)  # as the float model does to its input
         for state in (FakeQuantState.CALIBRATION, FakeQuantState.QAT, FakeQuantState.VALIDATION):
             set_fake_quantize(qat, state)
@@ -353,7 +353,7 @@ def test_a_part_of_what_a_stub_took_cannot_see_writes(method: str) -> None:
         return s.dequant(q[:, :2]) + x[:, :2]
 
     net = (_WrappedTaking if method == "wrapped" else _Taking)(body)
-    qat = _prepared(net, method)
+    qat = prepared_on(method, net, (X,), "qint16")
     with torch.no_grad(), pytest.raises(UnsupportedOperatorError, match=r"(?s)test_lent_values\.py:\d+.*made of an"):
         qat(X.clone())
 

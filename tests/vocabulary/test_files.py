@@ -17,7 +17,8 @@ import pytest
 
 from horizon_plugin_pytorch import files
 from horizon_plugin_pytorch.files import write_atomically
-from tests.processes import ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(params=["unnamed", "named"], autouse=True)
