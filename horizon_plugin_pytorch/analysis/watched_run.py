@@ -12,7 +12,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.errors import CheckError, at
-from horizon_plugin_pytorch.nested import fresh, map_tensors, tensors_in
+from horizon_plugin_pytorch.nested import map_tensors
 from horizon_plugin_pytorch.nn.qat.composite import hidden_parts
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
@@ -42,12 +42,7 @@ class WatchedRun:
     def __call__(self) -> Any:
         """Run it once; each run has inputs of its own, which it may write to."""
         args, kwargs = map_tensors(lambda x: x.clone(), (self._args, self._kwargs))
-        return self.model(*fresh(args), **fresh(kwargs))
-
-    @property
-    def has_inputs(self) -> bool:
-        """Is there any tensor among the inputs?"""
-        return next(tensors_in((self._args, self._kwargs)), None) is not None
+        return self.model(*args, **kwargs)
 
     def watch(self, consumer: Consumer) -> Any:
         """Run it once and tell a consumer of each call.
