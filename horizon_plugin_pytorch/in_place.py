@@ -22,11 +22,9 @@ from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.function_handlers import calling_line, described
 from horizon_plugin_pytorch.running import current, runs_unseen_code
-from horizon_plugin_pytorch.torch_functions import METADATA_FUNCTIONS, REVEALING
+from horizon_plugin_pytorch.torch_functions import METADATA_FUNCTIONS, REVEALING, plain_tensors
 from horizon_plugin_pytorch.untraced import is_traced
 from horizon_plugin_pytorch.writing import written
-
-_PLAIN = torch._C.DisableTorchFunctionSubclass
 
 
 class TensorWithScale(Tensor):
@@ -227,6 +225,6 @@ class StaleValues(sharing.Spoiled, Tensor):
     @classmethod
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in METADATA_FUNCTIONS and func not in REVEALING:
-            with _PLAIN():
+            with plain_tensors():
                 return func(*args, **kwargs or {})
         raise stale_error(next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, StaleValues))._change)

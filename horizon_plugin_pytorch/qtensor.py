@@ -61,11 +61,11 @@ from horizon_plugin_pytorch.torch_functions import (  # noqa: F401  # some were 
     is_metadata,
     is_metadata_name,
     pad_circular,
+    plain_tensors,
     reads_no_numbers,
 )
 from horizon_plugin_pytorch.untraced import is_recorded
 
-_PLAIN = torch._C.DisableTorchFunctionSubclass
 _TRUE = 64  # the integer of a boolean that counts as the number 1
 
 
@@ -207,7 +207,7 @@ class QTensor(TensorWithScale):
         return self._payload()
 
     def _payload(self) -> Tensor:
-        with _PLAIN():
+        with plain_tensors():
             if self._is_deferred:
                 assert self._grid is not None
                 self.data = self._scaled(self._grid)
@@ -399,7 +399,7 @@ class QTensor(TensorWithScale):
         if func in METADATA_FUNCTIONS:
             if func in REVEALING:
                 args[0].plain()
-            with _PLAIN():
+            with plain_tensors():
                 return func(*args, **kwargs)
         model = interceptor()
         if model is not None:
@@ -473,7 +473,7 @@ class _Stale(sharing.Spoiled, QTensor):
     @classmethod
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in METADATA_FUNCTIONS and func not in REVEALING:
-            with _PLAIN():
+            with plain_tensors():
                 return func(*args, **kwargs or {})
         x = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, _Stale))
         if func is Tensor.__setitem__ and x is args[0] and x.is_written_back(*args[1:]):

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.torch_functions import plain_tensors
 
-_PLAIN = torch._C.DisableTorchFunctionSubclass
 _MEMBERSHIP = "_membership"
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]  # in a memory: offset, shape and strides
 
@@ -198,7 +198,7 @@ def _member(x: Any) -> _Membership:
     """The same, where a tensor that shares its memory with nobody begins a group."""
     known = _membership(x)
     if known is None:
-        with _PLAIN():
+        with plain_tensors():
             memory = _memory(x)
             _Group(memory.is_contiguous()).add(x, place_of(memory), True)
         known = _membership(x)
@@ -225,7 +225,7 @@ def _storage(x: Tensor) -> int:
 
 def shows(x: Tensor, other: Tensor) -> bool:
     """Have two tensors one memory?"""
-    with _PLAIN():
+    with plain_tensors():
         return _storage(x) == _storage(other)
 
 
@@ -238,7 +238,7 @@ def follow_view(source: Any, out: Any, may_show: bool = False) -> None:
     """
     if out is source:
         return
-    with _PLAIN():
+    with plain_tensors():
         memory, shown = _memory(source), _memory(out)
         known = _membership(source)
         is_view = _storage(memory) == _storage(shown)
@@ -265,7 +265,7 @@ def part_of(target: Any, index: Any = ...) -> Place | None:
     known = _membership(target)
     if known is not None and not known.is_exact:
         return None
-    with _PLAIN():
+    with plain_tensors():
         memory = _memory(target)
         try:
             part = memory[index]
@@ -363,7 +363,7 @@ def lend(source: Any, values: Tensor, by: str, spoil: Callable[[Tensor, Write], 
     if torch.jit.is_tracing() or (not is_counted and spoil is not None):
         return
     known = _member(source)
-    with _PLAIN():
+    with plain_tensors():
         known.group.lend(_Loan(values, known.place, by, spoil, is_counted))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+plain_tensors = torch._C.DisableTorchFunctionSubclass  # a context in which subclasses are tensors like all others
+
 # Attributes and methods that ask about a tensor, or about its place in autograd.
 METADATA = frozenset(
     "size dim numel nelement stride storage_offset is_contiguous is_floating_point is_complex is_signed element_size "

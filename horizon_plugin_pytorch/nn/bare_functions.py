@@ -27,6 +27,7 @@ from horizon_plugin_pytorch.operators.table import NotBindable, Operator, ScaleR
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver
+from horizon_plugin_pytorch.torch_functions import plain_tensors
 
 _MOST, _MOST_BYTES = 256, 1 << 26
 _BETWEEN_LOOKS = 64  # calls: to look takes longer than a call, and a module takes more memory with each new size
@@ -140,7 +141,7 @@ def _refused(func: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
 
 def _as_written(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Run a function of this package that knows what to do with a QTensor."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with plain_tensors():
         return func(*args, **kwargs)
 
 

@@ -14,9 +14,7 @@ from horizon_plugin_pytorch.function_handlers import described, handle, taken_fo
 from horizon_plugin_pytorch.operators.scale_keeping import keep_scale
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import interceptor
-from horizon_plugin_pytorch.torch_functions import FILLERS, FILLING_METHODS, VIEW_ATTRIBUTES
-
-_PLAIN = torch._C.DisableTorchFunctionSubclass
+from horizon_plugin_pytorch.torch_functions import FILLERS, FILLING_METHODS, VIEW_ATTRIBUTES, plain_tensors
 
 
 def _cast_error(func: Callable, x: QTensor, wanted: Any) -> NotImplementedError:
@@ -38,7 +36,7 @@ def _is_float(target: Any) -> bool:
 def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Another device for values, integers and scale. The number format is not the carrier's to change."""
     if not isinstance(args[0], QTensor):  # an ordinary tensor takes after a QTensor
-        with _PLAIN():
+        with plain_tensors():
             return func(*args, **kwargs)
     x = args[0].as_numbers() if any(map(_is_float, (*args[1:], *kwargs.values()))) else args[0]
     args = (x, *args[1:])
@@ -111,7 +109,7 @@ def _number(func: Callable, args: tuple, kwargs: dict) -> Any:
 def _set_requires_grad(func: Callable, args: tuple, kwargs: dict) -> None:
     """``x.requires_grad = True``: in float `x` was an input, here a QuantStub computed it and may have a gradient."""
     x, value = args
-    with _PLAIN():
+    with plain_tensors():
         if value and not x.is_leaf:
             x.requires_grad_()
         else:

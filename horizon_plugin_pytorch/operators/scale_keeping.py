@@ -13,9 +13,7 @@ from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.function_handlers import calling_line, described, name_of
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.torch_functions import SHAPED_LIKE, STAYING
-
-_PLAIN = torch._C.DisableTorchFunctionSubclass
+from horizon_plugin_pytorch.torch_functions import SHAPED_LIKE, STAYING, plain_tensors
 
 _WARNED: set[tuple] = set()
 
@@ -58,7 +56,7 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
     """Run an operator that only moves or selects values: they keep the input's scale, positions are plain tensors."""
     is_shaped = getattr(func, "__name__", "") in SHAPED_LIKE
     if is_shaped and not isinstance(args[0], QTensor):  # an ordinary tensor takes after a QTensor
-        with _PLAIN():
+        with plain_tensors():
             return func(*args, **kwargs)
     x = only_qtensor(func, args, kwargs)
     others = (v for v in (*args, *kwargs.values()) if isinstance(v, QTensor) and v is not x)

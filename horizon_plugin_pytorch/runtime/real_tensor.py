@@ -12,7 +12,7 @@ from horizon_plugin_pytorch.in_place import follow_views, stale_error
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import interceptor
 from horizon_plugin_pytorch.sharing import Spoiled, Write
-from horizon_plugin_pytorch.torch_functions import is_metadata, reads_no_numbers
+from horizon_plugin_pytorch.torch_functions import is_metadata, plain_tensors, reads_no_numbers
 
 
 class RealTensor(Tensor):
@@ -35,7 +35,7 @@ class RealTensor(Tensor):
                 return out
         if any(issubclass(t, QTensor) for t in types):  # which knows its numbers; its memory holds integers, or nothing
             return func(*unmarked(args), **unmarked(kwargs))
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             out = func(*args, **kwargs)
         if model is None or reads_no_numbers(func, args, RealTensor):
             return out
@@ -62,7 +62,7 @@ class _Stale(Spoiled, RealTensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if is_metadata(func):
-            with torch._C.DisableTorchFunctionSubclass():
+            with plain_tensors():
                 return func(*args, **kwargs or {})
         x = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, _Stale))
         if func is Tensor.__setitem__ and x is args[0] and x.is_written_back(*args[1:]):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.torch_functions import plain_tensors
 
 _REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
@@ -40,5 +41,5 @@ class FormerParameter(Tensor):
 def _plain(x: Any) -> Any:
     if not isinstance(x, FormerParameter):
         return x
-    with torch._C.DisableTorchFunctionSubclass():
+    with plain_tensors():
         return x.as_subclass(Tensor)
