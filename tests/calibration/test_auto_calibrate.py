@@ -129,6 +129,7 @@ def shared(**kwargs) -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [by_tracing, by_running, eager, shared])
+@pytest.mark.slow
 def test_never_worse_than_calibrate_with_any_of_the_observers(make) -> None:
     data, names = batches(), list(range_methods())
     model = make()
@@ -222,6 +223,7 @@ def test_operators_are_chosen_in_the_order_in_which_they_run_and_no_choice_is_wo
     assert all(choice.after <= choice.before for choice in result.choices)
 
 
+@pytest.mark.slow
 def test_operators_before_the_one_that_is_tried_do_not_run_again_and_nothing_changes_by_it(monkeypatch) -> None:
     calls: list[str] = []
     errors, forward = _Judge.errors, QATGemm.forward
@@ -279,6 +281,7 @@ def test_the_chosen_range_is_the_observers_so_that_training_goes_on_from_it() ->
         assert torch.equal(quantizer.scale, scale)
 
 
+@pytest.mark.slow
 def test_int16_and_learned_scales() -> None:
     for qconfig in (
         get_default_qconfig(activation_qkwargs={"dtype": "qint16"}),
@@ -340,6 +343,7 @@ def test_operators_of_several_parts_and_layers_that_run_twice(name) -> None:
     assert result.errors[result.kept] <= result.errors["percentile"] < 0.1
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_do_not_count() -> None:
     data = batches()
     clean = auto_calibrate(prepare_qat_fx(float_net(), QCONFIG), data)

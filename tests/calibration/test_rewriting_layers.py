@@ -88,6 +88,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("mode", [QATMode.FuseBN, QATMode.WithBN])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.slow
 def test_methods_in_either_order_add_up_against_the_untouched_network(bias, mode) -> None:
     net, data = network(bias), images()
     set_qat_mode(mode)

@@ -74,6 +74,7 @@ def test_a_thousand_modules_go_all_the_way(method: str, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["symbolic", "jit"])
+@pytest.mark.slow
 def test_long_code_before_the_quantstub(method: str) -> None:
     class Before(nn.Module):
         def __init__(self) -> None:

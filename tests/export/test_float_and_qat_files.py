@@ -210,6 +210,7 @@ READ_NUMBERS = {"bev-pool"}
 
 
 @pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.slow
 def test_every_operator_has_a_file_of_its_qat_form(room: str) -> None:
     """One case for each row of the operator table, in each way in which it is called."""
     seen: set[Any] = set()

@@ -256,6 +256,7 @@ class Tagger(nn.Module):
 
 
 @pytest.mark.parametrize("recurrent", [nn.LSTM, horizon_nn.GRU], ids=["lstm", "gru"])
+@pytest.mark.slow
 def test_a_sequence_tagger_goes_all_the_way(recurrent: Any, tmp_path: Any) -> None:
     torch.manual_seed(0)
     model = Tagger(recurrent, num_layers=2, dropout=0.1).eval()

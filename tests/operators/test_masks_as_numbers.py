@@ -111,6 +111,7 @@ def test_other_types_are_refused_with_what_to_write(wanted: torch.dtype) -> None
         calibrate(qat, (X,))
 
 
+@pytest.mark.processes
 def test_a_script_that_imports_nothing_but_qtensor_can_compute_with_one() -> None:
     script = (
         "import torch; from horizon_plugin_pytorch.qtensor import QTensor; "

@@ -357,6 +357,7 @@ def test_weights_that_training_writes_unseen_are_observed() -> None:
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_threads_run_one_model_while_its_twins_are_forgotten() -> None:
     set_march(March.NASH_M)
     torch.manual_seed(0)

@@ -291,6 +291,7 @@ torch.save([out["first"].image, out["first"].rest["pair"][0], out["second"][0].i
 """
 
 
+@pytest.mark.processes
 def test_a_saved_program_runs_in_another_process_without_the_users_classes(tmp_path: Path) -> None:
     batch = Batch(X, {"shift": [torch.ones(1)]})
     model = converted(Nested(), (batch, 2.0), PrepareMethod.JIT)

@@ -23,6 +23,7 @@ def test_usual_sequences(start: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("start", range(0, _PAIRS, _AT_ONCE))
+@pytest.mark.slow
 def test_pairs_of_operators(start: int) -> None:
     found = outcome(sample(_PAIRS)[start : start + _AT_ONCE], FORMATS[start // _AT_ONCE % 2])
     assert not found.differences and not found.broken and not found.refused

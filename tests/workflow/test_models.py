@@ -128,6 +128,7 @@ def test_conversion_does_not_change_the_prepared_model(name: str) -> None:
     ("cls", "last"), [(ResNet18, "fc"), (MobileNetV2, "classifier.1")], ids=["resnet18", "mobilenetv2"]
 )
 @pytest.mark.filterwarnings("ignore::horizon_plugin_pytorch.errors.AccumulatorWarning")
+@pytest.mark.slow
 def test_benchmark_models_have_one_arithmetic(cls: type, last: str, dtype: str, tmp_path: Any) -> None:
     model = shake_norms(cls(20)).eval()
     inputs = (torch.randn(1, 3, 64, 64),)
