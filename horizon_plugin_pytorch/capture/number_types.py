@@ -40,11 +40,17 @@ class NumberTypes:
         return (self._is_float and settle(self._rule, node, self._known)) or None
 
     def answer(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What a question such as ``x.is_floating_point()`` gives; None where that is not known, or is no question."""
+        """What a question such as ``x.is_floating_point()`` gives; None where that is not known, or is no question.
+
+        ``x.float()`` of a float32 tensor is that tensor, as in torch.
+        """
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
-        if name not in _QUESTIONS or kwargs or len(args) != 1 or not isinstance(args[0], fx.Proxy):
+        is_cast = target == "float"
+        if (name not in _QUESTIONS and not is_cast) or kwargs or len(args) != 1 or not isinstance(args[0], fx.Proxy):
             return None
         dtype = self.of(args[0].node)
+        if is_cast:
+            return args[0] if dtype == torch.float32 else None
         return None if dtype is None else getattr(torch.empty(0, dtype=dtype), name)()
 
     def _rule(self, node: fx.Node) -> Rule:

@@ -6,14 +6,18 @@ of functions, `prepare`, `convert`, checks, documents and tests are all driven b
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
+from inspect import getattr_static
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.asking.functions import names_in
 from horizon_plugin_pytorch.function_handlers import take_advice
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.operators.arguments import arguments_by_name
@@ -247,12 +251,29 @@ def row_named(name: str) -> Operator | None:
 
 
 def row_of_module(cls: Any) -> Operator | None:
-    """The row whose float form a module class is. Subclasses count only if they do not change `forward`."""
+    """The row whose float form a module class is.
+
+    Subclasses count only if they do not change `forward`, nor a method that it calls, such as `_conv_forward`.
+    """
     for base in cls.__mro__:
         row = _BY_MODULE.get(base) or _row_of_torch_class(base)
         if row is not None:
-            return row if cls.forward is base.forward else None
+            return row if cls is base or _computes_alike(cls, base) else None
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _computes_alike(cls: type, base: type) -> bool:
+    """Are the forward of a class, and the methods that it names, those of another class?"""
+    if cls.forward is not base.forward:  # type: ignore[attr-defined]
+        return False
+    names = names_in(base.forward) if isinstance(base.forward, FunctionType) else set()  # type: ignore[attr-defined]
+    for name in names:
+        mine = getattr_static(cls, name, None)
+        is_code = isinstance(mine, (FunctionType, property, staticmethod, classmethod))
+        if is_code and not name.startswith("_check") and mine is not getattr_static(base, name, None):
+            return False
+    return True
 
 
 _TORCH_NAMES = {"QuantStub": "quant", "DeQuantStub": "dequant", "FloatFunctional": "functional"}

@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.quantization import (
     QuantStub,
     convert,
     convert_fx,
+    prepare,
     prepare_qat_fx,
     set_fake_quantize,
 )
@@ -145,3 +146,27 @@ def test_a_type_that_tracing_does_not_know_is_not_compared() -> None:
     set_march(March.NASH_M)
     with pytest.raises(TraceError, match=r"test_types_of_numbers\.py:\d+.*`x\.dtype` is not known"):
         prepare_qat_fx(AsksInput(), {"": qconfig()})
+
+
+class CastsToFloat(nn.Module):
+    """Casts to the type that it has, as heads of detectors do before they decode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.scale = QuantStub(), DeQuantStub(), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (self.quant(x) * self.scale).float()
+        return self.dequant(x.exp().float() * (x > 0).float())
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_a_cast_to_float_leaves_a_float_tensor_as_it_is(method: str) -> None:
+    set_march(March.NASH_M)
+    net = CastsToFloat().eval()
+    qat = calibrate(prepare(net, (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None), (X,))
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    with torch.no_grad():
+        found, wanted = qat(X), net(X)
+        assert float((found - wanted).norm() / wanted.norm()) < 0.05
+        assert torch.equal(convert_fx(qat)(X), found)

@@ -169,3 +169,28 @@ def test_a_forward_that_is_an_attribute_of_the_model_is_not_traced():
 
     with pytest.raises(TraceError, match=r"`Model` has a `forward` that is an attribute of the object"):
         prepare_qat_fx(Model(), {"": qconfig()})
+
+
+class HalfWeight(nn.Conv2d):
+    """Changes what the forward of its base class calls."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(x, weight, bias, self.stride, self.padding) * 0.5
+
+
+class Lenient(nn.BatchNorm2d):
+    """Changes nothing that is computed."""
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+def test_a_layer_that_changes_what_its_forward_calls_is_the_users_code(method):
+    torch.manual_seed(0)
+    model, inputs = QuantWrapper(nn.Sequential(HalfWeight(2, 2, 1), Lenient(2))).eval(), (torch.randn(4, 2, 4, 4),)
+    qat = prepare(model, inputs, qconfig_dict={"": qconfig("qint16")}, method=method, out_dir=None)
+    with torch.no_grad():
+        found = calibrate(qat, inputs)(*inputs)
+        assert torch.allclose(found, model(*inputs), atol=1e-2)
+        assert mismatches(as_numbers(convert(qat)(*inputs)), as_numbers(found)) == 0
