@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import ExportError, HorizonError, at
 from horizon_plugin_pytorch.nested import map_tensors
+
+_LONG = 20  # at this size a loop over an axis is one in the file, also if its first steps are others
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,31 @@ def with_dynamic_axes(build: Callable[[Any], Any], args: Any, tensors: Sequence[
         args: the example inputs.
         tensors: those among them, in the order of the file.
     """
+    try:
+        return _one_file(build, args, tensors, axes)
+    except _OtherOperatorsError as error:
+        try:  # steps that repeat are a loop, of any length, where there are enough of them
+            return _one_file(build, args, tensors, _longer(axes))
+        except HorizonError:
+            raise ExportError(str(error)) from None
+
+
+class _OtherOperatorsError(ExportError):
+    """The model runs other operators at other sizes."""
+
+
+def _longer(axes: Sequence[Axis]) -> list[Axis]:
+    """The axes at sizes at which loops over them are found."""
+    found, taken = [], {size for axis in axes for size in axis.sizes}
+    for axis in axes:
+        free = (size for size in itertools.count(_LONG) if size not in taken)
+        first, second, third = axis.sizes if axis.sizes[0] >= _LONG else itertools.islice(free, 3)
+        taken |= {first, second, third}
+        found.append(replace(axis, sizes=(first, second, third)))
+    return found
+
+
+def _one_file(build: Callable[[Any], Any], args: Any, tensors: Sequence[Tensor], axes: Sequence[Axis]) -> Any:
     base = {axis.label: axis.sizes[0] for axis in axes}
     variants = [base]
     variants += [{**base, axis.label: size} for axis in axes for size in axis.sizes[1:]]
@@ -173,7 +200,7 @@ class _Merged:
         first = nodes[0]
         where = _place(next(node for node in nodes if node is not None))
         if any(node is None or node.op_type != first.op_type or len(node.input) != len(first.input) for node in nodes):
-            raise ExportError(
+            raise _OtherOperatorsError(
                 f"{where}: the model runs other operators at other sizes ({self._labels}), as a loop over an axis or a "
                 "branch on a size does; the file has one list of operators. Leave this axis out of dynamic_axes, or "
                 "write the loop as an operator on whole tensors."

@@ -188,6 +188,19 @@ def test_batches_and_lengths_of_any_size(cls: Any, axes: dict[int, str]) -> None
             assert mismatches(run_onnx(file, [data], optimization), wanted) == 0
 
 
+def test_an_open_length_needs_no_long_example() -> None:
+    """Time is the first axis here, which is tried at small sizes before."""
+    torch.manual_seed(0)
+    model, x = Net(Layers(nn.GRU(SIZE, 4), 4)).eval(), torch.randn(6, 2, 5)
+    quantized = _converted(model, x)
+    file = export_quantized_onnx(quantized, x, io.BytesIO(), dynamic_axes={"input": {0: "time", 1: "batch"}})
+    for shape in ((6, 2, 5), (31, 1, 5), (3, 4, 5)):
+        data = torch.randn(shape)
+        with torch.no_grad():
+            wanted = as_numbers(quantized(data))
+        assert mismatches(run_onnx(file, [data], "on"), wanted) == 0
+
+
 class Stateful(nn.Module):
     """States come from outside and are given back."""
 
