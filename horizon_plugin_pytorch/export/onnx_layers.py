@@ -45,6 +45,7 @@ class _Layer:
         stored: puts a weight into the file, in its own type.
         ends: the smallest and largest integer of the input.
         is_matrix: the product is one of matrices, which exists in float64 too.
+        is_lifted: a residual gives the sum more axes, so that channels are no longer the second.
     """
 
     product: Callable[[str, str, Tensor | None], str]
@@ -55,6 +56,7 @@ class _Layer:
     spread: tuple[int, ...]
     ends: tuple[int, int]
     is_matrix: bool = False
+    is_lifted: bool = False
 
 
 @lowers("conv", data="x residual")
@@ -75,7 +77,10 @@ def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any
     def product(a: str, w: str, b: Tensor | None) -> str:
         return g.conv(a, w, None if b is None else g.constant(b, hint="bias"), geometry)
 
-    layer = _Layer(product, g.compact, geometry.input_axis, 1, geometry.groups, geometry.spread, _ends(site))
+    is_lifted = residual is not None and len(site.inputs[1].shape) > site.rank
+    layer = _Layer(
+        product, g.compact, geometry.input_axis, 1, geometry.groups, geometry.spread, _ends(site), is_lifted=is_lifted
+    )
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
 
 
@@ -314,7 +319,7 @@ def _scaled(g: OnnxGraph, acc: str, plan: AccumulatorPlan, offset: Tensor, layer
     Where channels are the second axis this is what a `BatchNormalization` with mean 0 and variance 1 computes, in one
     pass instead of two.
     """
-    if len(layer.spread) == 1:
+    if len(layer.spread) == 1 or layer.is_lifted:
         scaled = g.node("Mul", acc, g.constant(plan.factor.reshape(layer.spread), hint="factor"))
         return g.node("Add", scaled, g.constant(offset.reshape(layer.spread), hint="offset"))
     factor, offset = plan.factor.reshape(-1), offset.reshape(-1)

@@ -239,6 +239,28 @@ def test_int16_layers_are_exact_at_every_level(weights: str) -> None:
         assert "Pad" in kinds(file)
 
 
+@pytest.mark.parametrize("shape", [(4, 2, 4, 5, 5), (2, 4, 5, 5), (4, 1, 1), (5, 5)], ids=str)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_residuals_of_other_shapes(dtype: str, shape: tuple[int, ...]) -> None:
+    """More axes than the sum, or fewer, are those of the result."""
+
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.other, self.conv = QuantStub(), QuantStub(), nn.Conv2d(3, 4, 3, padding=1)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.conv(self.quant(x)) + self.other(y)
+
+    inputs = torch.randn(2, 3, 5, 5), torch.randn(shape)
+    model = convert_fx(prepared(Added().eval(), inputs, dtype))
+    file = export_quantized_onnx(model, inputs, io.BytesIO())
+    for optimization in ("off", "on"):
+        assert torch.equal(run_onnx(file, inputs, optimization)[0], model(*inputs).int_repr())
+    fast = run_onnx(export_quantized_onnx(model, inputs, io.BytesIO(), fast=True).model, inputs, "on")[0]
+    assert int((fast.int() - model(*inputs).int_repr().int()).abs().max()) <= (1 if dtype == "qint8" else 0)
+
+
 def test_a_sum_that_a_cast_could_not_hold_keeps_its_floor() -> None:
     """A factor so large that scaled sums leave int32, where a cast is not defined."""
     x = torch.randn(1, 3, 6, 6)
