@@ -112,7 +112,7 @@ def _in_form_of(x: Tensor, form: Tensor) -> Tensor:
         return real_of(x).clone().to(form.device)
     if form.dtype == qbool:
         return bool_qtensor(real_of(x).to(form.device) != 0, form.is_integer)
-    scale, axis = form.scale.detach(), form.per_channel_axis
+    scale, axis = form.scale, form.per_channel_axis  # the very tensor: plans of operators are found by it
     out = None
     if isinstance(x, QTensor) and (x.dtype, x.per_channel_axis) == (form.dtype, axis):
         if x.is_integer == form.is_integer and x.device == form.device:

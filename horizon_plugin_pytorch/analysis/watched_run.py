@@ -65,5 +65,6 @@ class WatchedRun:
 def undisturbed_evaluation(model: nn.Module) -> Iterator[None]:
     """Eval mode without gradients; all is as it was afterwards."""
     with undisturbed(model), hidden_parts(), torch.no_grad():
-        model.eval()
+        if any(module.training for module in model.modules()):  # a change of mode drops what QAT modules keep
+            model.eval()
         yield
