@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from dataclasses import replace
 
 import torch
 from torch import fx, nn
@@ -77,7 +77,8 @@ def replace_functions(prep: Preparation) -> None:
         check_real(prep, node)
         found = binder_of(node)
         if found is None:
-            is_read = is_fact(node) or node.target is getattr
+            # torch.fx writes a dataclass that the forward returns as a call of its class.
+            is_read = is_fact(node) or node.target is getattr or dataclasses.is_dataclass(node.target)
             if not (is_read or getattr(node.target, "__horizon_leaf__", False)):
                 raise unsupported(spelled(node), node, march, None)
             continue
@@ -144,7 +145,7 @@ def _by_size(
         reciprocal = node.graph.call_function(operator.truediv, (1.0, divisor))
     product = bind(x, 1.0)
     assert isinstance(product, Call)
-    return replace(product, args=(x, reciprocal)), product.make()
+    return dataclasses.replace(product, args=(x, reciprocal)), product.make()
 
 
 def _spare_results(node: fx.Node, row: Operator) -> None:
@@ -234,7 +235,7 @@ def _repetition(prep: Preparation, node: fx.Node) -> str:
     site = notes(node).site
     if site is None or not site.occurrence:
         return ""
-    variants, first = prep.sites[site], prep.sites.get(replace(site, occurrence=0), [])
+    variants, first = prep.sites[site], prep.sites.get(dataclasses.replace(site, occurrence=0), [])
     known = first[len(variants)] if len(variants) < len(first) else None
     return f"{known.path}_call_{site.occurrence}" if isinstance(known, Variant) else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import TraceError
 from horizon_plugin_pytorch.march import March, set_march
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, prepare_qat_fx
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert_fx, prepare_qat_fx
 from tests.routes import assert_one_arithmetic, calibrate, qconfig
 
 X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -54,3 +55,36 @@ def test_a_module_in_a_plain_list_is_named() -> None:
     with pytest.raises(TraceError, match=message) as caught:
         prepare_qat_fx(_Unregistered().eval(), {"": qconfig()})
     assert "values of tensors" not in str(caught.value)
+
+
+@dataclass
+class Found:
+    boxes: Tensor
+    scores: Any
+
+
+class _GivesADataclass(nn.Module):
+    """The outputs are quantized, as a network for the chip without DeQuantStubs gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.conv = QuantStub(), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Found:
+        x = self.conv(self.quant(x))
+        return Found(x, {"scores": [x.sigmoid()]})
+
+
+def test_quantized_outputs_in_a_dataclass() -> None:
+    set_march(March.NASH_M)
+    net = _GivesADataclass().eval()
+    qat = calibrate(prepare_qat_fx(net, {"": qconfig()}), (X,))
+    with torch.no_grad():
+        found, integers, want = qat(X), convert_fx(qat)(X), net(X)
+    assert isinstance(found, Found) and isinstance(integers, Found)
+    for a, b, c in (
+        (found.boxes, integers.boxes, want.boxes),
+        (found.scores["scores"][0], integers.scores["scores"][0], want.scores["scores"][0]),
+    ):
+        assert torch.equal(a.int_repr(), b.int_repr())
+        assert float((a.dequantize() - c).norm() / c.norm()) < 0.03
