@@ -66,6 +66,7 @@ class Trait(Flag):
     MASKS = auto()  # gives booleans where all operands are
     COUNTS_BOOLEANS = auto()  # gives how many are true, where it takes booleans
     SEVERAL = auto()  # is not certain to give one tensor
+    SIZED = auto()  # in torch a call may give the size of the result, and the padding follows
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_l
 from horizon_plugin_pytorch.fake_quant.fake_cast import is_cast
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
-from horizon_plugin_pytorch.operators.table import Kind, Operator, row_named, row_of_module
+from horizon_plugin_pytorch.operators.table import Kind, Trait, row_named, row_of_module
 from horizon_plugin_pytorch.passes.generated import stays_real
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.passes.refusals import called_name, spelled, unsupported
@@ -106,7 +106,6 @@ def check_modules(prep: Preparation) -> None:
             _check_method(node, path, choice, march)
             continue
         row = row_of_module(type(module))
-        _check_size(node, row, march)
         if row is not None and row.support(march) is not None:
             continue
         if row is None and not type(module).__module__.startswith("torch."):
@@ -114,13 +113,20 @@ def check_modules(prep: Preparation) -> None:
         raise unsupported(f"{type(module).__module__}.{type(module).__name__}", node, march, row)
 
 
-def _check_size(node: fx.Node, row: Operator | None, march: March) -> None:
-    """Insist that a transposed convolution is not given the size of its result, by which it chooses its padding."""
-    if row is None or not row.name.startswith("conv_transpose"):
-        return
-    if node.kwargs.get("output_size") is not None or any(size is not None for size in node.args[1:]):
-        advice = "give the layer the size once, by its `output_padding`, instead of `output_size` at each call"
-        raise unsupported(str(node.target), node, march, row, advice)
+def check_sizes(prep: Preparation) -> None:
+    """Insist that no transposed convolution is given the size of its result, by which it chooses its padding.
+
+    Before fusion, which takes the layer's input alone.
+    """
+    for node in prep.graph.nodes:
+        row = row_of_node(prep.model, node) if node.op == "call_module" and node in prep.region else None
+        if row is None or Trait.SIZED not in row.traits:
+            continue
+        choice = prep.choices.get(str(node.target))
+        is_sized = node.kwargs.get("output_size") is not None or any(size is not None for size in node.args[1:])
+        if is_sized and (choice is None or choice.qconfig is not None):
+            advice = "give the layer the size once, by its `output_padding`, instead of `output_size` at each call"
+            raise unsupported(str(node.target), node, prep.march, row, advice)
 
 
 def _check_method(node: fx.Node, path: str, choice: Choice | None, march: March) -> None:

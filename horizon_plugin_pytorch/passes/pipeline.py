@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.nn.qat.notes import share_notes
 from horizon_plugin_pytorch.notes import keep_notes
 from horizon_plugin_pytorch.passes.batches import follow_batches, join_calls
 from horizon_plugin_pytorch.passes.cautions import warn_quotients, warn_random, warn_shared, warn_unquantized
-from horizon_plugin_pytorch.passes.checks import check_modules, check_operands
+from horizon_plugin_pytorch.passes.checks import check_modules, check_operands, check_sizes
 from horizon_plugin_pytorch.passes.dispatching import (
     attach_dispatcher,
     guard_fused,
@@ -245,6 +245,7 @@ PIPELINE: tuple[Pass, ...] = (
     # Operators: one module for each, in the formats that are chosen for it.
     Pass(replace_functions),
     Pass(choose_float),
+    Pass(check_sizes),
     Pass(fuse),
     Pass(choose_by_setters),
     Pass(check_modules),

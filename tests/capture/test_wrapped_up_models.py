@@ -122,20 +122,21 @@ def test_lent_weights_are_refused(method: str) -> None:
 class Sized(nn.Module):
     """A transposed convolution that is told the size of its result."""
 
-    def __init__(self, by_name: bool) -> None:
+    def __init__(self, by_name: bool, act: nn.Module) -> None:
         super().__init__()
-        self.quant, self.dequant, self.by_name = QuantStub(), DeQuantStub(), by_name
+        self.quant, self.dequant, self.by_name, self.act = QuantStub(), DeQuantStub(), by_name, act
         self.up = nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.quant(x)
-        return self.dequant(self.up(x, output_size=[8, 8]) if self.by_name else self.up(x, [8, 8]))
+        return self.dequant(self.act(self.up(x, output_size=[8, 8]) if self.by_name else self.up(x, [8, 8])))
 
 
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
 @pytest.mark.parametrize("by_name", [True, False])
-def test_the_size_of_a_transposed_convolution_is_refused_with_a_remedy(by_name: bool, method: str) -> None:
+@pytest.mark.parametrize("act", [nn.Identity, nn.ReLU])  # fused with the layer or not
+def test_the_size_of_a_transposed_convolution_is_refused_with_a_remedy(act: Any, by_name: bool, method: str) -> None:
     set_march(March.NASH_M)
     x = torch.randn(1, 2, 4, 4)
     with pytest.raises(UnsupportedOperatorError, match=r"at `up` \(test_wrapped_up_models.py:\d+\).*output_padding"):
-        prepare(Sized(by_name).eval(), (x,), qconfig_dict={"": qconfig()}, method=method, out_dir=None)
+        prepare(Sized(by_name, act()).eval(), (x,), qconfig_dict={"": qconfig()}, method=method, out_dir=None)

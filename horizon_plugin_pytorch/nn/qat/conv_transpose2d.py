@@ -9,6 +9,7 @@ from horizon_plugin_pytorch.nn.qat.convolution import QATTransposedConvolution
 from horizon_plugin_pytorch.nn.qat.gemm import CONV_TRANSPOSE, layer_function, qat_forms, register_layers
 from horizon_plugin_pytorch.nn.quantized import conv_transpose2d as quantized
 from horizon_plugin_pytorch.operators.layer_support import CONV_TRANSPOSE2D
+from horizon_plugin_pytorch.operators.table import Trait
 
 
 class ConvTranspose2d(QATTransposedConvolution, nn.ConvTranspose2d):
@@ -33,4 +34,5 @@ register_layers(
     FUSED,
     CONV_TRANSPOSE2D,
     {F.conv_transpose2d: layer_function(nn.ConvTranspose2d, CONV_TRANSPOSE)},
+    Trait.SIZED,
 )

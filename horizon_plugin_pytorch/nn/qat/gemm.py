@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.operators.table import (
     NotBindable,
     Operator,
     ScaleRule,
+    Trait,
     depends_on_graph,
     register,
     row_of_module,
@@ -277,12 +278,17 @@ def qat_forms(base: Any, quantized: ModuleType, module: str, forms: Sequence[For
 
 
 def register_layers(
-    name: str, layer: type[QATGemm], fused: Sequence[type[QATGemm]], marches: Marches, functions: dict[Any, Binder]
+    name: str,
+    layer: type[QATGemm],
+    fused: Sequence[type[QATGemm]],
+    marches: Marches,
+    functions: dict[Any, Binder],
+    traits: Trait = Trait.NONE,
 ) -> None:
     """Rows for a layer and its fused forms, whose float classes in `intrinsic` have the same names."""
     row = Operator(
         name, ScaleRule.OWN, layer, layer.quantized_class, (layer.float_class,), functions, marches=marches,
-        has_real_output=True,
+        has_real_output=True, traits=traits,
     )  # fmt: skip
     register(row)
     register_fused(layer, fused)
