@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.asking.questions import (
     user_tests_identity,
 )
 from horizon_plugin_pytorch.capture.given import Place, is_setting
-from horizon_plugin_pytorch.capture.sizes import is_size
+from horizon_plugin_pytorch.capture.sizes import count_of_sizes, is_size
 from horizon_plugin_pytorch.plain_values import array_ufunc, number_function
 from horizon_plugin_pytorch.torch_functions import VIEW_ATTRIBUTES
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS
@@ -53,6 +53,10 @@ class TracedProxy(torch.fx.Proxy):
         """The class of what it stands for; None where tracing does not know."""
         class_of = getattr(self.tracer, "class_of", None)
         return None if class_of is None else class_of(self)
+
+    def __len__(self) -> int:
+        count = count_of_sizes(self.node)
+        return super().__len__() if count is None else count
 
     @classmethod
     def __torch_function__(cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None) -> Any:

@@ -123,3 +123,25 @@ def _size_rule(node: fx.Node) -> Rule:
         if not (yield source):
             return False
     return bool(sources)
+
+
+def is_shape(node: torch.fx.Node) -> bool:
+    """Is it the shape of a tensor, or several sizes of one?"""
+    if node.target is operator.getitem and isinstance(node.args[1], slice):
+        return isinstance(node.args[0], torch.fx.Node) and is_shape(node.args[0])
+    is_size = node.op == "call_method" and node.target == "size" and len(node.args) == 1
+    return is_size or (node.target is getattr and node.args[1] == "shape")
+
+
+def count_of_sizes(node: torch.fx.Node) -> int | None:
+    """How many sizes a part of a shape has, where that does not depend on how many axes there are."""
+    source: Any = node.args[0] if node.target is operator.getitem and is_shape(node) else None
+    if source is None or source.target is operator.getitem:
+        return None
+    part: Any = node.args[1]
+    start, stop = part.start or 0, part.stop
+    if part.step not in (None, 1) or not all(type(end) in (int, type(None)) for end in (start, stop)):
+        return None
+    if stop is None:
+        return -start if start < 0 else None
+    return max(stop - start, 0) if (start < 0) == (stop < 0) else None

@@ -27,7 +27,7 @@ from horizon_plugin_pytorch.capture.leaves import is_functional, is_leaf, is_mar
 from horizon_plugin_pytorch.capture.made_tensors import MadeTensors, TracedCalls
 from horizon_plugin_pytorch.capture.number_types import NumberTypes
 from horizon_plugin_pytorch.capture.proxies import UNKNOWN_TRUTH, KnownItems, Parts, TracedProxy, Written, stand_in
-from horizon_plugin_pytorch.capture.sizes import class_of_fact, empty_as_zeros, is_size
+from horizon_plugin_pytorch.capture.sizes import class_of_fact, count_of_sizes, empty_as_zeros, is_shape, is_size
 from horizon_plugin_pytorch.errors import TraceError, at, source_line
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
@@ -210,8 +210,11 @@ class QuantizationTracer(torch.fx.Tracer):
         try:
             return super().iter(obj)
         except torch.fx.proxy.TraceError:
-            if not _is_shape(obj.node):
+            if not is_shape(obj.node):
                 raise
+        count = count_of_sizes(obj.node)
+        if count is not None:
+            return iter([obj[i] for i in range(count)])  # type: ignore[index]
         raise TraceError(
             "how many axes a tensor has is not known while tracing, so its shape cannot be looped over or unpacked "
             "with *. Write what leaves the other axes alone: `v.unflatten(0, (B, T, N))` for `v.reshape(B, T, N, "
@@ -469,11 +472,3 @@ def stored_tensors(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
     for path, module in model.named_modules():
         found.update({f"{path}.{name}".lstrip("."): x for name, x in vars(module).items() if isinstance(x, Tensor)})
     return {path: (x, x._version) for path, x in found.items()}
-
-
-def _is_shape(node: torch.fx.Node) -> bool:
-    """Is it the shape of a tensor, or several sizes of one?"""
-    if node.target is operator.getitem and isinstance(node.args[1], slice):
-        return isinstance(node.args[0], torch.fx.Node) and _is_shape(node.args[0])
-    is_size = node.op == "call_method" and node.target == "size" and len(node.args) == 1
-    return is_size or (node.target is getattr and node.args[1] == "shape")

@@ -291,7 +291,7 @@ def _remedy(error: Exception) -> str:
     if isinstance(error, TraceError):
         return str(error)
     names = "(TracedProxy|Parts|Written|ReadAttribute|Known(Number|List|Dict))"
-    text = re.sub(rf"'{names}'|(?<=not ){names}\b", "a tensor that is traced", str(error))
+    text = re.sub(rf"'{names}'|(?<=not ){names}\b|(?<=got ){names}\b", "a tensor that is traced", str(error))
     if "__delitem__" in text:
         return "`del x[...]` has no form in a graph."
     if "has the attribute" in text:
@@ -312,6 +312,11 @@ def _remedy(error: Exception) -> str:
             "with *; nor is the length of what wrapped code gives. Take a known number of parts: `a, b = x.unbind(1)`, "
             "`for part in x.chunk(2, 1)`, or `x[:, i]` for i in range(2); of wrapped code, `parts[i]` for i in "
             "range(2)."
+        )
+    if isinstance(error, KeyError) and "Proxy(" in text:
+        return (
+            "a size or a number in a tensor is not known while tracing, so it cannot be looked up in a dictionary. "
+            "Take the key from the model's configuration."
         )
     if "'len' is not supported" in text:
         return "a tensor's length is not known while tracing, and len() must give a number. Write `x.shape[0]`."

@@ -350,6 +350,20 @@ def test_a_shape_that_is_unpacked_has_a_remedy_that_fits(function: Any) -> None:
         trace(Net())
 
 
+def test_what_is_looked_up_or_made_an_array_is_named_without_words_of_ours() -> None:
+    class Keys(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return {2: x}[x.shape[0]]
+
+    class Arrays(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.from_numpy(x.numpy())
+
+    for net, words in ((Keys(), "looked up in a dictionary"), (Arrays(), "got a tensor that is traced")):
+        with pytest.raises(TraceError, match=words):
+            trace(net)
+
+
 def test_the_length_of_a_tensor_has_a_remedy_that_fits() -> None:
     class Net(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -363,7 +377,9 @@ def test_what_is_written_instead_of_an_unpacked_shape_is_traced() -> None:
     class Net(nn.Module):
         def forward(self, v: Tensor) -> tuple[Tensor, ...]:
             height, width = v.shape[1:]
-            return v.unflatten(0, (2, 3, v.shape[0] // 6)), v.flatten(0, 1), v.reshape(2, -1, height, width)
+            first = v.unflatten(0, (2, 3, v.shape[0] // 6)), v.flatten(0, 1), v.reshape(2, -1, height, width)
+            parts = v.reshape(*v.shape[:2], 2, -1), v.reshape(2, -1, *v.shape[-2:]), v.reshape([*v.shape[1:2], -1])
+            return *first, *parts, v.reshape([-1, *v.size()[-3:-1]])
 
     x = torch.randn(12, 3, 4)
     for got, wanted in zip(torch.fx.GraphModule(Net(), trace(Net()))(x), Net()(x), strict=True):
