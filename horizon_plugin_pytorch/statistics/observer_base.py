@@ -23,7 +23,10 @@ _PER_TENSOR = (torch.per_tensor_symmetric,)
 _PER_CHANNEL = (torch.per_channel_symmetric,)
 _SMALLEST_SCALE = 2.0**-60
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # float64 has numbers beyond
-_SOURCE = "look for a division by zero or an overflow in the float model"
+_SOURCE = (
+    "look for a division by zero or an overflow in the float model; a mask of -inf that is added cannot mask here: "
+    "write `scores.masked_fill(mask, float('-inf'))`"
+)
 
 
 class Usable(NamedTuple):
