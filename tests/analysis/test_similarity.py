@@ -163,6 +163,7 @@ def test_an_error_leaves_what_was_compared() -> None:
     assert "| 0       | 0 " in Path("similarity.txt").read_text()
 
 
+@pytest.mark.slow
 def test_features_are_let_go() -> None:
     alive, most = weakref.WeakSet[Tensor](), 0
 

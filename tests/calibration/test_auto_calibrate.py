@@ -215,6 +215,7 @@ def test_it_helps_where_one_observer_for_all_does_not_fit() -> None:
     assert "gate" in text and "weight_fake_quant" in text and "gain" in text and "kept" in text
 
 
+@pytest.mark.slow
 def test_operators_are_chosen_in_the_order_in_which_they_run_and_no_choice_is_worse() -> None:
     result = auto_calibrate(by_tracing(), batches())
     names = [choice.tensor for choice in result.choices]
@@ -272,6 +273,7 @@ def test_fixed_and_frozen_scales_stay_and_the_model_converts() -> None:
             assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_the_chosen_range_is_the_observers_so_that_training_goes_on_from_it() -> None:
     model = by_tracing()
     auto_calibrate(model, batches())
@@ -387,6 +389,7 @@ def test_an_error_leaves_given_scales_and_counts() -> None:
     assert "quant.activation_post_process" in HistogramObserver.reset_scale(model, method="min_max")
 
 
+@pytest.mark.slow
 def test_an_observer_that_counts_has_what_was_seen_here() -> None:
     model = prepare_qat_fx(float_net(), {"": get_default_qconfig(activation_observer="histogram")})
     calibrate(model, [100 * batch for batch in batches()])

@@ -145,6 +145,7 @@ def test_all_stay_where_the_outputs_come_no_closer() -> None:
     assert result.before == result.after and all(row.before == row.after for row in result.layers)
 
 
+@pytest.mark.slow
 def test_deep_networks_with_relu6_come_closer_to_float() -> None:
     blocks = []
     for _ in range(6):

@@ -243,6 +243,7 @@ def test_loops_at_every_opset_in_training_and_integers(opset: int, dtype: str) -
         assert (found - out).abs().max() <= out.abs().max() / 100
 
 
+@pytest.mark.slow
 def test_the_file_of_many_steps_is_as_small_as_that_of_few() -> None:
     sizes = []
     for steps in (20, 60):
