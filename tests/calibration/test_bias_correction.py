@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -68,8 +69,9 @@ def test_batches_are_held_back() -> None:
         assert sorted(c.batch for c in (*seen, *judged)) == list(range(count))
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv2d(4, 3, 1)])
-def test_of_a_single_batch_samples_are_held_back(layer: nn.Module) -> None:
+@pytest.mark.parametrize("make", [lambda: nn.Linear(4, 3), lambda: nn.Conv2d(4, 3, 1)])
+def test_of_a_single_batch_samples_are_held_back(make: Callable[[], nn.Module]) -> None:
+    layer = make()  # of the seed that every test starts with
     x = torch.rand(8, 4) if isinstance(layer, nn.Linear) else torch.rand(8, 4, 5, 5)
     net = QuantWrapper(layer).eval()
     model = calibrated(net, [x])
