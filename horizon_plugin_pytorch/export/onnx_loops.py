@@ -13,7 +13,7 @@ from torch import fx
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph
 from horizon_plugin_pytorch.program import Program
 from horizon_plugin_pytorch.program.loops import Loop, Part, Series, find_loops, part_of, slices_of
-from horizon_plugin_pytorch.program.note import operator_name, value_of
+from horizon_plugin_pytorch.program.note import note_of, operator_name, value_of
 
 _JOINING = ("aten::stack", "aten::cat")
 _END = 2**62
@@ -171,8 +171,7 @@ class LoopWriter:
             dtype = value_of(source).dtype
         else:
             other, (index, part) = source
-            note = other.body[index].meta["note"]
-            dtype = note.values[part or 0].dtype
+            dtype = note_of(other.body[index]).values[part or 0].dtype
         return self._graph.step_input("slice", dtype)
 
     def _shaped(self, name: str, series: Series) -> str:

@@ -110,8 +110,8 @@ def is_exact_in_float32(factor: Tensor, low: int, high: int, reach: float) -> bo
     A sum beyond 2**24 is rounded when it becomes a float32 number. Rounding is monotone, so that is harmless where the
     output is saturated there.
 
-    >>> is_exact_in_float32(torch.tensor([0.3]), -128, 127, 1e9), is_exact_in_float32(torch.tensor([0.5]), -128, 127, 9)
-    (True, False)
+    >>> [is_exact_in_float32(torch.tensor([factor]), -128, 127, 1e9) for factor in (0.0101, 0.3, 0.5)]
+    [True, False, False]
     """
     mantissa, exponent = torch.frexp(factor.detach().double().reshape(-1))
     multiplier = torch.ldexp(mantissa, torch.tensor(24.0, dtype=torch.float64)).long()

@@ -133,7 +133,7 @@ def test_what_is_not_prepared_is_refused(verb: Any) -> None:
         verb(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="already converted"):
         verb(verb(prepared(PrepareMethod.JIT_STRIP)))
-    with pytest.raises(TypeError, match="got Tensor"):
+    with pytest.raises(TypeError, match="got a Tensor"):
         verb(X)
 
 

@@ -18,6 +18,7 @@ class FormerParameter(Tensor):
     A forward that asks ``if self.conv.weight.requires_grad`` must take the branch that it took before conversion. All
     else is as with ordinary tensors, and gives such: results want no gradient, which nobody could give them.
 
+    >>> import torch
     >>> weight = FormerParameter.of(torch.ones(2))
     >>> weight.requires_grad, (weight * 2).requires_grad
     (True, False)
