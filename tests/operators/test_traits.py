@@ -33,6 +33,7 @@ TRAITS = {
     Trait.MASKS: "add mul",
     Trait.COUNTS_BOOLEANS: "sum",
     Trait.SEVERAL: "split to_numbers",
+    Trait.SIZED: "conv_transpose1d conv_transpose2d conv_transpose3d",
 }
 
 

@@ -75,14 +75,21 @@ def _sizes(x: Tensor) -> Tensor:
     return x[:, :count] + x[:, all_of_them - count :]
 
 
-@pytest.mark.parametrize("body", [_other_name, _parts, _sizes])
+def _cast(x: Tensor) -> Tensor:
+    x = x * 1.0
+    y = x.float()  # the same tensor
+    y += 1.0
+    x.float().mul_(3.0)
+    return x * 2
+
+
+@pytest.mark.parametrize("body", [_other_name, _parts, _sizes, _cast])
 def test_python_operators_in_place(body: Any) -> None:
     assert _difference(body) < 1e-6
 
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "slice": lambda x: x[:, 1:],
-    "float": lambda x: x.float(),
     "cpu": lambda x: x.cpu(),
     "type_as": lambda x: x.type_as(x),
     "dropout2d": lambda x: F.dropout2d(x, 0.5, False),
