@@ -13,6 +13,8 @@ from horizon_plugin_pytorch.operators.calls import is_cast
 from horizon_plugin_pytorch.operators.table import Counts, Trait, row_named, rows
 
 ROOT = Path(horizon_plugin_pytorch.__file__).parent
+_TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+_FORMS = [bn + add + relu for bn in ("", "BN") for add in ("", "Add") for relu in ("", "ReLU", "ReLU6")][1:]
 TRAITS = {
     Trait.QUANT: "quant",
     Trait.DEQUANT: "dequant",
@@ -33,7 +35,7 @@ TRAITS = {
     Trait.MASKS: "add mul",
     Trait.COUNTS_BOOLEANS: "sum",
     Trait.SEVERAL: "split to_numbers",
-    Trait.SIZED: "conv_transpose1d conv_transpose2d conv_transpose3d",
+    Trait.SIZED: " ".join(sorted([*_TRANSPOSED, *(f"ConvTranspose{form}{n}d" for form in _FORMS for n in (1, 2, 3))])),
 }
 
 
