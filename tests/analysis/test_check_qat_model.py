@@ -315,6 +315,7 @@ def test_a_models_own_forward_gives_the_same_text_as_its_graph(name: str) -> Non
 
 
 # "matching" has a line that runs twice: one module by running, and one for each time by tracing.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "matching"])
 def test_networks_give_the_same_text_and_the_same_keys(name: str) -> None:
     set_march(March.NASH_M)

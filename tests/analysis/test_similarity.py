@@ -41,6 +41,7 @@ def state(model: nn.Module) -> dict[str, Any]:
     return {**found, "modes": torch.tensor([module.training for module in model.modules()])}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*one scale must fit", "ignore:.*evaluated in the QAT state")
 @pytest.mark.parametrize("route", ROUTES)
 def test_stages(route: str) -> None:

@@ -144,6 +144,7 @@ def test_never_worse_than_calibrate_with_any_of_the_observers(make) -> None:
     assert not result.unseen
 
 
+@pytest.mark.slow
 def test_one_batch_with_large_values_does_not_spoil_the_result() -> None:
     """Means of the batches' ranges clip it, whichever observer finds them; the range of all data holds it."""
     torch.manual_seed(4)
@@ -201,6 +202,7 @@ class Opposites(nn.Module):
         return self.dequant(self.gate(x).sigmoid() + self.value(x))
 
 
+@pytest.mark.slow
 def test_it_helps_where_one_observer_for_all_does_not_fit() -> None:
     torch.manual_seed(0)
     net = Opposites().eval()
@@ -246,6 +248,7 @@ def test_operators_before_the_one_that_is_tried_do_not_run_again_and_nothing_cha
     assert count < 0.75 * len(calls)
 
 
+@pytest.mark.slow
 def test_a_loader_with_labels_and_the_other_name() -> None:
     images = torch.cat(batches())
     loader = DataLoader(TensorDataset(images, torch.arange(len(images))), batch_size=4, shuffle=True)
@@ -256,6 +259,7 @@ def test_a_loader_with_labels_and_the_other_name() -> None:
     assert list(result.errors) == ["as chosen", *observers, *(f"{o} of all data" for o in observers if o != "kl")]
 
 
+@pytest.mark.slow
 def test_fixed_and_frozen_scales_stay_and_the_model_converts() -> None:
     net = float_net()
     net.quant = QuantStub(scale=1 / 32)
@@ -294,6 +298,7 @@ def test_int16_and_learned_scales() -> None:
         assert result.errors[result.kept] < 0.15
 
 
+@pytest.mark.slow
 def test_bad_arguments() -> None:
     with pytest.raises(QuantizationConfigError, match="no fake quantizers"):
         auto_calibrate(nn.ReLU(), batches())
@@ -368,6 +373,7 @@ def test_nothing_finite_to_compare_is_an_error() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_the_table_says_what_its_errors_are_and_what_was_kept() -> None:
     result = auto_calibrate(prepare_qat_fx(float_net(), QCONFIG), batches())
     result.kept = "as chosen"

@@ -107,6 +107,7 @@ class Observed(nn.Module):
                 quantizer(torch.as_tensor(value).float().reshape(-1, 1))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(*[st.integers(1, 9)] * 2), min_size=1, max_size=25), st.integers(1, 5), st.floats(0.02, 0.4))
 @example([(2, 5), (3, 5), (1, 5), (2, 5)], 2, 0.02)  # it comes back to where it was
 @example([(5, 2), (5, 3), (5, 4), (5, 5)], 2, 0.2)  # one has settled, the other has not
@@ -632,6 +633,7 @@ def test_two_processes_find_the_scales_of_one_over_all_data(tmp_path) -> None:
     torch.testing.assert_close(first["uneven"]["quant"], two["quant"], rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("observer", OBSERVERS)
 def test_calibration_keeps_no_activations(observer) -> None:
     """Of a batch of an odd size nothing is left but what the observers have learned."""

@@ -110,6 +110,7 @@ def test_methods_in_either_order_add_up_against_the_untouched_network(bias, mode
             assert error(model, net, data) < 0.95 * min(alone.values())
 
 
+@pytest.mark.slow
 @both
 def test_a_second_call_changes_nothing(method) -> None:
     net, data = network(), images()
@@ -293,6 +294,7 @@ class Flow(nn.Module):
         return self.dequant(self.c(x))
 
 
+@pytest.mark.slow
 @both
 def test_a_layer_that_only_some_batches_reach(method) -> None:
     data = [(x, times) for x, times in zip(rows(), (0, 2, 1, 2), strict=True)]
@@ -319,6 +321,7 @@ class Attending(nn.Module):
         return self.dequant(self.attention(x, x, x, need_weights=False)[0])
 
 
+@pytest.mark.slow
 def test_parts_of_one_parameter_are_layers_of_their_own() -> None:
     net, data = Attending().eval(), rows()
     model = calibrated(net, data)
@@ -340,6 +343,7 @@ def test_parts_of_one_parameter_are_layers_of_their_own() -> None:
 # -- data
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("make", [lambda x: x[:0], lambda x: torch.full_like(x, math.nan)], ids=["empty", "NaN"])
 def test_a_batch_that_says_nothing_does_no_harm(method, make: Callable[[Tensor], Tensor], recwarn) -> None:
@@ -372,6 +376,7 @@ def test_a_batch_that_cannot_run_leaves_the_model_as_it_was(method) -> None:
     assert same(state(model), before)
 
 
+@pytest.mark.slow
 @both
 def test_inference_mode(method) -> None:
     data = images()

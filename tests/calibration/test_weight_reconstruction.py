@@ -84,6 +84,7 @@ def distance(model: nn.Module, wanted: list[Tensor]) -> float:
     return float((found - torch.cat(wanted)).norm() / torch.cat(wanted).norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_running", [True, False])
 def test_rounding_is_learned_layer_by_layer_and_the_model_gets_better(by_running) -> None:
     model = calibrated(by_running)
@@ -99,6 +100,7 @@ def test_rounding_is_learned_layer_by_layer_and_the_model_gets_better(by_running
         assert torch.equal(model(data()[0]), convert(model)(data()[0]))
 
 
+@pytest.mark.slow
 def test_weights_are_on_the_grid_next_to_where_they_were_and_scales_stay() -> None:
     model = calibrated()
     layer = model.module.stem
@@ -113,6 +115,7 @@ def test_weights_are_on_the_grid_next_to_where_they_were_and_scales_stay() -> No
     assert float((integers - inside).abs().max()) > 0.5  # some are not rounded to the nearest
 
 
+@pytest.mark.slow
 def test_a_layer_that_keeps_its_batch_norm(with_bn) -> None:
     model = calibrated()
     wanted = reference(model)
@@ -147,6 +150,7 @@ def test_the_documented_settings() -> None:
     assert not torch.equal(model.module.up.weight, before["module.up.weight"])
 
 
+@pytest.mark.slow
 def test_every_setting_of_learning_has_an_effect() -> None:
     model = calibrated()
 

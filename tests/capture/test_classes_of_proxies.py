@@ -268,6 +268,7 @@ class AsksFacts(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_facts_of_tensors_have_the_classes_of_float() -> None:
     FOUND.clear()
     for _ in range(20):

@@ -234,6 +234,7 @@ def test_dynamic_blocks_have_modules_of_their_own() -> None:
     assert names == ["step0._generated_sigmoid_0", "step1._generated_sigmoid_0"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_running_and_tracing_give_the_same_numbers(name: str, tmp_path: Any) -> None:

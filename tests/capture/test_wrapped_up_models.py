@@ -51,6 +51,7 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic", "eager"])
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.filterwarnings("ignore::horizon_plugin_pytorch.errors.QuantizationWarning")

@@ -86,6 +86,7 @@ def _cases() -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "around", "wanted", "method"), _cases())
 def test_products_take_the_formats_asked_for(
     name: str, around: Any, wanted: tuple, method: str, tmp_path: Path

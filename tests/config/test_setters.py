@@ -474,6 +474,7 @@ def test_an_input_threshold_is_that_of_what_gives_the_input() -> None:
     assert quantizer.dtype == qint16 and float(quantizer.scale) == pytest.approx(3.0 / 32768)
 
 
+@pytest.mark.slow
 def test_a_consumer_takes_another_format_than_its_producer_gives(tmp_path: Path) -> None:
     class Both(nn.Module):
         def __init__(self) -> None:

@@ -153,6 +153,7 @@ def test_a_file_object_and_a_string_path(tmp_path: Any) -> None:
     assert buffer.getvalue() == (tmp_path / "m.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_export_is_deterministic_and_leaves_the_model_alone(tmp_path: Any) -> None:
     model, inputs = _converted("vit")
     state = {k: v.clone() for k, v in model.state_dict().items()}

@@ -136,6 +136,7 @@ def test_a_traced_qat_model_computes_what_the_model_does(route: str, state: str,
     assert ("horizon::conv" in operators(script)) == (state == "VALIDATION")
 
 
+@pytest.mark.slow
 def test_what_is_shown_to_the_tracer_is_no_data() -> None:
     qat = qat_model("JIT")
     set_fake_quantize(qat, FakeQuantState.QAT)

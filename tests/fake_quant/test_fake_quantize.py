@@ -210,6 +210,7 @@ def test_a_fixed_scale_stays_whatever_is_seen_or_loaded() -> None:
     assert fq.scale.item() == 1 / 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [qint8, qint16])
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=2, max_size=20))

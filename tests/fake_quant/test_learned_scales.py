@@ -263,6 +263,7 @@ def is_sound(scale: torch.Tensor) -> bool:
     return bool((scale > 0).all() & scale.isfinite().all())
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(OPTIMIZERS),
     st.floats(-8, 35).map(lambda exponent: 10.0**exponent),

@@ -132,6 +132,7 @@ class Layers(nn.Module):
         return self.dequant(self.head(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [QATMode.FuseBN, QATMode.WithBN])
 @pytest.mark.parametrize("weight_dtype", [qint8, qint16])
 @pytest.mark.filterwarnings("ignore")

@@ -239,6 +239,7 @@ def layers(draw: Any) -> Layer:
     return layer
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(layers())
 @example(Layer(weight_fill="min", input_fill="min", inputs=5, kernel=(3, 3), size=(5, 5)))

@@ -146,6 +146,7 @@ def test_requantize_per_channel_uses_each_channels_factor() -> None:
     reference.equal(fp.requantize(q, factor, 1, *INT8), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(ratios(-40, 8), st.booleans(), st.floats(-1e5, 1e5)), min_size=1, max_size=4),

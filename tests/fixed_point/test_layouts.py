@@ -115,6 +115,7 @@ def run(g: Geometry, x: Tensor, weight: Tensor, formats: tuple[int, int, str], h
         assert_defined(got, whole, whole.ndim - axes - 1, scale, bias, residual, plan, low, high)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [6, 1 << 18, *in_soak(1, 50)])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_blocks_of_any_size_give_the_defined_integers(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +128,7 @@ def test_blocks_of_any_size_give_the_defined_integers(name: str, chunk: int, mon
         run(g, x, weight, formats, has_bias=formats[1] == 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inputs", "chunk"), [
     (1023, 5), (1024, 1 << 18), (2200, 5), *in_soak((1023, 1 << 18), (1024, 5), (2200, 1 << 18)),
 ])  # fmt: skip

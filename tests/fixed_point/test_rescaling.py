@@ -85,6 +85,7 @@ def test_every_integer_below_2_to_24_is_rounded_as_defined(exponent: float) -> N
         assert_equals_definition(factor, torch.arange(start, min(start + (1 << 22), reach + 1)), -128, 127)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(ratios(), st.integers(1 << 16, EXACT_FLOAT32 - 1), ranges, st.randoms(use_true_random=False))
 def test_wide_accumulators_are_rounded_as_defined_near_every_step(ratio, bound, limits, random) -> None:
@@ -94,6 +95,7 @@ def test_wide_accumulators_are_rounded_as_defined_near_every_step(ratio, bound, 
     assert_equals_definition(factor, torch.cat([acc, anywhere]), *limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *in_soak(1, 2)])
 @pytest.mark.parametrize("name", RANGES)
 def test_the_integers_on_both_sides_of_every_step_at_many_ratios(name: str, part: int) -> None:
@@ -127,6 +129,7 @@ def test_each_channel_has_its_own_proof(channels: list[float], bound: int, limit
         assert_equals_definition(factor.reshape(1), near_steps(factor.item(), *limits, bound), *limits)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(ratios(-24, 10), ranges, st.integers(1, EXACT_FLOAT32 - 1))
 def test_the_factor_lies_close_to_the_ratio(ratio: float, limits: tuple[int, int], bound: int) -> None:
@@ -144,6 +147,7 @@ def test_multiplier_has_twenty_bits(ratio: float) -> None:
     assert math.isclose(math.ldexp(m, -n), ratio, rel_tol=2.0**-20)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(ratios(-30, 10), st.randoms(use_true_random=False), st.booleans())
 def test_int16_outputs_and_int32_accumulators_take_the_exact_float64_route(ratio, random, has_relu) -> None:

@@ -144,6 +144,7 @@ def test_int16_weights_are_flagged() -> None:
     assert ["sub[sub]", functional, "Fixed scale 3.0517578125e-05"] in rows
 
 
+@pytest.mark.slow
 def test_similarity_example() -> None:
     """Note, headers, names and types of the guide's table, and those of its numbers that its inputs determine."""
     done = run("featuremap_similarity")
@@ -265,6 +266,7 @@ def test_weights(capsys: pytest.CaptureFixture) -> None:
     assert 0 < float(error.max()) <= 0.5001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("march", ["March.BAYES", "March.BERNOULLI2"])
 def test_step_wise_quantization(march: str) -> None:
     done = run("step_wise_quantization", march)  # with the guide's own assertions
@@ -413,6 +415,7 @@ def _rows(table: str) -> dict[str, str]:
     return dict(line.split() for line in table.splitlines() if line.endswith(("True", "False")))
 
 
+@pytest.mark.slow
 def test_script_profile(capsys: pytest.CaptureFixture[str]) -> None:
     run("script_profile")
     out, expected = capsys.readouterr().out, printed("script_profile")
@@ -424,6 +427,7 @@ def test_script_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert saved["_hz_cat_1"].shape == (1, 30, 5, 5) and saved["arg0"].abs().max() <= 128
 
 
+@pytest.mark.slow
 def test_compare_script_models(capsys: pytest.CaptureFixture[str]) -> None:
     run("compare_script_models")
     out, expected = capsys.readouterr().out, printed("compare_script_models")

@@ -92,6 +92,7 @@ def _sentences(batch_first: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     return source, target, padding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [nn, horizon_nn], ids=["torch", "horizon"])
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch-first", "time-first"])
 def test_a_transformer_goes_all_the_way(layers: Any, batch_first: bool, tmp_path: Any) -> None:
@@ -123,6 +124,7 @@ def _train_a_step(qat: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     set_fake_quantize(qat, FakeQuantState.VALIDATION)
 
 
+@pytest.mark.slow
 def test_parameters_keep_their_names_and_values() -> None:
     torch.manual_seed(0)
     model, other = Translator(nn), Translator(horizon_nn)
@@ -139,6 +141,7 @@ def test_parameters_keep_their_names_and_values() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_converted_attention_holds_integers_only() -> None:
     model = Translator(nn).eval()
     quantized = convert_fx(prepared(model, _sentences()))
@@ -146,6 +149,7 @@ def test_a_converted_attention_holds_integers_only() -> None:
     assert quantized.encoder.layers[0].self_attn.q_proj.weight.dtype == torch.int8
 
 
+@pytest.mark.slow
 def test_eager_mode_takes_transformer_layers() -> None:
     torch.manual_seed(0)
     model = Translator(nn, batch_first=True).eval()
@@ -233,6 +237,7 @@ def test_a_hidden_key_counts_for_nothing_and_a_row_without_keys_is_zero() -> Non
     assert torch.equal(out[:, :, 4], torch.zeros(1, 2, 8))
 
 
+@pytest.mark.slow
 def test_a_constant_mask_is_no_quantized_tensor() -> None:
     qat = prepare_qat_fx(Translator(nn).eval(), {"": default_qat_8bit_fake_quant_qconfig})
     assert not [name for name, _ in qat.named_modules() if "_generated_quant" in name]
@@ -292,6 +297,7 @@ class Stateful(nn.Module):
         return self.dequant(self.lstm(self.quant(x), state)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_learned", [True, False])
 def test_a_first_state_of_real_numbers_is_put_on_the_grid(is_learned: bool, tmp_path: Any) -> None:
     torch.manual_seed(0)

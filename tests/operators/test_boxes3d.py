@@ -49,6 +49,7 @@ def test_known_cases() -> None:
     assert float(box3d_iou(BOX, above)) == 0 and float(box3d_iou_bev(BOX, above)) == pytest.approx(1)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(boxes, boxes, st.floats(-3, 3), angle)
 def test_overlaps_are_symmetric_and_move_with_their_boxes(a: Any, b: Any, shift: float, turn: float) -> None:
@@ -123,6 +124,7 @@ def test_further_numbers_of_a_box_do_not_count() -> None:
     assert nms3d(torch.cat([fast, fast]), torch.tensor([1, 2]), 0.5).tolist() == [1]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(place, place, place, size, size, size, angle), max_size=12), st.sampled_from([0.0, 0.1, 0.5]))
 def test_suppression_is_that_of_a_plain_loop(items: Any, threshold: float) -> None:
@@ -135,6 +137,7 @@ def test_suppression_is_that_of_a_plain_loop(items: Any, threshold: float) -> No
     assert nms3d(found, scores, threshold).tolist() == kept
 
 
+@pytest.mark.slow
 def test_many_boxes_at_one_place_need_little_memory() -> None:
     many = BOX.repeat(300, 1) + torch.rand(300, 7, generator=torch.Generator().manual_seed(0)) * 0.1
     found = box3d_iou(many, many)

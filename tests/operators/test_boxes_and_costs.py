@@ -119,6 +119,7 @@ def test_correlation_is_the_mean_of_products(arguments: tuple[int, ...]) -> None
     torch.testing.assert_close(found[0], torch.tensor(wanted), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_correlation_of_wide_sums_and_every_opset(tmp_path: Any) -> None:
     """1,200 channels of 8-bit products pass 2**24, so the sums are in float64."""
     inputs = (torch.ones(1, 1200, 3, 3), -torch.ones(1, 1200, 3, 3))

@@ -75,6 +75,7 @@ def test_at_first_heads_look_in_their_directions_with_equal_weights() -> None:
     assert float(attention.attention_weights.weight.detach().abs().max()) == 0
 
 
+@pytest.mark.slow
 def test_queries_first_in_every_opset_and_far_references(tmp_path: Any) -> None:
     inputs = (torch.randn(5, 2, 8), torch.randn(16, 2, 8), torch.rand(2, 5, 2, 2))
     far = torch.rand(2, 5, 2, 2) * 1e9

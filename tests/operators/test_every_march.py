@@ -35,6 +35,7 @@ def _first_cases() -> dict[str, Case]:
     return {row.name: case for case in reversed(CASES) for row in rows_of(case)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row.name for row in rows()])
 def test_a_row_gives_the_same_integers_on_every_chip_that_has_it(row: str, record_property: Any) -> None:
     case = _first_cases().get(row)

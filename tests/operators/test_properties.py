@@ -83,6 +83,7 @@ def _layers(draw: Any) -> tuple[nn.Module, tuple[int, ...]]:
     return nn.Linear(shape[-1], outputs, bias), shape[4 - draw(st.integers(1, 4)) :]
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(_layers(), KINDS, KINDS, KINDS, FORMATS, st.integers(0, 99))
 def test_layers(layer: tuple, weights: str, biases: str, kind: str, dtype: str, seed: int) -> None:
@@ -107,6 +108,7 @@ class Sum(nn.Module):
         return z, self.dequant(z)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(KINDS, KINDS, KINDS, FORMATS, st.integers(0, 99))
 def test_fused_residuals(weights: str, kind: str, other: str, dtype: str, seed: int) -> None:
@@ -129,6 +131,7 @@ class Two(nn.Module):
         return getattr(self.op, self.method)(x, y)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.sampled_from(["add", "sub", "mul", "cat", "add_relu", "matmul"]), KINDS, KINDS, FORMATS, st.integers(0, 99))
 def test_pairs(method: str, kind: str, other: str, dtype: str, seed: int) -> None:
@@ -149,6 +152,7 @@ class One(nn.Module):
 NUMBERS = st.one_of(st.sampled_from([0.0, 1.0, -1.0, 1e-6, 1e6]), st.floats(-100, 100, allow_nan=False))
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.sampled_from(["add_scalar", "mul_scalar"]), NUMBERS, KINDS, FORMATS, st.integers(0, 99))
 def test_numbers(method: str, number: float, kind: str, dtype: str, seed: int) -> None:
@@ -180,6 +184,7 @@ def _windows(draw: Any) -> tuple[nn.Module, tuple[int, ...]]:
     return horizon_nn.Interpolate(None, factor, kind, corners, recompute), shape
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(_windows(), KINDS, FORMATS, st.integers(0, 99))
 def test_windows(window: tuple, kind: str, dtype: str, seed: int) -> None:
@@ -200,12 +205,14 @@ TABLES = (
 )
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.sampled_from(TABLES), KINDS, FORMATS, st.integers(0, 99))
 def test_functions_of_one_variable(cls: type, kind: str, dtype: str, seed: int) -> None:
     _check(bench(cls()), (_values(kind, (2, 3, 4, 5), seed),), dtype)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.sampled_from(["softmax", "layer_norm", "batch_norm"]), KINDS, FORMATS, st.integers(0, 99))
 def test_normalisations(which: str, kind: str, dtype: str, seed: int) -> None:

@@ -84,6 +84,7 @@ def test_a_cell_is_the_sum_of_its_points() -> None:
     torch.testing.assert_close(found, wanted.reshape(1, 1, 2, 4, 5).permute(0, 4, 1, 2, 3), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 def test_constant_ranks_and_many_points_in_a_cell(dtype: str, tmp_path: Any) -> None:
     """3,000 products of 8 bits in one cell pass 2**24."""

@@ -195,6 +195,7 @@ def test_a_setting_that_parts_were_made_for_is_refused(path: str, name: str, val
         setattr(part, name, value)
 
 
+@pytest.mark.slow
 def test_settings_that_parts_follow_act() -> None:
     set_march(March.BAYES)
     data = (torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)),)

@@ -610,6 +610,7 @@ CONFIGURATIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -209,6 +209,7 @@ def made(cls: type[Client]) -> Client:
     return cls().eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", CLIENTS)
 @pytest.mark.filterwarnings("ignore:.*one scale must fit")
 def test_from_float_to_onnx_runtime(cls: type[Client], tmp_path: Any) -> None:

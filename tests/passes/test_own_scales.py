@@ -114,6 +114,7 @@ def _assert_one_arithmetic(prepared: nn.Module, tmp_path: Any) -> nn.Module:
     return quantized
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_head_on_levels_of_other_ranges_is_as_good_as_three_heads(method: str, tmp_path: Any) -> None:
     model = _float()

@@ -751,6 +751,7 @@ def test_a_state_is_not_exported_as_a_constant(make, cls) -> None:
         export_quantized_onnx(convert(model), X, io.BytesIO())
 
 
+@pytest.mark.slow
 def test_what_is_kept_and_not_read_is_exported() -> None:
     for model in (eager(WrittenByHand()), *(prepared(cls(), "jit-strip") for cls in HARMLESS)):
         calibrate(model, [X], progress=False)

@@ -47,6 +47,7 @@ def _recorded(model: nn.Module, monkeypatch: pytest.MonkeyPatch, takes_real: boo
         return program, record_program(model, (X, STATE), takes_real), len(calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "qint8") for name in NETS), ("lstm", "qint16")])
 def test_the_program_is_the_one_of_all_steps(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

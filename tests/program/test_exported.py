@@ -75,6 +75,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             load_exported(tmp_path / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qat", "converted"])
 def test_torch_export_of_a_model_says_what_to_export(qat: nn.Module, kind: str) -> None:
     model = qat if kind == "qat" else convert_fx(qat)

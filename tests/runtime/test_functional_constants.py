@@ -101,6 +101,7 @@ def test_every_method_is_tried() -> None:
     assert {name.split(",")[0] for name in (*CALLS, *NUMBERS)} == set(FUNCTIONAL_METHODS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("method", ["wrapped", "traced", "JIT", "JIT_STRIP"])
 def test_constants_have_one_arithmetic(method: str, dtype: str, tmp_path: Any) -> None:

@@ -117,6 +117,7 @@ WRITERS: dict[str, Callable[[Net, Tensor], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_quantized_tensor_that_is_read_after_its_real_values_were_written_to(method: str, sharing: str) -> None:
@@ -433,6 +434,7 @@ def test_real_values_outside_of_a_model_have_memory_of_their_own() -> None:
     assert q.dequantize().tolist() == [1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_loans_of_a_tensor_that_lives_long_are_forgotten() -> None:
     q = QTensor(torch.ones(4), 0.5, "qint8")
     for _ in range(100):

@@ -190,6 +190,7 @@ def _writers(method: str, view: str) -> list[str]:
     return list(EVERYWHERE) if method in ("wrapped", "eager") else ["mul_", "+="]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_base_that_is_read_after_a_write_through_a_view(method: str, view: str) -> None:

@@ -381,6 +381,7 @@ CALLS: dict[str, Code] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_code_is_called_in_every_way(name: str, is_fused: bool, tmp_path: Any) -> None:
@@ -399,6 +400,7 @@ def test_code_is_called_in_every_way(name: str, is_fused: bool, tmp_path: Any) -
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_every_call_in_the_graph_has_scales_of_its_own() -> None:
     qat = prepare_qat_fx(Called(CALLS["a function called twice"]).eval(), {"": qconfig()})
     calibrate(qat, [X], progress=False)
@@ -729,6 +731,7 @@ def test_calls_of_one_line_in_a_loop_are_one_batch_of_a_loop_of_the_users(code: 
     assert any(m._batch is not None and m._batch[3].max() < 1 for m in copied.modules() if isinstance(m, ObserverBase))
 
 
+@pytest.mark.slow
 def test_threads_run_a_loop_that_is_met_for_the_first_time() -> None:
     for _ in range(5):
         qat = prepare_qat_fx(Single(CODE["loop"]).eval(), {"": qconfig()})

@@ -14,6 +14,7 @@ _PAIRS = 90
 FORMATS = ("qint8", "qint16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("start", range(0, len(USUAL), 2 * _AT_ONCE))
 def test_usual_sequences(start: int, dtype: str) -> None:

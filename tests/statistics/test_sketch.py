@@ -73,6 +73,7 @@ def test_what_is_clamped_or_on_a_grid_is_within_half_a_percent_too(name: str) ->
     assert found <= 1.005 * exhaustive(x, -128, 127)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1, 0.25, width=16), min_size=2, max_size=20), st.integers(1, 50))
 @settings(max_examples=30)
 def test_few_values_that_are_mostly_negative_use_the_lowest_integer(values: list[float], times: int) -> None:

@@ -49,6 +49,7 @@ def test_a_read_of_frames_or_bytecode_is_seen(source: str) -> None:
     assert reads(source)
 
 
+@pytest.mark.slow
 def test_no_other_file_reads_frames_or_bytecode() -> None:
     found = {str(file): names for file in FILES if (names := reads(file.read_text()))}
     assert not found, "move these to horizon_plugin_pytorch/asking/"

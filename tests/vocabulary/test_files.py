@@ -208,6 +208,7 @@ def is_careless(name: str, call: ast.Call) -> bool:
     return name in ("pickle.load", "pickle.loads", "pickle.Unpickler") or name.endswith((".write_text", ".write_bytes"))
 
 
+@pytest.mark.slow
 def test_the_package_writes_whole_files_and_trusts_none() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{call.lineno}: {name}"

@@ -64,6 +64,7 @@ def test_eager() -> None:
     assert len(pairing.first_only) == 3 and not pairing.second_only
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
 def test_stages_formats_and_checkpoints_pair_one_to_one(route: str) -> None:
     logs = {stage: log(model) for stage, model in stages(route)}
@@ -76,6 +77,7 @@ def test_stages_formats_and_checkpoints_pair_one_to_one(route: str) -> None:
     assert names(pair_calls(logs["float"], logs["pickled"])) == names(pair_calls(logs["float"], logs["converted"]))
 
 
+@pytest.mark.slow
 def test_routes_pair_with_each_other() -> None:
     pairing = pair_calls(log(at_stage("jit", "qat")), log(at_stage("symbolic", "converted")))
     wanted = [(NAMES["jit"].get(b, b), NAMES["symbolic"].get(b, b)) for _, b in FLOAT_PAIRS]

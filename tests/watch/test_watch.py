@@ -379,6 +379,7 @@ def test_graphs_with_equal_code_have_lines_of_their_own() -> None:
     assert [n - lines[0] for n in lines] == [0, 0, 0, 5, 6, 6]
 
 
+@pytest.mark.slow
 def test_integers_reach_the_consumer() -> None:
     for route in ROUTES:
         found = {call.name: call for call in calls_of(at_stage(route, "converted"), data())}

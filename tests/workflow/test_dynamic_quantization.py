@@ -179,6 +179,7 @@ class Block(nn.Module):
         return self.dequant(self.head(x + self.down(torch.relu(self.up(x)))))
 
 
+@pytest.mark.slow
 def test_outlier_rows_leave_the_others_their_precision() -> None:
     torch.manual_seed(0)
     net, x = Block(64).eval(), tokens(size=64)

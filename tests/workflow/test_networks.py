@@ -193,6 +193,7 @@ def _float(name: str) -> nn.Module:
     return NETWORKS[name][0]().eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("march", [March.BAYES, March.NASH_E])
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", NETWORKS)
@@ -203,6 +204,7 @@ def test_all_routes_give_the_same_integers(name: str, dtype: str, march: March, 
     assert_one_arithmetic(prepared(_float(name), inputs, dtype), inputs, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.filterwarnings("ignore")
 def test_int16_is_close_to_float(name: str) -> None:
@@ -215,6 +217,7 @@ def test_int16_is_close_to_float(name: str) -> None:
                 assert float((found - wanted).norm() / wanted.norm()) < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.filterwarnings("ignore")
 def test_training_reaches_every_parameter(name: str) -> None:

@@ -120,6 +120,7 @@ _METHODS: list[tuple[Any, ...]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", _METHODS, ids=lambda call: call[0])
 def test_a_method_that_writes(call: tuple) -> None:
     assert_one_answer(make(_statement(*call), {}))
@@ -278,6 +279,7 @@ def _into_zeros(m: Any, x: Tensor) -> Tensor:
     return out * 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [_operators, _fused, _onto_the_input, _parts, _masks, _between_layer_and_add, _activation_between_layer_and_add,
@@ -448,6 +450,7 @@ _READS: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _READS)
 def test_a_forward_that_reads_parameters_of_its_layers(name: str, tmp_path: Any) -> None:
     qats = assert_one_answer(make(_READS[name], _PARTS))

@@ -115,6 +115,7 @@ class LongAndPooled(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
 def test_long_models_can_be_pickled(method):
     model, inputs = QuantWrapper(LongAndPooled()).eval(), (torch.randn(1, 2, 4, 4),)

@@ -176,6 +176,7 @@ def compiler() -> Iterator[None]:
 HAS_COMPILER = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
 
+@pytest.mark.slow
 def test_a_graph_of_ours_stays_out_of_compiled_code(compiler: None) -> None:
     qat = calibrate(prepare(Sums().eval(), (X,), method="symbolic", qconfig_dict={"": qconfig()}, out_dir=None), [X])
     for model in (qat, convert_fx(qat)):
@@ -207,6 +208,7 @@ def test_a_graph_of_ours_trains_in_compiled_code(compiler: None) -> None:
     assert torch.equal(gradient(True), gradient(False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["jit-strip", "jit", "eager"])
 def test_a_forward_of_the_user_is_refused_in_compiled_code(compiler: None, method: str) -> None:
     net = Layers().eval() if method == "eager" else Sums().eval()
