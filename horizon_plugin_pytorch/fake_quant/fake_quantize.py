@@ -89,6 +89,19 @@ def answer_to_torch(cls: type) -> None:
 _ANSWERING: set[tuple[type, type]] = set()
 
 
+def require_same_range(written: Any, own: tuple[int, int], name: str) -> None:
+    """Insist that a range written to a module is the one it has: `torch.func.functional_call` writes whole state dicts.
+
+    Raises:
+        ValueError: says what to do about another.
+    """
+    if not isinstance(written, Tensor) or written.tolist() != list(own):
+        raise ValueError(
+            f"`quant_range` of `{name}` is {list(own)} by its qconfig, and cannot be made {written!r}: prepare the model "
+            "with the number format of this state."
+        )
+
+
 class FakeQuantize(nn.Module):
     """Observe a tensor, update the scale, and round the tensor to the grid of that scale.
 
@@ -521,6 +534,10 @@ class FakeQuantize(nn.Module):
     def quant_range(self) -> Tensor:
         """The smallest and largest integer, as state dicts have them: what the scale is for."""
         return torch.tensor([self.quant_min, self.quant_max], dtype=torch.int32, device=self.scale.device)
+
+    @quant_range.setter
+    def quant_range(self, written: Tensor) -> None:
+        require_same_range(written, (self.quant_min, self.quant_max), type(self).__name__)
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         if not self.scale.is_meta and not self.has_statistics:

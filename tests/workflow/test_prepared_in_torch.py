@@ -343,3 +343,20 @@ def test_preparing_in_inference_mode() -> None:
     with torch.inference_mode():
         qat = prepared(QuantWrapper(nn.Conv2d(4, 4, 1)), (x,))
         assert torch.equal(qat(x), convert_fx(qat)(x))
+
+
+def test_functional_call_takes_the_state_of_a_model() -> None:
+    net = nn.Sequential(QuantStub(), nn.Conv2d(4, 4, 3), nn.ReLU(), DeQuantStub())
+    model = calibrate(prepare(net, (X,), qconfig_dict={"": qconfig()}, out_dir=None), (X,))
+    set_fake_quantize(model.eval(), FakeQuantState.VALIDATION)
+    for one in (model, convert(model)):
+        state = dict(one.state_dict())
+        assert torch.equal(torch.func.functional_call(one, state, (X,)), one(X))
+    halved = {name: x * 0.5 if name == "1.weight" else x for name, x in model.state_dict().items()}
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_parameter("1.weight").mul_(0.5)
+    assert torch.equal(torch.func.functional_call(model, halved, (X,)), other(X))
+    wrong = {**halved, "1.activation_post_process.quant_range": torch.tensor([0, 255])}
+    with pytest.raises(ValueError, match=r"quant_range.*is \[-128, 127\] by its qconfig"):
+        torch.func.functional_call(model, wrong, (X,))

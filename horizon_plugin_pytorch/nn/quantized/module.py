@@ -12,7 +12,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, warn
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, require_same_range
 from horizon_plugin_pytorch.nn.quantized.former_parameter import FormerParameter
 from horizon_plugin_pytorch.nn.quantized.plans import PlanCache
 from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
@@ -238,6 +238,10 @@ class QuantizedModule(PlacedModule):
     def quant_range(self) -> Tensor:
         """The smallest and largest integer of the output, as state dicts have them: what the scale is for."""
         return torch.tensor([self.low, self.high], dtype=torch.int32)
+
+    @quant_range.setter
+    def quant_range(self, written: Tensor) -> None:
+        require_same_range(written, (int(self.low), int(self.high)), type(self).__name__)
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
