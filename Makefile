@@ -44,7 +44,7 @@ format: .venv/.dev
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 smoke: .venv/.dev
-	$(PYTEST) --smoke --hypothesis-profile=smoke --hypothesis-seed=0
+	$(PYTEST) --smoke --hypothesis-profile=smoke --hypothesis-seed=0 tests
 
 test: lint
 	$(PYTEST) --hypothesis-seed=0

@@ -31,7 +31,7 @@ def smoke(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.
 
     A test function keeps its first case. One that is marked `smoke_each("name")` keeps the first case for each value
     of that parameter, or of that attribute of a parameter: cases list int8 before int16, so this is each operator once,
-    in int8. Slow tests (most of a second or more) and those that start processes are left out.
+    in int8. Slow tests (a quarter of a second or more) and those that start processes are left out.
     """
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []

@@ -97,8 +97,8 @@ def require_same_range(written: Any, own: tuple[int, int], name: str) -> None:
     """
     if not isinstance(written, Tensor) or written.tolist() != list(own):
         raise ValueError(
-            f"`quant_range` of `{name}` is {list(own)} by its qconfig, and cannot be made {written!r}: prepare the model "
-            "with the number format of this state."
+            f"`quant_range` of `{name}` is {list(own)} by its qconfig, and cannot be made {written!r}: prepare the "
+            "model with the number format of this state."
         )
 
 

@@ -65,6 +65,7 @@ def test_every_operator_is_seen_once_and_not_what_it_is_made_of() -> None:
     assert conv.place.startswith("`conv` (test_check_model.py:")
 
 
+@pytest.mark.slow
 def test_what_a_chip_does_not_have(capsys: pytest.CaptureFixture) -> None:
     assert check_model(_quantized(), (X,), "bernoulli2") == 1
     printed = capsys.readouterr().out
@@ -314,6 +315,7 @@ def test_limits_of_layers(march: March, layer: nn.Module, x: Tensor, wanted: set
     assert _limits(march, lambda x, layer: layer(x), x, part=layer) == wanted
 
 
+@pytest.mark.slow
 def test_constant_operands() -> None:
     weight, advice = nn.Parameter(torch.randn(1, 4, 1, 1)), {"two tensors, no constant"}
     assert _limits(B2, lambda x, w: x + w, X, part=weight) == advice

@@ -67,6 +67,7 @@ def prepared(method: str) -> nn.Module:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_route_gives_the_same_table(method: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     model = prepared(method)
@@ -134,6 +135,7 @@ class Wrapped(nn.Module):
         return self.dequant(_wrapped(self.conv(self.quant(x))))
 
 
+@pytest.mark.slow
 def test_functions_of_code_that_is_not_traced_are_listed(tmp_path: Path) -> None:
     model = calibrate(prepare(Wrapped(), (X,), qconfig_dict={"": qconfig()}, method="symbolic", out_dir=None), (X,))
     found = check_deploy_device(model, False, tmp_path)

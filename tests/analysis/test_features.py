@@ -61,6 +61,7 @@ def test_names_of_tensors() -> None:
     assert [feature["module_type"] for feature in named] == ["ReLU", "ReLU"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_stage(route: str) -> None:
     for stage, model in stages(route):

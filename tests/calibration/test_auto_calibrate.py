@@ -324,6 +324,7 @@ def test_bad_arguments() -> None:
         auto_calibrate(by_tracing(), [])
 
 
+@pytest.mark.slow
 def test_a_model_whose_layer_no_batch_reaches_says_so() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
@@ -405,6 +406,7 @@ def test_an_observer_that_counts_has_what_was_seen_here() -> None:
     assert float(model.quant.activation_post_process.scale) == pytest.approx(largest / 127.5, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_part_that_sees_only_nan_is_named() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -270,6 +270,7 @@ def test_a_folder_is_no_state_file(tmp_path) -> None:
         calibrate(net(), batches(1), state_file=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("observer", ["min_max", "histogram"])
 def test_an_interrupted_run_stops_where_the_whole_one_does(observer, tmp_path) -> None:
     data, file = batches(3) * 100, tmp_path / "state.pt"
@@ -306,6 +307,7 @@ def test_a_checkpoint_forgets_what_was_counted() -> None:
         HistogramObserver.reset_scale(model, "mse")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [2, 8, 15, 100])
 def test_batches_after_the_last_update_of_kl_count_too(interval) -> None:
     data = [batch * (1 if i < 8 else 5) for i, batch in enumerate(batches(15))]

@@ -394,6 +394,7 @@ def test_an_operand_of_zeros_is_left_alone() -> None:
 # -- ordinary models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", ZOO)
 def test_ordinary_networks_are_left_alone(name, dtype) -> None:

@@ -80,6 +80,7 @@ def test_the_function_stays_and_channels_become_alike() -> None:
     assert "largest / median" in str(result)
 
 
+@pytest.mark.slow
 def test_quantization_hurts_less_afterwards() -> None:
     def error(net: nn.Module) -> float:
         model = prepare(QuantWrapper(net), (data()[0],), qconfig_dict=QCONFIG, out_dir=None)

@@ -203,6 +203,7 @@ class Tied(nn.Module):
         return torch.cat([self.dequant(self.a(self.quant(x)).relu()), self.dequant(self.b(self.small(x * 0.1 - 3)))])
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("bias", [True, False])
 def test_layers_that_share_a_tensor_are_one(method, bias) -> None:
@@ -219,6 +220,7 @@ def test_layers_that_share_a_tensor_are_one(method, bias) -> None:
     torch.testing.assert_close(state(model), after)
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("bias", [True, False])
 def test_calls_with_own_scales_are_one_layer(method, bias) -> None:
@@ -242,6 +244,7 @@ class Embedded(nn.Module):
         return self.dequant(self.head(self.body(self.table(x))))
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_a_table_too_stays() -> None:
     data = [torch.arange(10)]
     model = calibrated(Embedded().eval(), data)
@@ -269,6 +272,7 @@ class Standardised(nn.Module):
         return self.dequant(self.c(F.conv2d(self.quant(x), self.w * self.g)))
 
 
+@pytest.mark.slow
 @both
 def test_a_layer_whose_weight_the_model_computes_is_left_out(method) -> None:
     net, data = Standardised().eval(), images()

@@ -180,6 +180,7 @@ def test_bad_arguments_of_reconstruction() -> None:
         weight_reconstruction(fresh, data())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_running", [True, False])
 def test_bias_correction_gives_every_layer_its_mean_back(by_running) -> None:
     model = calibrated(by_running)

@@ -43,6 +43,7 @@ class Asks(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_python_code_is_told_of_tensors_and_c_code_is_not() -> None:
     FOUND.clear()
     for _ in range(20):  # until the interpreter has specialised the calls

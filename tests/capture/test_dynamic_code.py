@@ -224,6 +224,7 @@ class Builtins(Stubbed):
         return self.dequant(sum([x, torch.sigmoid(x)]))
 
 
+@pytest.mark.slow
 def test_a_line_stays_the_same_line_when_the_interpreter_is_warm() -> None:
     qat = _calibrated(Builtins(), X)
     first = as_numbers(qat(X))

@@ -77,6 +77,7 @@ class Equal(Net):
         return self.last(y) if mask == None else y  # noqa: E711
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", [AtOnce, Named, Part, Walrus, Attribute, Equal])
 def test_a_question_about_wrapped_code_is_told(net: type[Net]) -> None:
     told = r"asks whether `\w+` \(test_results_that_may_be_none.py:\d+\) gives None"
@@ -102,6 +103,7 @@ class Gradient(Net):
         return self.last(y) if y.grad is None else y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", [Dropped, Other, Gradient])
 def test_no_question_about_it_is_told(net: type[Net]) -> None:
     with warnings.catch_warnings():

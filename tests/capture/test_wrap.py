@@ -197,6 +197,7 @@ class MarkedBlock(nn.Module):
         return F.gelu(self.conv(x) * self.gain) + x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT, PrepareMethod.JIT_STRIP])
 def test_a_class_that_tracing_does_not_enter_is_quantized_by_running_too(method: PrepareMethod, tmp_path: Any) -> None:
     set_march(March.NASH_M)

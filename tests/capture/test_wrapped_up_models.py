@@ -69,6 +69,7 @@ def test_the_model_inside_is_prepared(name: str, method: str) -> None:
     assert torch.equal(a, c) and torch.equal(b, d) and torch.equal(a, b) and keys == plain_keys
 
 
+@pytest.mark.slow
 def test_what_was_around_the_model_is_told() -> None:
     set_march(March.NASH_M)
     with pytest.warns(QuantizationWarning, match="takes `QuantWrapper` out of DataParallel and torch.compile"):

@@ -111,6 +111,7 @@ def test_a_generated_module_can_be_named() -> None:
     assert _formats(qat, "first._generated_mul_0", "second._generated_mul_0") == [qint16, qint8]
 
 
+@pytest.mark.slow
 def test_mixed_formats_have_one_arithmetic(tmp_path: Any) -> None:
     names = {"first.pool": INT16, "second.conv": INT16, "second._generated_mul_0": INT8, "last": OUT}
     qat = calibrate(prepare_qat_fx(Net(), {"": INT8, "module_name": names}), (X,))
@@ -186,6 +187,7 @@ def test_high_precision_matmul(tmp_path: Any) -> None:
         assert torch.allclose(qat(X), X @ X.transpose(-1, -2), atol=0.07)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_two_prepares_give_the_same_graph_and_keys(name: str) -> None:
     model, _ = make(name)

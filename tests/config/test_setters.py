@@ -196,6 +196,7 @@ def test_grids_are_int16_back_to_the_first_layer_or_stub() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_formats_by_a_setter_have_one_arithmetic(tmp_path: Path) -> None:
     base = F.affine_grid(torch.eye(2, 3).expand(2, 2, 3), [2, 2, 8, 8], align_corners=False)
     qat = calibrate(prepared(default_qat_fixed_act_qconfig_setter, Sampler()), (X, base))
@@ -251,6 +252,7 @@ def test_templates_can_be_composed() -> None:
         assert formats(prepared(TemplateQconfigSetter(int16, templates), model)) == {"0": qint16, "1": last}
 
 
+@pytest.mark.slow
 def test_operators_in_a_wrapped_module_are_set_too() -> None:
     from horizon_plugin_pytorch.utils.fx_helper import wrap
 
@@ -317,6 +319,7 @@ def test_bad_tables_are_refused_and_unknown_names_are_warned_of() -> None:
         prepare_qat_fx(Net(), qconfig_setter=(setter, default_calibration_qconfig_setter))
 
 
+@pytest.mark.slow
 def test_tables_as_the_tools_write_them(tmp_path: Path) -> None:
     rows = [("block.conv1", 1.5), ("quant", 0.1)]
     for table in (rows, [[name, "activation", metric] for name, metric in rows], TABLE):
@@ -390,6 +393,7 @@ def test_later_templates_override_earlier_ones() -> None:
     assert found == wanted(qint16) | {path: qint8 for path in OPERATORS if path.startswith("block")}
 
 
+@pytest.mark.slow
 def test_conv_inputs_come_in_the_format_asked_for(tmp_path: Path) -> None:
     setter = QconfigSetter(
         get_qconfig(),

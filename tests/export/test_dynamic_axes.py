@@ -30,6 +30,7 @@ def _axes(inputs: Any) -> dict[str, Any]:
     return {"input": BATCH} if len(inputs) == 1 else {f"input_{i}": BATCH for i in range(len(inputs))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ZOO if name != "surrounded"])  # its float code is not exact
 def test_one_file_for_every_batch_size_gives_the_same_integers(name: str) -> None:
     model, inputs = make(name)
@@ -46,6 +47,7 @@ def test_one_file_for_every_batch_size_gives_the_same_integers(name: str) -> Non
             assert mismatches(run_onnx(file, batch, optimization), wanted) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [11, 21])
 @pytest.mark.parametrize("name", ["resnet", "vit"])
 def test_float_and_qat_models_too(name: str, opset: int) -> None:

@@ -112,6 +112,7 @@ def test_a_float_file_gives_what_the_model_gives(name: str, opset: int) -> None:
             _assert_close(run_onnx(file, inputs, optimization), model(*inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("opset", "dtype"), [(11, "qint8"), (11, "qint16"), (13, "qint8"), (21, "qint8"), (21, "qint16")]
 )

@@ -222,6 +222,7 @@ class Wide(nn.Module):
         return self.wide(self.narrow(self.deep(self.dense(x)) + 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["random", "at their ends"])
 def test_int16_layers_are_exact_at_every_level(weights: str) -> None:
     generator = torch.Generator().manual_seed(1)

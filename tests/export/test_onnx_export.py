@@ -53,6 +53,7 @@ def _converted(name: str, dtype: str = "qint8") -> tuple[nn.Module, tuple[Tensor
     return convert_fx(prepared(model, inputs, dtype)), inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [11, 12, 13, 15, 16, 18, 20, 21])
 @pytest.mark.parametrize("name", ["unet", "vit", "detector"])
 def test_every_opset_gives_the_same_integers(name: str, opset: int, tmp_path: Any) -> None:
@@ -123,6 +124,7 @@ def test_names_that_do_not_fit(names: dict, words: tuple[str, ...], tmp_path: An
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
+@pytest.mark.slow
 def test_a_name_that_an_inner_value_could_have(tmp_path: Any) -> None:
     model, inputs = _converted("mobilenet")
     inner = [n.output[0] for n in export_quantized_onnx(model, inputs, tmp_path / "m.onnx").graph.node]
@@ -130,6 +132,7 @@ def test_a_name_that_an_inner_value_could_have(tmp_path: Any) -> None:
     assert mismatches(run_onnx(file, inputs), as_numbers(model(*inputs))) == 0
 
 
+@pytest.mark.slow
 def test_writing_is_atomic(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = _converted("mobilenet")
     path = tmp_path / "deep" / "m.onnx"
@@ -145,6 +148,7 @@ def test_writing_is_atomic(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert path.read_bytes() == before and os.listdir(path.parent) == ["m.onnx"]
 
 
+@pytest.mark.slow
 def test_a_file_object_and_a_string_path(tmp_path: Any) -> None:
     model, inputs = _converted("mobilenet")
     buffer = io.BytesIO()
@@ -172,6 +176,7 @@ def test_weights_are_stored_as_integers(tmp_path: Any) -> None:
     assert os.path.getsize(tmp_path / "m.onnx") < weights + 30_000
 
 
+@pytest.mark.slow
 def test_keyword_and_single_arguments(tmp_path: Any) -> None:
     model, inputs = _converted("mobilenet")
     a = export_quantized_onnx(model, inputs[0], tmp_path / "a.onnx")

@@ -392,6 +392,7 @@ def test_statistics_can_be_copied_to_another_format(source, target, ratio: float
 CALLS = st.tuples(st.integers(-9, -1), st.integers(1, 9), st.sampled_from([0.5, 1.0, 2.0]), formats)
 
 
+@pytest.mark.slow
 @given(st.lists(CALLS, min_size=1, max_size=4), formats)
 def test_joined_statistics_cover_those_of_all(calls, dtype) -> None:
     sources = [FakeQuantize(), FakeQuantize(dtype=qint16)]  # which have seen nothing

@@ -72,6 +72,7 @@ def sum_in_float64(x, y, upstream, quantizer, axes=(0, 1, 2, 3)) -> torch.Tensor
     return (by_value / scale * upstream).sum(axes).reshape(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
@@ -227,6 +228,7 @@ def test_channels_have_gradients_of_their_own() -> None:
     assert quantizer.scale.grad.shape == (3,) and quantizer.scale.grad[0] != 0 and quantizer.scale.grad[1] == 0
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([-1e30, -5.0, -1e-3, 0.0, 1e-12, 3.0, 1e30, float("nan"), float("inf")]), min_size=1))
 @settings(max_examples=50, deadline=None)
 def test_whatever_step_is_taken_the_scale_stays_positive_and_finite(steps: list[float]) -> None:
@@ -311,6 +313,7 @@ def test_an_optimizer_that_writes_to_data_is_noticed() -> None:
     assert quantizer(x).q_scale().tolist() == [0.25]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(QATMode))
 @pytest.mark.parametrize("step", [-1.0, 0.0, NAN, INF])
 @pytest.mark.parametrize("state", [FakeQuantState.QAT, FakeQuantState.VALIDATION])
@@ -429,6 +432,7 @@ def trained(qconfig, steps: int = 5, mode: QATMode = QATMode.FuseBN) -> tuple[nn
     return model, losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(QATMode))
 @pytest.mark.parametrize("name", ["lsq", "pact"])
 def test_scales_learn_and_the_integers_are_the_same_on_all_routes(name, mode, tmp_path) -> None:
@@ -445,6 +449,7 @@ def test_scales_learn_and_the_integers_are_the_same_on_all_routes(name, mode, tm
     assert_one_arithmetic(model, (torch.randn(2, 3, 6, 6),), tmp_path)
 
 
+@pytest.mark.slow
 def test_checkpoints_go_either_way() -> None:
     learned, _ = trained(default_qat_8bit_lsq_quant_qconfig, 2)
     plain, _ = trained(get_default_qconfig(), 0)

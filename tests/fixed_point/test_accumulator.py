@@ -298,6 +298,7 @@ def test_large_images_are_finished_in_blocks_of_channels(
         check(Layer(**{**layer.__dict__, "bias": bias, "outputs": 5}))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1060, 2200),
@@ -351,6 +352,7 @@ def test_sums_beyond_int32(fill: str, residual_bits: int, weight_bits: int) -> N
     assert narrow.limit == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.integers(1, 4), max_size=2),
@@ -415,6 +417,7 @@ def test_wide_linear_layers_are_exact(inputs: int, fill: str) -> None:
     assert_defined(Linear().compute(x, None, plan), acc, 1, scale, None, None, plan, -128, 127)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(

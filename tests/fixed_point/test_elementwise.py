@@ -69,6 +69,7 @@ def test_add_to_int16_is_exact_for_all_pairs_of_int8(ratio_a: float, ratio_b: fl
     reference.equal(fp.add(a, b, *factors, True, *INT16), sum_reference(a, b, *factors, *INT16))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     ratios(-9, 8),
@@ -90,6 +91,7 @@ def test_add_is_exact_for_any_shape_scale_and_format(
     assert torch.equal(a, before[0]) and torch.equal(b, before[1]), "operands must not change"
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(ratios(-7, 6), ratios(-7, 6), st.booleans())
 def test_sum_factors_are_within_half_a_step_of_the_ratios(ratio_a: float, ratio_b: float, is_narrow: bool) -> None:
@@ -109,6 +111,7 @@ def test_mul_is_exact_for_all_pairs_of_int8(ratio: float, limits: tuple[int, int
     reference.equal(fp.mul(a, b, factor, *limits), reference.requantize(product, factor.item(), *limits))
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     ratios(-24, 2),

@@ -147,6 +147,7 @@ def test_every_operator_is_tried() -> None:
     assert library._LIBRARY.ns == "horizon"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CALLS, *OF_CASES])
 def test_operators_change_no_argument_and_tracers_see_their_shapes(name: str) -> None:
     call, args = _call(name)

@@ -17,6 +17,7 @@ INT8, INT16 = (-128, 127), (-32768, 32767)
 outputs = st.sampled_from([INT8, INT16, (0, 127)])
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=4),
@@ -63,6 +64,7 @@ def windows(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) 
     return [range(max(s, 0), min(s + kernel, size)) for s in starts]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.tuples(st.integers(3, 9), st.integers(3, 9)),

@@ -106,6 +106,7 @@ def test_the_integers_on_both_sides_of_every_step_at_many_ratios(name: str, part
         assert_equals_definition(factor, near_steps(factor.item(), low, high, EXACT_FLOAT32 - 1), low, high)
 
 
+@pytest.mark.slow
 def test_a_step_just_beyond_the_bound_is_not_taken_early() -> None:
     """The last reachable accumulators may round up to a tie in float32 although the next step is out of reach."""
     generator = torch.Generator().manual_seed(0)

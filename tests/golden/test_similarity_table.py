@@ -103,6 +103,7 @@ def test_the_published_scales_come_out_of_one_observed_forward() -> None:
     assert found == PUBLISHED
 
 
+@pytest.mark.slow
 def test_the_published_net_has_one_arithmetic(tmp_path) -> None:
     qat = prepare_qat_fx(Net(), {"": default_qat_8bit_fake_quant_qconfig})
     qat(*_data())

@@ -249,6 +249,7 @@ class _Resnet18(nn.Module):
         return self.dequant(self.fc(self.pool(self.conv2(x)).mean((2, 3))))
 
 
+@pytest.mark.slow
 def test_weights(capsys: pytest.CaptureFixture) -> None:
     """Names, similarities and looks of the table; the differences are those of other weights."""
     names = {"Resnet18": _Resnet18, "device": torch.device("cpu"), "data": torch.randn(2, 3, 8, 8)}

@@ -412,6 +412,7 @@ def test_an_embedding_that_changes_its_table_says_so() -> None:
         prepare_qat_fx(model, {"": default_qat_8bit_fake_quant_qconfig})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(0, 5, 6), (1, 1, 6)], ids=["no-batch", "one-step"])
 def test_small_batches(shape: tuple[int, ...]) -> None:
     for module in (nn.LSTM(6, 5, batch_first=True), nn.GRU(6, 5, batch_first=True)):

@@ -87,6 +87,7 @@ def test_queries_first_in_every_opset_and_far_references(tmp_path: Any) -> None:
         assert mismatches(as_numbers(quantized(*inputs)), run_onnx(model, inputs, "on")) == 0
 
 
+@pytest.mark.slow
 def test_quantized_references(tmp_path: Any) -> None:
     """Reference points that the model computes have a scale; they are taken as real numbers."""
     inputs = (torch.randn(2, 5, 8), torch.randn(2, 16, 8), torch.rand(2, 5, 2, 2))

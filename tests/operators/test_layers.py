@@ -159,6 +159,7 @@ def test_int16_weights_that_the_chip_does_not_have_are_told(march: March, tmp_pa
     assert (layer.weight_fake_quant.dtype, layer.weight_fake_quant.ch_axis) == ("qint16", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("march", [March.NASH_E, March.NASH_M, March.NASH_P])
 @pytest.mark.parametrize("layer", [nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.ConvTranspose2d(4, 2, 2)])
 def test_nash_takes_int16_weights(march: March, layer: nn.Module, tmp_path: Any) -> None:

@@ -160,6 +160,7 @@ def test_scales_of_channels_are_known_by_their_numbers() -> None:
     assert cache.get((scale,), "key", lambda: "new") == "new"
 
 
+@pytest.mark.slow
 def test_plans_are_bounded_in_bytes_and_the_last_stays() -> None:
     cache, size = PlanCache(), plans._MOST_BYTES // 4 // 4
     for i in range(40):
@@ -189,6 +190,7 @@ def test_plans_are_bounded_in_number_and_the_one_in_use_stays() -> None:
     assert len(cache) == plans._MOST_PLANS
 
 
+@pytest.mark.slow
 def test_a_frozen_layer_after_a_training_one_does_not_grow() -> None:
     """Each step of training gives it another input scale."""
     set_march(March.NASH_M)

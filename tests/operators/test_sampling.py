@@ -41,6 +41,7 @@ def _reference(image: list[list[int]], x: int, y: int, bits: int) -> int:
     return (total + (1 << (2 * bits - 1))) >> (2 * bits) if bits else pixel(i, j)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from([0, 8, 16]), st.integers(1, 9), st.integers(1, 9))
 def test_sampling_is_integer_arithmetic(data: Any, bits: int, height: int, width: int) -> None:

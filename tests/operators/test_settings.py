@@ -269,6 +269,7 @@ class _ReadsAll(nn.Module):
         return results
 
 
+@pytest.mark.slow
 def test_every_setting_is_read_as_in_float() -> None:
     set_march(March.NASH_M)
     net, x = _ReadsAll().eval(), torch.randn(2, 4, 8, 8)

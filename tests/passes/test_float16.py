@@ -398,6 +398,7 @@ def test_atan2_in_float16_is_exported(tmp_path: Any) -> None:
         assert torch.allclose(quantized(X), found, atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["first", "act", "second", "_generated_mul_0", "op", "second op _generated_mul_0"])
 def test_functions_after_float16_results_run_as_their_modules_in_a_models_own_forward(names: str) -> None:
     by_name = dict.fromkeys(names.split(), HALF)
@@ -498,6 +499,7 @@ HALF_SETTERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("march", [March.NASH_M, March.NASH_P])
 @pytest.mark.parametrize("setter", HALF_SETTERS)
 @pytest.mark.parametrize("parts", ["", "bn", "relu", "bn relu", "add", "bn add relu", "bn iadd relu"])

@@ -125,6 +125,7 @@ def test_the_guides_script_calibrates_trains_and_converts(tmp_path: Any) -> None
     assert torch.allclose(found[0], validated, atol=0.03)  # the CPU's float operators differ in the last bits
 
 
+@pytest.mark.slow
 def test_running_gives_the_same_numbers_as_tracing() -> None:
     set_march(March.BAYES)
     traced = calibrate(prepare_qat_fx(_float(), {"": qconfig()}, hybrid=True, hybrid_dict=LISTED), (X,))
@@ -151,6 +152,7 @@ class Unsupported(nn.Module):
         return torch.lgamma(self.last(x) + 4.0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_quantized_runs_on_the_cpu() -> None:
     set_march(March.NASH_E)
@@ -281,6 +283,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_quantized_operators_read_through_the_stub(kind: str) -> None:
     set_march(March.NASH_E)

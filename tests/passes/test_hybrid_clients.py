@@ -306,6 +306,7 @@ class Eager(Client):
         return self.dequant(z), z.softmax(1), torch.cat([z, y.exp()], 1)
 
 
+@pytest.mark.slow
 def test_eager_mode(tmp_path: Any) -> None:
     set_march(March.NASH_E)
     net = made(Eager)

@@ -210,6 +210,7 @@ def test_writing_through_another_name_is_refused(alias: Any) -> None:
         prepare_qat_fx(Net(), {"": default_qat_8bit_fake_quant_qconfig})
 
 
+@pytest.mark.slow
 def test_a_sum_in_place_that_is_fused_runs_in_the_models_own_forward() -> None:
     """The residual of torchvision's ResNet, `out += identity`: between its members nothing has values yet."""
     set_march(March.NASH_E)

@@ -157,6 +157,7 @@ class _Loop(nn.Module):
         return self.dequant(state[0] if isinstance(state, tuple) else state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_given", [False, True])
 @pytest.mark.parametrize("prepare", [prepare_qat_fx, prepare_qat])
 def test_the_calls_of_a_cell_in_one_forward_are_one_batch(is_given: bool, prepare: Any) -> None:

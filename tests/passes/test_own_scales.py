@@ -125,6 +125,7 @@ def test_a_head_on_levels_of_other_ranges_is_as_good_as_three_heads(method: str,
     _assert_one_arithmetic(own, tmp_path)
 
 
+@pytest.mark.slow
 def test_methods_agree() -> None:
     model = _float()
     one, other = (calibrate(_prepare(model, True, method), LEVELS) for method in METHODS)
@@ -215,6 +216,7 @@ def test_the_state_dict_has_weights_once_and_scales_for_each_call() -> None:
     assert {"head.conv.weight", "head.conv.weight_fake_quant.scale"} <= keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_state_dict_loads_into_another_prepare(method: str) -> None:
     trained = calibrate(_prepare(_float(), True, method), LEVELS)
@@ -229,6 +231,7 @@ def test_a_state_dict_loads_into_another_prepare(method: str) -> None:
         assert mismatches(wanted, as_numbers(other(*LEVELS))) == 0
 
 
+@pytest.mark.slow
 def test_a_state_dict_loads_inside_of_another_model() -> None:
     one, other = (nn.ModuleDict({"net": calibrate(_prepare(_float()), LEVELS)}) for _ in range(2))
     state = one.state_dict()
@@ -263,6 +266,7 @@ def test_a_state_dict_that_lacks_a_call_is_reported() -> None:
         own.load_state_dict(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("mode", [QATMode.FuseBN, QATMode.WithBN])
 def test_gradients_of_the_calls_add_up(method: str, mode: QATMode) -> None:
@@ -312,6 +316,7 @@ def test_statistics_of_a_batch_norm_are_one_also_when_the_model_moves() -> None:
     assert int(copied.head_call_1.conv.bn.num_batches_tracked) == 6 and int(own.head.conv.bn.num_batches_tracked) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_copies_and_pickles_are_like_the_model(method: str) -> None:
     own = calibrate(_prepare(_float(), True, method), LEVELS)
@@ -431,6 +436,7 @@ def test_shared_modules_inside_shared_modules(own_scales: Any, copies: set[str],
     _assert_one_arithmetic(own, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_further_names_of_a_module_are_calls_of_their_own(method: str, tmp_path: Any) -> None:
     class Names(Levels):

@@ -188,6 +188,7 @@ class _Function(Net):
         return self.dequant(self.inner(self.fc(self.quant(x)), other) + other)
 
 
+@pytest.mark.slow
 def test_a_function_of_wrapped_code_has_one_stub_for_a_constant(tmp_path: Any) -> None:
     qat = calibrate(_prepared(_Function({}).eval(), "wrapped"), (X,))
     stubs = [path for path, m in qat.named_modules() if type(m).__name__ == "QuantStub" and "generated" in path]

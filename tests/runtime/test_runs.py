@@ -131,6 +131,7 @@ def test_an_interruption_that_the_caller_handles() -> None:
     assert torch.equal(student(INPUT)[0], own)
 
 
+@pytest.mark.slow
 def test_threads_run_models_of_their_own() -> None:
     models = [_prepared(gain) for gain in (1, 50)]
     want = [model(INPUT)[0] for model in models]

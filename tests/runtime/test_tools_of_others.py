@@ -355,6 +355,7 @@ def _hybrid(model: nn.Module) -> nn.Module:
     return prepare(model, (X,), qconfig_dict={"": qconfig()}, hybrid=True, hybrid_dict=names, out_dir=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepared", [_by_running, _by_tracing, _half, _hybrid])
 def test_a_tool_may_look_at_all_modules_and_compute_with_what_they_give(prepared: Any, tools: Any) -> None:
     set_march(March.NASH_E)

@@ -453,6 +453,7 @@ class Hooked(Net):
         return self.relu(self.bn(self.conv(x)))
 
 
+@pytest.mark.slow
 def test_hooks_of_the_user_see_what_they_saw_in_float():
     model = Hooked().eval()
     set_march(March.NASH_E)

@@ -203,6 +203,7 @@ def test_a_base_that_is_read_after_a_write_through_a_view(method: str, view: str
         _follows_float_or_refuses(body, method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_view_that_is_read_after_a_write_to_its_base(method: str, view: str) -> None:

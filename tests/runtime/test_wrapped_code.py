@@ -213,6 +213,7 @@ def test_wrapped_code_goes_all_the_way(name: str, tmp_path: Any) -> None:
     assert_one_arithmetic(qat, (X,), tmp_path, [(X * 0.5,)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CODE)
 def test_a_checkpoint_fits_a_model_that_has_not_run(name: str) -> None:
     net = Single(CODE[name]).eval()
@@ -514,6 +515,7 @@ def formats(model: nn.Module) -> dict[str, str]:
             if isinstance(m, FakeQuantize) and n.endswith("activation_post_process")}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_formats_reach_modules_and_functions_in_wrapped_code() -> None:
     net = Single(lambda s, x: torch.sigmoid(s.fc(x)) + x).eval()
     wide = prepare_qat_fx(net, {"": qconfig(), "module_name": [("fc", qconfig("qint16"))]}, example_inputs=X)
@@ -636,6 +638,7 @@ class Plain(Parts):
         return self.dequant(self.inner(self.quant(x)))
 
 
+@pytest.mark.slow
 def test_a_file_has_the_whole_model() -> None:
     qat = prepare_qat_fx(Plain().eval(), {"": qconfig()})
     early = pickle.loads(pickle.dumps(qat))  # before any run

@@ -205,6 +205,7 @@ def test_a_module_that_never_saw_data_is_named() -> None:
     assert caught[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_a_calibrated_model_converts_quietly() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

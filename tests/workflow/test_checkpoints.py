@@ -288,6 +288,7 @@ class Written(nn.Module):
         return self.dequant(self.add.add(self.act(self.conv(x)), x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", METHODS)
 @pytest.mark.parametrize("target", METHODS)
 @pytest.mark.filterwarnings("error:load_state_dict")

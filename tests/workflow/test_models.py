@@ -30,6 +30,7 @@ def _real(outputs: Any) -> list[Tensor]:
     return [x.dequantize() if isinstance(x, QTensor) else x for x in pytree.tree_leaves(outputs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", ZOO)
 def test_models_have_one_arithmetic(name: str, dtype: str, tmp_path: Any) -> None:
@@ -140,6 +141,7 @@ def test_benchmark_models_have_one_arithmetic(cls: type, last: str, dtype: str, 
     assert float(cosine) > 0.98
 
 
+@pytest.mark.slow
 def test_validation_follows_changed_weights() -> None:
     model, inputs = make("mobilenet")
     qat = prepared(model, inputs)

@@ -198,6 +198,7 @@ def test_the_float_code_around_a_graph_of_ours_is_compiled(compiler: None) -> No
         torch.testing.assert_close(torch.compile(whole, backend="inductor")(X), whole(X))
 
 
+@pytest.mark.slow
 def test_a_graph_of_ours_trains_in_compiled_code(compiler: None) -> None:
     def gradient(is_compiled: bool) -> Tensor:
         torch.manual_seed(0)
@@ -241,6 +242,7 @@ def test_the_compiler_is_not_imported_before_somebody_uses_it() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_compiled_float_code_may_call_a_model_that_is_kept_out_of_it() -> None:
     qat, _, _ = _calibrated("constants")
     for model in (qat, convert(qat)):

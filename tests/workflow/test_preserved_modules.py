@@ -227,6 +227,7 @@ def test_what_is_set_where_it_has_no_effect_is_told(method: PrepareMethod) -> No
         set_preserve_qat_mode(convert(model), types=(nn.Conv2d,))
 
 
+@pytest.mark.slow
 def test_the_layer_of_a_fused_module_can_be_marked_by_hand() -> None:
     for method in FX:
         model = prepared(Net().eval(), method)
