@@ -55,8 +55,9 @@ def get_module_called_count(
     counts = recording.counts
     if check_leaf_module is not None:
         chosen = _chosen(model, check_leaf_module)
-        others = _counts_of(model, example_inputs, {p: m for p, m in chosen.items() if p not in counts})
-        counts = {path: counts[path] if path in counts else others[path] for path in chosen}
+        others = {path: module for path, module in chosen.items() if path not in counts}
+        called = {**counts, **(_counts_of(model, example_inputs, others) if others else {})}
+        counts = {path: called[path] for path in chosen}
     if print_tabulate:
         print(called_times_table([CalledTimes(name, count) for name, count in counts.items()]))
     return counts

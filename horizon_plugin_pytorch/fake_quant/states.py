@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -64,33 +63,6 @@ def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
         if hasattr(type(module), "forget_twin"):  # a module takes long to say that it has no such attribute
             module.forget_twin()  # type: ignore[operator]
     tell_clipped(clipped, "calibration")
-
-
-@contextmanager
-def unrounded(model: nn.Module) -> Iterator[None]:
-    """A model neither observes nor rounds in here; it is in the state of before afterwards.
-
-    >>> quantizer = FakeQuantize()
-    >>> with unrounded(quantizer):
-    ...     _ = quantizer(torch.tensor([1.0]))
-    >>> quantizer.has_statistics, get_fake_quantize(quantizer).name
-    (False, 'QAT')
-    """
-    static = [m for m in model.modules() if isinstance(m, FakeQuantize)]
-    observing = [m for m in static if m._flag("observer_enabled")]
-    rounding: list[Any] = [m for m in static if m._flag("fake_quant_enabled")]
-    rounding += [m for m in model.modules() if isinstance(m, DynamicFakeQuantize) and m.is_quantizing]
-    for one in observing:
-        one.disable_observer()
-    for one in rounding:
-        one.disable_fake_quant()
-    try:
-        yield
-    finally:
-        for one in observing:
-            one.enable_observer()
-        for one in rounding:
-            one.enable_fake_quant()
 
 
 def get_fake_quantize(model: nn.Module) -> FakeQuantState | None:

@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import calibrate, run_onnx
+from tests.tiers import in_soak
 
 X = torch.randn(1, 4, generator=torch.Generator().manual_seed(0))
 
@@ -54,10 +55,11 @@ def _prepared(count: int, method: str) -> nn.Module:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [110, *in_soak(200)])  # of ten modules: beyond Python's recursion limit of 1,000
 @pytest.mark.parametrize("method", ["symbolic", "jit"])
-def test_a_thousand_modules_go_all_the_way(method: str, tmp_path: Any) -> None:
+def test_thousands_of_modules_go_all_the_way(method: str, count: int, tmp_path: Any) -> None:
     limit = sys.getrecursionlimit()
-    qat = _prepared(110, method)
+    qat = _prepared(count, method)
     calibrate(qat, (X,))
     set_fake_quantize(qat.train(), FakeQuantState.QAT)
     qat(X).square().sum().backward()
