@@ -1,0 +1,259 @@
+"""The document behind `profiler.html`: plain numbers and names, the same in Python, in JSON and on the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values in bins of equal width.
+
+    Args:
+        low, high: the ends of the first and of the last bin.
+    """
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a tensor held, over all batches.
+
+    Args:
+        low, high, mean, var: of the finite values; None where there is none.
+        nan, inf: how many there were.
+    """
+
+    low: float | None
+    high: float | None
+    mean: float | None
+    var: float | None
+    nan: int = 0
+    inf: int = 0
+    histogram: Histogram | None = None
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A call of an operator, in both models.
+
+    Args:
+        index: its position in the document; `inputs` are positions of the operators whose results it takes.
+        name: as the tables show it, ``layer1.0.conv1``, ``conv(1)``, ``add[add]``; `path` is the module's, or that of
+            the module whose forward calls a function.
+        type: the name of the class, or of the function.
+        line: ``model.py:41`` of the user's code; empty if it is not known.
+        shape: of its first result.
+        format: of its result in the second model: ``qint8``, ``qint16``, ``torch.float32``, ...
+        reason: the rule that chose the format; empty if it is not known.
+        scale: of the result, or the largest one of several channels; `scale_low` is the smallest. None without scales.
+        grid: the real numbers at the ends of the grid; None without one.
+        saturation: the share of the second model's values at either end of its grid that are beyond it in the first.
+        similarity: of the two results, by the document's `similarity_function`.
+        sqnr: the ratio of the first result to the difference, in dB.
+        atol, error: the largest difference, and the same in steps of the scale.
+        same_input_error: the largest difference of the operator's two forms on the same inputs, in steps.
+        first, second: what came out in the two models.
+    """
+
+    index: int
+    name: str
+    path: str
+    type: str
+    line: str = ""
+    inputs: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    format: str = ""
+    input_formats: tuple[str, ...] = ()
+    reason: str = ""
+    scale: float | None = None
+    scale_low: float | None = None
+    grid: tuple[float, float] | None = None
+    saturation: float | None = None
+    similarity: float | None = None
+    sqnr: float | None = None
+    atol: float | None = None
+    error: float | None = None
+    same_input_error: float | None = None
+    first: Values | None = None
+    second: Values | None = None
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight in both models, as `compare_weights` has it.
+
+    Args:
+        name: ``conv.weight``.
+        operator: the index of the first operator that uses it; None if none does.
+    """
+
+    name: str
+    operator: int | None
+    format: str
+    similarity: float | None
+    atol: float | None
+    scale: float | None = None
+    scale_low: float | None = None
+    first: Values | None = None
+    second: Values | None = None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is probably wrong, why we think so, and what to try.
+
+    Args:
+        rule: the name of the rule, ``range-exceeds-calibration``.
+        severity: ``error``, ``warning`` or ``hint``.
+        place: the module, or ``input`` and the like for what concerns the whole model.
+        operators: indices of the operators in question.
+        evidence: the numbers behind it, one sentence.
+        remedy: what to do, one sentence.
+        configuration: a line of Python to try; empty if there is none.
+    """
+
+    rule: str
+    severity: str
+    place: str
+    operators: tuple[int, ...]
+    evidence: str
+    remedy: str
+    configuration: str = ""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The task's metric of both models, as the user gave it."""
+
+    name: str
+    first: float
+    second: float
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Called:
+    """How often a module was called."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the check of formats says of a module."""
+
+    name: str
+    type: str
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Document:
+    """All that is known of two models.
+
+    Args:
+        title: what the page is called.
+        mode: ``FvsQ``, ``QvsQ`` or ``CvsQ``.
+        first, second: what the models are, ``float``, ``calibration``, ``qat`` or ``quantized``.
+        unfused: members of each pattern that could be fused, by name.
+        task: whose thresholds judge the errors: ``classification``, ``detection``, ...; empty for the general ones.
+        is_complete: False while it is being written, or when an error or an interrupt ended the run.
+        notes: what was left out, and why.
+    """
+
+    title: str
+    mode: str
+    first: str
+    second: str
+    march: str = ""
+    package_version: str = ""
+    similarity_function: str = "Cosine"
+    threshold: float | None = None
+    task: str = ""
+    metric: Metric | None = None
+    operators: tuple[Operator, ...] = ()
+    weights: tuple[Weight, ...] = ()
+    called: tuple[Called, ...] = ()
+    unfused: tuple[tuple[str, ...], ...] = ()
+    messages: tuple[Message, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    notes: tuple[str, ...] = ()
+    is_complete: bool = True
+    version: int = field(default=VERSION)
+
+    def to_json(self) -> str:
+        """As JSON; NaN and infinities, which JSON does not have, are ``"nan"``, ``"inf"`` and ``"-inf"``.
+
+        >>> Document("net", "FvsQ", "float", "qat").to_json()[:34]
+        '{"title": "net", "mode": "FvsQ", "'
+        """
+        return json.dumps(_plain(asdict(self)), ensure_ascii=False, allow_nan=False)
+
+
+def read_document(text: str) -> Document:
+    """A document from its JSON.
+
+    Raises:
+        ValueError: when it is not one, or of a version that is not known.
+
+    >>> net = Document("net", "FvsQ", "float", "qat", operators=(Operator(0, "conv", "conv", "Conv2d", sqnr=math.inf),))
+    >>> read_document(net.to_json()) == net
+    True
+    """
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            raise ValueError(f"it is no document of version {VERSION}")
+        document: Document = _read(Document, found)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"This is not a profile that this version wrote: {error}.") from error
+    return document
+
+
+_MEMBERS: dict[str, Any] = {
+    "operators": Operator, "weights": Weight, "called": Called, "messages": Message, "advice": Advice,
+    "metric": Metric, "first": Values, "second": Values, "histogram": Histogram,
+}  # fmt: skip
+_SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_TEXTS = frozenset(
+    "title mode march package_version similarity_function task name path type line format reason rule severity place "
+    "evidence remedy configuration text".split()
+)
+
+
+def _read(kind: Any, found: dict[str, Any]) -> Any:
+    known = {f.name for f in fields(kind)}
+    if unknown := sorted(set(found) - known):
+        raise ValueError(f"`{unknown[0]}` is not known")
+    return kind(**{name: _value(name, value) for name, value in found.items()})
+
+
+def _value(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return _read(_MEMBERS[name], value)
+    if isinstance(value, list):
+        return tuple(_value(name, item) for item in value)
+    if isinstance(value, str) and name not in _TEXTS:
+        return _SPECIAL.get(value, value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
