@@ -229,6 +229,16 @@ def shows(x: Tensor, other: Tensor) -> bool:
         return _storage(x) == _storage(other)
 
 
+def shows_the_same(x: Any, other: Any) -> bool:
+    """Are two tensors one, or two of the same numbers in the same memory?"""
+    if x is other:
+        return True
+    if not (isinstance(x, Tensor) and isinstance(other, Tensor) and x.layout is other.layout is torch.strided):
+        return False
+    with plain_tensors():
+        return _storage(x) == _storage(other) and x.dtype == other.dtype and place_of(x) == place_of(other)
+
+
 def follow_view(source: Any, out: Any, may_show: bool = False) -> None:
     """Note that `out` shows the memory of `source`, if it does.
 

@@ -93,8 +93,10 @@ def mark_reads(model: Any) -> None:
 
 def keep_reads(quantized: nn.Module, module: QATModule) -> None:
     """Give a converted layer the float tensors that the model reads, beside its integers."""
+    stored = quantized._buffers.get("weight")
     for name in dict.fromkeys(module.read_tensors):
-        kept = "float_weight" if name == "weight" and "weight" in quantized._buffers else name
+        is_stored = name == "weight" and stored is not None and not stored.is_floating_point()
+        kept = "float_weight" if is_stored else name
         if kept not in quantized._buffers or quantized._buffers[kept] is None:
             quantized.register_buffer(kept, getattr(module, name).detach().clone(), persistent=False)
 

@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
 from horizon_plugin_pytorch.runtime.hooks import keep
 from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.runtime.real_tensor import outputs
+from horizon_plugin_pytorch.sharing import shows_the_same
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _is_same(known: Any, value: Any, read: Callable[[str], Any]) -> bool:
     if isinstance(known, Computed):
         return isinstance(value, (Computed, Tensor))
     if isinstance(known, Attribute):
-        return known == value or read(known.path) is value
+        return known == value or shows_the_same(read(known.path), value)
     return not isinstance(value, (Tensor, Attribute)) and bool(known == value)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import CalibrationWarning
@@ -172,3 +173,50 @@ def test_a_former_parameter_is_an_ordinary_tensor_but_for_that_answer() -> None:
         assert type(result) is Tensor and not result.requires_grad
     assert (weight * 2).numpy().shape == (3, 3) and torch.equal(weight.sum(0), numbers.sum(0))
     assert weight.data_ptr() == numbers.data_ptr()
+
+
+class ReadsAfterCode(nn.Module):
+    """A function with the tensors of a layer, on what wrapped code gave: it is not known to tracing what that is."""
+
+    def __init__(self, layer: nn.Module, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.layer, self.function = QuantStub(), DeQuantStub(), layer, function
+
+    @wrap()
+    def halved(self, y: Tensor) -> Tensor:
+        return y * 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.halved(self.quant(x))
+        return self.dequant(self.layer(y) + self.function(self.layer, y))
+
+
+FUNCTIONS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Tensor]]] = {
+    "linear": (lambda: nn.Linear(8, 8), lambda layer, y: F.linear(y, layer.weight, layer.bias)),
+    "frozen linear": (
+        lambda: nn.Linear(8, 8).requires_grad_(False),
+        lambda layer, y: F.linear(y, layer.weight, layer.bias),
+    ),
+    "conv1d": (lambda: nn.Conv1d(5, 5, 1), lambda layer, y: F.conv1d(y, layer.weight, layer.bias)),
+    "layer norm": (lambda: nn.LayerNorm(8), lambda layer, y: F.layer_norm(y, (8,), layer.weight, layer.bias)),
+    "frozen layer norm": (
+        lambda: nn.LayerNorm(8).requires_grad_(False),
+        lambda layer, y: F.layer_norm(y, (8,), layer.weight, layer.bias),
+    ),
+    "prelu": (lambda: nn.PReLU(5), lambda layer, y: F.prelu(y, layer.weight)),
+    "bias alone": (lambda: nn.Linear(8, 8), lambda layer, y: y + layer.bias),
+    "running variance": (lambda: nn.BatchNorm1d(5), lambda layer, y: y * layer.running_var.view(1, 5, 1)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_on_results_of_wrapped_code_knows_the_tensors_of_a_converted_layer(name: str) -> None:
+    set_march(March.NASH_M)
+    torch.manual_seed(0)
+    make, function = FUNCTIONS[name]
+    qat = prepare_qat_fx(ReadsAfterCode(make(), function).eval(), {"": get_default_qat_qconfig()})
+    calibrate(qat, [X], progress=False)
+    with torch.no_grad():
+        want, quantized = qat(X), convert_fx(qat)
+        for model in (quantized, copy.deepcopy(quantized)):
+            assert torch.equal(model(X), want)
