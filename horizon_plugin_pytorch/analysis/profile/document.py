@@ -119,6 +119,8 @@ class Advice:
         evidence: the numbers behind it, one sentence.
         remedy: what to do, one sentence.
         configuration: a line of Python to try; empty if there is none.
+        arguments: names and texts of the numbers in `evidence` and `remedy`, for other languages (`advice.texts`).
+        explains: the error that it explains, as a share of what the operator gives; None if that is not known.
     """
 
     rule: str
@@ -128,6 +130,8 @@ class Advice:
     evidence: str
     remedy: str
     configuration: str = ""
+    arguments: tuple[tuple[str, str], ...] = ()
+    explains: float | None = None
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,7 @@ _MEMBERS: dict[str, Any] = {
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _TEXTS = frozenset(
     "title mode march package_version similarity_function task name path type line format reason rule severity place "
-    "evidence remedy configuration text".split()
+    "evidence remedy configuration arguments text".split()
 )
 
 

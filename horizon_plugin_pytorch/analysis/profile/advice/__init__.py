@@ -1,0 +1,1 @@
+"""What is probably wrong with a quantized model, why, and what to try."""
