@@ -1,7 +1,7 @@
 """Profiling tools for quantized models, under the import name that the guides use.
 
-The checks of structure, formats and devices, similarity, statistics and weights, and `set_preserve_qat_mode` are here;
-`model_profiler` and `show_cuda_memory_consumption` will follow.
+The checks of structure, formats and devices, similarity, statistics, weights, memory and `set_preserve_qat_mode` are
+here; `model_profiler` will follow.
 
 >>> __version__.count(".")
 2
@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.utils.quant_profiler import (
     get_raw_features,
     profile_featuremap,
     set_preserve_qat_mode,
+    show_cuda_memory_consumption,
 )
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "get_raw_features",
     "profile_featuremap",
     "set_preserve_qat_mode",
+    "show_cuda_memory_consumption",
 ]

@@ -117,6 +117,9 @@ DOCUMENTED = {
     "jit.save": "m, f, _extra_files=None",
     "jit.load": "f, map_location=None, _extra_files=None",
     "jit.to_device": "script_module, device",
+    "utils.quant_profiler.show_cuda_memory_consumption": (
+        "model, example_inputs, device, check_leaf_module=None, out_dir=None, file_name=None, custom_backward=None"
+    ),
     "utils.quant_profiler.set_preserve_qat_mode": "model, prefixes=(), types=(), value=True",
     "quantization.observer_v2.MinMaxObserver": _COMMON,
     "quantization.observer_v2.MixObserver": _COMMON,

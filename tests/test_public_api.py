@@ -332,6 +332,7 @@ GUIDE_PATHS = [
     "utils.quant_profiler.compare_script_models",
     "utils.quant_profiler.script_profile",
     "utils.quant_profiler.set_preserve_qat_mode",
+    "utils.quant_profiler.show_cuda_memory_consumption",
     "utils.serialization.get_version_from_scriptmodule",
     "utils.serialization.save_with_version",
 ]

@@ -39,9 +39,13 @@ class WatchedRun:
         self.model = model
         self._args, self._kwargs = arguments_of(model, inputs, None)
 
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Copies of the inputs for one run, which may write to them."""
+        return map_tensors(lambda x: x.clone(), (self._args, self._kwargs))
+
     def __call__(self) -> Any:
-        """Run it once; each run has inputs of its own, which it may write to."""
-        args, kwargs = map_tensors(lambda x: x.clone(), (self._args, self._kwargs))
+        """Run it once; each run has inputs of its own."""
+        args, kwargs = self.arguments()
         return self.model(*args, **kwargs)
 
     def watch(self, consumer: Consumer) -> Any:

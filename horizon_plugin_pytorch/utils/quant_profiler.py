@@ -4,6 +4,7 @@ from horizon_plugin_pytorch.analysis.call_counts import get_module_called_count
 from horizon_plugin_pytorch.analysis.check_qconfig import check_qconfig
 from horizon_plugin_pytorch.analysis.deploy_device import check_deploy_device
 from horizon_plugin_pytorch.analysis.features import get_raw_features, profile_featuremap
+from horizon_plugin_pytorch.analysis.memory import show_cuda_memory_consumption
 from horizon_plugin_pytorch.analysis.similarity import featuremap_similarity
 from horizon_plugin_pytorch.analysis.unfused import check_unfused_operations
 from horizon_plugin_pytorch.analysis.weights import compare_weights
@@ -22,4 +23,5 @@ __all__ = [
     "profile_featuremap",
     "script_profile",
     "set_preserve_qat_mode",
+    "show_cuda_memory_consumption",
 ]
