@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from horizon_plugin_pytorch.statistics.metrics import METRICS, metric_of
+from horizon_plugin_pytorch.statistics.metrics import METRICS, Metric, metric_of
 
 # Where a result of quantization is commonly taken to be poor. The guides name no numbers.
 _THRESHOLDS = {"Cosine": 0.99, "MSE": 1.0, "L1": 1.0, "KL": 0.1, "SQNR": 20.0}
@@ -49,9 +49,44 @@ class SimilarityFunction:
             return float(value.detach()) if value.numel() == 1 else math.nan
         return float(value)
 
+    def metric(self) -> Metric | None:
+        """A new metric, to count several pairs; None for a function of the user's."""
+        return metric_of(self._func) if isinstance(self._func, str) else None
+
     def is_poor(self, value: float, threshold: float) -> bool:
         """Is a value beyond the threshold? Of a function of the user's, values above it are."""
         return math.isnan(value) or (value < threshold if self.higher_is_better else value > threshold)
+
+
+class RunningSimilarity:
+    """A similarity over several pairs of tensors: of all numbers together; of a function of the user's, the mean.
+
+    >>> import torch
+    >>> mse = RunningSimilarity(SimilarityFunction("MSE", "model_profiler"))
+    >>> mse.update(torch.tensor([1.0]), torch.tensor([1.0]))
+    >>> mse.update(torch.tensor([1.0]), torch.tensor([3.0]))
+    >>> mse.result()
+    2.0
+    """
+
+    def __init__(self, function: SimilarityFunction) -> None:
+        self._function = function
+        self._metric = function.metric()
+        self._sum, self._count = 0.0, 0
+
+    def update(self, wanted: Tensor, found: Tensor) -> None:
+        """Count another pair."""
+        if self._metric is not None:
+            self._metric.update(found, wanted)
+        else:
+            self._sum += self._function(wanted, found)
+            self._count += 1
+
+    def result(self) -> float:
+        """The similarity so far; NaN if nothing was compared."""
+        if self._metric is not None:
+            return self._metric.result()
+        return self._sum / self._count if self._count else math.nan
 
 
 def largest_difference(one: Tensor, other: Tensor) -> float:

@@ -109,15 +109,51 @@ def compare_weights(
 
 
 def weight_pairs(float_model: nn.Module, other: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Both forms of each weight that both models have, in the order of the second."""
+    """Copies of both forms of each weight that both models have, in the order of the second."""
+    return {
+        pair.name: {
+            kind: weight.detach().to("cpu", copy=True)
+            for kind, weight in (("float", pair.first), ("quantized", pair.second))
+        }
+        for pair in paired_weights(float_model, other)
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class PairedWeight:
+    """A weight in two models.
+
+    Args:
+        path, module: of the layer in the second model.
+        first, second: real numbers; nobody may write to them.
+        is_rounded: is the second one on its grid?
+    """
+
+    path: str
+    name: str
+    module: nn.Module
+    first: Tensor
+    second: Tensor
+    is_rounded: bool
+
+
+def paired_weights(float_model: nn.Module, other: nn.Module, tells: bool = True) -> Iterator[PairedWeight]:
+    """Both forms of each weight that both models have, one after the other, in the order of the second.
+
+    Args:
+        tells: warn, at the end, of weights that are not compared.
+
+    Raises:
+        CheckError: both are one model, or have no weight in common.
+    """
     if float_model is other:
         raise CheckError(
             "compare_weights: both arguments are one model, so all weights would be equal. Preparation and conversion "
             "may change the model that they are given: keep `copy.deepcopy(model)` from before."
         )
     mine, theirs = dict(_weighted_modules(float_model)), dict(_weighted_modules(other))
-    pairs: dict[str, dict[str, Tensor]] = {}
     unfused = set(_unfused(float_model, other))
+    has_pairs = False
     shapes, shared, alone = [], [], []
     for path, module in theirs.items():
         partner = mine.get(path, mine.get(_OWN_CALL.sub("", path)))
@@ -127,22 +163,23 @@ def weight_pairs(float_model: nn.Module, other: nn.Module) -> dict[str, dict[str
         name = f"{path}.weight" if path else "weight"
         has_bn = _has_bn(module) and (path in unfused or _has_bn(partner))  # if only one has, its weight is folded
         unfused -= {path} if has_bn else set()
-        pair = {"float": _weight(partner, has_bn), "quantized": _weight(module, has_bn)}
-        if pair["float"].shape != pair["quantized"].shape:
+        first, second = _weight(partner, has_bn), _weight(module, has_bn)
+        if first.shape != second.shape:
             shapes.append(name)
             continue
-        if partner is module or _is_same_memory(pair["float"], pair["quantized"]):
+        if partner is module or _is_same_memory(first, second):
             shared.append(name)
-        pairs[name] = {kind: weight.detach().to("cpu", copy=True) for kind, weight in pair.items()}
+        has_pairs = True
+        yield PairedWeight(path, name, module, first.detach(), second.detach(), isinstance(module, QuantizedModule))
     alone += [path for path in mine if path not in theirs]
-    if not pairs:
+    if not has_pairs:
         raise CheckError(
             f"compare_weights: `{type(float_model).__name__}` and `{type(other).__name__}` have no weight in common. "
             "Give a float model, and the QAT or quantized model that was made of it; if layers are fused into an add, "
             "they have its name: fuse the float model too, with `fuse_fx` or `fuse_modules`."
         )
-    _tell(alone, sorted(unfused), shapes, shared)
-    return pairs
+    if tells:
+        _tell(alone, sorted(unfused), shapes, shared)
 
 
 def _tell(alone: list[str], unfused: list[str], shapes: list[str], shared: list[str]) -> None:

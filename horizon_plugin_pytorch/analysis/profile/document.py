@@ -30,6 +30,9 @@ class Values:
     Args:
         low, high, mean, var: of the finite values; None where there is none.
         nan, inf: how many there were.
+        channels, dead: how many channels (of the second axis) there are, and how many of them held nothing but zeros;
+            None for tensors without that axis.
+        ranges: the smallest and largest finite value of each of the first batches.
     """
 
     low: float | None
@@ -39,6 +42,9 @@ class Values:
     nan: int = 0
     inf: int = 0
     histogram: Histogram | None = None
+    channels: int | None = None
+    dead: int | None = None
+    ranges: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Operator:
         scale: of the result, or the largest one of several channels; `scale_low` is the smallest. None without scales.
         grid: the real numbers at the ends of the grid; None without one.
         saturation: the share of the second model's values at either end of its grid that are beyond it in the first.
+        at_end: the share of the second model's values at either end of its grid, wherever they are in the first.
         similarity: of the two results, by the document's `similarity_function`.
         sqnr: the ratio of the first result to the difference, in dB.
         atol, error: the largest difference, and the same in steps of the scale.
@@ -78,6 +85,7 @@ class Operator:
     scale_low: float | None = None
     grid: tuple[float, float] | None = None
     saturation: float | None = None
+    at_end: float | None = None
     similarity: float | None = None
     sqnr: float | None = None
     atol: float | None = None
@@ -170,6 +178,9 @@ class Document:
         title: what the page is called.
         mode: ``FvsQ``, ``QvsQ`` or ``CvsQ``.
         first, second: what the models are, ``float``, ``calibration``, ``qat`` or ``quantized``.
+        in_training: which of the two models were in train mode when they were given: ``first``, ``second``.
+        batches: how many were seen.
+        inputs: a digest of the numbers in them, to see whether two documents are about the same inputs.
         unfused: members of each pattern that could be fused, by name.
         task: whose thresholds judge the errors: ``classification``, ``detection``, ...; empty for the general ones.
         is_complete: False while it is being written, or when an error or an interrupt ended the run.
@@ -193,6 +204,9 @@ class Document:
     messages: tuple[Message, ...] = ()
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
+    in_training: tuple[str, ...] = ()
+    batches: int = 0
+    inputs: str = ""
     is_complete: bool = True
     version: int = field(default=VERSION)
 
