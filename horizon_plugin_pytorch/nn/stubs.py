@@ -37,6 +37,7 @@ class QuantStub(nn.Module):
 
     requantizes = False  # one that `prepare` puts between two integer formats; the user's pass integers on
     may_be_constant = False  # one that `prepare` puts on a parameter or constant, whose values may well be equal
+    may_be_mask = False  # is it added to what a softmax takes?
     is_after_cpu = False  # one that `prepare` puts after an operator of the CPU
 
     def __init__(self, scale: float | None = None, zero_point: Any = None, qconfig: Any = None) -> None:

@@ -35,6 +35,7 @@ from horizon_plugin_pytorch.passes.own_scales import add_names, share_weights, u
 from horizon_plugin_pytorch.passes.preparation import Preparation, RecordedPreparation, TracedPreparation
 from horizon_plugin_pytorch.passes.read_tensors import answer_facts, answer_types, mark_reads
 from horizon_plugin_pytorch.passes.replace import replace_functions, replace_fusable
+from horizon_plugin_pytorch.passes.scores import mark_scores
 from horizon_plugin_pytorch.passes.skipped import note_skipped
 from horizon_plugin_pytorch.passes.states import refuse_states, warn_states
 from horizon_plugin_pytorch.passes.stub_links import link_stubs
@@ -256,6 +257,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(note_skipped),
     Pass(check_operands),
     Pass(find_tied),
+    Pass(mark_scores),
     Pass(find_lines),
     # QAT modules.
     Pass(swap),

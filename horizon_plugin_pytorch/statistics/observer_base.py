@@ -22,10 +22,11 @@ from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 _PER_TENSOR = (torch.per_tensor_symmetric,)
 _PER_CHANNEL = (torch.per_channel_symmetric,)
 _SMALLEST_SCALE = 2.0**-60
+HIDDEN = 1e4  # what a mask adds or subtracts, in the range of its stub: more than any score
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # float64 has numbers beyond
 _SOURCE = (
-    "look for a division by zero or an overflow in the float model; a mask of -inf that is added cannot mask here: "
-    "write `scores.masked_fill(mask, float('-inf'))`"
+    "look for a division by zero or an overflow in the float model; a mask of -inf masks where only a softmax takes "
+    "the sum, and else as `scores.masked_fill(mask, float('-inf'))`"
 )
 
 
@@ -102,6 +103,7 @@ class ObserverBase(nn.Module):
     joins_calibration: bool = False  # does it count together in the CALIBRATION state?
     owner: str = ""
     may_be_constant: bool = False  # parameters may, and nothing is wrong with them
+    may_be_mask: bool = False  # does a softmax take what it is added to, so that -inf and -1e9 mean the same as -1e4?
     batches: int | None = None  # how many batches were averaged with equal weight; None for a moving average
     widest: Tensor | None = None  # the largest magnitude of their ranges
     counts_together: bool = False  # are all tensors until the next `begin_batch` one batch? (`calibrate` holds them)
@@ -223,6 +225,8 @@ class ObserverBase(nn.Module):
 
     def observe(self, x: Tensor, low: float = -math.inf, high: float = math.inf) -> None:
         """Take in a tensor as it is after clamping to ``[low, high]`` (the range of a fused activation)."""
+        if self.may_be_mask:
+            x = x.detach().clamp(-HIDDEN, HIDDEN)
         is_constant = isinstance(x, nn.Parameter) and not torch.is_grad_enabled() and (low, high) == NO_LIMITS
         with torch.no_grad():
             if self._can_wait(x):
@@ -612,7 +616,8 @@ def make_like(cls: type[ObserverBase], like: ObserverBase, **settings: Any) -> A
         unclipped=like.unclipped, factory_kwargs={"device": like.min_val.device},
         averaging_constant=like.averaging_constant, **settings,
     )  # fmt: skip
-    made.owner, made.may_be_constant, made.clipped_from = like.owner, like.may_be_constant, like.clipped_from
+    for name in ("owner", "may_be_constant", "may_be_mask", "clipped_from"):
+        setattr(made, name, getattr(like, name))
     return made
 
 

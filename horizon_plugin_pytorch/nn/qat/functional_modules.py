@@ -15,6 +15,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.function_handlers import calling_line
+from horizon_plugin_pytorch.nn.qat.masked_scores import tell_mask, within_reach
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.quantized.functional_modules import (
     FUNCTIONAL_METHODS,
@@ -47,6 +48,8 @@ class FloatFunctional(QATModule):
 
     quantized_class = QFunctional
     _has_told_divisor: bool = False  # is it said that it divides by small numbers?
+    _looks_for_masks: bool = False  # that take the steps of what they are added to, until one is told
+    softmax_axis: int | None = None  # of the softmax that takes its sums, if nothing else does
 
     def __init__(self, qconfig: Any = None) -> None:
         super().__init__()
@@ -59,6 +62,8 @@ class FloatFunctional(QATModule):
     def from_float(cls, mod: nn.Module) -> FloatFunctional:
         """The QAT form of a float FloatFunctional, ours or torch's."""
         self = cls(getattr(mod, "qconfig", None))
+        self.softmax_axis = getattr(mod, "softmax_axis", None)
+        self._looks_for_masks = True  # parts of other operators need not
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,11 +94,23 @@ class FloatFunctional(QATModule):
 
     def add(self, x: Any, y: Any, alpha: float = 1) -> Any:
         """``x + alpha * y``."""
-        return self._run("add", lambda: real(x) + _times(real(y), alpha), x, y, alpha=alpha)
+        return self._run("add", lambda: self._sum_of(x, y, alpha), x, y, alpha=alpha)
 
     def sub(self, x: Any, y: Any, alpha: float = 1) -> Any:
         """``x - alpha * y``."""
-        return self._run("sub", lambda: real(x) - _times(real(y), alpha), x, y, alpha=alpha)
+        return self._run("sub", lambda: self._sum_of(x, y, -alpha), x, y, alpha=alpha)
+
+    def _sum_of(self, x: Any, y: Any, alpha: float) -> Any:
+        """``x + alpha * y``; what is observed of scores ends where a softmax is 0."""
+        values = real(x), _times(real(y), alpha)
+        total, quantizer = values[0] + values[1], self.activation_post_process
+        if quantizer is None or not quantizer.is_observing or not (isinstance(x, QTensor) and isinstance(y, QTensor)):
+            return total
+        is_scores = self.softmax_axis is not None
+        if self._looks_for_masks and quantizer.is_calibrating:
+            formats = (x.dtype, y.dtype) if is_scores else (quantizer.dtype, quantizer.dtype)
+            self._looks_for_masks = not tell_mask(self, values, formats, is_scores)
+        return within_reach(total, self.softmax_axis)
 
     def mul(self, x: Any, y: Any) -> Any:
         """``x * y``."""

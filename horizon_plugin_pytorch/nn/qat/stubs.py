@@ -59,6 +59,7 @@ class QuantStub(QATModule):
         observer = getattr(self.activation_post_process, "activation_post_process", None)
         if observer is not None:
             observer.may_be_constant = getattr(mod, "may_be_constant", False)
+            observer.may_be_mask = getattr(mod, "may_be_mask", False)
         return self
 
     def forward(self, x: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.function_handlers import described, handle
 from horizon_plugin_pytorch.nn.comparison import truth
+from horizon_plugin_pytorch.nn.qat.masked_scores import INFINITE, REACH, within_reach
 from horizon_plugin_pytorch.nn.qat.module import RoundedModule, real
 from horizon_plugin_pytorch.nn.quantized import where as quantized
 from horizon_plugin_pytorch.nn.quantized.functional_modules import is_number
@@ -28,16 +29,15 @@ from horizon_plugin_pytorch.operators.table import (
 )
 from horizon_plugin_pytorch.qtensor import QTensor
 
-INFINITE = 1000.0  # smaller numbers are always meant
 BEYOND = 100.0  # a number that is this many times the largest value beside it stands for infinity
 USUAL = 10000.0  # from here on, models write numbers in masks
-REACH = 16.0  # exp(-16) is below every step of softmax
 
 
 class Where(RoundedModule):
     """``where(condition, x, y)`` with a scale of its own."""
 
     quantized_class = quantized.Where
+    softmax_axis: int | None = None  # of the softmax that takes what is chosen, if nothing else does
 
     def __init__(self, qconfig: Any = None) -> None:
         super().__init__()
@@ -49,7 +49,9 @@ class Where(RoundedModule):
     @classmethod
     def from_float(cls, mod: nn.Module) -> Where:
         """The QAT form of a `Where`."""
-        return cls(mod.qconfig)
+        self = cls(mod.qconfig)
+        self.softmax_axis = getattr(mod, "softmax_axis", None)
+        return self
 
     def forward(self, condition: Any, x: Any, y: Any) -> Any:
         return super().forward(truth(condition), x, y)
@@ -57,7 +59,10 @@ class Where(RoundedModule):
     def _train(self, condition: Tensor, x: Any, y: Any) -> Any:
         assert self.activation_post_process is not None
         x, y = real(x), real(y)
-        out = self.activation_post_process(torch.where(condition, self._bounded(x, y), self._bounded(y, x)))
+        chosen = torch.where(condition, self._bounded(x, y), self._bounded(y, x))
+        if self.activation_post_process.is_observing:
+            chosen = within_reach(chosen, self.softmax_axis)
+        out = self.activation_post_process(chosen)
         if not out.is_rounded or not (is_number(x) or is_number(y)):
             return out
         twin: Any = self.twin()
