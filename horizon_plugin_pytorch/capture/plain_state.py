@@ -7,7 +7,7 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -21,13 +21,14 @@ from horizon_plugin_pytorch.asking.owners import is_user_code
 _OF_TORCH = frozenset(vars(nn.Module())) | {"qconfig"}
 _LARGE = 1 << 20  # numbers of a tensor that are not copied: a write to it counts as a change
 _DEEP = 4  # containers in containers
+_STATES = (int, float, Tensor, np.ndarray, list, dict, collections.deque)  # what classes and globals may hold
 
 
 class PlainState:
     """The numbers, tensors and arrays that the modules of a model hold in plain attributes, as they are now.
 
-    Buffers are among them, and globals that the code of the modules names. What is not there yet, is None or is an
-    empty list counts as made once, and not as changed.
+    Buffers are among them, attributes of the user's classes, and globals that the code of the modules names. What is
+    not there yet, is None or is an empty list counts as made once, and not as changed.
 
     >>> class Net(nn.Module):
     ...     __module__ = "my_models"  # modules of this package hold settings only
@@ -65,11 +66,12 @@ class PlainState:
     def restore(self, paths: Iterable[str]) -> None:
         """Put back what was at these paths; tensors and arrays get the numbers back that were kept of them.
 
-        Globals stay as they are: they are not the model's, and may be where somebody looks what has run.
+        Globals stay as they are, and lists of a class, which all its objects share: they are not the model's, and may
+        be where somebody looks what has run.
         """
         wanted, known = set(paths), {place.path for place in self._places}
         for place in [one for one in _walk(self._model, has_globals=False) if one.path in wanted - known]:
-            if isinstance(place.holder, dict):
+            if isinstance(place.holder, MutableMapping):
                 place.holder.pop(place.key, None)
         for place in self._places:
             if place.path not in wanted or place.is_global:
@@ -104,7 +106,7 @@ class _Place(NamedTuple):
         value: a number, a tensor, an array; or how long a list is.
         holder, key: where it is, or the tuple that it is in.
         stored: what is there.
-        is_global: is it a global, or in one?
+        is_global: is it a global, a list of a class, or in one?
     """
 
     path: str
@@ -123,6 +125,34 @@ class _Place(NamedTuple):
         return self.is_length and not self.value
 
 
+class _ClassAttributes(MutableMapping):
+    """The attributes of a class, which can be written."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self._cls)[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._cls, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._cls, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self._cls))
+
+    def __len__(self) -> int:
+        return len(vars(self._cls))
+
+
+def is_of_users(cls: type) -> bool:
+    """Is it a class that the user wrote?"""
+    module = sys.modules.get(cls.__module__)
+    return cls is not object and is_user_code(getattr(module, "__file__", None) or "")
+
+
 def _walk(model: nn.Module, has_globals: bool = True) -> Iterator[_Place]:
     seen: set[int] = set()
     classes: set[type] = set()
@@ -137,10 +167,16 @@ def _walk(model: nn.Module, has_globals: bool = True) -> Iterator[_Place]:
                     yield from _values(_Place(f"{prefix}{name}", value, holder, name, value), seen, 0)
         classes.update(type(module).__mro__)
         given += vars(module).values()
+    for cls in sorted(filter(is_of_users, classes), key=lambda cls: cls.__qualname__):
+        for name, value in list(vars(cls).items()):
+            if not name.startswith("__") and isinstance(value, _STATES):
+                is_log = isinstance(value, (list, dict, collections.deque))
+                place = _Place(f"{cls.__name__}.{name}", value, _ClassAttributes(cls), name, value, is_log)
+                yield from _values(place, seen, 1)
     for function in _functions(classes, given) if has_globals else ():
         for name in names_in(function) & function.__globals__.keys():
             value = function.__globals__[name]
-            if isinstance(value, (int, float, Tensor, np.ndarray, list, dict, collections.deque)):
+            if isinstance(value, _STATES):
                 yield from _values(_Place(name, value, function.__globals__, name, value, True), seen, 1)
 
 

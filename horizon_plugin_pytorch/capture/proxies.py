@@ -35,6 +35,7 @@ class TracedProxy(torch.fx.Proxy):
     """A proxy that may be kept until the model is traced once more, and says so when it is read."""
 
     tracer: Any
+    __call__: Any = None  # to `isinstance(x, Callable)`: a tensor is none
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -46,8 +47,18 @@ class TracedProxy(torch.fx.Proxy):
                 "torch.FloatTensor and its like cannot be asked for a traced value; write "
                 "`isinstance(x, torch.Tensor)` and `x.dtype == torch.float32`"
             )
-        cls = self.asked_class()
-        return cls or self.tracer.tell_class() or type(self)
+        return self.told_class()
+
+    def told_class(self) -> type:
+        """The class of what it stands for; where tracing does not know, its own, and the line is noted."""
+        return self.asked_class() or self.tracer.tell_class() or type(self)
+
+    @property
+    def is_callable(self) -> bool:
+        """Can what it stands for be called?"""
+        cls = self.told_class()
+        has_call = any("__call__" in vars(base) for base in cls.__mro__)
+        return has_call and not issubclass(cls, TracedProxy)
 
     def asked_class(self) -> type | None:
         """The class of what it stands for; None where tracing does not know."""
@@ -161,6 +172,18 @@ class Written(TracedProxy):
 
 class ReadAttribute(Written, torch.fx.proxy.Attribute):
     """An attribute or method of what is traced: ``batch.image``, ``x.device``, ``x.relu``."""
+
+    __call__ = torch.fx.proxy.Attribute.__call__
+
+    @property
+    def is_callable(self) -> bool:
+        return callable(getattr(torch.Tensor, self.attr, None))
+
+
+class Unseen(Written):
+    """What code that is not entered gives: anything, also a function."""
+
+    __call__ = torch.fx.Proxy.__call__
 
 
 def _in_place(target: Any) -> Any:

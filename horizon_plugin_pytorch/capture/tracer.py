@@ -26,8 +26,17 @@ from horizon_plugin_pytorch.capture.given import Arguments, Place
 from horizon_plugin_pytorch.capture.leaves import is_functional, is_leaf, is_marked
 from horizon_plugin_pytorch.capture.made_tensors import MadeTensors, TracedCalls
 from horizon_plugin_pytorch.capture.number_types import NumberTypes
-from horizon_plugin_pytorch.capture.proxies import UNKNOWN_TRUTH, KnownItems, Parts, TracedProxy, Written, stand_in
+from horizon_plugin_pytorch.capture.proxies import (
+    UNKNOWN_TRUTH,
+    KnownItems,
+    Parts,
+    TracedProxy,
+    Unseen,
+    Written,
+    stand_in,
+)
 from horizon_plugin_pytorch.capture.sizes import class_of_fact, count_of_sizes, empty_as_zeros, is_shape, is_size
+from horizon_plugin_pytorch.capture.type_tests import answered_types
 from horizon_plugin_pytorch.errors import TraceError, at, source_line
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
@@ -365,7 +374,8 @@ class QuantizationTracer(torch.fx.Tracer):
 
     def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
         count = _known_length(node)
-        proxy = Written(node, self) if count is None else Parts(node, self, count)
+        kind = Unseen if self._is_wrapped(node.op, node.target) else Written
+        proxy = kind(node, self) if count is None else Parts(node, self, count)
         self._proxies.append(weakref.ref(proxy))
         return proxy
 
@@ -422,7 +432,8 @@ class QuantizationTracer(torch.fx.Tracer):
         of_model = (x for x, _ in stored_tensors(root).values()) if isinstance(root, nn.Module) else ()
         self.made = MadeTensors(lambda x: self.create_proxy("call_function", torch.clone, (x,), {}), of_model)
         self._types = NumberTypes(root) if isinstance(root, nn.Module) else None
-        with self._functional_calls(root), self._sizes_as_arguments():
+        answers = answered_types(root) if isinstance(root, nn.Module) else contextlib.nullcontext()
+        with self._functional_calls(root), self._sizes_as_arguments(), answers:
             return super().trace(root, concrete_args)
 
 

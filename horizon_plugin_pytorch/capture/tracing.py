@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,12 +12,11 @@ import torch
 import torch.fx
 from torch import nn
 
-from horizon_plugin_pytorch.asking.owners import is_user_code
 from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments
 from horizon_plugin_pytorch.capture.modes import tell_modes
-from horizon_plugin_pytorch.capture.plain_state import PlainState
+from horizon_plugin_pytorch.capture.plain_state import PlainState, is_of_users
 from horizon_plugin_pytorch.capture.proxies import UNKNOWN_TRUTH
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, stored_tensors
 from horizon_plugin_pytorch.capture.type_tests import tell_type_tests
@@ -228,7 +226,7 @@ def _tell_tested(model: nn.Module, results: Iterable[str]) -> None:
 def _own_attributes(model: nn.Module, tracer: QuantizationTracer) -> Iterator[None]:
     """Attributes that hold values of the traced forward afterwards get back what they were."""
     before = [(vars(m), {k: (v, _items(v)) for k, v in vars(m).items()}) for m in model.modules()]
-    classes = {cls: dict(vars(cls)) for m in model.modules() for cls in type(m).__mro__ if _is_of_users(cls)}
+    classes = {cls: dict(vars(cls)) for m in model.modules() for cls in type(m).__mro__ if is_of_users(cls)}
     try:
         yield
     finally:
@@ -249,11 +247,6 @@ def _own_attributes(model: nn.Module, tracer: QuantizationTracer) -> Iterator[No
 
 def _with_proxies(attributes: Mapping[str, Any]) -> list[str]:
     return [name for name, value in attributes.items() if first_proxy(_items(value) or value) is not None]
-
-
-def _is_of_users(cls: type) -> bool:
-    module = sys.modules.get(cls.__module__)
-    return cls is not object and is_user_code(getattr(module, "__file__", None) or "")
 
 
 def _items(value: Any) -> Any:

@@ -1,24 +1,75 @@
-"""Lines that ask ``type(x) is Tensor``: the one question that nobody can answer for a quantized tensor as in float."""
+"""Code that asks ``type(x) is Tensor``, or ``callable(x)``: answered while tracing, told where it runs again.
+
+A class cannot say what ``type(x)`` gives, so nobody can answer for a quantized tensor as in float. For traced values
+the names `type` and `callable` stand for something else meanwhile, in the modules whose code the forward runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import getattr_static, unwrap
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.asking.functions import compared_classes, is_user_function, names_in
+from horizon_plugin_pytorch.asking.owners import is_user_code
 from horizon_plugin_pytorch.capture.leaves import is_marked
+from horizon_plugin_pytorch.capture.proxies import TracedProxy
 from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
 
 _CODE = (FunctionType, MethodType, staticmethod, classmethod)
 
 
+class _Asking(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and issubclass(type(args[0]), TracedProxy):
+            return args[0].told_class()
+        return type(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, type)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, type)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is type
+
+    def __hash__(cls) -> int:
+        return hash(type)
+
+
+class _Type(type, metaclass=_Asking):
+    """In the place of `type`: of a traced value it gives the class that this stands for."""
+
+
+def _callable(value: Any) -> bool:
+    return value.is_callable if issubclass(type(value), TracedProxy) else callable(value)
+
+
+@contextmanager
+def answered_types(model: nn.Module) -> Iterator[None]:
+    """In here ``type(x)`` and ``callable(x)`` answer for traced values as for what these stand for."""
+    replaced: list[tuple[dict[str, Any], str]] = []
+    for function, _ in _functions(model, has_own_forward=False):
+        used, names = names_in(function), function.__globals__
+        for name, answer in (("type", _Type), ("callable", _callable)):
+            if name in used and name not in names:
+                names[name] = answer
+                replaced.append((names, name))
+    try:
+        yield
+    finally:
+        for names, name in replaced:
+            names.pop(name, None)
+
+
 def tell_type_tests(model: nn.Module, has_own_forward: bool) -> None:
-    """Name the lines of the forward that compare the very class of a tensor or, where it runs again, of a layer.
+    """Name the lines of code which runs again that compare the very class of a tensor or a layer.
 
     Args:
         model: in float.
@@ -31,14 +82,14 @@ def tell_type_tests(model: nn.Module, has_own_forward: bool) -> None:
                 cls = getattr(torch, cls, None) or getattr(nn, cls, None)
             if not isinstance(cls, type):
                 continue
-            is_layer = issubclass(cls, nn.Module) and is_type and runs_again  # `layer.__class__` is answered
-            if is_layer or (issubclass(cls, Tensor) and (is_type or runs_again)):
+            is_layer = issubclass(cls, nn.Module) and is_type  # `layer.__class__` is answered
+            if runs_again and (is_layer or issubclass(cls, Tensor)):
                 lines[line] = None
     if lines:
         warn(
             f"`{type(model).__name__}`: its forward compares the very class of a tensor or layer ({listed(lines)}). "
-            "Quantized tensors, values while tracing and quantized layers have others: where it meets these, the "
-            "comparison fails and the other branch runs. Write `isinstance(x, torch.Tensor)`, which answers as in "
+            "Quantized tensors and quantized layers have others: where it meets these, the comparison fails and the "
+            "other branch runs. Write `isinstance(x, torch.Tensor)`, which answers as in "
             "float.",
             QuantizationWarning,
         )
@@ -61,7 +112,13 @@ def _functions(model: nn.Module, has_own_forward: bool) -> Iterator[tuple[Functi
                 continue
             seen.add((here, runs_again))
             yield here, runs_again
-            for name in names_in(here):
+            names = names_in(here)
+            modules = [vars(value) for name in names if _is_module_of_users(value := here.__globals__.get(name))]
+            for name in names:
                 of_class, of_owner = getattr_static(type(owner), name, None), vars(owner).get(name)
-                for value in (of_class, of_owner, here.__globals__.get(name)):
+                for value in (of_class, of_owner, here.__globals__.get(name), *(m.get(name) for m in modules)):
                     pending += [(value, runs_again)] if isinstance(value, _CODE) else []
+
+
+def _is_module_of_users(value: Any) -> bool:
+    return isinstance(value, ModuleType) and is_user_code(getattr(value, "__file__", None) or "<builtin>")

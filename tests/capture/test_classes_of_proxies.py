@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -202,7 +204,7 @@ class ComparesTypes(nn.Module):
         return x if self.is_plain(x) else self.conv(x)
 
 
-@pytest.mark.parametrize(("is_eager", "count"), [(False, 3), (True, 5)])
+@pytest.mark.parametrize(("is_eager", "count"), [(False, 1), (True, 5)])
 def test_lines_that_compare_the_very_class_are_named(is_eager: bool, count: int) -> None:
     with pytest.warns(QuantizationWarning, match="compares the very class") as caught:
         tell_type_tests(ComparesTypes(), is_eager)
@@ -216,6 +218,55 @@ def test_preparing_names_them(is_eager: bool) -> None:
     model.qconfig = qconfig("qint8")
     with pytest.warns(QuantizationWarning, match="compares the very class"):
         prepare_qat(model) if is_eager else prepare_qat_fx(model, {"": model.qconfig})
+
+
+QUESTIONS: dict[str, Callable[[Any], bool]] = {
+    "callable": lambda x: callable(x) or callable(x.shape) or not callable(x.relu),
+    "Callable": lambda x: isinstance(x, Callable) or isinstance(x + 1, Callable),
+    "the type of a tensor": lambda x: type(x) is not Tensor or type(x).__name__ != "Tensor",
+    "the type of a size": lambda x: type(x.shape[0]) is not int or type(x.shape) is not torch.Size,
+    "the type of parts": lambda x: type(x.chunk(2, 1)) not in (list, tuple),
+    "the type in a function": lambda x: not _is_plain(x),
+    "what else type is for": lambda x: isinstance(x, type) or not isinstance(Tensor, type),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_types_are_answered_while_tracing(name: str) -> None:
+    graph = trace(ComparesTruth(QUESTIONS[name]))
+    assert not any(node.target is operator.add and node.users for node in graph.nodes)
+    assert "type" not in globals() and "callable" not in globals()
+
+
+class AsksArguments(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant = QuantStub()
+
+    def forward(self, batch: Any, sizes: Any) -> Tensor:
+        x = self.quant(batch["image"] if type(batch) is dict else batch)
+        return x * 2 if type(sizes) in (list, tuple) and type(sizes[0]) is int else x
+
+
+def test_types_of_containers_are_answered_with_an_example() -> None:
+    graph = trace(AsksArguments(), (({"image": torch.ones(1, 2, 4, 4)}, [3, 4]), {}))
+    assert operator.mul in [node.target for node in graph.nodes]
+
+
+@wrap()
+def a_function(x: Tensor) -> Any:
+    return lambda y: y + x
+
+
+class CallsTheUnknown(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        made = a_function(x)
+        return made(x) if callable(made) else x
+
+
+def test_a_class_that_is_not_known_is_told() -> None:
+    with pytest.warns(QuantizationWarning, match=r"asks for the class of a value \(test_classes_of_proxies.py:\d+\)"):
+        trace(CallsTheUnknown())
 
 
 @pytest.mark.parametrize(

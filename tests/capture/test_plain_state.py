@@ -39,6 +39,8 @@ class Memory:
 
 
 class Net(nn.Module):
+    calls, seen = 1, [0.0]  # of the class
+
     def __init__(self, body: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
         self.quant, self.dequant, self.body = QuantStub(), DeQuantStub(), body
@@ -99,6 +101,13 @@ def _global(s: Net, x: Tensor) -> Tensor:
     return x * float(STEPS["n"])
 
 
+def _of_class(s: Net, x: Tensor) -> Tensor:
+    type(s).calls += 1
+    Net.seen[0] += 1
+    Net.seen.append(1.0)
+    return x * float(Net.calls)
+
+
 def _of_constants(s: Net, x: Tensor) -> Tensor:
     s.list[0] = torch.ones(8)
     s.number = 1
@@ -120,6 +129,7 @@ CHANGING = {
     _numpy: "`array`",
     _growing: r"`len\(grown\)`",
     _global: r"`STEPS\['n'\]`",
+    _of_class: r"`Net\.calls`, `len\(Net\.seen\)`, `Net\.seen\[0\]`",
 }
 
 
@@ -136,11 +146,11 @@ def test_tracing_tells_what_each_forward_changes(body: Any) -> None:
 
 def _look(net: Any) -> Any:
     parts = [net.list, net.dict, net.memory.t, net.memory.n, net.space.n, list(net.queue), net.tensor, net.number]
-    return copy.deepcopy([*parts, net.array, net.grown, net.cache])
+    return copy.deepcopy([*parts, net.array, net.grown, net.cache, Net.calls])
 
 
 def _of_all(s: Net, x: Tensor) -> Tensor:
-    for body in (_replaced, _written, _in_object, _in_namespace, _rotated, _attributes, _numpy, _growing):
+    for body in (_replaced, _written, _in_object, _in_namespace, _rotated, _attributes, _numpy, _growing, _of_class):
         x = body(s, x)
     s.cache[0] = s.cache.get(0, 0) + 1
     return x
