@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -182,3 +183,18 @@ def test_check_model_names_a_broken_limit(capsys: Any) -> None:
     quantized = convert_fx(prepared(bench(horizon_nn.GridSample(), 2), inputs))
     assert check_model(quantized, inputs, march=March.BAYES) != 0
     assert "1 <= H, W <= 1024" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "dtype", "is_told"),
+    [("nearest", 64, "qint8", True), ("nearest", 64, "qint16", False), ("nearest", 12, "qint8", False),
+     ("bilinear", 96, "qint8", True), ("bilinear", 32, "qint8", False)],
+)  # fmt: skip
+def test_a_grid_whose_positions_are_far_apart_is_told(mode: str, size: int, dtype: str, is_told: bool) -> None:
+    image, grid = torch.randn(1, 2, size, size), torch.rand(1, 9, 9, 2) * 2 - 1
+    qat = prepared(bench(horizon_nn.GridSample(mode, "zeros", False), 2), (image, grid), dtype)
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        convert_fx(qat)(image, grid)
+    told = [str(w.message) for w in record if "qint8 grid has a position every" in str(w.message)]
+    assert len(told) == is_told and all("`body`" in text and "qint16" in text for text in told), told

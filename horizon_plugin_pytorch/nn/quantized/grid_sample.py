@@ -9,10 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.errors import QuantizationWarning, warn_once
 from horizon_plugin_pytorch.nn.grid_sample import channels_last, warp
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.quantized.module import is_real as has_no_scale
 from horizon_plugin_pytorch.qtensor import QTensor
+
+# Pixels between the positions of a grid, from which on it is told: for nearest, 1.5 % of the pixels are others.
+_COARSE = {"nearest": 1 / 16, "bilinear": 1 / 4}
 
 
 class GridSample(QuantizedModule):
@@ -38,8 +42,26 @@ class GridSample(QuantizedModule):
         lists = fp.grid_factors(x.shape[-2], x.shape[-1], scale, self.bits(x), self.align_corners, self.is_flow)
         factor, offset = (torch.tensor(values, dtype=torch.float64) for values in lists)
         if not is_real:
+            self._warn_coarse(grid, float(factor.amax()) / (1 << self.bits(x)))
             factor, offset = fp.choose_affine(factor, offset)
         return factor.to(x.device), offset.to(x.device)
+
+    def _warn_coarse(self, grid: QTensor, step: float) -> None:
+        """Say that the positions which a grid has are far apart.
+
+        Args:
+            step: between two of them, in pixels.
+        """
+        if grid.dtype.bits > 8 or step <= _COARSE[self.mode]:
+            return
+        lost = (
+            "many pixels are their neighbours" if self.mode == "nearest" else "values are read up to half of that aside"
+        )
+        warn_once(
+            f"`{type(self).__name__}` {self.place}: its {grid.dtype} grid has a position every {step:.2g} pixels only: "
+            f"{lost}. Give what makes the grid, or its QuantStub, a qint16 qconfig; the default setters do it.",
+            QuantizationWarning,
+        )
 
     def on_real(self, x: Tensor, grid: Tensor) -> Tensor:
         """The float function."""
