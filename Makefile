@@ -4,6 +4,7 @@
 #   make demo-imagenet   pretrained EfficientNet-Lite0 to integers
 #   make smoke           one case of each test, each operator once: under two minutes
 #   make test            lint, types, layers, all tests and the examples in docstrings: under 20 minutes
+#   make browser         Chromium for the tests of the profiler's page, if it is missing and may be installed
 #   make soak            ten thousand generated models on every route, every pair of operators in ONNX Runtime, all of
 #                        what the tests take samples of, properties with new random numbers: two hours
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
@@ -22,7 +23,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo demo-imagenet smoke test soak bench accuracy docs lint format clean
+.PHONY: demo demo-imagenet smoke test browser soak bench accuracy docs lint format clean
 
 demo: .venv/.demo
 	$(BIN)/python -m demo.digits
@@ -46,8 +47,18 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 smoke: .venv/.dev
 	$(PYTEST) --smoke --hypothesis-profile=smoke --hypothesis-seed=0 tests
 
-test: lint
+test: lint browser
 	$(PYTEST) --hypothesis-seed=0
+
+# Debian's, where we are root. Without one, the tests of the page are left out, and the summary of the tests names them;
+# with BROWSER_TESTS=required they fail.
+browser:
+	@if command -v "$${CHROMIUM:-chromium}" >/dev/null || command -v google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing Chromium"; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } >/dev/null || \
+			echo "Chromium could not be installed: the tests of the profiler's page will be left out"; \
+	else echo "There is no Chromium, and it may not be installed: the tests of the profiler's page will be left out"; fi
 
 soak: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.clients --count 10000

@@ -1,0 +1,73 @@
+/** Weights, and what is known of the model's structure: calls, patterns, formats. */
+
+import { h, icon } from "./dom.js";
+import { scaleOf } from "./detail.js";
+import { cell, show } from "./numbers.js";
+import { badge } from "./operators.js";
+import { go, link } from "./route.js";
+import { Table } from "./table.js";
+import { t } from "./text.js";
+
+/** @typedef {import("./report.js").Report} Report */
+/** @typedef {import("./report.js").Run} Run */
+/** @typedef {import("./report.js").Weight} Weight */
+
+/** @param {Report} report */
+export function weightsView(report) {
+  const rows = report.runs.flatMap((run) => run.document.weights.map((weight) => ({ run, weight })));
+  /** @typedef {{run: Run, weight: Weight}} Row */
+  const table = new Table(
+    /** @type {import("./table.js").Column<Row>[]} */ ([
+      { key: "name", label: t("weight"), wide: true, value: ({ weight }) => weight.name, show: ({ weight }) => h("span", { class: "name", title: weight.name }, weight.name) },
+      report.isDiff && { key: "run", label: t("run"), value: ({ run }) => run.letter, show: ({ run }) => h("span", { title: run.label }, run.letter) },
+      { key: "format", label: t("format"), value: ({ weight }) => weight.format, show: ({ weight }) => badge(weight.format) },
+      { key: "similarity", label: t("similarity"), numeric: true, value: ({ weight }) => weight.similarity, show: ({ weight }) => cell(weight.similarity, show(weight.similarity, 6)) },
+      { key: "atol", label: t("atol"), hint: t("atol-hint"), numeric: true, first: "down", value: ({ weight }) => weight.atol, show: ({ weight }) => cell(weight.atol) },
+      { key: "scale", label: t("scale"), numeric: true, first: "down", value: ({ weight }) => weight.scale, show: ({ weight }) => scaleOf(weight) },
+      { key: "low", label: t("low"), numeric: true, value: ({ weight }) => weight.first?.low ?? null, show: ({ weight }) => cell(weight.first?.low) },
+      { key: "high", label: t("high"), numeric: true, first: "down", value: ({ weight }) => weight.first?.high ?? null, show: ({ weight }) => cell(weight.first?.high) },
+    ].filter(Boolean)),
+    rows,
+    {
+      label: t("weights"), empty: t("no-weights"), keyOf: ({ run, weight }) => `${run.position}:${weight.name}`,
+      opened: ({ run, weight }) => { if (weight.operator !== null) go({ op: run.operators[weight.operator].key, view: "weights" }); },
+    });
+  return {
+    element: h("section", { class: "view fixed", "aria-label": t("weights") }, h("p", { class: "toolbar quiet" }, t("weights-hint")), table.element),
+    update: () => {},
+    focus: () => table.element.focus(),
+  };
+}
+
+/** @param {Report} report */
+export function structureView(report) {
+  const element = h("section", { class: "view scroll", "aria-label": t("structure") }, h("div", { class: "column" }, report.runs.map((run) => structure(report, run))));
+  return { element, update: () => {}, focus: () => {} };
+}
+
+/** @param {Report} report @param {Run} run */
+function structure(report, run) {
+  const { called, unfused, messages } = run.document;
+  // Once is as it should be: what was called more often, or never, is worth a look.
+  const unusual = called.filter((item) => item.count !== 1).sort((a, b) => Number(a.count > 0) - Number(b.count > 0) || b.count - a.count);
+  return h("div", {},
+    report.isDiff && h("h2", { class: `run-title run${run.position % 6}` }, run.label),
+    h("h2", {}, t("configuration")),
+    messages.length
+      ? messages.map((item) => h("article", { class: "card warning" }, icon("watch"), h("div", {}, h("p", { class: "card-title" }, named(run, item.name), " ", h("span", { class: "quiet" }, item.type)), h("p", {}, item.text), item.remedy && h("p", {}, h("span", { class: "try" }, `${t("try")}: `), item.remedy))))
+      : h("p", { class: "empty" }, t("no-messages")),
+    h("h2", {}, t("unfused")),
+    unfused.length
+      ? h("ul", { class: "plain" }, unfused.map((pattern) => h("li", {}, pattern.map((name, at) => [at ? " + " : null, named(run, name)]).flat())))
+      : h("p", { class: "empty" }, t("no-unfused")),
+    h("h2", {}, t("call-counts")),
+    unusual.length
+      ? h("div", { class: "card block scroll-x", tabindex: 0, role: "region", "aria-label": t("call-counts") }, h("table", { class: "small" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("module")), h("th", { scope: "col", class: "numeric" }, t("calls")), h("th", { scope: "col" }, t("remark")))),
+        h("tbody", {}, unusual.slice(0, 500).map((item) => h("tr", {}, h("th", { scope: "row" }, named(run, item.name)), h("td", { class: "numeric" }, show(item.count)), h("td", {}, item.count === 0 ? t("never-called") : t("shared-module")))))))
+      : h("p", { class: "empty" }, called.length ? t("all-called-once", { count: called.length }) : t("no-calls")));
+}
+
+/** A module's name, as a link if an operator has it. @param {Run} run @param {string} name */
+function named(run, name) {
+  return run.byKey.has(name) ? h("a", { class: "name", href: link({ op: name, view: "structure" }) }, name) : h("code", {}, name);
+}
