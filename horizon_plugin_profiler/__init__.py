@@ -1,7 +1,7 @@
 """Profiling tools for quantized models, under the import name that the guides use.
 
-The checks of structure, formats and devices, similarity, statistics, weights, memory and `set_preserve_qat_mode` are
-here; `model_profiler` will follow.
+`model_profiler` and the tools that it calls: the checks of structure, formats and devices, similarity, statistics,
+weights; memory and `set_preserve_qat_mode`.
 
 >>> __version__.count(".")
 2
@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.utils.quant_profiler import (
     featuremap_similarity,
     get_module_called_count,
     get_raw_features,
+    model_profiler,
     profile_featuremap,
     set_preserve_qat_mode,
     show_cuda_memory_consumption,
@@ -30,6 +31,7 @@ __all__ = [
     "featuremap_similarity",
     "get_module_called_count",
     "get_raw_features",
+    "model_profiler",
     "profile_featuremap",
     "set_preserve_qat_mode",
     "show_cuda_memory_consumption",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from horizon_plugin_pytorch.analysis.html_page import Curve, chart, page
 from horizon_plugin_pytorch.analysis.output import tensorboard_log, write_report
 from horizon_plugin_pytorch.analysis.watched_run import WatchedRun
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import require_module
+from horizon_plugin_pytorch.errors import CheckError, require_module
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nested import located
 from horizon_plugin_pytorch.nn.intrinsic.fused import FusedModule
@@ -27,6 +28,7 @@ from horizon_plugin_pytorch.watch.flow import TensorNotes
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 
 STATISTICS = "statistic"
+_PROFILE = "profile_featuremap"
 _HEADERS = (
     "Module Index", "Module Name", "Module Type", "Input/Output/Attr", "Min", "Max", "Mean", "Var", "Scale", "Dtype",
 )  # fmt: skip
@@ -70,22 +72,62 @@ def get_raw_features(
     [('1', 'input'), ('1', 'output')]
     """
     who = "get_raw_features"
-    require_module(model, who)
+    features: list[dict[str, Any]] = []
     chosen = Chosen(who, prefixes, types)
-    run = WatchedRun(model, example_inputs, device, who)
-    recorder = _Recorder(chosen, preserve_int, use_class_name, skip_identity)
-    run.watch(recorder)
-    return recorder.features
+    settings = preserve_int, use_class_name, skip_identity
+    _record(model, example_inputs, device, _Recorder(features.append, chosen, *settings), who)
+    return features
+
+
+def stream_statistics(
+    model: nn.Module,
+    example_inputs: Any,
+    device: torch.device | str | None = None,
+    record: Mapping[str, Any] | None = None,
+    show: Mapping[str, Any] | None = None,
+    out_dir: str | os.PathLike | None = None,
+) -> list[FeatureRow]:
+    """What `profile_featuremap` writes of what `get_raw_features` gives, without ever holding more than one tensor.
+
+    Args:
+        device: where to run; None leaves model and inputs where they are.
+        record: further settings of `get_raw_features`.
+        show: settings of `profile_featuremap`.
+        out_dir: the folder of the files; None is the current one.
+    """
+    wanted, shown = dict(record or {}), dict(show or {})
+    chosen = Chosen("get_raw_features", wanted.get("prefixes", ()), wanted.get("types", ()))
+    settings = [bool(wanted.get(name)) for name in ("preserve_int", "use_class_name", "skip_identity")]
+    with ExitStack() as stack:
+        report = _Report(stack, **{**shown, "out_dir": out_dir})
+        try:
+            _record(model, example_inputs, device, _Recorder(report.add, chosen, *settings), "get_raw_features")
+        finally:  # what there was until an error, or an interrupt
+            report.write()
+    return report.rows
+
+
+def _record(
+    model: nn.Module, example_inputs: Any, device: torch.device | str | None, recorder: _Recorder, who: str
+) -> None:
+    require_module(model, who)
+    WatchedRun(model, example_inputs, device, who).watch(recorder)
 
 
 class _Recorder:
-    """Copies what calls take and give."""
+    """Copies what calls take and give, and hands it on."""
 
-    def __init__(self, chosen: Chosen, keeps_integers: bool, use_class_name: bool, skip_identity: bool) -> None:
-        self._chosen, self._keeps_integers = chosen, keeps_integers
+    def __init__(
+        self,
+        give: Callable[[dict[str, Any]], Any],
+        chosen: Chosen,
+        keeps_integers: bool,
+        use_class_name: bool,
+        skip_identity: bool,
+    ) -> None:
+        self._give, self._chosen, self._keeps_integers = give, chosen, keeps_integers
         self._use_class_name, self._skip_identity = use_class_name, skip_identity
         self._given = TensorNotes()  # copies of float results: a call that writes in place has overwritten its input
-        self.features: list[dict[str, Any]] = []
 
     def __call__(self, call: OperatorCall) -> None:
         kind = type(call.module)
@@ -118,7 +160,7 @@ class _Recorder:
             kind = call.operator if self._use_class_name else f"<function '{call.operator}'>"
         else:
             kind = type(call.module).__name__ if self._use_class_name else str(type(call.module))
-        self.features.append(
+        self._give(
             {
                 "module_name": call.path,
                 "attr": attr,
@@ -228,40 +270,77 @@ def profile_featuremap(
     >>> [(row.name, row.attr, row.min, row.max, row.mean) for row in rows]
     [('0', 'input', -1.0, 3.0, 1.0), ('0', 'output', 0.0, 3.0, 1.5)]
     """
-    who = "profile_featuremap"
     if isinstance(featuremap, Mapping) or not all(isinstance(feature, Mapping) for feature in featuremap):
-        raise TypeError(f"{who} takes the list of dictionaries that get_raw_features gives.")
-    rows = list(_rows(featuremap, print_per_channel_scale))
-    abnormal = _abnormal_text(rows)
-    stem = STATISTICS if file_name is None else file_name.removesuffix(".txt").removesuffix(".html")
-    write_report(_text(rows, abnormal), out_dir, f"{stem}.txt", who)
-    write_report(_page(rows), out_dir, f"{stem}.html", who)
-    if abnormal:
-        print(abnormal)
-    if with_tensorboard:
-        with tensorboard_log(tensorboard_dir, who) as log:
-            for row, feature in zip(rows, featuremap, strict=True):
-                _add_histograms(log, f"{row.name}/{row.attr}", feature, show_per_channel)
-    return rows
-
-
-def _rows(featuremap: Sequence[Mapping[str, Any]], shows_channels: bool) -> Iterator[FeatureRow]:
-    for number, feature in enumerate(featuremap):
-        data, scale = feature["data"].detach(), feature.get("scale")
-        method = f"[{feature['ff_method']}]" if feature.get("ff_method") else ""
-        shown = ""
-        if scale is not None and (shows_channels or scale.numel() == 1):
-            shown = ", ".join(f"{x:.7f}" for x in scale.flatten().tolist())
-        yield FeatureRow(
-            int(feature.get("module_index", number)),
-            str(feature.get("shown_name", feature["module_name"] + method)),
-            str(feature.get("module_type", "")),
-            str(feature["attr"]),
-            *_statistics(data),
-            shown,
-            str(feature.get("dtype", data.dtype)),
-            *_counts(data),
+        raise TypeError(f"{_PROFILE} takes the list of dictionaries that get_raw_features gives.")
+    with ExitStack() as stack:
+        report = _Report(
+            stack, with_tensorboard, tensorboard_dir, print_per_channel_scale, show_per_channel, out_dir, file_name
         )
+        for feature in featuremap:
+            report.add(feature)
+        report.write()
+    return report.rows
+
+
+class _Report:
+    """Makes rows of features, one by one, and histograms for tensorboard; then the files. See `profile_featuremap`."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        with_tensorboard: bool = False,
+        tensorboard_dir: str | os.PathLike | None = None,
+        print_per_channel_scale: bool = False,
+        show_per_channel: bool = False,
+        out_dir: str | os.PathLike | None = None,
+        file_name: str | None = None,
+    ) -> None:
+        self._shows_scales, self._shows_channels = print_per_channel_scale, show_per_channel
+        self._out_dir = out_dir
+        self._stem = STATISTICS if file_name is None else file_name.removesuffix(".txt").removesuffix(".html")
+        self._log: Any = None
+        self._missing: CheckError | None = None  # is raised when all else is written
+        if with_tensorboard:
+            try:
+                self._log = stack.enter_context(tensorboard_log(tensorboard_dir, _PROFILE))
+            except CheckError as error:
+                self._missing = error
+        self.rows: list[FeatureRow] = []
+
+    def add(self, feature: Mapping[str, Any]) -> None:
+        """Look at a feature."""
+        row = _row(len(self.rows), feature, self._shows_scales)
+        self.rows.append(row)
+        if self._log is not None:
+            _add_histograms(self._log, f"{row.name}/{row.attr}", feature, self._shows_channels)
+
+    def write(self) -> None:
+        """Write the files; print what has NaN or infinities."""
+        abnormal = _abnormal_text(self.rows)
+        write_report(_text(self.rows, abnormal), self._out_dir, f"{self._stem}.txt", _PROFILE)
+        write_report(_page(self.rows), self._out_dir, f"{self._stem}.html", _PROFILE)
+        if abnormal:
+            print(abnormal)
+        if self._missing is not None:
+            raise self._missing
+
+
+def _row(number: int, feature: Mapping[str, Any], shows_channels: bool) -> FeatureRow:
+    data, scale = feature["data"].detach(), feature.get("scale")
+    method = f"[{feature['ff_method']}]" if feature.get("ff_method") else ""
+    shown = ""
+    if scale is not None and (shows_channels or scale.numel() == 1):
+        shown = ", ".join(f"{x:.7f}" for x in scale.flatten().tolist())
+    return FeatureRow(
+        int(feature.get("module_index", number)),
+        str(feature.get("shown_name", feature["module_name"] + method)),
+        str(feature.get("module_type", "")),
+        str(feature["attr"]),
+        *_statistics(data),
+        shown,
+        str(feature.get("dtype", data.dtype)),
+        *_counts(data),
+    )
 
 
 def _statistics(data: Tensor) -> tuple[float, float, float, float]:

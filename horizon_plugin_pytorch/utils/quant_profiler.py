@@ -5,6 +5,7 @@ from horizon_plugin_pytorch.analysis.check_qconfig import check_qconfig
 from horizon_plugin_pytorch.analysis.deploy_device import check_deploy_device
 from horizon_plugin_pytorch.analysis.features import get_raw_features, profile_featuremap
 from horizon_plugin_pytorch.analysis.memory import show_cuda_memory_consumption
+from horizon_plugin_pytorch.analysis.profile.profiler import model_profiler
 from horizon_plugin_pytorch.analysis.similarity import featuremap_similarity
 from horizon_plugin_pytorch.analysis.unfused import check_unfused_operations
 from horizon_plugin_pytorch.analysis.weights import compare_weights
@@ -20,6 +21,7 @@ __all__ = [
     "featuremap_similarity",
     "get_module_called_count",
     "get_raw_features",
+    "model_profiler",
     "profile_featuremap",
     "script_profile",
     "set_preserve_qat_mode",
