@@ -226,6 +226,64 @@ def _gradients(owner: Any, model: nn.Module, inputs: tuple[Tensor, ...]) -> dict
     return {"weight": layer.weight.grad, "gamma": owner.bn.weight.grad, "beta": owner.bn.bias.grad}
 
 
+class Detector(nn.Module):
+    """Layers with batch norms, one of them called twice, and heads without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.twice = QuantStub(), DeQuantStub(), nn.Conv2d(8, 8, 3, padding=1)
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False),
+            nn.BatchNorm2d(8), nn.ReLU(),
+        )  # fmt: skip
+        self.norm, self.box = nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(self.quant(x))
+        y = torch.relu(self.norm(self.twice(y))) + torch.relu(self.norm(self.twice(-y)))
+        return self.dequant(torch.exp(self.box(y) * 0.1))
+
+
+def test_gradients_of_int16_networks_are_those_of_float_with_the_same_batch_norms() -> None:
+    """Folded batch norms do not train: in train mode too, the gradient is that of a float model which froze them."""
+    torch.manual_seed(0)
+    x, model = torch.randn(4, 3, 16, 16), Detector()
+    with torch.no_grad():
+        for _ in range(60):  # statistics of the data, so that ranges are those of training too
+            model(x)
+    found: dict[Any, dict[str, Tensor]] = {}
+    for mode in (QATMode.FuseBN, QATMode.WithBN):
+        set_qat_mode(mode)
+        qat = calibrate(prepare_qat_fx(model, {"": qconfig("qint16")}), (x,))
+        set_fake_quantize(qat, FakeQuantState.QAT)
+        qat.train()
+        found[mode] = _all_gradients(qat, x)
+    trained = _all_gradients(model.train(), x)
+    for norm in (model.body[1], model.body[4]):
+        norm.eval()
+    frozen = _all_gradients(model, x)
+
+    def likeness(one: dict[str, Tensor], other: dict[str, Tensor], name: str, factor: Any = 1.0) -> float:
+        return float(torch.cosine_similarity((one[name] * factor).flatten(), other[name].flatten(), 0))
+
+    for i in (0, 3):
+        name, norm = f"body.{i}.weight", model.body[i + 1]
+        folded = (norm.weight / (norm.running_var + norm.eps).sqrt()).detach().reshape(-1, 1, 1, 1)
+        assert likeness(found[QATMode.FuseBN], frozen, name, folded) > 0.99
+        assert likeness(found[QATMode.WithBN], trained, name) > 0.98
+        assert likeness(frozen, trained, name) < 0.9  # which is not what quantization does
+    for name in ("twice.weight", "norm.weight", "norm.bias", "box.weight", "box.bias"):
+        assert likeness(found[QATMode.FuseBN], frozen, name) > 0.99, name
+        assert likeness(found[QATMode.WithBN], trained, name) > 0.98, name
+
+
+def _all_gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    out = model(x)
+    (out - torch.randn(out.shape, generator=torch.Generator().manual_seed(5))).square().mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
 @pytest.mark.parametrize("scheme", [torch.per_channel_symmetric, torch.per_tensor_symmetric])
 def test_with_bn_deploys_the_integers_that_were_trained(scheme: torch.qscheme) -> None:
     set_qat_mode(QATMode.WithBN)
