@@ -1,0 +1,1 @@
+"""The tools for people without a script: ``python -m horizon_plugin_profiler``."""
