@@ -74,7 +74,7 @@ def call(target: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """
     try:
         return function(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserCodeError(f"`{target}` raised {type(error).__name__}: {error}") from error
 
 
@@ -117,6 +117,8 @@ def load_tensors(path: str) -> Any:
 def _module(place: str) -> ModuleType:
     if place.endswith(".py"):
         return _file(place)
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise UsageError(f"`{place}` is no module: {_FORM}.")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -125,11 +127,7 @@ def _module(place: str) -> ModuleType:
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
             raise UsageError(f"There is no module `{place}` here: {_FORM}.") from None
         raise UserCodeError(f"`{place}` cannot be imported: {error}") from error
-    except (ValueError, TypeError) as error:  # a name such as "..x"
-        if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-            raise UsageError(f"`{place}` is no module: {_FORM}.") from None
-        raise UserCodeError(f"`{place}` cannot be imported: {type(error).__name__}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserCodeError(f"`{place}` cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -149,7 +147,7 @@ def _file(path: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserCodeError(f"`{path}` cannot be imported: {type(error).__name__}: {error}") from error
     return module

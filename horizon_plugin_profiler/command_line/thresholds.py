@@ -145,7 +145,9 @@ def bytes_of(size: Any, where: str) -> int:
         assert parsed is not None
         return int(float(parsed[1]) * _UNITS[parsed[2].lower()])
     except (AssertionError, KeyError, ValueError):
-        raise UsageError(f"{where}: {size!r} is no size of memory: write 512 MiB, 2 GiB or a number of bytes.") from None
+        raise UsageError(
+            f"{where}: {size!r} is no size of memory: write 512 MiB, 2 GiB or a number of bytes."
+        ) from None
 
 
 def matches(pattern: str, *names: str) -> bool:
@@ -215,7 +217,9 @@ def _worsening(before: Document, after: Document) -> Document:
     for operator in after.operators:
         if operator.name in known:
             values = {name: _worse(name, known[operator.name], operator, after) for name in _OPERATOR}
-            found.append(Operator(operator.index, operator.name, operator.path, operator.type, inputs=operator.inputs, **values))
+            found.append(
+                Operator(operator.index, operator.name, operator.path, operator.type, inputs=operator.inputs, **values)
+            )
     return Document(after.title, after.mode, after.first, after.second, operators=tuple(found))
 
 

@@ -1,0 +1,163 @@
+"""The commands: each takes the options that were typed and gives what it found."""
+
+from __future__ import annotations
+
+import os
+import webbrowser
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from horizon_plugin_profiler.command_line.inputs import inputs_of
+from horizon_plugin_profiler.command_line.outcomes import UsageError
+from horizon_plugin_profiler.command_line.summary import summary_data, summary_text
+from horizon_plugin_profiler.command_line.targets import load_checkpoint, models_of
+from horizon_plugin_profiler.command_line.thresholds import Broken, Thresholds, read_thresholds
+from horizon_plugin_pytorch.analysis.call_counts import get_module_called_count
+from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
+from horizon_plugin_pytorch.analysis.memory import show_cuda_memory_consumption
+from horizon_plugin_pytorch.analysis.profile.document import Document, read_document
+from horizon_plugin_pytorch.analysis.profile.stages import stage_of
+from horizon_plugin_pytorch.analysis.report import message_table, messages_text
+from horizon_plugin_pytorch.analysis.unfused import check_unfused_operations
+from horizon_plugin_pytorch.march import set_march
+from horizon_plugin_pytorch.tables import Table
+
+REPORT, PAGE, MEMORY_PAGE = "profiler.json", "profiler.html", "mem_info"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command found.
+
+    Args:
+        text: for people.
+        data: for programs; plain values.
+        broken: the limits that were not kept.
+    """
+
+    text: str
+    data: dict[str, Any]
+    broken: Sequence[Broken] = field(default_factory=list)
+
+
+def check(options: Namespace) -> Result:
+    """What is not fused, not called, or has formats to look at."""
+    limits = _limits(options)
+    model = _last_model(options)
+    if options.checkpoint:
+        load_checkpoint(model, options.checkpoint)
+    inputs, stage = inputs_of(options.input, options.seed), stage_of(model)
+    messages: list[Any] = []
+    mistakes: list[Any] = []
+    written = ""
+    if stage in ("calibration", "qat"):
+        try:
+            found = inspect_model(model, inputs, options.out)
+        except OSError as error:
+            raise UsageError(f"{RESULT_FILE} cannot be written into {options.out}: {error.strerror}.") from error
+        unfused = [[member.name for member in pattern] for pattern in found.unfused]
+        called = {row.name: row.count for row in found.called_times}
+        messages, mistakes = list(found.messages), list(found.mistakes)
+        written = os.path.join(options.out, RESULT_FILE) if options.out else ""
+    else:
+        called = get_module_called_count(model, inputs, print_tabulate=False)
+        unfused = check_unfused_operations(model, inputs, print_tabulate=False) if stage == "float" else []
+    unused = [name for name, count in called.items() if count == 0]
+    shared = {name: count for name, count in called.items() if count > 1}
+    lines = [
+        f"`{type(model).__name__}`, {stage}: {len(called)} operators",
+        f"not fused: {_listed([' + '.join(pattern) for pattern in unfused])}",
+        f"never called: {_listed(unused)}",
+        f"called several times: {_listed([f'{name} ({count})' for name, count in shared.items()])}",
+        *([messages_text(messages)] if messages else []),
+        *([f"Common mistakes:\n{message_table(mistakes)}"] if mistakes else []),
+        *([f"All tables: {written}"] if written else []),
+    ]
+    data = {
+        "model": type(model).__name__,
+        "stage": stage,
+        "unfused": unfused,
+        "called": called,
+        "unused": unused,
+        "messages": [_message(row) for row in messages],
+        "mistakes": [_message(row) for row in mistakes],
+        "file": written,
+    }
+    counts = {"unfused": len(unfused), "unused": len(unused), "messages": len(messages), "mistakes": len(mistakes)}
+    return Result("\n".join(lines), data, limits.of_counts(**counts))
+
+
+def memory(options: Namespace) -> Result:
+    """What each operator allocates."""
+    limits = _limits(options)
+    rows = show_cuda_memory_consumption(
+        _last_model(options), inputs_of(options.input, options.seed), options.device, out_dir=options.out,
+        file_name=MEMORY_PAGE,
+    )  # fmt: skip
+    if not rows:
+        raise UsageError("The model has no operator that could be measured.")
+    highest = max(rows, key=lambda row: row.peak)
+    page = os.path.join(options.out, f"{MEMORY_PAGE}.html")
+    largest = sorted(rows, key=lambda row: row.change, reverse=True)[: max(options.top, 0)]
+    table = Table(
+        ("operator", "type", "phase", "keeps, KiB", "peak, KiB"),
+        [[r.name, r.type, r.phase, f"{r.change / 1024:.1f}", f"{r.peak / 1024:.1f}"] for r in largest],
+    )
+    text = f"peak: {highest.peak / 1024:.1f} KiB in {highest.name} ({highest.phase})\n{table.text()}\npage: {page}"
+    data = {"peak": highest.peak, "peak_in": highest.name, "rows": [vars(row) for row in rows], "page": page}
+    return Result(text, data, limits.of_memory(highest.name, highest.peak))
+
+
+def show(options: Namespace) -> Result:
+    """What a report says, and where its page is."""
+    limits = _limits(options)
+    path = Path(options.report)
+    path = path / REPORT if path.is_dir() else path
+    document = read_report(path)
+    page = path.with_suffix(".html")
+    if options.command == "open":
+        if not page.is_file():
+            raise UsageError(f"There is no page {page} beside {path}.")
+        if not webbrowser.open(page.resolve().as_uri()):
+            raise UsageError(f"No browser could be started here. The page is {page.resolve()}.")
+    where = str(page) if page.is_file() else ""
+    text = summary_text(document, options.top) + (f"\npage: {where}" if where else "")
+    return Result(text, summary_data(document) | {"page": where}, limits.of_document(document))
+
+
+def read_report(path: Path) -> Document:
+    """The document of a file.
+
+    Raises:
+        UsageError: it cannot be read, or is none.
+    """
+    try:
+        return read_document(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _limits(options: Namespace) -> Thresholds:
+    """The limits, read before the long work begins."""
+    return Thresholds({}) if options.thresholds is None else read_thresholds(options.thresholds)
+
+
+def _last_model(options: Namespace) -> nn.Module:
+    if options.march is not None:
+        set_march(options.march)
+    return models_of(options.model)[-1]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def _message(row: Any) -> dict[str, str]:
+    return {"name": row.name, "type": row.type.__name__, "text": row.text, "remedy": row.remedy}

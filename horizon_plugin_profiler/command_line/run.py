@@ -1,0 +1,117 @@
+"""Read the command line, run a command, print what it found, and say by the exit code how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horizon_plugin_profiler.command_line import commands
+from horizon_plugin_profiler.command_line.arguments import parser_of
+from horizon_plugin_profiler.command_line.commands import Result
+from horizon_plugin_profiler.command_line.outcomes import BROKEN, DEFECT, FINE, INTERRUPTED, NOT_DONE
+from horizon_plugin_pytorch.asking.owners import is_standard_library, is_user_code
+from horizon_plugin_pytorch.errors import HorizonError
+
+_COMMANDS: dict[str, Callable[[Any], Result]] = {
+    "check": commands.check,
+    "memory": commands.memory,
+    "show": commands.show,
+    "open": commands.show,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: None is what was typed.
+
+    Returns:
+        The exit code: 0 fine, 1 a limit is broken, 2 wrong usage or a model that cannot be loaded or run, 3 a defect.
+
+    >>> main(["check", "no_such_module:make", "--input", "1x3"])
+    2
+    """
+    parser = parser_of()
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as end:  # argparse has printed why
+        return end.code if isinstance(end.code, int) else NOT_DONE
+    if options.command is None:
+        parser.print_help()
+        return NOT_DONE
+    try:
+        # What the tools and the user's code print is beside the point: stdout has the result, and with --json only it.
+        with contextlib.redirect_stdout(sys.stderr):
+            result = _COMMANDS[options.command](options)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except HorizonError as error:
+        return _tell_failure(error, options.json)
+    except Exception:
+        traceback.print_exc()
+        print("This is a defect of horizon_plugin_profiler; please report it with the lines above.", file=sys.stderr)
+        return DEFECT
+    return _tell(result, options.json)
+
+
+def _tell(result: Result, is_json: bool) -> int:
+    code = BROKEN if result.broken else FINE
+    if is_json:
+        limits = [vars(limit) | {"text": str(limit)} for limit in result.broken]
+        data = {**result.data, "broken": limits, "exit_code": code}
+        _print(json.dumps(_plain(data), ensure_ascii=False, indent=1, allow_nan=False))
+    else:
+        lines = [f"  {limit}" for limit in result.broken]
+        _print("\n".join([result.text, *([f"{len(lines)} limit(s) broken:", *lines] if lines else [])]))
+    return code
+
+
+def _tell_failure(error: HorizonError, is_json: bool) -> int:
+    if error.__cause__ is not None:
+        _print_user_frames(error.__cause__)
+    print(f"error: {error}", file=sys.stderr)
+    if is_json:
+        _print(json.dumps({"error": str(error), "exit_code": NOT_DONE}, ensure_ascii=False))
+    return NOT_DONE
+
+
+def _print(text: str) -> None:
+    """Print, whatever the terminal's encoding; whoever reads may have gone, as `head` does."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+
+
+def _print_user_frames(error: BaseException) -> None:
+    """The lines of the user's own code that an error came through."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if is_user_code(frame.filename) and not frame.filename.startswith("<") and not _is_library(frame.filename)
+    ]
+    if frames:
+        print("".join(["In your code:\n", *traceback.format_list(frames)]), end="", file=sys.stderr)
+
+
+def _is_library(file: str) -> bool:
+    return is_standard_library(file) or f"{os.sep}site-packages{os.sep}" in file
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinities: they are strings."""
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    return value

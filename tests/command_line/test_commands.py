@@ -1,0 +1,119 @@
+"""The commands: what they print, as text and as JSON, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horizon_plugin_profiler.command_line.run import main
+from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Operator
+
+ROOT = Path(__file__).parents[2]
+
+
+def as_json(capsys: pytest.CaptureFixture, *arguments: str) -> tuple[int, Any]:
+    capsys.readouterr()
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_check_of_a_float_model(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["check", "nets.py:make", "--input", "2x6"]) == 0
+    said = capsys.readouterr()
+    assert "not fused: module.0 + module.1" in said.out
+    assert "a word of the user's code" in said.err and "a word" not in said.out
+    (folder / "limits.toml").write_text("[check]\nunfused = 0\n")
+    code, found = as_json(capsys, "check", "nets.py:make", "--input", "2x6", "--thresholds", "limits.toml")
+    assert code == found["exit_code"] == 1
+    assert found["unfused"] == [["module.0", "module.1"]] and found["stage"] == "float"
+    assert [limit["text"] for limit in found["broken"]] == ["check: unfused is 1, must be at most 0 (check)"]
+
+
+def test_check_of_a_prepared_model(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    code, found = as_json(capsys, "check", "nets.py:pair", "--input", "2x6", "--out", "checked")
+    assert code == 0 and found["stage"] == "qat" and not found["unfused"]
+    assert "high precision is possible" in found["mistakes"][0]["text"]
+    assert "module.2" in Path(found["file"]).read_text()
+
+
+def test_memory(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    (folder / "limits.json").write_text('{"memory": {"peak": "100"}}')
+    code, found = as_json(capsys, "memory", "nets.py:make", "--input", "64x6", "--thresholds", "limits.json")
+    assert code == 1 and found["broken"][0]["limit"] == 100
+    (relu,) = [row for row in found["rows"] if row["type"] == "ReLU" and row["phase"] == "forward"]
+    assert relu["after"] - relu["before"] == 64 * 8 * 4
+    assert Path(found["page"]).is_file()
+    assert main(["memory", "nets.py:make", "--input", "64x6", "--device", "meta"]) == 2
+    assert "cannot be measured" in capsys.readouterr().err
+
+
+def test_show(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    advice = Advice("outliers", "warning", "conv", (0,), "One value is 100.", "Use int16.")
+    operators = (Operator(0, "conv", "conv", "Conv2d", similarity=0.9, sqnr=9.0),)
+    document = Document("Net", "FvsQ", "float", "qat", operators=operators, advice=(advice,))
+    (folder / "profiler.json").write_text(document.to_json())
+    assert main(["show", "."]) == 0
+    said = capsys.readouterr().out
+    assert "conv" in said and "0.9" in said and "warning: conv: One value is 100. Use int16." in said
+    (folder / "limits.toml").write_text("[outputs]\nsimilarity = 0.99\n")
+    code, found = as_json(capsys, "show", "profiler.json", "--thresholds", "limits.toml")
+    assert code == 1 and found["outputs"][0]["name"] == "conv"
+    assert main(["open", "profiler.json"]) == 2
+    assert "There is no page" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "missing.json"], "missing.json cannot be read: No such file"),
+        (["show", "nets.py"], "nets.py: This is not a profile"),
+        (["check", "nets.py:make"], "required: --input"),
+        (["check", "nets.py:make", "--input", "1x7"], r"shapes cannot be multiplied"),
+        (["check", "nets.py:make", "--input", "1x6", "--march", "x3"], "invalid choice: 'x3'"),
+        (["check", "nets.py:make", "--input", "1x6", "--thresholds", "none.toml"], "none.toml cannot be read"),
+        (["chek"], "invalid choice"),
+    ],
+)
+def test_wrong_usage_is_said_without_a_traceback(
+    folder: Path, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err and "Traceback" not in said.err and not said.out
+
+
+def test_errors_of_the_users_code_are_shown_with_their_line(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["check", "nets.py:Wrong", "--input", "2x3"]) == 2
+    said = capsys.readouterr().err
+    assert "return x @ x" in said and "torch/nn/modules" not in said
+    code, found = as_json(capsys, "check", "nets.py:broken", "--input", "2x3")
+    assert code == 2 and "no weights here" in found["error"]
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "horizon_plugin_profiler", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_without_arguments_there_is_help_with_examples(folder: Path) -> None:
+    done = run(folder=folder)
+    assert done.returncode == 2 and not done.stderr
+    assert "examples:" in done.stdout and "exit codes: 0 fine; 1" in done.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_process_ends_with_the_code_and_prints_json_only(folder: Path) -> None:
+    (folder / "limits.toml").write_text("[check]\nunfused = 0\n")
+    done = run("check", "nets:make", "--input", "2x6", "--thresholds", "limits.toml", "--json", folder=folder)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["broken"][0]["name"] == "check"
