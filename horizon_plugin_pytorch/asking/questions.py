@@ -122,6 +122,18 @@ def _asks_none(steps: Sequence[dis.Instruction], i: int) -> bool:
     return is_none and i + 1 < len(steps) and steps[i + 1].opname in ("IS_OP", "COMPARE_OP")
 
 
+def names_tested_for_none(code: CodeType) -> set[str]:
+    """The local names that a function itself compares with None.
+
+    >>> def forward(x, mask, size): return x if mask is None else size
+    >>> names_tested_for_none(forward.__code__)
+    {'mask'}
+    """
+    steps = list(dis.get_instructions(code))
+    tested = (steps[i - 1] for i in range(1, len(steps)) if _asks_none(steps, i))
+    return {step.argval for step in tested if step.opname.startswith("LOAD_FAST")}
+
+
 def user_tests_identity() -> bool:
     """True if the innermost function of the user compares the attribute that it reads now by ``is``."""
     frame = user_frame()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.asking.questions import names_tested_for_none
 from horizon_plugin_pytorch.errors import UnknownCallError
 
 GUARD = "_argument_guard"  # where a traced model keeps what it relied on
@@ -117,6 +119,13 @@ class Fact:
         return _QUESTIONS[self.question].words(answer, self.about)
 
 
+def _says_none(annotation: Any) -> bool:
+    """Does an annotation allow None?"""
+    if isinstance(annotation, str):  # of a file with `from __future__ import annotations`
+        return re.search(r"\bOptional\b|\bNone\b", annotation) is not None
+    return type(None) in get_args(annotation)
+
+
 class ArgumentGuard:
     """Refuses calls for which the traced forward would have run other code than the graph has.
 
@@ -126,7 +135,11 @@ class ArgumentGuard:
 
     def __init__(self, model: nn.Module) -> None:
         self.name = type(model).__name__
-        parameters = inspect.signature(inspect.unwrap(type(model).forward)).parameters.values()
+        forward = inspect.unwrap(type(model).forward)
+        parameters = inspect.signature(forward).parameters.values()
+        code = getattr(forward, "__code__", None)
+        tested = set() if code is None else names_tested_for_none(code)
+        self.may_be_none = {p.name for p in parameters if p.name in tested or _says_none(p.annotation)}
         plain = [p.replace(annotation=p.empty) for p in list(parameters)[1:]]
         self.signature = inspect.Signature(plain)
         self.facts: dict[tuple[Place, str, Any], Fact] = {}
@@ -191,7 +204,11 @@ class Arguments:
         parameters = self.guard.signature.parameters
         self.values = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
         self.optional = [
-            name for name, p in parameters.items() if p.default is None or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            name
+            for name, p in parameters.items()
+            if p.default is None
+            or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            or (p.default is p.empty and name in self.guard.may_be_none)
         ]
         self.has_example = False
         try:
@@ -209,6 +226,8 @@ class Arguments:
                     self.values[name] = ()
                 elif parameters[name].kind is parameters[name].VAR_KEYWORD:
                     self.values[name] = {}
+                else:
+                    self.values[name] = None
 
     def is_known(self, name: str) -> bool:
         """Is there a value of a parameter?"""

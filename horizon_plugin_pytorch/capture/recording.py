@@ -229,6 +229,8 @@ class Recorder(TorchFunctionMode):
         self._note_reads(leaves)
         before = versions(leaves)
         out = result = func(*args, **kwargs)
+        if func == _SET_DATA and id(args[1]) in self._nodes:
+            notes(self._nodes[id(args[1])]).given_as_data = user_frames()
         is_assignment = getattr(func, "__name__", "") == "__setitem__"
         if is_assignment:
             result = args[0]
@@ -408,6 +410,7 @@ class Recorder(TorchFunctionMode):
         self._inputs = 0
 
 
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _SAME = frozenset({"alias", "detach", "view", "view_as"})  # how torch's own code makes another object of a tensor
 
 

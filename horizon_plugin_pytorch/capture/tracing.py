@@ -334,8 +334,11 @@ def _remedy(error: Exception) -> str:
             "numpy cannot take tensors or sizes that are not known as numbers while tracing. Compute with them in "
             "torch and Python, or take the numbers from the model's configuration."
         )
-    if "assignment to `x.data`" in text:
-        return "a graph has no form for `x.data = y`. Go on with the new tensor, as in `x = y`."
+    if re.search(r"assignment to `x.data`|Variable data has to be a tensor|not a storage", text):
+        return (
+            "a graph has no form for `x.data = y` or `x.set_(y)`. Go on with the new tensor, as in `x = y`; make a "
+            "state that the next forward reads an input and an output of the model."
+        )
     if "item assignment" in text:
         return (
             "writing into a part of a tensor has no form in a graph. Build the tensor from its parts with `torch.cat` "

@@ -25,6 +25,8 @@ _SHAPES = frozenset({
 def refuse_states(prep: Preparation) -> None:
     """Insist that no quantized tensor is kept for the next forward: it belongs to one run of the model.
 
+    Nor may another tensor take its memory, which has integers, or nothing yet.
+
     What is kept and never read, and constants that are computed once, do no harm.
 
     Raises:
@@ -39,6 +41,11 @@ def refuse_states(prep: Preparation) -> None:
                 f"`{path}` is a tensor of the model that the forward replaces by a quantized one (line {line}): the "
                 "next forward would read other numbers than this one, and a checkpoint or an exported file cannot keep "
                 f"it. {STATE_REMEDY}"
+            )
+        if notes(node).given_as_data is not None:
+            raise UnsupportedOperatorError(
+                f"`x.data = y` (line {source_line(notes(node).given_as_data)}) gives a tensor the memory of a "
+                f"quantized one, and not its scale. Go on with the new tensor, as in `x = y`. {STATE_REMEDY}"
             )
         if notes(node).read_later is not None and _is_data(node):
             raise UnsupportedOperatorError(

@@ -34,6 +34,7 @@ from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
 from horizon_plugin_pytorch.runtime.fixed_settings import FixedSettings, is_same
 from horizon_plugin_pytorch.runtime.hooks import NAMED_NOW, keep_names
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked
+from horizon_plugin_pytorch.runtime.stub_input import MAPPED, is_mapped
 
 # Of quantized tensors that a model keeps from one forward to the next.
 STATE_REASON = (
@@ -288,6 +289,8 @@ class PlacedModule(Successor):
         if type(error) not in (RuntimeError, IndexError):  # our own errors, out of memory, unsupported operators
             return error
         shapes = ", ".join(str(tuple(x.shape)) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
+        if any(map(is_mapped, (*pytree.tree_leaves(inputs), *self._parameters.values(), *self._buffers.values()))):
+            return OperatorInputError(f"`{type(self).__name__}` {self.place} is in `torch.vmap`. {MAPPED}.")
         return OperatorInputError(
             f"`{type(self).__name__}` {self.place} cannot run on inputs of shapes {shapes}: "
             f"{str(error).rstrip('.')}. Check what reaches this place of the model."

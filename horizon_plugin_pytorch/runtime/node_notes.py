@@ -79,6 +79,7 @@ class Notes:
     is_measured: Note[bool] = Note(False)  # the model read its shape
     kept_as: Note[str | None] = Note(None)  # the tensor of the model that the forward replaces by it
     read_later: Note[str | None] = Note(None)  # the stack at which a later forward reads it
+    given_as_data: Note[str | None] = Note(None)  # the stack at which another tensor takes its memory: `x.data = y`
     # -- of memory
     writes: Note[bool] = Note(False)  # it changes its first argument in place
     stale_by: Note[fx.Node | None] = Note(None)  # the call that wrote, through another tensor, to memory that it reads

@@ -13,6 +13,17 @@ from horizon_plugin_pytorch.errors import ExportError, OperatorInputError
 _SEVERAL = "A QuantStub quantizes one tensor: give each tensor that is to be quantized a QuantStub of its own"
 
 
+MAPPED = (
+    "A model that computes with scales has no form for each sample by itself; it takes any number of them at once: "
+    "`model(x.flatten(0, 1))` for an axis before the batch, whose results `unflatten(0, ...)` takes apart again"
+)
+
+
+def is_mapped(x: Any) -> bool:
+    """Is it what `torch.vmap` makes of a tensor?"""
+    return isinstance(x, Tensor) and torch._C._functorch.is_batchedtensor(x)
+
+
 def require_tensor(x: Any, place: str) -> None:
     """Insist that a QuantStub is given one dense tensor of real numbers; integers and booleans count as numbers.
 
@@ -28,7 +39,7 @@ def require_tensor(x: Any, place: str) -> None:
     ...     print(str(error)[:66])
     `QuantStub` at `quant` got a list instead of a tensor of real numb
     """
-    if isinstance(x, Tensor) and x.layout is torch.strided and not (x.is_complex() or x.is_nested):
+    if isinstance(x, Tensor) and x.layout is torch.strided and not (x.is_complex() or x.is_nested or is_mapped(x)):
         return
     got, remedy = _explained(x)
     raise OperatorInputError(f"`QuantStub` {place} got {got} instead of a tensor of real numbers. {remedy}.")
@@ -37,6 +48,8 @@ def require_tensor(x: Any, place: str) -> None:
 def _explained(x: Any) -> tuple[str, str]:
     """What it is, and what to do."""
     name = type(x).__name__
+    if is_mapped(x):
+        return "a tensor of `torch.vmap`", MAPPED
     if isinstance(x, Tensor):
         kind = "nested" if x.is_nested else "complex" if x.is_complex() else "sparse"
         remedy = {

@@ -213,6 +213,20 @@ class TwoTogether(Base):
         return self.dequant(y)
 
 
+class NoDefault(Base):
+    def forward(self, x, mask):
+        y = self.body(x)
+        return self.dequant(y if mask is None else y * self.quant_mask(mask))
+
+
+class Annotated(Base):
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.dequant(self.masked(self.body(x), mask))
+
+    def masked(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        return y if mask is None else y * self.quant_mask(mask)
+
+
 Call = tuple[tuple, dict[str, Any]]
 GIVEN, LEFT_OUT, NAMED = ((X, MASK), {}), ((X,), {}), ((X,), {"mask": MASK})
 OPTIONAL = [GIVEN, LEFT_OUT, NAMED, ((X, None), {})]
@@ -244,6 +258,8 @@ FORMS: dict[type[Base], list[Call]] = {
     ],
     DictWithNone: [(({"image": X, "mask": None},), {}), (({"image": X, "mask": MASK},), {})],
     TwoTogether: [LEFT_OUT, GIVEN, ((X, MASK, X), {})],
+    NoDefault: [GIVEN, ((X, None), {})],
+    Annotated: [GIVEN, ((X, None), {})],
 }
 UNKNOWN = (ListInput, DictInput)  # they cannot be traced without example inputs
 CASES = [(form, example) for form, calls in FORMS.items() for example in range(-1, len(calls))]
@@ -297,13 +313,13 @@ def test_every_call_has_floats_answer_or_is_refused(form: type[Base], index: int
         _answers(model, net, call)
 
 
-@pytest.mark.parametrize("form", [IsNone, IsNotNone, InSubmodule, KeywordOnly, TwoTogether])
+@pytest.mark.parametrize("form", [IsNone, IsNotNone, InSubmodule, KeywordOnly, TwoTogether, NoDefault, Annotated])
 def test_without_example_inputs_a_warning_names_argument_and_line(form: type[Base]) -> None:
     set_march(March.NASH_M)
     with pytest.warns(QuantizationWarning, match=r"`mask`.*test_optional_arguments.py:\d+.*example_inputs"):
         model = prepare_qat_fx(form().eval(), {"": get_default_qconfig()})
     with pytest.raises(UnknownCallError, match="`mask` given, and is called with it left out.*example_inputs"):
-        model(X)
+        model(X, None) if form in (NoDefault, Annotated) else model(X)
 
 
 class TakenAsItIs(Base):

@@ -300,6 +300,30 @@ def test_a_quantized_state_is_refused_with_its_lines(cls, method) -> None:
         prepared(cls(), method)
 
 
+class BufferGetsMemory(Base):
+    def begin(self) -> None:
+        self.register_buffer("state", torch.zeros(1, 3, 4, 4))
+
+    def step(self, y):
+        self.state.data = y
+        return y
+
+
+class NewTensorGetsMemory(Base):
+    def step(self, y):
+        new = torch.zeros(1, 3, 4, 4)
+        new.data = y
+        return new + 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("cls", [BufferGetsMemory, NewTensorGetsMemory])
+def test_memory_of_a_quantized_tensor_is_not_given_away(cls, method) -> None:
+    error = TraceError if method in ("symbolic", "fx") else UnsupportedOperatorError
+    with pytest.raises(error, match=r"test_states.py:\d+.*`x = y`.*input and an output of the model"):
+        prepared(cls(), method)
+
+
 def _counted(y: Tensor) -> Tensor:
     COUNT.add_(1.0)
     return y * COUNT

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError
+from horizon_plugin_pytorch.errors import HorizonError, OperatorInputError, QuantizationConfigError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     QuantStub,
@@ -153,3 +153,17 @@ def test_a_fixed_scale_of_the_operator_says_nothing_about_its_parts() -> None:
     model = prepare_qat_fx(Quotient().eval(), {"": qconfig})
     calibrate(model, [(x, y)], progress=False)
     assert (model(x, y) - (x / y).clamp(max=127 / 64)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_a_model_that_is_mapped_says_what_to_write(is_converted: bool) -> None:
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    model: Any = prepare_qat_fx(QuantWrapper(nn.Linear(4, 2)).eval(), {"": get_default_qconfig()})
+    calibrate(model, [x], progress=False)
+    model = convert(model) if is_converted else model
+    with pytest.raises(OperatorInputError, match=r"`QuantStub` at `quant`.*`torch.vmap`.*flatten\(0, 1\)"):
+        torch.vmap(model)(x)
+    state = {name: value.detach().expand(2, *value.shape) for name, value in model.named_parameters()}
+    if state:
+        with pytest.raises(OperatorInputError, match=r"`Linear` at `module`.*`torch.vmap`"):
+            torch.vmap(lambda s: torch.func.functional_call(model, s, (x[0],)))(state)
