@@ -269,9 +269,9 @@ def test_gradients_of_int16_networks_are_those_of_float_with_the_same_batch_norm
     for i in (0, 3):
         name, norm = f"body.{i}.weight", model.body[i + 1]
         folded = (norm.weight / (norm.running_var + norm.eps).sqrt()).detach().reshape(-1, 1, 1, 1)
-        assert likeness(found[QATMode.FuseBN], frozen, name, folded) > 0.99
+        as_frozen = likeness(found[QATMode.FuseBN], frozen, name, folded)
+        assert as_frozen > 0.99 and as_frozen > likeness(found[QATMode.FuseBN], trained, name, folded)
         assert likeness(found[QATMode.WithBN], trained, name) > 0.98
-        assert likeness(frozen, trained, name) < 0.9  # which is not what quantization does
     for name in ("twice.weight", "norm.weight", "norm.bias", "box.weight", "box.bias"):
         assert likeness(found[QATMode.FuseBN], frozen, name) > 0.99, name
         assert likeness(found[QATMode.WithBN], trained, name) > 0.98, name
