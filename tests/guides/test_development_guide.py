@@ -91,8 +91,8 @@ def test_model_of_the_profiler(march: str) -> None:
     done = run("model_profiler", march)
     written = {path.name for path in Path("horizon_quant_debug").iterdir()}
     assert written >= {
-        "profiler.json", "similarity.txt", "ordered_op_error_similarity.txt", "similarity.html", "statistic_qat.txt",
-        "statistic_quantized.html", "weight_comparison.txt", "qconfig_info.txt",
+        "profiler.html", "profiler.json", "similarity.txt", "ordered_op_error_similarity.txt", "similarity.html",
+        "statistic_qat.txt", "statistic_quantized.html", "weight_comparison.txt", "qconfig_info.txt",
     }  # fmt: skip
     assert types(done.qat_net, "convmod1.add", "convmod2.add", "convmod3.add") == ["ConvAddReLU2d"] * 3
     assert all(

@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.analysis.features import STATISTICS, stream_statisti
 from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.profile.collect import Collector
 from horizon_plugin_pytorch.analysis.profile.document import Document, Metric
+from horizon_plugin_pytorch.analysis.profile.page import page_of
 from horizon_plugin_pytorch.analysis.profile.side_files import CSV_FILE, NODE_DATA_FILES, node_data, operators_csv
 from horizon_plugin_pytorch.analysis.profile.stages import stage_of
 from horizon_plugin_pytorch.analysis.profile.tools import ToolSettings
@@ -31,7 +32,7 @@ from horizon_plugin_pytorch.analysis.weights import compare_weights
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, require_module
 
-OUT_DIR, JSON_FILE = "horizon_quant_debug", "profiler.json"
+OUT_DIR, PAGE_FILE, JSON_FILE = "horizon_quant_debug", "profiler.html", "profiler.json"
 CALLED_FILE, UNFUSED_FILE = "module_called_count.txt", "unfused_operations.txt"
 _WHO = "model_profiler"
 _PREPARED = ("calibration", "qat")
@@ -147,6 +148,7 @@ class _ProfilerRun:
     def _write(self, document: Document) -> None:
         """All forms of the document."""
         write_report(document.to_json(), self._folder, JSON_FILE, _WHO)
+        write_report(page_of([document]), self._folder, PAGE_FILE, _WHO)
         write_report(operators_csv(document), self._folder, CSV_FILE, _WHO)
         for measure, name in NODE_DATA_FILES.items():
             write_report(node_data(document, measure), self._folder, name, _WHO)

@@ -45,7 +45,7 @@ def test_files(models: dict[str, nn.Module], tmp_path: Path) -> None:
     folder = tmp_path / "horizon_quant_debug"
     written = {path.name for path in folder.iterdir()}
     assert written >= {
-        "profiler.json", "profiler.csv", "model_explorer_similarity.json", "model_explorer_sqnr.json",
+        "profiler.html", "profiler.json", "profiler.csv", "model_explorer_similarity.json", "model_explorer_sqnr.json",
         "model_explorer_error.json", "similarity.txt", "ordered_op_error_similarity.txt", "similarity.html",
         "statistic_float.txt", "statistic_float.html", "statistic_qat.txt", "statistic_qat.html",
         "weight_comparison.txt", "qconfig_info.txt", "module_called_count.txt", "unfused_operations.txt",
