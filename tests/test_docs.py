@@ -87,6 +87,12 @@ def test_every_page_is_in_the_navigation():
     assert [p.name for p in PAGES if p.name not in navigation] == []
 
 
+def test_the_sidebar_has_the_order_of_reading():
+    used = (ROOT / "mkdocs.yml").read_text().partition("- Use:")[2].partition("- Look up:")[0]
+    read = (DOCS / "index.md").read_text().partition("Read in this order")[2].partition("Look up:")[0]
+    assert re.findall(r"[\w-]+\.md", used) == re.findall(r"\]\(([\w-]+\.md)\)", read)
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_warnings(tmp_path):
     pytest.importorskip("mkdocs")
