@@ -39,6 +39,8 @@ def parser_of() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _check(commands)
     _memory(commands)
+    _profile(commands)
+    _compare(commands)
     _show(commands, "show", "print what a report says, and where its page is")
     _show(commands, "open", "the same, and open the page in a browser")
     return parser
@@ -79,13 +81,13 @@ def _profile(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("model", help="module:function of a pair (float model, quantized model), or of the first one")
     parser.add_argument("second", nargs="?", help="module:function of the second model, if the first gives no pair")
     _takes_model(parser)
-    _compares(parser)
+    _compares(parser, "profiler")
     parser.add_argument("--checkpoint", metavar="FILE", help="a state dict to load into the second model first")
 
 
-def _compares(parser: argparse.ArgumentParser) -> None:
+def _compares(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--mode", choices=("FvsQ", "QvsQ", "CvsQ"), help="what is compared; found out if not given")
-    parser.add_argument("--out", default="profiler", metavar="FOLDER", help="for all files (default: %(default)s)")
+    parser.add_argument("--out", default=folder, metavar="FOLDER", help="for all files (default: %(default)s)")
     parser.add_argument("--similarity", choices=list(METRICS), default="Cosine", help="(default: %(default)s)")
     parser.add_argument("--task", choices=[task for task in TASKS if task], default="", help="sets what error is fine")
     parser.add_argument("--metric", metavar="MODULE:FUNCTION", help="gives the task's metric of a model, a number")
@@ -101,7 +103,7 @@ def _compare(commands: argparse._SubParsersAction) -> None:
         help="a state dict of the quantized model; at least twice",
     )  # fmt: skip
     _takes_model(parser, is_required=False)
-    _compares(parser)
+    _compares(parser, "compare")
 
 
 def _show(commands: argparse._SubParsersAction, name: str, text: str) -> None:

@@ -47,7 +47,7 @@ class Result:
 
 def check(options: Namespace) -> Result:
     """What is not fused, not called, or has formats to look at."""
-    limits = _limits(options)
+    limits = limits_of(options)
     model = _last_model(options)
     if options.checkpoint:
         load_checkpoint(model, options.checkpoint)
@@ -94,7 +94,7 @@ def check(options: Namespace) -> Result:
 
 def memory(options: Namespace) -> Result:
     """What each operator allocates."""
-    limits = _limits(options)
+    limits = limits_of(options)
     rows = show_cuda_memory_consumption(
         _last_model(options), inputs_of(options.input, options.seed), options.device, out_dir=options.out,
         file_name=MEMORY_PAGE,
@@ -115,7 +115,7 @@ def memory(options: Namespace) -> Result:
 
 def show(options: Namespace) -> Result:
     """What a report says, and where its page is."""
-    limits = _limits(options)
+    limits = limits_of(options)
     path = Path(options.report)
     path = path / REPORT if path.is_dir() else path
     document = read_report(path)
@@ -144,7 +144,7 @@ def read_report(path: Path) -> Document:
         raise UsageError(f"{path}: {error}") from error
 
 
-def _limits(options: Namespace) -> Thresholds:
+def limits_of(options: Namespace) -> Thresholds:
     """The limits, read before the long work begins."""
     return Thresholds({}) if options.thresholds is None else read_thresholds(options.thresholds)
 

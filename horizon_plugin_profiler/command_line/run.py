@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horizon_plugin_profiler.command_line import commands
+from horizon_plugin_profiler.command_line import commands, reports
 from horizon_plugin_profiler.command_line.arguments import parser_of
 from horizon_plugin_profiler.command_line.commands import Result
 from horizon_plugin_profiler.command_line.outcomes import BROKEN, DEFECT, FINE, INTERRUPTED, NOT_DONE
@@ -20,6 +20,8 @@ from horizon_plugin_pytorch.errors import HorizonError
 _COMMANDS: dict[str, Callable[[Any], Result]] = {
     "check": commands.check,
     "memory": commands.memory,
+    "profile": reports.profile,
+    "compare": reports.compare,
     "show": commands.show,
     "open": commands.show,
 }

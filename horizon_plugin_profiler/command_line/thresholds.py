@@ -66,7 +66,7 @@ class Thresholds:
     def of_pair(self, before: Document, after: Document) -> list[Broken]:
         """What a profile does not keep, and by how much it may be worse than another one."""
         allowed = self.sections.get("drop", {})
-        return [*self.of_document(after), *_of_operators(allowed, _worsening(before, after), "drop.")] + [
+        return [*self.of_document(after), *_of_operators(allowed, worsening(before, after), "drop.")] + [
             *_of_metric_drop(allowed.get("metric"), before.metric, after.metric)
         ]
 
@@ -210,8 +210,8 @@ def _is_higher_better(quantity: str, function: str) -> bool:
     return quantity in _AT_LEAST
 
 
-def _worsening(before: Document, after: Document) -> Document:
-    """The later profile, with differences in place of values: how much worse it is."""
+def worsening(before: Document, after: Document) -> Document:
+    """The operators that both profiles have, with differences in place of values: how much worse the later one is."""
     known = {operator.name: operator for operator in before.operators}
     found = []
     for operator in after.operators:

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from horizon_plugin_profiler.command_line.run import main
-from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Operator
+from horizon_plugin_profiler.command_line.targets import models_of
+from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Operator, read_document
+from tests.command_line.conftest import CODE
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,3 +120,92 @@ def test_a_process_ends_with_the_code_and_prints_json_only(folder: Path) -> None
     done = run("check", "nets:make", "--input", "2x6", "--thresholds", "limits.toml", "--json", folder=folder)
     assert done.returncode == 1
     assert json.loads(done.stdout)["broken"][0]["name"] == "check"
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models, and reports of two checkpoints of them, the second one worse."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "nets.py").write_text(CODE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        _, qat = models_of("nets.py:pair")
+        torch.save(qat.state_dict(), "good.pt")
+        with torch.no_grad():
+            qat.module[2].weight.mul_(torch.linspace(0.2, 2, 8))
+        torch.save({"state_dict": qat.state_dict()}, "bad.pt")
+        for name in ("good", "bad"):
+            arguments = ["nets.py:pair", "--input", "32x6", "--checkpoint", f"{name}.pt", "--out", name]
+            assert main(["profile", *arguments, "--metric", "nets.py:share_of_positive"]) == 0
+    return folder
+
+
+@pytest.fixture
+def runs(two_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(two_runs)
+    return two_runs
+
+
+def test_profile_writes_page_and_report_and_keeps_limits(runs: Path, capsys: pytest.CaptureFixture) -> None:
+    document = read_document(Path("good/profiler.json").read_text())
+    assert (document.mode, document.first, document.second) == ("FvsQ", "float", "qat")
+    assert document.metric is not None and document.metric.name == "share_of_positive"
+    assert "<html" in Path("good/profiler.html").read_text()
+    Path("limits.toml").write_text('[operators."module.2"]\nsimilarity = 0.97\n[metric]\nloss = 0.2\n')
+    code, found = as_json(capsys, "show", "good", "--thresholds", "limits.toml")
+    assert code == 0 and found["page"] == "good/profiler.html"
+    code, found = as_json(capsys, "show", "bad", "--thresholds", "limits.toml")
+    similarity = next(row["similarity"] for row in found["operators"] if row["name"] == "module.2")
+    assert code == 1 and found["broken"][0]["value"] == similarity < 0.97
+    assert f"module.2: similarity is {similarity:.7g}, must be at least 0.97" in found["broken"][0]["text"]
+
+
+def test_compare_puts_reports_side_by_side(runs: Path, capsys: pytest.CaptureFixture) -> None:
+    Path("drop.toml").write_text('[drop.operators."*"]\nsqnr = 3\n')
+    assert main(["compare", "good", "bad/profiler.json", "--thresholds", "drop.toml", "--top", "1"]) == 1
+    said = capsys.readouterr().out
+    assert "bad: module.2: loss of sqnr" in said and "module.0(I)" not in said.split("broken:")[0]
+    page, table = Path("compare/compare.html").read_text(), Path("compare/compare.csv").read_text()
+    assert "QuantWrapper (bad)" in page and table.startswith('operator,"similarity, good"')
+    code, found = as_json(capsys, "compare", "bad", "good", "--thresholds", "drop.toml")
+    assert code == 0 and not found["notes"] and set(found["runs"]) == {"good", "bad"}
+    lost = {row["name"]: row["sqnr_lost"] for row in found["operators"]}
+    assert lost["quant"] == 0 and lost["module.2"] < -3
+
+
+def test_compare_runs_checkpoints_and_says_what_makes_runs_differ(runs: Path, capsys: pytest.CaptureFixture) -> None:
+    inputs = ["--input", "32x6", "--out", "checkpoints"]
+    code, found = as_json(
+        capsys, "compare", "nets.py:pair", "--checkpoint", "good.pt", "--checkpoint", "bad.pt", *inputs
+    )
+    assert code == 0 and Path("checkpoints/2_bad/profiler.json").is_file()
+    assert {row["name"]: row["sqnr_lost"] for row in found["operators"]}["module.2"] > 3
+    profile = ["profile", "nets.py:pair", "--seed", "1", "--similarity", "MSE", "--input", "2x6", "--out", "other"]
+    assert main(profile) == 0
+    _, found = as_json(capsys, "compare", "good", "other")
+    assert [note.partition(":")[0] for note in found["notes"]] == [
+        "The runs saw different inputs", "The runs measured similarity by different functions"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["profile", "nets.py:make", "--input", "2x6"], "gives one model, and two are compared"),
+        (["profile", "nets.py:make", "nets.py:make", "--input", "2x6"], "a float model and a float one"),
+        (["profile", "nets.py:pair", "--input", "2x6", "--metric", "nets.py:number"], "give a function of a model"),
+        (
+            ["profile", "nets.py:pair", "--input", "2x6", "--metric", "builtins:str"],
+            "gives a str: a metric is a number",
+        ),
+        (["compare", "good"], "Give two reports"),
+        (["compare", "good", "--checkpoint", "good.pt"], "--checkpoint at least twice"),
+        (["compare", "x:y", "--checkpoint", "good.pt", "--checkpoint", "bad.pt"], "give their inputs"),
+    ],
+)
+def test_what_cannot_be_profiled_is_said(
+    runs: Path, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err and "Traceback" not in said.err and not said.out

@@ -116,3 +116,10 @@ def test_wrong_files_are_told(tmp_path: Path, text: str, message: str) -> None:
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         read_thresholds(str(tmp_path / "missing.toml"))
+
+
+def test_the_file_of_the_documentation_is_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    (tmp_path / "limits.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
+    limits = read_thresholds(str(tmp_path / "limits.toml"))
+    assert set(limits.sections) == {"outputs", "operators", "metric", "drop", "check", "memory"}
