@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from horizon_plugin_pytorch.asking.stack import is_module_call, user_frames
 from horizon_plugin_pytorch.capture.leaves import is_functional, runs_as_one
 from horizon_plugin_pytorch.capture.memory import Memory, changed, distinct, versions
+from horizon_plugin_pytorch.capture.mode_blind import is_mode_blind
 from horizon_plugin_pytorch.capture.packing import PackedGraph
 from horizon_plugin_pytorch.capture.plain_state import PlainState
 from horizon_plugin_pytorch.capture.region import module_at
@@ -51,7 +52,7 @@ from horizon_plugin_pytorch.runtime.node_notes import notes, place_like
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.runtime.stochastic import mark_stochastic
 from horizon_plugin_pytorch.runtime.stub_input import require_tensor
-from horizon_plugin_pytorch.torch_functions import REAL, is_shape
+from horizon_plugin_pytorch.torch_functions import REAL, is_metadata, is_shape
 from horizon_plugin_pytorch.writing import writes
 
 
@@ -99,6 +100,7 @@ class Recorder(TorchFunctionMode):
         self.runs: list[list[LoggedCall]] = []
         self._handed: dict[fx.Node, None] = {}
         self._memory = Memory()
+        self.reads_values = False  # may what the model does depend on the values of its tensors?
         self._earlier: dict[int, tuple[weakref.ref, fx.Node]] = {}  # tensors of the runs before that are still there
 
     # -- values
@@ -250,6 +252,9 @@ class Recorder(TorchFunctionMode):
                 stale,
             )
             self._note_writes(node, changed(leaves, before), result)
+        elif not is_metadata(func) and func != _ASKS_DTYPE:
+            self.reads_values = True
+        self.reads_values |= _decides(leaves, result)
         return out
 
     def _note_reads(self, leaves: list[Tensor]) -> None:
@@ -277,6 +282,7 @@ class Recorder(TorchFunctionMode):
         name = func.overloadpacket.__name__
         if name in _SAME:
             return self._bind(out, self._nodes[id(sources[0])])
+        self.reads_values = True  # as a script may
         site = here(name)
 
         def make() -> fx.Node:
@@ -410,6 +416,12 @@ class Recorder(TorchFunctionMode):
         self._inputs = 0
 
 
+def _decides(leaves: list[Tensor], result: Any) -> bool:
+    """True for a call that makes a choice of real numbers: positions, a mask; what follows may have any length."""
+    return any(x.dtype not in REAL for x in _leaves(result)) and any(x.dtype in REAL for x in leaves)
+
+
+_ASKS_DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _SAME = frozenset({"alias", "detach", "view", "view_as"})  # how torch's own code makes another object of a tensor
 
@@ -554,7 +566,9 @@ def record(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None) 
 def record_runs(
     model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None
 ) -> tuple[fx.Graph, list[list[LoggedCall]], list[Tensor]]:
-    """The graph of a float model on example inputs, in the eval and in the training mode; the model is not changed.
+    """The graph of a float model on example inputs; the model is not changed.
+
+    It runs in eval mode, and in training mode too, unless it cannot do anything else there.
 
     Returns:
         The graph, the calls of modules in each of the runs, and the tensors that the model gave in eval mode.
@@ -572,8 +586,9 @@ def record_runs(
                 _record_run(recorder, runner, args, kwargs or {}, is_training=False)
             if not recorder.has_read_earlier:
                 recorder.runs.pop()
-        with contextlib.suppress(TraceError):  # the training branch may need targets; the eval graph is enough then
-            _record_run(recorder, runner, args, kwargs or {}, is_training=True)
+        if recorder.reads_values or recorder.keeps_tensors or plain.is_old or not is_mode_blind(runner):
+            with contextlib.suppress(TraceError):  # its branch may need targets; the eval graph is enough then
+                _record_run(recorder, runner, args, kwargs or {}, is_training=True)
     finally:
         torch.set_rng_state(state)
         plain.undo()  # objects that a copy shares with the model

@@ -65,7 +65,8 @@ def prepare(
     """Prepare a float model for calibration and training on the integer grid; `model` itself is not changed.
 
     What lies between QuantStub and DeQuantStub is quantized, the rest stays float. JIT_STRIP and JIT find the graph by
-    running the model on the example inputs, in eval and in training mode; its own forward stays, with all its Python.
+    running the model on the example inputs, in eval mode, and in training mode too if its code can tell them apart; its
+    own forward stays, with all its Python.
     SYMBOLIC traces it, and EAGER leaves replacing and fusing to you.
 
     Args:
