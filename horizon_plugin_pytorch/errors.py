@@ -48,8 +48,8 @@ class FusionError(HorizonError, ValueError):
     """The modules to fuse do not form a pattern that the BPU fuses."""
 
 
-class CheckpointError(HorizonError, ValueError):
-    """A state dict cannot be loaded into a prepared model."""
+class CheckpointError(HorizonError, RuntimeError, ValueError):
+    """A state dict cannot be loaded into a prepared or converted model. A RuntimeError, as of torch, too."""
 
 
 class CheckError(HorizonError, RuntimeError):

@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.errors import (
 )
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, LoadedScale
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.notes import hidden
 from horizon_plugin_pytorch.passes.own_scales import completed
 from horizon_plugin_pytorch.passes.unmet import unmet_keys
@@ -244,9 +245,10 @@ def _named(model: nn.Module, quantizers: Collection[FakeQuantize]) -> str:
 
 def _before_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
     """Refuse what is no state of a prepared model, add biases that calibration added, join ranges of calls."""
-    if not any(isinstance(m, FakeQuantize) for m in model.modules()):
-        return
     own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+    if not any(isinstance(m, FakeQuantize) for m in model.modules()):
+        _check_formats(model, own)
+        return
     _check(own)
     _check_numbers(model, own)
     added = _added_biases(model, own)
@@ -256,6 +258,17 @@ def _before_loading(model: nn.Module, state_dict: dict[str, Any], prefix: str, *
         state_dict.update({prefix + key: value for key, value in completed(model, own).items()})
     for path, calls in _joined_calls(model.state_dict().keys(), own).items():
         state_dict.update({prefix + key: value for key, value in _join(own, path, calls).items()})
+
+
+def _check_formats(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
+    """Refuse integers of another format before any of them is loaded: a mixture would mean nothing."""
+    modules = ((path, m) for path, m in model.named_modules() if isinstance(m, QuantizedModule))
+    found = [text for path, module in modules if (text := module.other_format(state_dict, f"{path}." if path else ""))]
+    if found:
+        raise CheckpointError(
+            f"load_state_dict: the checkpoint has integers of other formats, and nothing was loaded: {listed(found)}. "
+            "Convert a model that was prepared with the formats of the checkpoint."
+        )
 
 
 def _check_numbers(model: nn.Module, state_dict: Mapping[str, Any]) -> None:

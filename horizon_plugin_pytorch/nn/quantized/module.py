@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -253,14 +253,16 @@ class QuantizedModule(PlacedModule):
         errors: list,
     ) -> None:  # fmt: skip
         self.forget_plans()
-        other = self._other_format(state_dict, prefix, state_dict.pop(prefix + "quant_range", None))
+        other = self.other_format(state_dict, prefix)
+        state_dict.pop(prefix + "quant_range", None)
         if other:  # numbers of another format mean something else: leave all as it is
             errors.append(f"{other}. Convert a model that was prepared with the formats of the checkpoint.")
             return
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
 
-    def _other_format(self, state_dict: dict, prefix: str, written: Any) -> str:
+    def other_format(self, state_dict: Mapping[str, Any], prefix: str) -> str:
         """What the integers of a checkpoint are, if not those of this module."""
+        written = state_dict.get(prefix + "quant_range")
         if isinstance(written, Tensor) and self.scale is not None and written.tolist() != [self.low, self.high]:
             if written.shape != (2,):
                 return f"{prefix}quant_range has {written.numel()} numbers and not a smallest and a largest one"
