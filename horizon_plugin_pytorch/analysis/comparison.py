@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from horizon_plugin_pytorch.analysis.same_input import NotComparable, real_of, s
 from horizon_plugin_pytorch.analysis.similarity_function import largest_difference
 from horizon_plugin_pytorch.analysis.watched_run import WatchedRun, undisturbed_evaluation
 from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning, listed, require_module, warn
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.watch.call_log import CallLog
-from horizon_plugin_pytorch.watch.in_step import run_in_step
+from horizon_plugin_pytorch.watch.in_step import run_alike, run_in_step
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.pairing import Pairing, Unpaired, pair_calls
 
@@ -60,6 +63,8 @@ class ComparedCall:
 class Comparison:
     """Two models, whose calls are paired once, and which run in step as often as there are batches.
 
+    Calls are paired when somebody asks for `logs` or `pairing`, or `run` finds that they must be.
+
     Args:
         model1, model2: of any stages; they are not changed.
         inputs: the arguments of both models, as `prepare` takes them.
@@ -83,44 +88,78 @@ class Comparison:
         require_two_models(model1, model2, who)
         self._runs = self._runs_on((model1, model2), inputs)
         self.models = self._runs[0].model, self._runs[1].model
-        self.logs = _log(self._runs[0]), _log(self._runs[1])
-        self.pairing = pair_calls(*self.logs)
-        _tell_unpaired(model1, model2, self.pairing, who)
-        self._parts = _parts_of(self.pairing.first_only), _parts_of(self.pairing.second_only)
+        self._parts: tuple[dict[str, list[OperatorCall]], ...] = ({}, {})
         self._not_comparable: dict[str, list[str]] = {}
+
+    @cached_property
+    def logs(self) -> tuple[CallLog, CallLog]:
+        return _log(self._runs[0]), _log(self._runs[1])
+
+    @cached_property
+    def pairing(self) -> Pairing:
+        pairing = pair_calls(*self.logs)
+        _tell_unpaired(*self.models, pairing, self._who)
+        self._parts = _parts_of(pairing.first_only), _parts_of(pairing.second_only)
+        return pairing
 
     def _runs_on(self, models: tuple[nn.Module, nn.Module], inputs: Any) -> tuple[WatchedRun, WatchedRun]:
         one, other = (WatchedRun(m, inputs, d, self._who) for m, d in zip(models, self._devices, strict=True))
         return one, other
 
-    def run(self, consumer: Callable[[ComparedCall], Any]) -> tuple[Any, Any]:
+    def run(self, consumer: Callable[[ComparedCall], Any], restart: Callable[[], Any] | None = None) -> None:
         """Run both models in step on the inputs that were given, and tell of each pair of calls, in the second's order.
 
-        Returns:
-            What the two models gave.
+        Args:
+            restart: forgets all that the consumer was told. With it, the calls of models that should be alike are taken
+                as they come, and paired afterwards: if they are found to belong together in another way, all is told
+                again.
         """
-        return self._run(self._runs, consumer)
+        if restart is None or not _may_be_alike(*self.models) or not self._run_alike(consumer, restart):
+            self._run(self._runs, consumer)
 
-    def run_on(self, inputs: Any, consumer: Callable[[ComparedCall], Any]) -> tuple[Any, Any]:
+    def run_on(self, inputs: Any, consumer: Callable[[ComparedCall], Any]) -> None:
         """The same on other inputs.
 
         Raises:
             CheckError: a model makes other calls on them.
         """
-        return self._run(self._runs_on(self.models, inputs), consumer)
+        self._run(self._runs_on(self.models, inputs), consumer)
 
-    def _run(self, runs: tuple[WatchedRun, WatchedRun], consumer: Callable[[ComparedCall], Any]) -> tuple[Any, Any]:
+    def _run(self, runs: tuple[WatchedRun, WatchedRun], consumer: Callable[[ComparedCall], Any]) -> None:
+        pairing = self.pairing
+        with self._running(runs, consumer, len(pairing.pairs)) as (compare, run):
+            run_in_step(*self.models, pairing, compare, run)
+
+    def _run_alike(self, consumer: Callable[[ComparedCall], Any], restart: Callable[[], Any]) -> bool:
+        try:
+            with self._running(self._runs, consumer, None) as (compare, run):
+                logs = run_alike(*self.models, compare, run)
+        except Exception:  # the other way says what is wrong, if it is not only that calls are others
+            restart()
+            self._not_comparable.clear()
+            return False
+        self.logs = logs
+        if all(one.index == other.index for one, other in self.pairing.pairs) and _are_all(self.pairing, logs):
+            return True
+        restart()
+        self._not_comparable.clear()
+        return False
+
+    @contextmanager
+    def _running(
+        self, runs: tuple[WatchedRun, WatchedRun], consumer: Callable[[ComparedCall], Any], count: int | None
+    ) -> Iterator[tuple[Callable[[OperatorCall, OperatorCall], None], Callable[[nn.Module], Any]]]:
         by_model = {id(run.model): run for run in runs}
         with ExitStack() as stack:
             for model in self.models:
                 stack.enter_context(undisturbed_evaluation(model))
-            bar = stack.enter_context(tqdm(total=len(self.pairing.pairs), desc=self._who, disable=None))
+            bar = stack.enter_context(tqdm(total=count, desc=self._who, disable=None))
 
             def compare(one: OperatorCall, other: OperatorCall) -> None:
                 bar.update()
                 consumer(self._compared(one, other))
 
-            return run_in_step(*self.models, self.pairing, compare, lambda model: by_model[id(model)]())
+            yield compare, lambda model: by_model[id(model)]()
 
     def tell_not_comparable(self) -> None:
         """Say of which operators the error with the same input is not known."""
@@ -186,6 +225,18 @@ def require_two_models(model1: nn.Module, model2: nn.Module, who: str) -> None:
             "conversion may change the model that they are given: keep `copy.deepcopy(model)` from before, and compare "
             "with that."
         )
+
+
+def _may_be_alike(model1: nn.Module, model2: nn.Module) -> bool:
+    """Can it be that two models make the same calls: have they the same operators, both with scales?"""
+    kinds = QATModule, QuantizedModule
+    one, other = ({path for path, m in model.named_modules() if isinstance(m, kinds)} for model in (model1, model2))
+    parts = one ^ other  # a QAT module may be made of others
+    return bool(one & other) and all(path.rpartition(".")[0] in one & other or "." in path for path in parts)
+
+
+def _are_all(pairing: Pairing, logs: tuple[CallLog, CallLog]) -> bool:
+    return len(pairing.pairs) == len(logs[0].calls) == len(logs[1].calls)
 
 
 def _log(run: WatchedRun) -> CallLog:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.analysis.similarity_function import largest_difference
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.nested import map_tensors, tensors_of
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, exact_qtensor, integer_qtensor
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
@@ -71,7 +73,8 @@ def _called(call: OperatorCall, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     if call.module is None:
         assert call.function is not None
         return call.function(*args, **kwargs)
-    with undisturbed(call.module):
+    is_fixed = isinstance(call.module, QuantizedModule)  # which keeps nothing of a run
+    with nullcontext() if is_fixed else undisturbed(call.module):
         if call.method:
             return getattr(call.module, call.method)(*args, **kwargs)
         if isinstance(call.module, PlacedModule):  # whose own `forward` may be a step of the model's run

@@ -117,7 +117,9 @@ def featuremap_similarity(
     comparison = Comparison(model1, model2, inputs, devices, _WHO)
     rows: list[SimilarityRow] = []
     try:
-        comparison.run(lambda call: rows.append(row_of(len(rows), call, similarity(call.first, call.second))))
+        comparison.run(
+            lambda call: rows.append(row_of(len(rows), call, similarity(call.first, call.second))), restart=rows.clear
+        )
     finally:  # what was compared until an error, or an interrupt
         write_similarity(rows, similarity.name, out_dir)
     comparison.tell_not_comparable()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.statistics.metrics import METRICS, Metric, metric_of
@@ -98,6 +99,11 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
     """
     if not one.numel():
         return 0.0
+    if one.is_floating_point() and one.dtype == other.dtype:
+        low, high = torch.aminmax(one - other)
+        largest = max(-float(low), float(high))
+        if math.isfinite(largest):
+            return largest
     difference = (one.double() - other.double()).abs()
     is_same = (one == other) | (one.isnan() & other.isnan())
     return float(difference.masked_fill(is_same, 0.0).nan_to_num(nan=math.inf).max())

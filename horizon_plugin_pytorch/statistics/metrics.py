@@ -19,6 +19,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 
 _TINY = 1e-30  # for sums that are divided by
+_PART = 1 << 17  # numbers at a time: their float64 form stays in the cache, and takes no memory of note
 
 
 class Metric(ABC):
@@ -44,16 +45,18 @@ class Metric(ABC):
         """
         if found.shape != wanted.shape:
             raise ValueError(f"tensors of shapes {tuple(found.shape)} and {tuple(wanted.shape)} cannot be compared.")
-        found, wanted = found.detach().double(), wanted.detach().double()
-        is_finite = found.isfinite() & wanted.isfinite()
-        if not bool(is_finite.all()):
-            counts = is_finite | ((found != wanted) & ~(found.isnan() & wanted.isnan()))
-            found, wanted = found[counts], wanted[counts]
-        self._add(found, wanted)
+        found, wanted = found.detach().flatten(), wanted.detach().flatten()
+        if not found.numel():
+            self._add(found.double(), wanted.double())
+        for one, other in zip(found.split(_PART), wanted.split(_PART), strict=True):  # in float64, bit by bit
+            self._add(one.double(), other.double())
 
     def _add(self, found: Tensor, wanted: Tensor) -> None:
         """Count numbers, as many of the one as of the other."""
-        self._sums = self._sums + torch.stack(self._terms(found, wanted))
+        new = torch.stack(self._terms(found, wanted))
+        if not bool(new.isfinite().all()):  # a sum of squares is finite if the numbers are
+            new = torch.stack(self._terms(*_counted(found, wanted)))
+        self._sums = self._sums + new
 
     @abstractmethod
     def _terms(self, found: Tensor, wanted: Tensor) -> list[Tensor]:
@@ -79,7 +82,7 @@ class Cosine(Metric):
     higher_is_better = True
 
     def _terms(self, found: Tensor, wanted: Tensor) -> list[Tensor]:
-        return [(found * wanted).sum(), found.square().sum(), wanted.square().sum()]
+        return [torch.dot(found, wanted), torch.dot(found, found), torch.dot(wanted, wanted)]
 
     def _value(self, *sums: float) -> float:
         product, found, wanted = sums
@@ -91,7 +94,7 @@ class MSE(Metric):
     """The mean of the squared differences."""
 
     def _terms(self, found: Tensor, wanted: Tensor) -> list[Tensor]:
-        return [(found - wanted).square().sum(), _count(found)]
+        return [_squares(found - wanted), _count(found)]
 
     def _value(self, *sums: float) -> float:
         return _or_infinite(sums[0] / max(sums[1], 1))
@@ -111,7 +114,7 @@ class RelativeError(Metric):
     """``|found - wanted| / |wanted|`` (L2 norms)."""
 
     def _terms(self, found: Tensor, wanted: Tensor) -> list[Tensor]:
-        return [(found - wanted).square().sum(), wanted[wanted.isfinite()].square().sum()]
+        return [_squares(found - wanted), _finite_squares(wanted)]
 
     def _value(self, *sums: float) -> float:
         return _or_infinite(math.sqrt(sums[0]) / max(math.sqrt(sums[1]), _TINY))
@@ -123,7 +126,7 @@ class SQNR(Metric):
     higher_is_better = True
 
     def _terms(self, found: Tensor, wanted: Tensor) -> list[Tensor]:
-        return [wanted[wanted.isfinite()].square().sum(), (found - wanted).square().sum()]
+        return [_finite_squares(wanted), _squares(found - wanted)]
 
     def _value(self, *sums: float) -> float:
         signal, noise = sums
@@ -141,6 +144,7 @@ class KL(Metric):
     """
 
     def _add(self, found: Tensor, wanted: Tensor) -> None:
+        found, wanted = _counted(found, wanted)
         if not found.numel():
             return
         new = torch.stack([*_exponentials(found, found), *_exponentials(wanted, wanted - found)])
@@ -170,6 +174,24 @@ def _joined(one: Tensor, other: Tensor) -> Tensor:
     largest = torch.maximum(one[:, :1], other[:, :1])
     sums = one[:, 1:] * (one[:, :1] - largest).exp() + other[:, 1:] * (other[:, :1] - largest).exp()
     return torch.cat([largest, sums], 1).view(-1)
+
+
+def _counted(found: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """What counts: all but equal infinities, and NaN in both."""
+    is_finite = found.isfinite() & wanted.isfinite()
+    if bool(is_finite.all()):
+        return found, wanted
+    counts = is_finite | ((found != wanted) & ~(found.isnan() & wanted.isnan()))
+    return found[counts], wanted[counts]
+
+
+def _squares(x: Tensor) -> Tensor:
+    return torch.dot(x, x)
+
+
+def _finite_squares(x: Tensor) -> Tensor:
+    total = torch.dot(x, x)
+    return total if bool(total.isfinite()) else x[x.isfinite()].square().sum()
 
 
 def _count(x: Tensor) -> Tensor:

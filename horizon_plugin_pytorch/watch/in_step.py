@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import CheckError
+from horizon_plugin_pytorch.watch.call_log import CallLog
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.pairing import Pairing
 from horizon_plugin_pytorch.watch.watch import Watch
@@ -51,7 +52,8 @@ def run_in_step(
     0 True
     """
     pairs = {other.index: (one, other) for one, other in pairing.pairs}
-    ahead = _Ahead(first, {one.index for one, _ in pairs.values()}, run)
+    wanted = {one.index for one, _ in pairs.values()}
+    ahead = _Ahead(first, wanted.__contains__, run)
 
     def compare(call: OperatorCall) -> None:
         if call.index in pairs:
@@ -69,12 +71,71 @@ def run_in_step(
         ahead.stop()
 
 
+class NotAlike(Exception):
+    """Two models do not make the same calls, one by one."""
+
+
+def run_alike(
+    first: nn.Module,
+    second: nn.Module,
+    consumer: Callable[[OperatorCall, OperatorCall], Any],
+    run: Callable[[nn.Module], Any],
+) -> tuple[CallLog, CallLog]:
+    """Run two models in step whose calls are the same, one by one, as those of a QAT model and its integers are.
+
+    That saves the run of each model in which calls are written down to be paired.
+
+    Args:
+        consumer, run: as of `run_in_step`.
+
+    Returns:
+        The calls of both.
+
+    Raises:
+        NotAlike: at the first call that is another one; the consumer was told of those before.
+
+    >>> one, other, x = nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU()), torch.ones(2)
+    >>> logs = run_alike(one, other, lambda a, b: print(a.name, b.name), lambda model: model(x))
+    0 0
+    """
+    logs = CallLog(first), CallLog(second)
+    ahead = _Ahead(first, lambda index: True, run, logs[0])
+
+    def compare(call: OperatorCall) -> None:
+        logs[1](call)
+        try:
+            with ahead.taking(call) as found:
+                if _known_by(found) != _known_by(call):
+                    raise NotAlike(f"{found.name} and {call.name}")
+                consumer(found, call)
+        except _NotThere:
+            raise NotAlike(f"no call for {call.name}") from None
+
+    try:
+        with Watch(second, compare):
+            run(second)
+        ahead.finish()
+    finally:
+        ahead.stop()
+    if len(logs[0].calls) != len(logs[1].calls):
+        raise NotAlike(f"no call for {logs[0].calls[len(logs[1].calls)].name}")
+    return logs
+
+
+def _known_by(call: OperatorCall) -> tuple:
+    return call.path, call.repetition, call.module is None, call.operator.removesuffix("_scalar")
+
+
 def _require_same(found: OperatorCall, wanted: OperatorCall) -> None:
     if (found.path, found.operator) != (wanted.path, wanted.operator):
         raise CheckError(
             f"run_in_step: call {wanted.index} was `{wanted.name}` when the calls were paired and is `{found.name}` "
             "now. Pair the calls again, on inputs for which the forward takes the same branches."
         )
+
+
+class _NotThere(CheckError):
+    """A model has come to its end without a call that was expected."""
 
 
 class _Stopped(BaseException):
@@ -84,8 +145,14 @@ class _Stopped(BaseException):
 class _Ahead:
     """A model that runs in a thread of its own, as far as it is asked to: only one of the two threads runs."""
 
-    def __init__(self, model: nn.Module, wanted: set[int], run: Callable[[nn.Module], Any]) -> None:
-        self._model, self._wanted, self._run = model, wanted, run
+    def __init__(
+        self,
+        model: nn.Module,
+        is_wanted: Callable[[int], bool],
+        run: Callable[[nn.Module], Any],
+        log: CallLog | None = None,
+    ) -> None:
+        self._model, self._is_wanted, self._run, self._log = model, is_wanted, run, log
         self._held: dict[int, OperatorCall] = {}
         self._asked, self._answered = threading.Semaphore(0), threading.Semaphore(0)
         self._until = -1  # the call that is waited for
@@ -104,7 +171,7 @@ class _Ahead:
         if wanted.index not in self._held:
             self._go_on(wanted.index)
         if wanted.index not in self._held:
-            raise CheckError(
+            raise _NotThere(
                 f"run_in_step: `{wanted.name}` ran when the calls were paired, and does not run now. Pair the calls "
                 "again, on inputs for which the forward takes the same branches."
             )
@@ -149,7 +216,9 @@ class _Ahead:
         self._answered.release()
 
     def _keep(self, call: OperatorCall) -> None:
-        if call.index in self._wanted:
+        if self._log is not None:
+            self._log(call)
+        if self._is_wanted(call.index):
             self._held[call.index] = call
         if call.index == self._until:
             del call  # the consumer lets it go

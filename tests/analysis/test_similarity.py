@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, Q
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import QuantWrapper, fuse_modules
 from horizon_plugin_pytorch.utils.quant_profiler import featuremap_similarity
-from tests.routes import prepared
+from tests.routes import calibrate, prepared, prepared_on
 from tests.watch.models import ROUTES, data, stages
 
 NAME, SIMILARITY, SCALE, ATOL, ERROR, SAME_INPUT = 1, 3, 4, 5, 6, 7
@@ -187,3 +187,47 @@ def test_names_are_shown_and_not_run() -> None:
     featuremap_similarity(*nets, torch.randn(4))
     page = Path("similarity.html").read_text()
     assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page and "http" not in page
+
+
+def test_how_often_models_run() -> None:
+    """A QAT model and its integers make the same calls, and run once; others run once before, to pair the calls."""
+    models = dict(stages("symbolic"))
+    runs: dict[str, int] = dict.fromkeys(models, 0)
+
+    def count(stage: str) -> Any:
+        def hook(*_: Any) -> None:
+            runs[stage] += 1
+
+        return hook
+
+    hooks = [models[stage].register_forward_pre_hook(count(stage)) for stage in ("float", "qat", "converted")]
+    exact = compare(models["qat"], models["converted"], data())
+    assert (runs["qat"], runs["converted"]) == (1, 1) and len(exact) > 5
+    compare(models["float"], models["qat"], data())
+    assert (runs["float"], runs["qat"]) == (2, 3)
+    for hook in hooks:
+        hook.remove()
+
+
+class _Tail(nn.Module):
+    """A model of which one stage has a function more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.has_tail = QuantWrapper(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.net(x)
+        return y.exp() if self.has_tail else y
+
+
+def test_models_that_are_almost_alike() -> None:
+    """What was told before the calls were found to differ is told once."""
+    x = torch.randn(2, 4)
+    net = _Tail()
+    one = calibrate(prepared_on("JIT", net, (x,)), (x,))
+    other = copy.deepcopy(one)
+    other.has_tail = True
+    with pytest.warns(QuantizationWarning, match=r"without a partner.*exp"):
+        rows = compare(one, other, x)
+    assert list(rows) == ["net.quant", "net.module.0", "net.dequant"]

@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.errors import CheckError
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.watch import CallLog, OperatorCall, Pairing, pair_calls, run_in_step
+from horizon_plugin_pytorch.watch.in_step import NotAlike, run_alike
 from tests.watch.models import ROUTES, at_stage, data, net_of
 
 
@@ -128,3 +129,17 @@ def test_a_model_that_takes_another_branch_is_told() -> None:
     pairing = paired(first, second, torch.ones(1))
     with pytest.raises(CheckError, match="call 2 was `a` when the calls were paired and is `b` now"):
         run_in_step(first, second, pairing, lambda a, b: None, lambda m: m(-torch.ones(1)))
+
+
+def test_models_that_are_alike() -> None:
+    """Calls are taken as they come, and both are written down; the first one that is another ends it."""
+    x = torch.randn(2, 4)
+    one, other = nn.Sequential(nn.ReLU(), nn.Tanh()), nn.Sequential(nn.ReLU(), nn.Tanh())
+    seen: list[str] = []
+    logs = run_alike(one, other, lambda a, b: seen.append(f"{a.name} {b.name}"), lambda model: model(x))
+    assert seen == ["0 0", "1 1"] and [len(log.calls) for log in logs] == [2, 2]
+    assert logs[0].producers == logs[1].producers == [[None], [0]]
+    for longer in (nn.Sequential(nn.ReLU(), nn.Tanh(), nn.ReLU()), nn.Sequential(nn.ReLU(), nn.Sigmoid())):
+        for pair in ((one, longer), (longer, one)):
+            with pytest.raises(NotAlike):
+                run_alike(*pair, lambda a, b: None, lambda model: model(x))
