@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import operator
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,11 +21,15 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 from tqdm import tqdm
 
+from horizon_plugin_profiler.command_line.summary import advice_text, ordered_advice, worst_operators
+from horizon_plugin_pytorch.analysis.profile.document import Metric
+from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantState, convert_fx, prepare_qat_fx, set_fake_quantize
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from horizon_plugin_pytorch.utils.quant_profiler import model_profiler
 
 Item = TypeVar("Item")
 Runner = Callable[[Tensor], list[Tensor]]
@@ -279,6 +285,34 @@ def print_table(rows: list[dict[str, Any]], folder: Path) -> None:
     print()
     print(tabulate(rows, headers="keys", disable_numparse=True, colalign=("left", *["right"] * (len(rows[0]) - 1))))
     print(f"\nFiles are in {folder}")
+
+
+def write_profile(
+    original: nn.Module,
+    trained: nn.Module,
+    batches: Sequence[Tensor],
+    metric: Metric,
+    folder: Path,
+) -> None:
+    """Compare a float model with its trained or calibrated form operator by operator, and say where the page is.
+
+    Args:
+        original: the float model.
+        trained: the result of `prepare_qat_fx`, in the VALIDATION state.
+        batches: inputs.
+        metric: of both, which the page shows first.
+        folder: where the files go.
+    """
+    print("profile", flush=True)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # the files have these tables
+        warnings.simplefilter("ignore", QuantizationWarning)
+        document = model_profiler(
+            original, trained, batches[0], "FvsQ", folder / "profile", batches=batches[1:], metric=metric
+        )
+    worst, advice = worst_operators(document)[0], ordered_advice(document)
+    print(f"What each operator does to the result: {folder / 'profile' / 'profiler.html'}")
+    print(f"The largest error is that of {worst.name} ({worst.sqnr:.1f} dB).", end=" ")
+    print(f"First of {len(advice)} pieces of advice: {advice_text(advice[0])}" if advice else "There is no advice.")
 
 
 def mismatches_in(stages: Iterable[Stage]) -> int:

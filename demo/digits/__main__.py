@@ -22,9 +22,11 @@ from demo.common import (
     print_table,
     progress,
     save_state,
+    write_profile,
 )
 from demo.digits.data import Digits, augmented, load_digits
 from demo.digits.model import DigitNet
+from horizon_plugin_pytorch.analysis.profile.document import Metric
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import FakeQuantState, prepare_qat_fx, set_fake_quantize
 from horizon_plugin_pytorch.quantization.qconfig import (
@@ -36,6 +38,7 @@ from horizon_plugin_pytorch.quantization.qconfig import (
 
 TEST_IMAGES = 1500
 BATCH = 50
+PROFILED = 4  # batches
 ALLOWED_LOSS = 0.3  # points of accuracy that quantization may cost
 
 # The classifier gives high-precision output: its accumulator leaves as float, nothing is rounded.
@@ -133,6 +136,9 @@ def run(folder: Path, float_epochs: int, qat_epochs: int) -> int:
     loss = in_float.accuracy(data.test_labels) - deployed[-1].accuracy(data.test_labels)
     mismatches = mismatches_in(stages)
     print(f"{mismatches} mismatching integers; float to integers {-loss:+.2f} points on {TEST_IMAGES} held-out images.")
+    accuracies = [stage.accuracy(data.test_labels) for stage in (in_float, deployed[-1])]
+    metric = Metric("accuracy, %", accuracies[0], accuracies[1])
+    write_profile(net, qat_model, data.test_images.split(BATCH)[:PROFILED], metric, folder)
     if mismatches:
         print("FAILED: the same model must give the same integers everywhere.", file=sys.stderr)
     if loss > ALLOWED_LOSS:
