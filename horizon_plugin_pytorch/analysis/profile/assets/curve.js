@@ -1,7 +1,7 @@
 /** A value for each operator, in the order of the forward. */
 
 import { choice, h, svg } from "./dom.js";
-import { show, ticks } from "./numbers.js";
+import { likeness, show, ticks } from "./numbers.js";
 import { relativeError } from "./report.js";
 import { go, place } from "./route.js";
 import { t } from "./text.js";
@@ -110,7 +110,7 @@ function drawing(report, name, readout) {
     const row = report.rows[current];
     cursor.setAttribute("x1", x(current));
     cursor.setAttribute("x2", x(current));
-    const values = lines.map((line, n) => (report.isDiff ? `${report.runs[n].letter} ` : "") + show(line[current], 6));
+    const values = lines.map((line, n) => (report.isDiff ? `${report.runs[n].letter} ` : "") + likeness(line[current]));
     const text = `${row.key}: ${values.join(", ")}`;
     picture.setAttribute("aria-valuenow", current);
     picture.setAttribute("aria-valuetext", text);

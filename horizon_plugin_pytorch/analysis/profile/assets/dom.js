@@ -62,6 +62,16 @@ export function choice(label, options, value, chosen, attributes = {}) {
   return h("label", { class: "choice" }, h("span", {}, label), list);
 }
 
+/** A sign on a button, drawn: fonts do not have all of them. @param {"up" | "down" | "cross" | "link" | "tick" | string} kind */
+export function sign(kind) {
+  const paths = /** @type {Record<string, string>} */ ({
+    up: "M8 13V3M3.5 7.5 8 3l4.5 4.5", down: "M8 3v10M3.5 8.5 8 13l4.5-4.5", cross: "M3.5 3.5l9 9M12.5 3.5l-9 9", tick: "M3 8.5 6.5 12 13 4.5",
+    link: "M6.5 9.5a3 3 0 0 0 4.2 0l2.4-2.4a3 3 0 0 0-4.2-4.2L7.7 4M9.5 6.5a3 3 0 0 0-4.2 0L2.9 8.9a3 3 0 0 0 4.2 4.2L8.3 12",
+    sun: "M8 1v2M8 13v2M1 8h2M13 8h2M3 3l1.4 1.4M11.6 11.6 13 13M13 3l-1.4 1.4M4.4 11.6 3 13M8 5a3 3 0 1 0 .01 0", moon: "M13 9.5A5.5 5.5 0 1 1 6.5 3a4.5 4.5 0 0 0 6.5 6.5Z",
+  });
+  return svg("svg", { class: "sign", viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", { d: paths[kind] }));
+}
+
 /** @param {string} kind of the icon: a shape for each, so that colour alone says nothing */
 export function icon(kind) {
   const shapes = {

@@ -1,9 +1,9 @@
 /** The model as a graph on a canvas: modules open and close, colours say the error or the format. */
 
 import { choice, h } from "./dom.js";
-import { percent, show } from "./numbers.js";
+import { fixed, likeness, percent, round } from "./numbers.js";
 import { formatClass, shortFormat } from "./operators.js";
-import { pack } from "./packing.js";
+import { pack, secondLine } from "./packing.js";
 import { errorClass, limitOf, relativeError } from "./report.js";
 import { go, place } from "./route.js";
 import { colour } from "./settings.js";
@@ -18,7 +18,11 @@ import { t } from "./text.js";
 const NEAREST = 3;
 const FARTHEST = 0.02;
 /** So many operators are shown open at first. */
-const OPEN_AT_FIRST = 40;
+const OPEN_AT_FIRST = 30;
+
+/** Changes in dB, from worse to better, with the colours of errors. */
+const CHANGES = [-6, -1, 1, 6];
+const CHANGE_COLOURS = [4, 3, 2, 1, 0];
 
 /** What the reader chose; it outlasts a change of language. */
 const chosen = { colours: "error", run: 0 };
@@ -44,6 +48,18 @@ class Graph {
     this.focused = null;
     this.isDrawing = false;
     this.shown = "";
+    /** @type {Drawn | null} */
+    this.toCentre = null;
+    /** Boxes that are open. @type {Set<number>} */
+    this.open = new Set();
+    /** Boxes around each operator, from the outside. @type {Map<number, number[]>} */
+    this.around = new Map();
+    /** Operators in each box, at any depth. @type {number[][]} */
+    this.within = [];
+    /** @type {Drawing} */
+    this.drawing = { nodes: [], edges: [], width: 0, height: 0 };
+    /** Of the style sheet, by name. @type {Record<string, string>} */
+    this.colours = {};
     this.canvas = h("canvas", { tabindex: 0, role: "application", "aria-label": t("graph-label"), "aria-describedby": "graph-status" });
     this.context = this.canvas.getContext("2d");
     this.tip = h("div", { class: "tip", id: "graph-tip", hidden: true });
@@ -52,10 +68,10 @@ class Graph {
     this.holder = h("div", { class: "graph" }, this.canvas, this.tip);
     const button = (/** @type {string} */ id, /** @type {string} */ text, /** @type {string} */ label, /** @type {() => void} */ act) => h("button", { type: "button", id, title: label, "aria-label": label, onclick: act }, text);
     this.element = h(
-      "section", { class: "view fixed", "aria-label": t("graph") },
+      "div", { class: "view fixed" },
       h("div", { class: "toolbar" },
         report.isDiff && choice(t("run"), report.runs.map((run) => [String(run.position), run.label]), String(chosen.run), (value) => { chosen.run = Number(value); this.useRun(); }, { id: "graph-run" }),
-        choice(t("colours"), [["error", t("colour-error")], ["own", t("colour-own")], ["format", t("colour-format")]], chosen.colours, (value) => { chosen.colours = value; this.drawLegend(); this.schedule(); }, { id: "graph-colours" }),
+        choice(t("colours"), [["error", t("colour-error")], ["own", t("colour-own")], ["format", t("colour-format")], ...(report.isDiff ? [/** @type {[string, string]} */ (["change", t("colour-change")])] : [])], chosen.colours, (value) => { chosen.colours = value; this.drawLegend(); this.schedule(); }, { id: "graph-colours" }),
         button("graph-open", t("open-all"), t("open-all"), () => this.openAll()),
         button("graph-close", t("close-all"), t("close-all"), () => { this.open.clear(); this.repack(true); }),
         button("graph-in", "+", t("zoom-in"), () => this.zoomBy(1.3)),
@@ -65,19 +81,29 @@ class Graph {
       this.holder, this.status);
     this.listen();
     this.useRun();
-    this.drawLegend();
   }
 
   get run() {
     return this.report.runs[Math.min(chosen.run, this.report.runs.length - 1)];
   }
 
+  /** The run that changes are counted from. */
+  get other() {
+    const { runs } = this.report;
+    return this.run === runs[0] ? runs[runs.length - 1] : runs[0];
+  }
+
+  /** By how many dB this run is better than the other. @param {Operator} operator */
+  changeOf(operator) {
+    const other = this.other.byKey.get(operator.key);
+    if (!other || other.sqnr === null || operator.sqnr === null) return null;
+    return operator.sqnr === other.sqnr ? 0 : operator.sqnr - other.sqnr;
+  }
+
   useRun() {
     const { run } = this;
     this.focused = null;
-    /** Boxes around each operator, from the outside. @type {Map<number, number[]>} */
     this.around = new Map();
-    /** Operators in each box, at any depth. @type {number[][]} */
     this.within = run.boxes.map(() => []);
     const walk = (/** @type {number} */ at, /** @type {number[]} */ above) => {
       for (const [kind, target] of run.boxes[at].members) {
@@ -92,6 +118,7 @@ class Graph {
     this.open = this.openAtFirst();
     this.shown = "";
     this.repack(true);
+    this.drawLegend();
     this.update();
   }
 
@@ -155,7 +182,7 @@ class Graph {
     if (!width || !height) return;
     const whole = Math.min(width / (this.drawing.width + 40), height / (this.drawing.height + 40));
     // A long chain is not made unreadable: it starts at its top.
-    this.zoom = Math.max(FARTHEST, Math.min(1.2, Math.max(whole, Math.min(0.6, width / (this.drawing.width + 40)))));
+    this.zoom = Math.max(FARTHEST, Math.min(1.2, Math.max(whole, Math.min(0.85, width / (this.drawing.width + 40)))));
     this.x = (width - this.drawing.width * this.zoom) / 2;
     const spare = height - this.drawing.height * this.zoom;
     this.y = spare > 0 ? spare / 2 : 16;
@@ -282,7 +309,7 @@ class Graph {
       return [
         operator.key, [operator.type, operator.line].filter(Boolean).join(" · "),
         `${t("format")}: ${operator.format ? shortFormat(operator.format) : "–"}`,
-        `${name}: ${show(operator.similarity, 6)}`, `${t("sqnr")}: ${show(operator.sqnr, 4)} dB`,
+        `${name}: ${likeness(operator.similarity)}`, `${t("sqnr")}: ${fixed(operator.sqnr, 2)} dB`,
         `${t("relative-error")}: ${percent(relativeError(operator))}`,
       ].filter(Boolean);
     }
@@ -359,8 +386,15 @@ class Graph {
   drawLegend() {
     const { limit } = this;
     const ends = [limit / 10, limit / 3, limit, limit * 2];
-    const classes = [`≤ ${percent(ends[0])}`, `≤ ${percent(ends[1])}`, `≤ ${percent(ends[2])}`, `≤ ${percent(ends[3])}`, `> ${percent(ends[3])}`];
+    const classes = [...ends.map((end) => `≤ ${round(end)}`), `> ${round(ends[3])}`];
     const formats = [...new Set(this.run.operators.map((operator) => formatClass(operator.format)))];
+    if (chosen.colours === "change") {
+      const texts = ["< −6 dB", "< −1 dB", "± 1 dB", "> 1 dB", "> 6 dB"];
+      this.legend.replaceChildren(
+        h("span", { class: "quiet" }, t("change-against", { run: this.other.label })),
+        ...texts.map((text, at) => h("span", { class: `key e${CHANGE_COLOURS[at]}` }, text)), h("span", { class: "key e-1" }, t("no-value")));
+      return;
+    }
     const keys = chosen.colours === "format"
       ? formats.map((name) => h("span", { class: `key ${name}` }, name === "f-other" ? t("unknown-format") : name.slice(2)))
       : [...classes.map((text, at) => h("span", { class: `key e${at}` }, text)), h("span", { class: "key e-1" }, t("no-value"))];
@@ -376,6 +410,13 @@ class Graph {
       const [name] = names;
       return [this.palette(name), this.palette(`${name}-text`)];
     }
+    if (chosen.colours === "change") {
+      const changes = operators.map((operator) => this.changeOf(operator)).filter((value) => value !== null);
+      if (!changes.length) return [this.palette("e-1"), this.palette("e-1-text")];
+      const largest = changes.reduce((most, value) => (Math.abs(value) > Math.abs(most) ? value : most), 0);
+      const name = `e${CHANGE_COLOURS[CHANGES.filter((end) => largest > end).length]}`;
+      return [this.palette(name), this.palette(`${name}-text`)];
+    }
     let worst = -1;
     for (const operator of operators) worst = Math.max(worst, errorClass(chosen.colours === "own" ? operator.own : relativeError(operator), this.limit));
     return [this.palette(`e${worst}`), this.palette(`e${worst}-text`)];
@@ -383,7 +424,6 @@ class Graph {
 
   /** @param {string} name */
   palette(name) {
-    this.colours ??= /** @type {Record<string, string>} */ ({});
     return (this.colours[name] ??= colour(name));
   }
 
@@ -455,7 +495,7 @@ class Graph {
     context.font = `${isOperator ? 500 : 600} 12px system-ui, sans-serif`;
     context.fillText(cut(isOperator ? node.label : `▸ ${node.label}`, node.width), middle, node.y + 12);
     context.font = "10px system-ui, sans-serif";
-    const below = operator ? [operator.type, operator.format && shortFormat(operator.format)].filter(Boolean).join(" · ") : t("operators-inside", { count: this.within[node.target].length });
+    const below = operator ? secondLine(operator) : t("operators-inside", { count: this.within[node.target].length });
     context.fillText(cut(below, node.width * 1.15), middle, node.y + 25);
   }
 

@@ -17,16 +17,17 @@ const BOTTOM = 34;
 /**
  * @param {{first: Values | null, second: Values | null, grid?: [number, number] | null, scale?: number | null}} shown
  * @param {[string, string]} names of the two
+ * @param {[number, number] | null} [common] range of several histograms that are compared
  */
-export function histogram({ first, second, grid = null, scale = null }, names) {
+export function histogram({ first, second, grid = null, scale = null }, names, common = null) {
   const series = [first?.histogram ?? null, second?.histogram ?? null];
   if (!series.some((item) => item && item.counts.length)) return h("p", { class: "empty" }, t("no-histogram"));
   const canvas = h("div", {});
   let isLog = false;
   let isNear = false;
   const values = span(series.map((item) => item && [item.low, item.high]));
-  const whole = span([values, grid]);
-  const readout = h("p", { class: "readout", "aria-live": "polite" }, " ");
+  const whole = common ?? span([values, grid]);
+  const readout = h("p", { class: "readout" });
   const draw = () => canvas.replaceChildren(drawing(series, grid, scale, isNear ? values : whole, isLog, names, readout));
   const near = (values[1] - values[0]) * 2 < whole[1] - whole[0];
   draw();
@@ -40,6 +41,17 @@ export function histogram({ first, second, grid = null, scale = null }, names) {
       near && toggle(t("near-values"), (on) => { isNear = on; draw(); }),
       toggle(t("log-counts"), (on) => { isLog = on; draw(); })),
     canvas, readout);
+}
+
+/**
+ * The range that shows all of several, with their grids.
+ *
+ * @param {{first: Values | null, second: Values | null, grid?: [number, number] | null}[]} items
+ * @returns {[number, number] | null}
+ */
+export function rangeOf(items) {
+  const ranges = items.flatMap(({ first, second, grid }) => [first?.histogram, second?.histogram].map((item) => item && [item.low, item.high]).concat([grid ?? null]));
+  return ranges.some(Boolean) ? span(ranges.map((range) => range ?? null)) : null;
 }
 
 /** @param {string} text @param {(on: boolean) => void} changed */
@@ -89,6 +101,8 @@ function drawing(series, grid, scale, range, isLog, names, readout) {
       svg("line", { class: "axis", x1: at, x2: at, y1: floor, y2: floor + 4 }),
       svg("text", { class: "tick", x: Math.min(WIDTH - 14, Math.max(14, at)), y: HEIGHT - 6, "text-anchor": "middle" }, show(value, 4)));
   }
+  const hint = grid && scale && scale > 0 ? t("tick-steps", { count: stepsOfMark(scale, range) }) : "";
+  readout.textContent = hint;
   const cursor = svg("line", { class: "cursor", y1: TOP, y2: floor, x1: -9, x2: -9 });
   picture.append(cursor);
   picture.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => {
@@ -103,7 +117,7 @@ function drawing(series, grid, scale, range, isLog, names, readout) {
   picture.addEventListener("pointerleave", () => {
     cursor.setAttribute("x1", -9);
     cursor.setAttribute("x2", -9);
-    readout.textContent = " ";
+    readout.textContent = hint;
   });
   return picture;
 }
@@ -137,6 +151,12 @@ function outline(item, heights, x, y, floor, closed) {
   return `M${start} ${floor}${steps.join("")}L${end} ${floor}${closed ? "Z" : ""}`;
 }
 
+/** How many steps of the scale lie between two marks: 1, 2, 4, ..., so that marks can be told apart. @param {number} scale @param {[number, number]} range */
+function stepsOfMark(scale, [low, high]) {
+  const pitch = (scale / (high - low)) * (WIDTH - LEFT - RIGHT);
+  return 2 ** Math.max(0, Math.ceil(Math.log2(4 / pitch)));
+}
+
 /**
  * What is on the grid, its ends, and its steps: every one where there is room, else every 2nd, 4th, ...
  *
@@ -148,12 +168,7 @@ function gridMarks(grid, scale, range, x, floor) {
   const to = Math.min(WIDTH - RIGHT, x(grid[1]));
   const marks = [svg("rect", { class: "grid-area", x: from, y: TOP, width: Math.max(0, to - from), height: floor - TOP })];
   if (scale && scale > 0) {
-    let step = scale;
-    let pitch = Math.abs(x(step) - x(0));
-    while (pitch < 4) {
-      step *= 2;
-      pitch *= 2;
-    }
+    const step = scale * stepsOfMark(scale, range);
     const lines = [];
     const start = Math.max(grid[0], range[0]);
     const end = Math.min(grid[1], range[1]);
@@ -161,7 +176,6 @@ function gridMarks(grid, scale, range, x, floor) {
       lines.push(`M${x(at * step).toFixed(1)} ${floor}v-7`);
     }
     marks.push(svg("path", { class: "grid-steps", d: lines.join("") }));
-    if (step > scale) marks.push(svg("text", { class: "tick quiet", x: WIDTH - RIGHT, y: TOP + 8, "text-anchor": "end" }, t("tick-steps", { count: Math.round(step / scale) })));
   }
   for (const end of grid) {
     if (end >= range[0] && end <= range[1]) marks.push(svg("line", { class: "grid-end", x1: x(end), x2: x(end), y1: TOP, y2: floor }));

@@ -2,7 +2,7 @@
 
 import { h, icon } from "./dom.js";
 import { scaleOf } from "./detail.js";
-import { cell, show } from "./numbers.js";
+import { cell, likeness, show } from "./numbers.js";
 import { badge } from "./operators.js";
 import { go, link } from "./route.js";
 import { Table } from "./table.js";
@@ -16,24 +16,26 @@ import { t } from "./text.js";
 export function weightsView(report) {
   const rows = report.runs.flatMap((run) => run.document.weights.map((weight) => ({ run, weight })));
   /** @typedef {{run: Run, weight: Weight}} Row */
-  const table = new Table(
-    /** @type {import("./table.js").Column<Row>[]} */ ([
-      { key: "name", label: t("weight"), wide: true, value: ({ weight }) => weight.name, show: ({ weight }) => h("span", { class: "name", title: weight.name }, weight.name) },
+  /** @type {(import("./table.js").Column<Row> | false)[]} */
+  const columns = [
+      { key: "name", label: t("weight"), width: 52, value: ({ weight }) => weight.name, show: ({ weight }) => h("span", { class: "name", title: weight.name }, weight.name) },
       report.isDiff && { key: "run", label: t("run"), value: ({ run }) => run.letter, show: ({ run }) => h("span", { title: run.label }, run.letter) },
       { key: "format", label: t("format"), value: ({ weight }) => weight.format, show: ({ weight }) => badge(weight.format) },
-      { key: "similarity", label: t("similarity"), numeric: true, value: ({ weight }) => weight.similarity, show: ({ weight }) => cell(weight.similarity, show(weight.similarity, 6)) },
+      { key: "similarity", label: t("similarity"), numeric: true, value: ({ weight }) => weight.similarity, show: ({ weight }) => cell(weight.similarity, likeness(weight.similarity)) },
       { key: "atol", label: t("atol"), hint: t("atol-hint"), numeric: true, first: "down", value: ({ weight }) => weight.atol, show: ({ weight }) => cell(weight.atol) },
-      { key: "scale", label: t("scale"), numeric: true, first: "down", value: ({ weight }) => weight.scale, show: ({ weight }) => scaleOf(weight) },
+      { key: "scale", label: t("scale"), numeric: true, width: 34, first: "down", value: ({ weight }) => weight.scale, show: ({ weight }) => scaleOf(weight) },
       { key: "low", label: t("low"), numeric: true, value: ({ weight }) => weight.first?.low ?? null, show: ({ weight }) => cell(weight.first?.low) },
       { key: "high", label: t("high"), numeric: true, first: "down", value: ({ weight }) => weight.first?.high ?? null, show: ({ weight }) => cell(weight.first?.high) },
-    ].filter(Boolean)),
+  ];
+  const table = new Table(
+    /** @type {import("./table.js").Column<Row>[]} */ (columns.filter(Boolean)),
     rows,
     {
       label: t("weights"), empty: t("no-weights"), keyOf: ({ run, weight }) => `${run.position}:${weight.name}`,
       opened: ({ run, weight }) => { if (weight.operator !== null) go({ op: run.operators[weight.operator].key, view: "weights" }); },
     });
   return {
-    element: h("section", { class: "view fixed", "aria-label": t("weights") }, h("p", { class: "toolbar quiet" }, t("weights-hint")), table.element),
+    element: h("div", { class: "view fixed" }, h("p", { class: "toolbar quiet" }, t("weights-hint")), table.element),
     update: () => {},
     focus: () => table.element.focus(),
   };
@@ -41,15 +43,16 @@ export function weightsView(report) {
 
 /** @param {Report} report */
 export function structureView(report) {
-  const element = h("section", { class: "view scroll", "aria-label": t("structure") }, h("div", { class: "column" }, report.runs.map((run) => structure(report, run))));
+  const element = h("div", { class: "view scroll" }, h("div", { class: "column" }, report.runs.map((run) => structure(report, run))));
   return { element, update: () => {}, focus: () => {} };
 }
 
 /** @param {Report} report @param {Run} run */
 function structure(report, run) {
   const { called, unfused, messages } = run.document;
-  // Once is as it should be: what was called more often, or never, is worth a look.
-  const unusual = called.filter((item) => item.count !== 1).sort((a, b) => Number(a.count > 0) - Number(b.count > 0) || b.count - a.count);
+  // Once is as it should be: what was called more often, or never, is worth a look, and comes first.
+  const sorted = called.filter((item) => item.count !== 1).sort((a, b) => Number(a.count > 0) - Number(b.count > 0) || b.count - a.count);
+  sorted.push(...called.filter((item) => item.count === 1));
   return h("div", {},
     report.isDiff && h("h2", { class: `run-title run${run.position % 6}` }, run.label),
     h("h2", {}, t("configuration")),
@@ -61,10 +64,23 @@ function structure(report, run) {
       ? h("ul", { class: "plain" }, unfused.map((pattern) => h("li", {}, pattern.map((name, at) => [at ? " + " : null, named(run, name)]).flat())))
       : h("p", { class: "empty" }, t("no-unfused")),
     h("h2", {}, t("call-counts")),
-    unusual.length
-      ? h("div", { class: "card block scroll-x", tabindex: 0, role: "region", "aria-label": t("call-counts") }, h("table", { class: "small" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("module")), h("th", { scope: "col", class: "numeric" }, t("calls")), h("th", { scope: "col" }, t("remark")))),
-        h("tbody", {}, unusual.slice(0, 500).map((item) => h("tr", {}, h("th", { scope: "row" }, named(run, item.name)), h("td", { class: "numeric" }, show(item.count)), h("td", {}, item.count === 0 ? t("never-called") : t("shared-module")))))))
-      : h("p", { class: "empty" }, called.length ? t("all-called-once", { count: called.length }) : t("no-calls")));
+    h("p", { class: "quiet" }, called.length ? t("call-summary", { once: called.filter((item) => item.count === 1).length, all: called.length }) : null),
+    called.length ? h("div", { class: "card block short" }, callTable(report, run, sorted)) : h("p", { class: "empty" }, t("no-calls")));
+}
+
+/** @param {Report} report @param {Run} run @param {{name: string, count: number}[]} called */
+function callTable(report, run, called) {
+  /** @param {number} count */
+  const remark = (count) => (count === 0 ? t("never-called") : count > 1 ? t("shared-module") : "");
+  const table = new Table(
+    [
+      { key: "module", label: t("module"), width: 60, value: (item) => item.name, show: (item) => named(run, item.name) },
+      { key: "calls", label: t("calls"), numeric: true, first: "down", value: (item) => item.count, show: (item) => show(item.count) },
+      { key: "remark", label: t("remark"), width: 60, value: (item) => remark(item.count) },
+    ],
+    called,
+    { label: report.isDiff ? `${t("call-counts")}, ${run.label}` : t("call-counts"), empty: t("no-calls"), keyOf: (item) => item.name, opened: (item) => { if (run.byKey.has(item.name)) go({ op: item.name, view: "structure" }); } });
+  return table.element;
 }
 
 /** A module's name, as a link if an operator has it. @param {Run} run @param {string} name */

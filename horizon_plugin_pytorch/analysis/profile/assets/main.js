@@ -1,7 +1,7 @@
 /** The page: data are unpacked, then the views follow the address. */
 
 import { detail } from "./detail.js";
-import { h } from "./dom.js";
+import { h, sign } from "./dom.js";
 import { graphView } from "./graph.js";
 import { structureView, weightsView } from "./lists.js";
 import { operatorsView } from "./operators.js";
@@ -56,7 +56,7 @@ class Page {
         h("div", { class: "titles" }, h("h1", {}, names || t("page-title")), h("p", { class: "quiet" }, subtitle)),
         this.nav, h("span", { class: "spring" }),
         h("button", { type: "button", id: "language", lang: other.key === "zh" ? "zh-CN" : "en", onclick: () => { setLanguage(other.key); this.build(); this.focusOn("language"); } }, other.name),
-        h("button", { type: "button", id: "theme", "aria-label": theme() === "dark" ? t("light") : t("dark"), title: theme() === "dark" ? t("light") : t("dark"), onclick: () => { store("theme", theme() === "dark" ? "light" : "dark"); this.build(); this.focusOn("theme"); } }, theme() === "dark" ? "☀︎" : "☾"),
+        h("button", { type: "button", id: "theme", "aria-label": theme() === "dark" ? t("light") : t("dark"), title: theme() === "dark" ? t("light") : t("dark"), onclick: () => { store("theme", theme() === "dark" ? "light" : "dark"); this.build(); this.focusOn("theme"); } }, sign(theme() === "dark" ? "sun" : "moon")),
         h("button", { type: "button", id: "help", "aria-label": t("keys"), title: `${t("keys")} (?)`, onclick: () => this.help.showModal() }, "?")),
       ...[incompleteBanner(report)].filter((item) => item !== null),
       h("div", { class: "body" }, this.main, this.aside), this.help);
@@ -71,7 +71,7 @@ class Page {
   /** Follow the address. */
   show() {
     const { view, op } = place();
-    this.nav.replaceChildren(...VIEWS.map((name, at) => h("a", { href: link({ view: name }), "aria-current": name === view ? "page" : null, title: `${t(name)} (${at + 1})` }, t(name))));
+    this.nav.replaceChildren(...VIEWS.map((name, at) => h("a", { href: link({ view: name }), data: { view: name }, "aria-current": name === view ? "page" : null, title: `${t(name)} (${at + 1})` }, t(name))));
     const found = this.view(view);
     if (this.main.firstChild !== found.element) this.main.replaceChildren(found.element);
     this.aside.hidden = op === null;

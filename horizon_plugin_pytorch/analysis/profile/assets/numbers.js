@@ -24,13 +24,30 @@ export function show(value, digits = 5) {
   return text.replace(/^-/, "−").replace("e-", "e−");
 }
 
+/** With so many places behind the point, so that columns line up. @param {number | null | undefined} value @param {number} places */
+export function fixed(value, places) {
+  if (value === null || value === undefined || !Number.isFinite(value) || Math.abs(value) >= 1e7) return show(value);
+  return value.toFixed(places).replace(/^-(?=[0.]*$)/, "").replace(/^-/, "−");
+}
+
 /** A share as percent. @param {number | null | undefined} value */
 export function percent(value) {
   if (value === null || value === undefined) return "–";
   if (!Number.isFinite(value)) return show(value);
-  const scaled = value * 100;
-  if (scaled !== 0 && Math.abs(scaled) < 0.01) return "< 0.01 %";
-  return `${show(scaled, Math.abs(scaled) >= 100 ? 4 : 3)} %`;
+  const scaled = Math.abs(value * 100);
+  if (scaled === 0) return "0 %";
+  if (scaled < 0.01) return "< 0.01 %";
+  return `${fixed(value * 100, scaled < 10 ? 2 : scaled < 100 ? 1 : 0)} %`;
+}
+
+/** A share that somebody chose: 10 %, 0.1 %. @param {number} value */
+export function round(value) {
+  return `${show(value * 100, 3)} %`;
+}
+
+/** A similarity. @param {number | null | undefined} value */
+export function likeness(value) {
+  return value !== null && value !== undefined && Math.abs(value) < 10 ? fixed(value, 6) : show(value, 6);
 }
 
 /** A number in the page, with all its digits when it is pointed at. @param {number | null | undefined} value @param {string} [text] */

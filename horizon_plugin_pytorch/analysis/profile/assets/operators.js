@@ -1,7 +1,7 @@
 /** The table of operators, with search and filters. */
 
 import { choice, h } from "./dom.js";
-import { cell, percent, show } from "./numbers.js";
+import { cell, fixed, likeness, percent, show } from "./numbers.js";
 import { errorClass, limitOf, relativeError } from "./report.js";
 import { go, place } from "./route.js";
 import { Table } from "./table.js";
@@ -44,7 +44,7 @@ export function operatorsView(report, task) {
     h("span", { class: "spring" }), count);
   update();
   return {
-    element: h("section", { class: "view fixed", "aria-label": t("operators") }, bar, table.element),
+    element: h("div", { class: "view fixed" }, bar, table.element),
     update: () => table.select(place().op),
     neighbour: (/** @type {number} */ step) => table.neighbour(step),
     focus: () => table.element.focus(),
@@ -90,7 +90,7 @@ function differs(one, other) {
 function columns(report, limit) {
   /** @type {import("./table.js").Column<Row>[]} */
   const found = [
-    { key: "name", label: t("operator"), wide: true, value: (row) => row.key, show: (row) => h("a", { href: `#op=${encodeURIComponent(row.key)}`, class: "name", title: row.key, tabindex: -1 }, row.key) },
+    { key: "name", label: t("operator"), width: 44, value: (row) => row.key, show: (row) => h("a", { href: `#op=${encodeURIComponent(row.key)}`, class: "name", title: row.key, tabindex: -1 }, row.key) },
     { key: "position", label: "#", hint: t("position"), numeric: true, value: (row) => row.position, show: (row) => show(row.position) },
     { key: "type", label: t("type"), value: (row) => any(row).type },
   ];
@@ -127,9 +127,9 @@ function columnsOf(report, at, limit) {
   });
   const common = [
     column("format", t("format"), (o) => o.format, (o) => badge(o.format), { numeric: false }),
-    column("similarity", run.document.similarity_function || t("similarity"), (o) => o.similarity, (o) => graded(run.isBeyond(o), cell(o.similarity, show(o.similarity, 6))), { hint: t("similarity-hint"), first: run.higherIsBetter ? "up" : "down" }),
-    column("sqnr", t("sqnr"), (o) => o.sqnr, (o) => cell(o.sqnr, show(o.sqnr, 4)), { hint: t("sqnr-hint") }),
-    column("relative", t("relative-error"), relativeError, (o) => meter(relativeError(o), limit), { hint: t("relative-error-hint"), first: "down" }),
+    column("similarity", run.document.similarity_function || t("similarity"), (o) => o.similarity, (o) => graded(run.isBeyond(o), cell(o.similarity, likeness(o.similarity))), { hint: t("similarity-hint"), first: run.higherIsBetter ? "up" : "down" }),
+    column("sqnr", t("sqnr"), (o) => o.sqnr, (o) => cell(o.sqnr, fixed(o.sqnr, 2)), { hint: t("sqnr-hint") }),
+    column("relative", t("relative-error"), relativeError, (o) => meter(relativeError(o), limit), { hint: t("relative-error-hint"), first: "down", width: 19 }),
   ];
   if (report.isDiff) return common;
   return [
@@ -159,7 +159,7 @@ function change(one, other) {
 /** @param {number | null} value */
 export function signed(value) {
   if (value === null) return cell(null);
-  return h("span", { class: value < 0 ? "worse" : value > 0 ? "better" : "", data: { value: String(value) } }, `${value > 0 ? "+" : ""}${show(value, 3)}`);
+  return h("span", { class: value < 0 ? "worse" : value > 0 ? "better" : "", data: { value: String(value) } }, `${value > 0 ? "+" : ""}${fixed(value, 2)}`);
 }
 
 /** @param {boolean} isBad @param {any} content */

@@ -2,7 +2,7 @@
 
 import { curve } from "./curve.js";
 import { choice, h, icon } from "./dom.js";
-import { cell, percent, show } from "./numbers.js";
+import { cell, fixed, percent, round, show } from "./numbers.js";
 import { badge, formatClass, meter, shortFormat, signed } from "./operators.js";
 import { judge, limitOf, relativeError } from "./report.js";
 import { link } from "./route.js";
@@ -20,12 +20,13 @@ const MOST_LOSING = 8;
 /** @param {Report} report @param {string} task @param {(task: string) => void} setTask */
 export function overviewView(report, task, setTask) {
   const limit = limitOf(task);
-  const tasks = Object.keys(KNOWN.tasks).map((name) => /** @type {[string, string]} */ ([name, `${taskName(name)} (${percent(KNOWN.tasks[name])})`]));
+  const tasks = Object.keys(KNOWN.tasks).map((name) => /** @type {[string, string]} */ ([name, `${taskName(name)} (${round(KNOWN.tasks[name])})`]));
   const element = h(
-    "section", { class: "view scroll", "aria-label": t("overview") },
+    "div", { class: "view scroll" },
     h("div", { class: "column" },
-      h("div", { class: "task" }, choice(t("task"), tasks, task, setTask, { id: "task" }), h("span", { class: "quiet" }, t("task-hint"))),
+      report.isDiff && !report.hasSameInputs && h("p", { class: "note", id: "other-inputs" }, t("other-inputs")),
       h("div", { class: report.isDiff ? "verdicts side" : "verdicts" }, report.runs.map((run) => verdict(report, run, task, limit))),
+      h("div", { class: "task" }, choice(t("task"), tasks, task, setTask, { id: "task" }), h("span", { class: "quiet" }, t("task-hint"))),
       report.isDiff && changes(report),
       h("h2", {}, t("advice")),
       report.runs.map((run) => advice(report, run)),
@@ -53,7 +54,7 @@ function verdict(report, run, task, limit) {
   const lines = [];
   if (found.worst) {
     const error = relativeError(found.worst);
-    lines.push(h("p", {}, `${t("worst-output")}: `, operatorLink(found.worst.key), `, ${t("relative-error")} `, cell(error, percent(error)), ` (${t("limit")} ${percent(limit)}, ${taskName(task)})`));
+    lines.push(h("p", {}, `${t("worst-output")}: `, operatorLink(found.worst.key), `, ${t("relative-error")} `, cell(error, percent(error)), ` (${t("limit")} ${round(limit)}, ${taskName(task)})`));
   }
   if (found.compared.length && run.threshold !== null) {
     lines.push(h("p", {}, t("beyond-count", { function: run.document.similarity_function, threshold: show(run.threshold), count: found.beyond.length, all: found.compared.length }),
@@ -65,8 +66,8 @@ function verdict(report, run, task, limit) {
   if (severe) lines.push(h("p", {}, t("errors-found", { count: severe })));
   return h(
     "article", { class: `verdict ${found.grade}`, data: { grade: found.grade, run: run.position } },
-    report.isDiff && h("h3", { class: `run-title run${run.position % 6}` }, run.label),
-    h("div", { class: "verdict-line" }, icon(found.grade), h(report.isDiff ? "h4" : "h2", {}, t(`verdict-${found.grade}`))),
+    report.isDiff && h("h2", { class: `run-title run${run.position % 6}` }, run.label),
+    h("div", { class: "verdict-line" }, icon(found.grade), h(report.isDiff ? "h3" : "h2", {}, t(`verdict-${found.grade}`))),
     metric && h("p", { class: "metric" }, h("span", { class: "quiet" }, metric.name), " ",
       cell(metric.first), h("span", { class: "quiet" }, ` ${run.document.first}`), " → ", cell(metric.second), h("span", { class: "quiet" }, ` ${run.document.second}`), " ",
       metric.higher_is_better ? signed(metric.second - metric.first) : h("span", { class: (found.drop ?? 0) > 0 ? "worse" : "better" }, show(metric.second - metric.first, 3))),
@@ -93,16 +94,16 @@ function order(item) {
   return at < 0 ? SEVERITIES.length : at;
 }
 
-/** @param {Run} run @param {Advice} item */
-export function adviceCard(run, item) {
-  const operators = item.operators.map((index) => run.operators[index]).filter(Boolean);
+/** @param {Run} run @param {Advice} item @param {boolean} [withLinks] to its operators */
+export function adviceCard(run, item, withLinks = true) {
+  const operators = withLinks ? item.operators.map((index) => run.operators[index]).filter(Boolean) : [];
   const shown = operators.slice(0, 6);
   const said = item.said[language()];
   return h(
     "article", { class: `card ${item.severity}`, data: { rule: item.rule } },
     icon(ICONS[item.severity] ?? "hint"),
     h("div", { class: "grow" },
-      h("p", { class: "card-title" }, h("strong", {}, said.title), " ", h("span", { class: "tag" }, tOr(`severity-${item.severity}`, item.severity)), " ", h("code", {}, item.place)),
+      h("p", { class: "card-title" }, h("strong", {}, said.title), " ", h("span", { class: "tag" }, tOr(`severity-${item.severity}`, item.severity)), " ", (!withLinks || !run.byKey.has(item.place)) && h("code", {}, item.place)),
       h("p", { class: "evidence" }, said.evidence),
       h("p", { class: "remedy" }, h("span", { class: "try" }, `${t("try")}: `), said.remedy),
       item.configuration && code(item.configuration),
@@ -128,7 +129,7 @@ function losing(report, run, limit) {
   const found = run.losing(MOST_LOSING);
   const title = report.isDiff && h("h3", { class: `run-title run${run.position % 6}` }, run.label);
   if (!found.length) return h("div", {}, title, h("p", { class: "empty" }, t("no-loss")));
-  return h("div", { class: "card block scroll-x", tabindex: 0, role: "region", "aria-label": t("where-lost") }, title,
+  return h("div", { class: "card block scroll-x", tabindex: 0, role: "region", "aria-label": report.isDiff ? `${t("where-lost")}, ${run.label}` : t("where-lost") }, title,
     h("table", { class: "small" },
       h("thead", {}, h("tr", {}, ["operator", "type", "format"].map((key) => h("th", { scope: "col" }, t(key))), ["incoming-error", "relative-error", "own-error", "same-input-error"].map((key) => h("th", { scope: "col", class: "numeric" }, t(key))))),
       h("tbody", {}, found.map((operator) => h("tr", {},
@@ -168,7 +169,7 @@ function changes(report) {
       ? h("div", { class: "card block scroll-x", tabindex: 0, role: "region", "aria-label": t("changes", { first: one.letter, second: other.letter }) }, h("table", { class: "small", id: "changes" },
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("operator")), [one, other].map((run) => [h("th", { scope: "col" }, `${run.letter} ${t("format")}`), h("th", { scope: "col", class: "numeric" }, `${run.letter} ${t("sqnr")}`)]).flat(), h("th", { scope: "col", class: "numeric" }, "Δ dB"))),
         h("tbody", {}, both.slice(0, MOST_LOSING).map(({ row, a, b }) => h("tr", {},
-          h("th", { scope: "row" }, operatorLink(row.key)), [a, b].map((o) => [h("td", {}, badge(o?.format ?? "")), h("td", { class: "numeric" }, cell(o?.sqnr, show(o?.sqnr, 4)))]).flat(), h("td", { class: "numeric" }, signed((b?.sqnr ?? 0) - (a?.sqnr ?? 0))))))))
+          h("th", { scope: "row" }, operatorLink(row.key)), [a, b].map((o) => [h("td", {}, badge(o?.format ?? "")), h("td", { class: "numeric" }, cell(o?.sqnr, fixed(o?.sqnr, 2)))]).flat(), h("td", { class: "numeric" }, signed((b?.sqnr ?? 0) - (a?.sqnr ?? 0))))))))
       : h("p", { class: "empty" }, t("no-changes")));
 }
 
@@ -177,7 +178,7 @@ function about(report, run) {
   const { document } = run;
   const items = [
     [t("title"), document.title], [t("compared"), `${document.first} → ${document.second} (${document.mode})`], [t("chip"), document.march],
-    [t("operators"), show(run.operators.length)], [t("weights"), show(document.weights.length)], [t("version"), document.package_version],
+    [t("operators"), show(run.operators.length)], [t("weights"), show(document.weights.length)], [t("batches"), document.batches ? show(document.batches) : ""], [t("version"), document.package_version],
   ].filter(([, value]) => value);
   return h("div", { class: "about" },
     h("dl", { class: "facts" }, items.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]).flat()),

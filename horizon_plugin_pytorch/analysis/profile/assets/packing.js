@@ -8,9 +8,12 @@
  * @typedef {{nodes: Drawn[], edges: Edge[], width: number, height: number}} Drawing
  */
 
+import { shortFormat } from "./operators.js";
+
 const NODE_HEIGHT = 34;
 const LETTER = 6.7;
-const NARROWEST = 84;
+const SMALL_LETTER = 5.6;
+const NARROWEST = 96;
 const WIDEST = 260;
 const BEND = 12;
 const GAP_X = 18;
@@ -19,15 +22,20 @@ const PADDING = 14;
 const TITLE = 24;
 const SWEEPS = 3;
 
-/** @param {string} label */
-function widthOf(label) {
-  return Math.max(NARROWEST, Math.min(WIDEST, 22 + LETTER * label.length));
+/** @param {string} label @param {string} [below] in small letters */
+function widthOf(label, below = "") {
+  return Math.max(NARROWEST, Math.min(WIDEST, Math.max(26 + LETTER * label.length, 18 + SMALL_LETTER * below.length)));
 }
 
 /** What an operator is called in its box. @param {string} key @param {string} path of the box */
 export function shortName(key, path) {
   if (path && key.startsWith(`${path}.`)) return key.slice(path.length + 1);
   return path && key.startsWith(`${path}[`) ? key.slice(path.length) : key;
+}
+
+/** What stands below its name. @param {import("./report.js").Operator} operator */
+export function secondLine(operator) {
+  return [operator.type, operator.format && shortFormat(operator.format)].filter(Boolean).join(" · ");
 }
 
 /** @param {Run} run @param {Set<number>} open boxes @returns {Drawing} */
@@ -59,15 +67,19 @@ function inside(run, at, open) {
   const rows = [];
   box.members.forEach(([kind, target, row, order], n) => {
     (rows[row] ??= [])[order] = n;
-    if (kind === "operator") labels[n] = shortName(run.operators[target].key, box.path);
-    else if (kind === "box") labels[n] = run.boxes[target].label;
+    let below = "";
+    if (kind === "operator") {
+      labels[n] = shortName(run.operators[target].key, box.path);
+      below = secondLine(run.operators[target]);
+    }
+    if (kind === "box") labels[n] = run.boxes[target].label;
     if (kind === "box" && open.has(target)) {
       const content = inside(run, target, open);
       inner[n] = content;
       widths[n] = Math.max(content.width, widthOf(labels[n]));
       heights[n] = content.height;
     } else if (kind === "operator" || kind === "box") {
-      widths[n] = widthOf(labels[n]);
+      widths[n] = widthOf(labels[n], below);
       heights[n] = NODE_HEIGHT;
     } else {
       widths[n] = BEND;
@@ -163,7 +175,11 @@ function place(run, content, left, top, depth, drawing) {
     const points = [];
     route.forEach((n, at) => {
       const kind = box.members[n][0];
-      const x = left + content.x[n];
+      const node = drawn[n];
+      const inner = content.inner[n];
+      // Into an open box, where its own connections begin; out of it, where they end.
+      const port = inner && run.boxes[inner.box].members.findIndex((member) => member[0] === (at === 0 ? "out" : "in"));
+      const x = node && inner && port !== null && port >= 0 ? node.x + (node.width - inner.width) / 2 + inner.x[port] : left + content.x[n];
       const y = top + content.y[n];
       if (kind === "in") points.push([x, top]);
       else if (kind === "out") points.push([x, top + content.height]);

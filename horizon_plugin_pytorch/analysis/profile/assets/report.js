@@ -3,10 +3,10 @@
  *
  * @typedef {{low: number, high: number, counts: number[]}} Histogram
  * @typedef {{low: number|null, high: number|null, mean: number|null, var: number|null, nan: number, inf: number,
- *            histogram: Histogram|null}} Values
+ *            histogram: Histogram|null, channels: number|null, dead: number|null, ranges: [number, number][]}} Values
  * @typedef {{index: number, name: string, path: string, type: string, line: string, inputs: number[], shape: number[],
  *            format: string, input_formats: string[], reason: string, scale: number|null, scale_low: number|null,
- *            grid: [number, number]|null, saturation: number|null, similarity: number|null, sqnr: number|null,
+ *            grid: [number, number]|null, saturation: number|null, at_end: number|null, similarity: number|null, sqnr: number|null,
  *            atol: number|null, error: number|null, same_input_error: number|null, first: Values|null,
  *            second: Values|null, key: string, own: number|null}} Operator
  * @typedef {{name: string, operator: number|null, format: string, similarity: number|null, atol: number|null,
@@ -18,7 +18,7 @@
  *            metric: {name: string, first: number, second: number, higher_is_better: boolean}|null,
  *            operators: Operator[], weights: Weight[], called: {name: string, count: number}[], unfused: string[][],
  *            messages: {name: string, type: string, text: string, remedy: string}[], advice: Advice[],
- *            notes: string[], is_complete: boolean}} Document
+ *            notes: string[], batches: number, inputs: string, is_complete: boolean}} Document
  * @typedef {{path: string, label: string, members: [string, number, number, number][], routes: number[][]}} Box
  * @typedef {{key: string, position: number, operators: (Operator|null)[]}} Row
  * @typedef {"good" | "watch" | "bad" | "unknown"} Grade
@@ -35,7 +35,7 @@ const METRIC_BAD = 0.03;
 /** A relative error may be this many times the limit before it is bad. */
 const BAD = 2;
 
-const OPERATOR_NUMBERS = ["scale", "scale_low", "saturation", "similarity", "sqnr", "atol", "error", "same_input_error"];
+const OPERATOR_NUMBERS = ["scale", "scale_low", "saturation", "at_end", "similarity", "sqnr", "atol", "error", "same_input_error"];
 
 /** One document with what is derived from it. */
 export class Run {
@@ -118,6 +118,8 @@ export class Report {
     const count = data.documents.length;
     this.runs = data.documents.map((document, at) => new Run(document, data.layouts[data.layout_of[at]], at, count));
     this.isDiff = count > 1;
+    /** Whether all runs saw the same inputs, as far as they say. */
+    this.hasSameInputs = new Set(data.documents.map((document) => document.inputs).filter(Boolean)).size <= 1;
     /** @type {Row[]} */
     this.rows = [];
     /** @type {Map<string, Row>} */

@@ -8,7 +8,7 @@ const SPARE = 8;
 /**
  * @template T
  * @typedef {{
- *   key: string, label: string, hint?: string, numeric?: boolean, wide?: boolean,
+ *   key: string, label: string, hint?: string, numeric?: boolean, width?: number,
  *   value: (row: T) => any, show?: (row: T) => any, first?: "up" | "down",
  * }} Column
  */
@@ -38,7 +38,7 @@ export class Table {
     this.isDrawing = false;
     this.body = h("tbody", {});
     this.head = h("thead", {});
-    this.table = h("table", { class: "virtual", "aria-label": settings.label }, this.head, this.body);
+    this.table = h("table", { class: "virtual", "aria-label": settings.label }, this.widths(), this.head, this.body);
     this.empty = h("p", { class: "empty", hidden: true }, settings.empty);
     this.element = h(
       "div", { class: "scroller", tabindex: 0, role: "region", "aria-label": settings.label, onscroll: () => this.schedule(), onkeydown: (/** @type {KeyboardEvent} */ e) => this.key(e) },
@@ -46,6 +46,17 @@ export class Table {
     new ResizeObserver(() => this.schedule()).observe(this.element);
     this.drawHead();
     this.arrange();
+  }
+
+  /** Columns keep their widths whichever rows are in view. */
+  widths() {
+    const widths = this.columns.map((column) => {
+      const title = column.label.length + 4;
+      if (column.numeric) return Math.max(title, column.width ?? 10);
+      const longest = this.all.reduce((most, row) => Math.max(most, String(column.value(row) ?? "").length), 0);
+      return Math.max(title, Math.min(longest + 3, column.width ?? 24));
+    });
+    return h("colgroup", {}, widths.map((width) => h("col", { style: { width: `${width}ch` } })));
   }
 
   /** Show the rows that a test lets through. @param {(row: T) => boolean} test */
@@ -101,7 +112,7 @@ export class Table {
         type: "button", title: column.hint ?? column.label, data: { column: column.key },
         onclick: () => this.sort(column.key, sorted === "none" ? column.first !== "down" : sorted === "descending"),
       }, column.label, h("span", { class: "arrow", "aria-hidden": "true" }, sorted === "none" ? "" : sorted === "ascending" ? " ▲" : " ▼"));
-      return h("th", { scope: "col", "aria-sort": sorted, class: column.numeric ? "numeric" : column.wide ? "wide" : null }, button);
+      return h("th", { scope: "col", "aria-sort": sorted, class: column.numeric ? "numeric" : null }, button);
     });
     const focused = this.head.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.column : null;
     this.head.replaceChildren(h("tr", { "aria-rowindex": 1 }, cells));
@@ -130,7 +141,7 @@ export class Table {
     const key = this.settings.keyOf(row);
     const cells = this.columns.map((column, n) => {
       const content = column.show ? column.show(row) : column.value(row);
-      const attributes = { class: column.numeric ? "numeric" : column.wide ? "wide" : null };
+      const attributes = { class: column.numeric ? "numeric" : null };
       return n === 0 ? h("th", { scope: "row", ...attributes }, content) : h("td", attributes, content);
     });
     return h("tr", {

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -61,6 +62,12 @@ class Opened:
         """The operators in the rows of the table that are in view."""
         return self.page.locator(".virtual tbody tr[data-key]").evaluate_all("rows => rows.map(row => row.dataset.key)")
 
+    def go(self, view: str, operator: str | None = None) -> None:
+        """Follow a link to a view."""
+        address = f"#view={view}" + (f"&op={quote(operator)}" if operator is not None else "")
+        self.page.evaluate("address => { location.hash = address }", address)
+        self.page.wait_for_selector(f"nav a[aria-current][data-view='{view}']")
+
     def press(self, *keys: str) -> None:
         for key in keys:
             self.page.keyboard.press(key)
@@ -98,7 +105,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
             lambda request: None if re.match("file:|data:|blob:", request.url) else complaints.append(request.url),
         )
         page.goto(path.as_uri() + address)
-        page.wait_for_selector("main > section", state="attached")
+        page.wait_for_selector("main > *", state="attached")
         opened.append(Opened(page, complaints))
         return opened[-1]
 

@@ -49,7 +49,7 @@ def test_the_operator_in_view_has_the_numbers_of_the_document(open_page: Any, ne
     assert opened.values("#detail [data-fact='atol']") == [nine_digits(operator.atol), nine_digits(operator.error)]
     assert operator.reason in opened.page.locator("#detail [data-fact='format']").inner_text()
     assert operator.first is not None and operator.second is not None
-    shown = opened.values("#detail table:nth-of-type(1) tbody")
+    shown = opened.values("#detail .run > div:nth-child(3) tbody")
     kinds = ("low", "high", "mean", "var")
     assert shown == [nine_digits(getattr(v, kind)) for kind in kinds for v in (operator.first, operator.second)]
     assert "layer2.0.conv1.weight" in opened.page.locator("#detail").inner_text()
@@ -92,9 +92,7 @@ def test_names_are_shown_and_do_not_run(open_page: Any) -> None:
     page = opened.page
     assert samples.SCRIPT in page.locator("body").inner_text() and page.title().startswith(samples.SCRIPT)
     for view in ("operators", "graph", "weights", "structure"):
-        page.locator(f"nav a[href*='view={view}'], nav a[href^='#op']").first.click()
-        page.goto(page.url.split("#")[0] + f"#view={view}")
-        page.wait_for_timeout(50)
+        opened.go(view)
     for operator in document.operators:
         page.evaluate("name => { location.hash = '#op=' + encodeURIComponent(name) }", operator.name)
         page.wait_for_function(
@@ -122,8 +120,7 @@ def test_thousands_of_operators_make_few_elements(open_page: Any) -> None:
     opened.press("End")
     assert page.locator("#detail-name").inner_text() == "block49.stage9.conv9"
     for view in ("overview", "graph"):
-        page.evaluate("view => { location.hash = '#view=' + view }", view)
-        page.wait_for_selector(f"nav a[aria-current][href*='{view if view != 'overview' else '#'}']")
+        opened.go(view)
         assert page.evaluate(count) < 2500
     page.locator("#graph-open").click()
     opened.screenshot("thousands")
@@ -135,8 +132,7 @@ def test_an_incomplete_document_says_so(open_page: Any, network: Document) -> No
     assert opened.page.locator("#incomplete").is_visible()
     assert opened.page.locator(".verdict").get_attribute("data-grade") == "unknown"
     for view in ("operators", "graph", "weights", "structure"):
-        opened.page.evaluate("view => { location.hash = '#view=' + view }", view)
-        opened.page.wait_for_timeout(30)
+        opened.go(view)
 
 
 def test_runs_side_by_side_have_the_same_operator_in_view(open_page: Any, network: Document) -> None:
@@ -161,3 +157,141 @@ def test_values_that_are_not_finite_are_named(open_page: Any) -> None:
     opened = open_page(Document("net", "FvsQ", "float", "qat", operators=operators), "#view=operators")
     text = opened.page.locator(".virtual tbody").inner_text()
     assert "NaN" in text and "∞" in text
+
+
+def test_everything_by_keyboard(open_page: Any, network: Document) -> None:
+    names = [operator.name for operator in network.operators]
+    opened = open_page(network)
+    page = opened.page
+    name = page.locator("#detail-name")
+    opened.press("/")
+    page.wait_for_function("document.activeElement.id === 'search'")
+    page.keyboard.type("layer2.1.")
+    opened.press("ArrowDown", "ArrowDown")
+    found = [each for each in names if "layer2.1." in each]
+    assert name.inner_text() == found[1]
+    opened.press("Escape")
+    page.wait_for_selector("#detail", state="hidden")
+    opened.press("End", "]")
+    assert name.inner_text() == found[-1]  # there is nothing after the last one
+    opened.press("[")
+    page.wait_for_function("name => document.getElementById('detail-name').textContent === name", arg=found[-2])
+    opened.press("1")
+    curve = page.locator(".curve svg[role='slider']")
+    curve.focus()
+    opened.press("Home", "ArrowRight", "ArrowRight")
+    assert names[2] in (curve.get_attribute("aria-valuetext") or "")
+    opened.press("Enter")
+    page.wait_for_function("name => document.getElementById('detail-name').textContent === name", arg=names[2])
+    opened.press("?")
+    assert page.locator("dialog").is_visible()
+    opened.press("Escape")
+    assert not page.locator("dialog").is_visible() and name.is_visible()
+
+
+def test_the_graph_by_keyboard_and_by_pointer(open_page: Any, network: Document) -> None:
+    operator = next(o for o in network.operators if o.name == "layer2.1.conv2")
+    opened = open_page(network, "#view=graph&op=layer2.1.conv2")
+    page = opened.page
+    canvas = page.locator("canvas")
+    page.wait_for_timeout(100)  # a frame is drawn
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)  # a link leads to the middle
+    tip = page.locator("#graph-tip").inner_text().splitlines()
+    assert tip[0] == operator.name
+    assert f"Cosine: {operator.similarity:.6f}" in tip and f"SQNR: {operator.sqnr:.2f} dB" in tip
+    canvas.focus()
+    opened.press("ArrowDown")
+    status = page.locator("#graph-status")
+    assert (status.text_content() or "").startswith("layer2.1.conv3")
+    opened.press("Enter")
+    page.wait_for_function("document.getElementById('detail-name').textContent === 'layer2.1.conv3'")
+    page.locator("#graph-close").click()
+    canvas.focus()
+    opened.press("ArrowDown")  # nothing is marked that can be seen: the first one is
+    assert (status.text_content() or "").startswith("quant")
+    for _ in range(3):
+        opened.press("ArrowDown")
+    assert (status.text_content() or "").startswith("layer1")
+    opened.press("Enter")
+    assert "Click to close" in (status.text_content() or "")
+    opened.press("+", "-", "0")
+    page.locator("#graph-colours").select_option("format")
+    assert "int8" in page.locator(".toolbar .legend").inner_text()
+    opened.screenshot("graph")
+
+
+@pytest.mark.parametrize(("locale", "shown", "other"), [("en-US", "Overview", "中文"), ("zh-CN", "总览", "English")])
+def test_the_language_is_that_of_the_browser_and_can_be_switched(
+    open_page: Any, network: Document, locale: str, shown: str, other: str
+) -> None:
+    opened = open_page(network, locale=locale)
+    page = opened.page
+    first = page.locator("nav a").first
+    assert first.inner_text() == shown and page.locator("html").get_attribute("lang") == locale.replace("-US", "")
+    assert page.locator("#language").inner_text() == other
+    page.locator("#language").click()
+    assert first.inner_text() != shown and page.locator("html").get_attribute("lang") != locale.replace("-US", "")
+    page.reload()
+    assert first.inner_text() != shown
+
+
+def test_the_rules_speak_both_languages(open_page: Any) -> None:
+    network = samples.residual_network((1, 2), coarse=("layer2.1.conv2",))
+    card = open_page(network, locale="zh-CN").page.locator("article[data-rule='range-exceeds-calibration']").first
+    assert "数值超出校准范围" in card.inner_text() and "9.8" in card.inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_follow_the_system_and_can_be_switched(open_page: Any, network: Document, scheme: str) -> None:
+    page = open_page(network, scheme=scheme).page
+    brightness = (
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0)"
+    )
+    before = page.evaluate(brightness)
+    assert (before > 600) == (scheme == "light")
+    page.locator("#theme").click()
+    assert (page.evaluate(brightness) > 600) != (scheme == "light")
+
+
+@pytest.mark.parametrize(("scheme", "runs"), [("light", 1), ("dark", 2)])
+def test_nothing_stands_in_the_way_of_assistive_technology(open_page: Any, scheme: str, runs: int) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    # Few rows: each colour of each text is measured.
+    documents = [samples.residual_network((1,), seed=seed) for seed in range(runs)]
+    opened = open_page(documents, scheme=scheme, width=1200, height=500)
+    found = []
+    for view in ("overview", "operators", "graph", "weights", "structure"):
+        opened.go(view, "layer1.0.conv2")
+        answer = Axe().run(opened.page).response
+        assert len(answer["passes"]) > 10
+        found += [(view, v["id"], node["html"][:200]) for v in answer["violations"] for node in v["nodes"]]
+    assert found == []
+
+
+def test_a_narrow_window_shows_the_operator_alone(open_page: Any, network: Document) -> None:
+    opened = open_page(network, "#op=fc", width=420)
+    page = opened.page
+    assert page.locator("#detail").is_visible() and not page.locator("main").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    opened.screenshot("narrow")
+    page.locator("#close-detail").click()
+    assert page.locator("main").is_visible()
+
+
+def test_runs_of_other_inputs_are_not_comparable(open_page: Any, network: Document) -> None:
+    one, other = (dataclasses.replace(network, inputs=digest) for digest in ("1", "2"))
+    assert open_page([one, other]).page.locator("#other-inputs").is_visible()
+    assert open_page([one, one]).page.locator("#other-inputs").count() == 0
+
+
+def test_the_task_decides_what_is_acceptable(open_page: Any) -> None:
+    network = dataclasses.replace(samples.residual_network((1, 1), coarse=()), advice=())
+    page = open_page(network).page
+    grade = page.locator(".verdict")
+    assert grade.get_attribute("data-grade") == "good"
+    page.locator("#task").select_option("super-resolution")
+    assert grade.get_attribute("data-grade") == "bad"
+    page = open_page(dataclasses.replace(network, task="super-resolution")).page
+    assert page.locator(".verdict").get_attribute("data-grade") == "bad"
