@@ -207,6 +207,11 @@ def report_mismatches(model: nn.Module) -> None:
     model.register_load_state_dict_post_hook(_report)
 
 
+def refuse_other_formats(model: nn.Module) -> None:
+    """Let a converted model refuse the integers of other formats before it loads anything."""
+    model.register_load_state_dict_pre_hook(_before_loading)
+
+
 _OUTCOMES = {
     LoadedScale.CONVERTED: (
         "the checkpoint's scales are those of another format in {count} places; they were converted, so that the "
@@ -264,10 +269,18 @@ def _check_formats(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
     """Refuse integers of another format before any of them is loaded: a mixture would mean nothing."""
     modules = ((path, m) for path, m in model.named_modules() if isinstance(m, QuantizedModule))
     found = [text for path, module in modules if (text := module.other_format(state_dict, f"{path}." if path else ""))]
+    is_real = any("is torch.float" in text for text in found)
     if found:
+        what, remedy = (
+            ("has real weights, as float and prepared models do", "Load it into the prepared model, and convert that")
+            if is_real
+            else (
+                "has integers of other formats",
+                "Convert a model that was prepared with the formats of the checkpoint",
+            )
+        )
         raise CheckpointError(
-            f"load_state_dict: the checkpoint has integers of other formats, and nothing was loaded: {listed(found)}. "
-            "Convert a model that was prepared with the formats of the checkpoint."
+            f"load_state_dict: the checkpoint {what}, and nothing was loaded: {listed(found)}. {remedy}."
         )
 
 

@@ -25,7 +25,7 @@ from horizon_plugin_pytorch.passes.preparation import TracedPreparation
 from horizon_plugin_pytorch.passes.swap import to_quantized
 from horizon_plugin_pytorch.passes.tied_scales import TiedOperators, is_effective
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
-from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
+from horizon_plugin_pytorch.workflow.checkpoint import refuse_other_formats, report_mismatches
 from horizon_plugin_pytorch.workflow.float_model import as_written, require_float
 from horizon_plugin_pytorch.workflow.garbage import collected_later
 
@@ -284,6 +284,7 @@ def converted(model: nn.Module, who: str, inplace: bool, remove_qconfig: bool, f
         return own
     quantized = QuantizedGraphModule(own, own.graph, model._get_name())
     keep_one_entry(quantized)
+    refuse_other_formats(quantized)  # others have it from being prepared
     return quantized
 
 

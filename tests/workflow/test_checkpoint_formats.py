@@ -252,6 +252,12 @@ def test_integers_of_another_format_do_not_load(theirs, mine, words) -> None:
     again.load_state_dict(old)  # of earlier versions
 
 
+def test_the_state_of_a_prepared_model_is_not_that_of_a_converted_one() -> None:
+    source = calibrated("qint8")
+    with pytest.raises(CheckpointError, match=r"real weights.*nothing was loaded.*module.0.weight.*Load it into the"):
+        convert(source).load_state_dict(source.state_dict())
+
+
 def test_a_range_that_is_none_does_not_load() -> None:
     target = convert(calibrated("qint8"))
     state = {**target.state_dict(), "quant.quant_range": torch.zeros(3, dtype=torch.int32)}
