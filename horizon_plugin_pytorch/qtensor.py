@@ -251,14 +251,18 @@ class QTensor(TensorWithScale):
         return out
 
     def shared(self, by: str) -> Tensor:
-        """Real values for an operator that rarely writes to them: no copy, and who reads this tensor later is told.
+        """Values for a float operator that rarely writes to them: no copy, and who reads this tensor later is told.
+
+        Booleans are such, as in float.
 
         Args:
             by: the operator, with its line.
         """
+        if self._format == qbool:
+            return self.plain().bool()
         if self._is_integer:
             return self.as_real()
-        if self._is_deferred or self._format == qbool or self.is_inference():
+        if self._is_deferred or self.is_inference():
             return self.lent(by)
         out = self.plain()
         sharing.lend(self, out, by)

@@ -465,19 +465,22 @@ class FakeQuantize(nn.Module):
         """Real values on the grid; gradients pass straight through inside the range."""
         return round_to_grid(x, self.scale, self.ch_axis, self.quant_min, self.quant_max, limits, self.saturate)
 
-    def forward(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS, owned: bool = False) -> QTensor:
+    def forward(
+        self, x: Tensor, limits: tuple[float, float] = NO_LIMITS, owned: bool = False, seen: Tensor | None = None
+    ) -> QTensor:
         """Observe and round as the state says.
 
         Args:
             x: real values.
             limits: range of a fused activation, such as ``(0, 6)`` for ReLU6.
             owned: nobody else needs `x`; its memory may be used again.
+            seen: what is observed in place of `x`, which may take these values.
         """
         if type(x) is not Tensor:
             x = x.as_subclass(Tensor)
         self.check_nan(x)
         if not self.gather(x) and self.is_observing and not self._keeps_range and not self._is_shown():
-            self.observe(x, limits)
+            self.observe(x if seen is None else seen, limits)
         if self.is_quantizing and self._gathered is None:
             out = self.round(x, limits)
         else:

@@ -1,4 +1,4 @@
-"""Modules that compute something else in train mode, and a word where a converted model has left one there."""
+"""Modules that compute something else in train mode, and a word where a converted model is in it."""
 
 from __future__ import annotations
 
@@ -46,6 +46,29 @@ class ModeHook:
                 "before you evaluate.",
                 QuantizationWarning,
             )
+
+
+class TrainingHook:
+    """Says that a converted model without float parts is about to be trained: it has nothing that could be."""
+
+    def __init__(self) -> None:
+        self.was_said = False
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        is_trained = module.training and torch.is_grad_enabled() and not self.was_said
+        if is_trained and not any(p.requires_grad for p in module.parameters()):
+            self.was_said = True
+            warn(
+                f"`{type(module).__name__}` is a converted model and runs in train mode with gradients: integers have "
+                "none, and nothing of it trains. Train the QAT model and convert it again; to evaluate, call "
+                "`model.eval()`.",
+                QuantizationWarning,
+            )
+
+
+def watch_training(model: nn.Module) -> None:
+    """Let a converted model say that it does not train."""
+    keep(model.register_forward_pre_hook, TrainingHook())
 
 
 def watch_mode(model: nn.Module) -> None:

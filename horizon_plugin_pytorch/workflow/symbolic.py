@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationW
 from horizon_plugin_pytorch.march import require_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.train_mode import watch_training
 from horizon_plugin_pytorch.passes.fuse_mode import FuseMode
 from horizon_plugin_pytorch.passes.hybrid import HybridConfig
 from horizon_plugin_pytorch.passes.late_modules import meet_calls
@@ -280,11 +281,12 @@ def converted(model: nn.Module, who: str, inplace: bool, remove_qconfig: bool, f
         warn(f"{who}: fast_mode=True has no effect, the integer model is fast as it is.", QuantizationWarning)
     own: Any = model if inplace else copy_model(model, who)
     to_quantized(own, remove_qconfig)
-    if not isinstance(own, ObservedGraphModule) or (inplace and who == "convert"):
-        return own
-    quantized = QuantizedGraphModule(own, own.graph, model._get_name())
-    keep_one_entry(quantized)
-    refuse_other_formats(quantized)  # others have it from being prepared
+    quantized = own
+    if isinstance(own, ObservedGraphModule) and not (inplace and who == "convert"):
+        quantized = QuantizedGraphModule(own, own.graph, model._get_name())
+        keep_one_entry(quantized)
+        refuse_other_formats(quantized)  # others have it from being prepared
+    watch_training(quantized)
     return quantized
 
 

@@ -164,6 +164,20 @@ def test_a_model_that_does_the_same_in_train_mode_may_be_in_it(layer) -> None:
         assert not said(lambda: model(X))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_training_a_converted_model_is_told_once(method) -> None:
+    model = prepared(net(), method)
+    calibrate(model, [X], progress=False)
+    quantized = convert(model)
+    assert not said(lambda: quantized(X))
+    quantized.train()
+    with torch.no_grad():
+        assert not said(lambda: quantized(X))
+    (message,) = said(lambda: quantized(X))
+    assert "is a converted model and runs in train mode" in message and "Train the QAT model" in message
+    assert not said(lambda: quantized(X))
+
+
 class FloatPart(nn.Module):
     """A batch norm behind the quantized part, and a Dropout inside of it."""
 

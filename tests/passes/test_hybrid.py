@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -335,3 +336,33 @@ def test_the_check_knows_operators_of_the_cpu(method: str, capsys: pytest.Captur
         hybrid=True, hybrid_dict={"module_name": ["conv1"]},
     )  # fmt: skip
     assert not check_qat_model(model, X - 0.5, save_results=False).mistakes
+
+
+class Masked(nn.Module):
+    """A mask of an operator of the CPU, which is False in all calibration data."""
+
+    def __init__(self, is_joined: bool) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.is_joined = QuantStub(), DeQuantStub(), is_joined
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.quant(x)
+        mask = torch.signbit(y)
+        if self.is_joined:
+            mask = mask & (y < 0)  # a quantized mask, which the CPU takes as booleans
+        return self.dequant(torch.where(mask, y * 0.5, y))
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+@pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT_STRIP])
+def test_a_mask_that_is_false_in_calibration_is_a_mask(method: PrepareMethod, is_joined: bool) -> None:
+    set_march(March.NASH_M)
+    model = prepare(
+        Masked(is_joined).eval(), (X,), qconfig_dict={"": qconfig("qint16")}, method=method, out_dir=None, hybrid=True
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calibrate(model, (X,))  # not negative
+        quantized = convert(model)
+    assert not mismatches(model(-X), quantized(-X))
+    assert (quantized(-X) - Masked(is_joined)(-X)).abs().max() < 0.01

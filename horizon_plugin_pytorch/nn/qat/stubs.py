@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import QuantizationConfigError, at
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.function_handlers import calling_line
@@ -75,11 +76,14 @@ class QuantStub(QATModule):
                 return self.exact(x, trained=lambda: quantizer(real(x)))
             return quantizer(real(x))
         require_tensor(x, self.place)
-        return taken(self._quantized(x.float(), quantizer), x, called(self))
+        # A mask that is all False now need not be so in the next batch.
+        is_mask = x.dtype == torch.bool and x.numel() > 0 and isinstance(quantizer, FakeQuantize)
+        seen = torch.tensor((0.0, 1.0), device=x.device) if is_mask else None
+        return taken(self._quantized(x.float(), quantizer, seen), x, called(self))
 
-    def _quantized(self, x: Tensor, quantizer: FakeQuantize) -> QTensor:
+    def _quantized(self, x: Tensor, quantizer: FakeQuantize, seen: Tensor | None) -> QTensor:
         if not quantizer.is_exact:
-            return quantizer(x)
+            return quantizer(x) if seen is None else quantizer(x, seen=seen)
         quantizer.check_nan(x)
         with torch.no_grad():
             integers = self.twin()(x)
@@ -121,6 +125,8 @@ class DeQuantStub(QATModule):
         by = called(self)
 
         def one(x: Any) -> Any:
+            if self.is_before_cpu and isinstance(x, QTensor) and x.dtype == qbool:
+                return x.shared(by)
             return x.lent(by) if isinstance(x, QTensor) and not x.is_integer else real(x)
 
         return pytree.tree_map(one, x)  # also tuples, lists and dictionaries of tensors

@@ -32,19 +32,26 @@ class Quantize(QuantizedModule):
         return taken(out, x, f"`{type(self).__name__}` {self.place}{calling_line()}") if runs_unseen_code() else out
 
 
-def _dequantized(x: Any) -> Any:
+def _dequantized(x: Any, has_booleans: bool) -> Any:
     if not isinstance(x, QTensor):
         return x
+    if x.dtype == qbool and has_booleans:
+        return x.shared("")
     if x.dtype == qbool or not x.is_integer:
         return x.dequantize()
     return fp.dequantize(x.plain(), x.scale, x.q_per_channel_axis())
 
 
 class DeQuantize(QuantizedModule):
-    """Integers to real numbers; real numbers pass."""
+    """Integers to real numbers; real numbers pass. An operator of the CPU gets booleans as such."""
 
-    def forward(self, x: Any) -> Any:
-        return pytree.tree_map(_dequantized, x)  # also tuples, lists and dictionaries of tensors
+    gives_booleans: bool = False
+
+    def configure(self, mod: Any) -> None:
+        self.gives_booleans = mod.is_before_cpu
+
+    def forward(self, x: Any) -> Any:  # also tuples, lists and dictionaries of tensors
+        return pytree.tree_map(lambda x: _dequantized(x, self.gives_booleans), x)
 
     def extra_repr(self) -> str:
         return ""
