@@ -6,7 +6,7 @@ import { cell, fixed, likeness, percent, show } from "./numbers.js";
 import { badge, meter } from "./operators.js";
 import { adviceCard } from "./overview.js";
 import { limitOf, relativeError, remarksOn } from "./report.js";
-import { go, link } from "./route.js";
+import { go, link, place } from "./route.js";
 import { t } from "./text.js";
 
 /** @typedef {import("./report.js").Report} Report */
@@ -23,7 +23,7 @@ export function detail(report, key, task, step) {
   const row = report.byKey.get(key);
   const button = (/** @type {string} */ id, /** @type {string} */ kind, /** @type {string} */ label, /** @type {string} */ keys, /** @type {(e: Event) => void} */ act) =>
     h("button", { type: "button", class: "quiet", id, onclick: act, title: keys ? `${label} (${keys})` : label, "aria-label": label }, sign(kind));
-  const close = button("close-detail", "cross", t("close"), "Esc", () => go({ op: null, view: "operators" }));
+  const close = button("close-detail", "cross", t("close"), "Esc", () => go({ op: null, view: place().view }));
   if (!row) {
     return h("div", {}, h("header", {}, h("h2", { class: "grow" }, t("no-such-operator")), close), h("p", { class: "empty" }, t("no-such-operator-text", { name: key })));
   }
@@ -45,6 +45,7 @@ export function detail(report, key, task, step) {
       button("next", "down", t("next"), "]", () => step(1)),
       button("copy-link", "link", t("copy-link"), "", copyLink),
       close),
+    !any.name.startsWith(any.path) && h("p", { class: "quiet" }, `${t("module")}: `, h("code", {}, any.path)),
     h("div", { class: "jump" }, h("a", { href: link({ view: "operators", op: key }) }, t("in-table")), h("a", { href: link({ view: "graph", op: key }) }, t("in-graph"))),
     report.isDiff && report.runs.length > runs.length && h("p", { class: "note" }, t("only-in-runs", { runs: runs.map((run) => run.label).join(", ") })),
     h("div", { class: report.isDiff ? "runs side-by-side" : "runs", style: columns },

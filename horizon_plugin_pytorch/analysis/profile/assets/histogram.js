@@ -13,6 +13,8 @@ const LEFT = 6;
 const RIGHT = 6;
 const TOP = 8;
 const BOTTOM = 34;
+/** A bin may be so many times the median one before counts are drawn as logarithms. */
+const MOST_FOR_LINEAR = 30;
 
 /**
  * @param {{first: Values | null, second: Values | null, grid?: [number, number] | null, scale?: number | null}} shown
@@ -23,7 +25,7 @@ export function histogram({ first, second, grid = null, scale = null }, names, c
   const series = [first?.histogram ?? null, second?.histogram ?? null];
   if (!series.some((item) => item && item.counts.length)) return h("p", { class: "empty" }, t("no-histogram"));
   const canvas = h("div", {});
-  let isLog = false;
+  let isLog = series.some((item) => item !== null && hasPeak(item));
   let isNear = false;
   const values = span(series.map((item) => item && [item.low, item.high]));
   const whole = common ?? span([values, grid]);
@@ -38,8 +40,8 @@ export function histogram({ first, second, grid = null, scale = null }, names, c
       series[1] && h("span", { class: "key second" }, names[1]),
       grid && h("span", { class: "key grid" }, t("grid")),
       h("span", { class: "spring" }),
-      near && toggle(t("near-values"), (on) => { isNear = on; draw(); }),
-      toggle(t("log-counts"), (on) => { isLog = on; draw(); })),
+      near && toggle(t("near-values"), false, (on) => { isNear = on; draw(); }),
+      toggle(t("log-counts"), isLog, (on) => { isLog = on; draw(); })),
     canvas, readout);
 }
 
@@ -54,9 +56,15 @@ export function rangeOf(items) {
   return ranges.some(Boolean) ? span(ranges.map((range) => range ?? null)) : null;
 }
 
-/** @param {string} text @param {(on: boolean) => void} changed */
-function toggle(text, changed) {
-  const box = h("input", { type: "checkbox", onchange: () => changed(box.checked) });
+/** Whether one bin dwarfs the others, as zero does behind a ReLU. @param {Histogram} item */
+function hasPeak(item) {
+  const counts = item.counts.filter((count) => count > 0).sort((a, b) => a - b);
+  return counts.length > 2 && counts[counts.length - 1] > MOST_FOR_LINEAR * counts[counts.length >> 1];
+}
+
+/** @param {string} text @param {boolean} isOn @param {(on: boolean) => void} changed */
+function toggle(text, isOn, changed) {
+  const box = h("input", { type: "checkbox", checked: isOn, onchange: () => changed(box.checked) });
   return h("label", { class: "toggle" }, box, text);
 }
 

@@ -36,12 +36,11 @@ export function operatorsView(report, task) {
   const formats = distinct(report, (operator) => operator.format);
   const types = distinct(report, (operator) => operator.type);
   const bar = h(
-    "div", { class: "toolbar" }, search,
+    "div", { class: "toolbar" }, search, count,
     choice(t("format"), [["", t("all")], ...formats], asked.format, (value) => { asked.format = value; update(); }, { id: "filter-format" }),
     choice(t("type"), [["", t("all")], ...types], asked.type, (value) => { asked.type = value; update(); }, { id: "filter-type" }),
     choice(t("only"), [["", t("all")], ["beyond", t("only-beyond")], ["advice", t("only-advice")], ["saturated", t("only-saturated")], ["changed", t("only-changed")]].filter(([key]) => key !== "changed" || report.isDiff).map(([a, b]) => [a, b]),
-      asked.only, (value) => { asked.only = value; update(); }, { id: "filter-only" }),
-    h("span", { class: "spring" }), count);
+      asked.only, (value) => { asked.only = value; update(); }, { id: "filter-only" }));
   update();
   return {
     element: h("div", { class: "view fixed" }, bar, table.element),
@@ -90,7 +89,7 @@ function differs(one, other) {
 function columns(report, limit) {
   /** @type {import("./table.js").Column<Row>[]} */
   const found = [
-    { key: "name", label: t("operator"), width: 44, value: (row) => row.key, show: (row) => h("a", { href: `#op=${encodeURIComponent(row.key)}`, class: "name", title: row.key, tabindex: -1 }, row.key) },
+    { key: "name", label: t("operator"), width: 38, value: (row) => row.key, show: (row) => h("a", { href: `#op=${encodeURIComponent(row.key)}`, class: "name", title: row.key, tabindex: -1 }, row.key) },
     { key: "position", label: "#", hint: t("position"), numeric: true, value: (row) => row.position, show: (row) => show(row.position) },
     { key: "type", label: t("type"), value: (row) => any(row).type },
   ];

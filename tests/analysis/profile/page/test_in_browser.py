@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from horizon_plugin_pytorch.analysis.profile.collect import collect
 from horizon_plugin_pytorch.analysis.profile.document import Document, Operator
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    QuantWrapper,
+    get_default_qconfig,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
 
 from . import samples
 
@@ -295,3 +306,20 @@ def test_the_task_decides_what_is_acceptable(open_page: Any) -> None:
     assert grade.get_attribute("data-grade") == "bad"
     page = open_page(dataclasses.replace(network, task="super-resolution")).page
     assert page.locator(".verdict").get_attribute("data-grade") == "bad"
+
+
+def test_a_real_run(open_page: Any) -> None:
+    net = QuantWrapper(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))).eval()
+    x = torch.randn(2, 3, 8, 8)
+    qat = prepare_qat_fx(copy.deepcopy(net), {"": get_default_qconfig()}).eval()
+    qat(x)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    document = collect(net, qat, [x, x])
+    opened = open_page(document, "#view=operators")
+    assert opened.names() == [operator.name for operator in document.operators]
+    for operator in document.operators:
+        opened.go("graph", operator.name)
+        for fact in ("similarity", "sqnr", "scale", "saturation"):
+            shown, value = opened.values(f"#detail [data-fact='{fact}']"), getattr(operator, fact)
+            assert shown == ([] if value is None else [nine_digits(value)]), (operator.name, fact)
+    opened.screenshot("real")
