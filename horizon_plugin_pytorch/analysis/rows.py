@@ -25,6 +25,8 @@ from horizon_plugin_pytorch.operators.table import row_named, row_of_module
 from horizon_plugin_pytorch.watch.operator_call import is_generated
 
 NO_QCONFIG = "qconfig = None"
+SUMS = ("add", "sub")
+JOINS = ("cat", "stack", *SUMS)  # what they take gets one scale
 _SMALLEST_IMAGE = 16  # pixels a side; smaller inputs are features or tables
 
 
@@ -120,12 +122,20 @@ class SharedRange:
         """What own scales would do, and how to get them."""
         if not self.would_help:
             return "not needed"
+        gain = "a scale" if math.isinf(self.lost_bits) else f"{self.lost_bits:.1f} more bits"
+        return f"called {len(self.ranges)} times, ranges {self.sizes}: {self.setting} would give the smallest {gain}"
+
+    @property
+    def sizes(self) -> str:
+        """The largest magnitudes of the calls."""
+        return " / ".join(f"{max(-low, high):.3g}" for low, high in self.ranges)
+
+    @property
+    def setting(self) -> str:
+        """The argument of `prepare` that gives each call scales of its own."""
         scope = self.name.rpartition(".")[0]
         module = scope if is_generated(self.name) else self.name  # a function goes by the module that calls it
-        wanted = f"own_scales=[{module!r}]" if module else "own_scales=True"
-        sizes = " / ".join(f"{max(-low, high):.3g}" for low, high in self.ranges)
-        gain = "a scale" if math.isinf(self.lost_bits) else f"{self.lost_bits:.1f} more bits"
-        return f"called {len(self.ranges)} times, ranges {sizes}: {wanted} would give the smallest {gain}"
+        return f"own_scales=[{module!r}]" if module else "own_scales=True"
 
 
 @dataclass(frozen=True)
@@ -321,7 +331,8 @@ def mistakes(recording: Recording) -> Iterator[Message]:
     for call in recording.calls:
         texts = [
             _low_precision(recording, call), _not_dequantized(recording, call), _float_input(recording, call),
-            _unread(recording, call), _off_centre(call), _clipped(call), _format(recording, call), _dual_int16(call),
+            _unread(recording, call), _off_centre(call), _clipped(call), _vanishing(recording, call),
+            _format(recording, call), _dual_int16(call),
         ]  # fmt: skip
         if isinstance(call.module, FloatFunctional) and counts[call.path] > 1 and not call.repetition:
             texts.append(_called_again(call.path, counts[call.path]))
@@ -452,7 +463,8 @@ def _is_high_precision(call: CallRow) -> bool:
     return isinstance(call.module, QATModule) and call.quantizer is None and _can_be_real(call)
 
 
-def _is_image(shape: tuple[int, ...]) -> bool:
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Can a tensor of this shape be an image?"""
     if len(shape) != 4:
         return False
     _, a, b, c = shape
@@ -464,7 +476,7 @@ def _off_centre(call: CallRow) -> str:
     if not isinstance(call.module, QuantStub) or len(call.inputs) != 1:
         return ""
     (x,) = call.inputs
-    if not _is_image(x.shape) or x.low is None or x.high is None or x.low < 0 or x.high <= 0:
+    if not is_image(x.shape) or x.low is None or x.high is None or x.low < 0 or x.high <= 0:
         return ""
     return (
         f"image input in [{x.low:.4g}, {x.high:.4g}] is not centred, half of the integers are not used: images are "
@@ -485,6 +497,30 @@ def _clipped(call: CallRow) -> str:
         f"values reach {largest:.4g} and the fixed scale {float(quantizer.scale):.4g} ends at {reach:.4g}: what lies "
         f"beyond is clipped; use a scale of at least {largest / (quantizer.quant_max + 1):.4g}, or none"
     )
+
+
+def vanishes(largest: float, step: float) -> bool:
+    """Are values up to this magnitude all 0 on a grid with this step?"""
+    return largest < step / 2
+
+
+def _vanishing(recording: Recording, call: CallRow) -> str:
+    """An operand that is all 0 in the scale that the result will have."""
+    quantizer, name = call.quantizer, call.method or getattr(call.module, "operator", "")
+    if name not in JOINS or not isinstance(quantizer, FakeQuantize) or quantizer.is_fixed or len(call.outputs) != 1:
+        return ""
+    step = call.outputs[0].largest / quantizer.activation_post_process.half_range
+    for x in call.inputs:
+        is_constant = x.low == x.high  # 1e-6 is there for a reason, all 0 or not
+        if x.low is None or is_constant or not vanishes(x.largest, step):
+            continue
+        operand = "an operand" if x.origin is None else f"`{recording.calls[x.origin].name}`"
+        return (
+            f"{operand} reaches {x.largest:.4g} and the result {call.outputs[0].largest:.4g}: one step in "
+            f"{quantizer.dtype} is {step:.4g}, so that nothing is left of it; bring the operands to similar ranges"
+            f"{', or use qint16' if quantizer.dtype == qint8 else ''}"
+        )
+    return ""
 
 
 def _format(recording: Recording, call: CallRow) -> str:

@@ -215,6 +215,7 @@ def _uneven(quantizers: Mapping[str, FakeQuantize]) -> dict[str, float]:
         if observer.widest is not None and observer.widest.numel() == 1 and observer.has_statistics:
             taken = float(torch.maximum(observer.min_val.neg(), observer.max_val))
             ratio = float(observer.widest) / taken if taken > 0 else 1.0
+            observer.uneven = ratio
             if ratio > _UNEVEN:
                 found[place_of(name)] = ratio
     return found

@@ -288,7 +288,10 @@ class FakeQuantize(nn.Module):
         """Observe and quantize as the state says."""
         observes, quantizes = SWITCHES[state]
         self.state_is_loaded = False
-        self.activation_post_process.extreme = 0.0
+        observer = self.activation_post_process
+        if observes or self.is_calibrating:  # training finds ranges of its own
+            observer.uneven = observer.clipping if self.is_calibrating and not observes else 1.0
+        observer.extreme = 0.0
         self.forget_scale()
         self.finish()
         self.enable_observer(observes)

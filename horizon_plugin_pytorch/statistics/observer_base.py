@@ -100,6 +100,7 @@ class ObserverBase(nn.Module):
     learns = True  # from the tensors that it sees
     clipped_from: float = CLIPPED  # so many times its range are worth a warning
     extreme: float = 0.0  # the end of the widest range that a moving average has seen since the state was set
+    uneven: float = 1.0  # so many times the range that the last calibration took, its widest batch needed
     joins_calibration: bool = False  # does it count together in the CALIBRATION state?
     owner: str = ""
     may_be_constant: bool = False  # parameters may, and nothing is wrong with them

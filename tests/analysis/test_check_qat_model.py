@@ -590,6 +590,23 @@ def test_a_fixed_scale_that_clips(factor: float, is_told: bool) -> None:
     assert [row.name for row in rows] == ["quant"] * is_told and all(row.text.startswith(expected) for row in rows)
 
 
+@GRAPH_METHODS
+@pytest.mark.parametrize(
+    ("factor", "format", "is_told"), [(1e-4, qint8, True), (1e-4, qint16, False), (0.1, qint8, False)]
+)
+def test_an_operand_of_which_nothing_is_left(prepare: Any, factor: float, format: Any, is_told: bool) -> None:
+    model = Stubbed(lambda self, x: torch.cat([x, self.small(x) * factor], 1), small=nn.AvgPool2d(1))
+    check = _check(prepare(model, (IMAGE,), _formats(format, qint8)), IMAGE)
+    rows = [row for row in check.mistakes if row.name == "_generated_cat_0[cat]"]
+    assert len(rows) == is_told
+    if is_told:
+        start, end = (
+            "`_generated_mul_0[mul]` reaches 0.0001 and the result 1: one step in qint8 is 0.00784",
+            "use qint16",
+        )
+        assert rows[0].text.startswith(start) and rows[0].text.endswith(end)
+
+
 def _formats(activation: Any, weight: Any) -> Any:
     return get_default_qconfig(activation_qkwargs={"dtype": activation}, weight_qkwargs={"dtype": weight})
 

@@ -221,6 +221,7 @@ class Collector:
             scale=None if scale is None else float(scale.max()),
             scale_low=None if scale is None else float(scale.min()),
             grid=None if scale is None or with_scale is None else _ends(with_scale.dtype, float(scale.max())),
+            operator=other.operator,
         )
 
     def _producers(self, index: int) -> set[int]:

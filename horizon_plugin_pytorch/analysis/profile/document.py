@@ -56,6 +56,7 @@ class Operator:
         name: as the tables show it, ``layer1.0.conv1``, ``conv(1)``, ``add[add]``; `path` is the module's, or that of
             the module whose forward calls a function.
         type: the name of the class, or of the function.
+        operator: its name in the operator table, ``conv2d``, ``cat``; that of the function if it is not there.
         line: ``model.py:41`` of the user's code; empty if it is not known.
         shape: of its first result.
         format: of its result in the second model: ``qint8``, ``qint16``, ``torch.float32``, ...
@@ -93,6 +94,7 @@ class Operator:
     same_input_error: float | None = None
     first: Values | None = None
     second: Values | None = None
+    operator: str = ""
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ _MEMBERS: dict[str, Any] = {
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _TEXTS = frozenset(
     "title mode march package_version similarity_function task name path type line format reason rule severity place "
-    "evidence remedy configuration arguments text".split()
+    "evidence remedy configuration arguments text operator".split()
 )
 
 

@@ -218,6 +218,45 @@ TEXTS: dict[str, RuleText] = {
             "此处使用 int16,或使用能截断离群值的 observer(percentile、mse)。",
         ),
     ),
+    "too-coarse": RuleText(
+        Sentences(
+            "The task wants more than the format has",
+            "The steps of {count} operators cost more than the {limit} that the task allows; those of this one "
+            "({format}, {scale}) cost {error}.",
+            "Use int16 for these operators.",
+        ),
+        Sentences(
+            "格式的精度不满足任务要求",
+            "{count} 个算子的步长误差超过任务允许的 {limit};其中此算子({format},{scale})误差 {error}。",
+            "这些算子使用 int16。",
+        ),
+    ),
+    "accumulated-error": RuleText(
+        Sentences(
+            "Many small errors add up",
+            "No operator loses much by itself (`{module}` most, {own}), and the output is wrong by {error}; the task "
+            "allows {limit}.",
+            "Use int16 for the operators that lose most, or train on the grid; `auto_calibrate` may help too.",
+        ),
+        Sentences(
+            "许多小误差累积",
+            "没有单个算子损失很大(最大的是 `{module}`,{own}),但输出误差为 {error},任务允许 {limit}。",
+            "损失最大的算子使用 int16,或进行量化训练;`auto_calibrate` 也可能有帮助。",
+        ),
+    ),
+    "input-off-centre": RuleText(
+        Sentences(
+            "The input varies little around a number far from 0",
+            "Its mean is {mean} and its deviation {deviation}, so the grid reaches to {largest}: one step is {scale}, "
+            "{error} of what varies.",
+            "Subtract the mean before the QuantStub; if that cannot be, use int16.",
+        ),
+        Sentences(
+            "输入在远离 0 处小幅变化",
+            "均值 {mean},标准差 {deviation},网格需到 {largest}:一个步长为 {scale},相当于变化量的 {error}。",
+            "在 QuantStub 之前减去均值;若不可行,使用 int16。",
+        ),
+    ),
     "unequal-operands": RuleText(
         Sentences(
             "Operands of unequal ranges",

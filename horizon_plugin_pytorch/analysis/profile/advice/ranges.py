@@ -1,0 +1,110 @@
+"""Rules about grids that do not fit the values: they end too early, or are far too wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from horizon_plugin_pytorch.analysis.profile.advice.evidence import Evidence, Noise, percent
+from horizon_plugin_pytorch.analysis.profile.document import Advice, Operator
+
+_RECALIBRATE = "calibrate(model, batches)"
+_WIDE = 4  # so many times the values: two bits and more are not used
+
+
+def fixed_threshold(operator: Operator, largest: float) -> str:
+    """A line that gives an operator a range."""
+    return f"ModuleNameTemplate({{{operator.path!r}: {{'dtype': {operator.format}, 'threshold': {largest:.4g}}}}})"
+
+
+def _steps(operator: Operator) -> int:
+    return 1 << (15 if operator.format == "qint16" else 7)
+
+
+def clipped(evidence: Evidence) -> Iterator[Advice]:
+    """Values beyond the ends of a grid: by a scale that was given, by other inputs, or by other data inside."""
+    noises: dict[int, Noise] = {}
+    for operator in evidence.operators:
+        noise = evidence.noise(operator)
+        if noise is None or not evidence.is_poor(operator):
+            continue
+        if noise.clipping > noise.rounding and noise.clipping_error > evidence.task.error:
+            noises[operator.index] = noise
+    found = [evidence.operators[index] for index in noises]
+    for root, members in evidence.grouped(found, evidence.is_input).items():
+        operator, noise = evidence.operators[root], noises[root]
+        if uneven_ratio(evidence, operator):
+            continue  # that rule knows why
+        yield _clipped(evidence, operator, noise, members)
+
+
+def _clipped(evidence: Evidence, operator: Operator, noise: Noise, members: list[int]) -> Advice:
+    numbers = {
+        "largest": noise.largest, "end": noise.end, "share": percent(noise.share),
+        "error": percent(noise.clipping_error),
+    }  # fmt: skip
+    quantizer = evidence.quantizer(operator)
+    configuration = _RECALIBRATE
+    if quantizer is not None and quantizer.is_fixed:
+        rule = "fixed-scale-too-small"
+        least = noise.largest / _steps(operator)
+        numbers |= {"scale": operator.scale, "least": least}
+        is_stub = evidence.is_input(operator)
+        configuration = f"QuantStub(scale={least:.4g})" if is_stub else fixed_threshold(operator, noise.largest)
+    elif evidence.is_input(operator):
+        rule, numbers["others"] = "input-exceeds-calibration", len(members) - 1
+    else:
+        rule = "range-exceeds-calibration"
+    return evidence.advice(rule, "error", operator.path, members, configuration, noise.clipping_error, **numbers)
+
+
+def uneven_ratio(evidence: Evidence, operator: Operator) -> float:
+    """How many times the range that was taken the widest batch of calibration needed; 0 if that is ordinary."""
+    quantizer = evidence.quantizer(operator)
+    if quantizer is None or quantizer.is_fixed:
+        return 0.0
+    observer = quantizer.activation_post_process
+    return observer.uneven if observer.uneven > observer.clipped_from else 0.0
+
+
+def uneven_batches(evidence: Evidence) -> Iterator[Advice]:
+    """The mean of the ranges of batches is narrower than the widest."""
+    found = [operator for operator in evidence.operators if uneven_ratio(evidence, operator)]
+    for root, members in evidence.grouped(found, evidence.is_input).items():
+        operator = evidence.operators[root]
+        quantizer, noise = evidence.quantizer(operator), evidence.noise(operator)
+        assert quantizer is not None
+        end = quantizer.quant_max * float(quantizer.scale.max())
+        yield evidence.advice(
+            "uneven-batches", "warning", operator.path, members,
+            "QconfigSetter(reference_qconfig=get_qconfig(observer=HistogramObserver))",
+            None if noise is None else noise.clipping_error,
+            ratio=f"{uneven_ratio(evidence, operator):.1f}", end=end,
+        )  # fmt: skip
+
+
+def too_wide(evidence: Evidence) -> Iterator[Advice]:
+    """Values that use a few steps of a grid only, which ends far away from them."""
+    noises: dict[int, Noise] = {}
+    shared = {path for path, calls in evidence.calls() if len(calls) > 1}
+    for operator in evidence.operators:
+        noise = evidence.noise(operator)
+        if noise is None or not evidence.is_poor(operator) or operator.path in shared:
+            continue
+        if noise.rounding_error > evidence.task.error and noise.end > _WIDE * noise.largest:
+            noises[operator.index] = noise
+    found = [evidence.operators[index] for index in noises]
+    for root, members in evidence.grouped(found, evidence.is_input).items():
+        operator, noise = evidence.operators[root], noises[root]
+        steps = max(round(2 * noise.largest / operator.scale), 1) if operator.scale else 1
+        numbers = {"largest": noise.largest, "end": noise.end, "steps": steps, "error": percent(noise.rounding_error)}
+        quantizer = evidence.quantizer(operator)
+        configuration = _RECALIBRATE
+        rule = "input-below-calibration" if evidence.is_input(operator) else "range-below-calibration"
+        if quantizer is not None and not quantizer.has_statistics:
+            continue  # never calibrated
+        if quantizer is not None and quantizer.is_fixed:
+            rule, least = "fixed-scale-too-large", noise.largest / _steps(operator)
+            numbers |= {"scale": operator.scale, "least": least}
+            is_stub = evidence.is_input(operator)
+            configuration = f"QuantStub(scale={least:.4g})" if is_stub else fixed_threshold(operator, noise.largest)
+        yield evidence.advice(rule, "error", operator.path, members, configuration, noise.rounding_error, **numbers)
