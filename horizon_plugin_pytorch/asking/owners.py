@@ -21,6 +21,8 @@ _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.s
 MODULE_FILE = os.path.join(_TORCH, "nn", "modules", "module.py")
 CHECKPOINT_FILE = os.path.join(_TORCH, "utils", "checkpoint.py")
 TRACE_FILE = os.path.join(_TORCH, "jit", "_trace.py")
+# Where torch's own quantization swaps modules and makes observers.
+SWAPPING = (os.path.join(_TORCH, "ao", "quantization", "quantize.py"), os.path.join(_TORCH, "ao", "nn") + os.sep)
 
 USER, PACKAGE, TORCH, OTHER = range(4)
 _OWNERS: dict[str, int] = {}  # of the files that were met

@@ -10,6 +10,7 @@ from typing import Any
 from horizon_plugin_pytorch.asking.owners import (
     CHECKPOINT_FILE,
     MODULE_FILE,
+    SWAPPING,
     TRACE_FILE,
     is_package_code,
     is_torch_code,
@@ -144,6 +145,11 @@ def levels_to_user() -> int:
 def caller_globals() -> dict[str, Any]:
     """The global names of the code that called the function which calls this one."""
     return sys._getframe(2).f_globals
+
+
+def is_torch_swapping() -> bool:
+    """True if the function that asks was called by torch's own `prepare`, `prepare_qat` or `convert`."""
+    return sys._getframe(2).f_code.co_filename.startswith(SWAPPING)
 
 
 def is_recomputing() -> bool:

@@ -11,6 +11,8 @@ from torch import nn
 
 from horizon_plugin_pytorch.errors import FusionError, QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.nn.intrinsic import LAYER_NAMES, fold_bn, fused_class
+from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode
 from horizon_plugin_pytorch.runtime.located import PRESERVED
@@ -119,6 +121,12 @@ def fuse(modules: Sequence[nn.Module]) -> nn.Module:
     """
     rule = rule_for(modules)
     if rule is None:
+        prepared = [type(m).__name__ for m in modules if isinstance(m, (QATModule, QuantizedModule))]
+        if prepared:
+            raise FusionError(
+                f"cannot fuse {', '.join(prepared)} of a model that is prepared already: fuse the float model, and "
+                "prepare that."
+            )
         raise FusionError(
             f"cannot fuse {', '.join(type(m).__name__ for m in modules)}: a layer (Conv, ConvTranspose, Linear) comes "
             "first, then any of batch norm, FloatFunctional (add) and ReLU or ReLU6, in this order."

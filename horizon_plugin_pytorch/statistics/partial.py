@@ -6,6 +6,9 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
+from horizon_plugin_pytorch.asking.stack import is_torch_swapping
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+
 
 @dataclass(frozen=True)
 class Partial:
@@ -23,6 +26,12 @@ class Partial:
     is_default: bool = field(default=False, compare=False)
 
     def __call__(self, **kwargs: Any) -> Any:
+        if is_torch_swapping():
+            raise QuantizationConfigError(
+                "torch's own quantization is preparing a model that has a qconfig of this package: it would put fake "
+                "quantizers into modules that know no integers. Call `prepare_qat` of "
+                "`horizon_plugin_pytorch.quantization` in place of torch's `prepare_qat` or `prepare`."
+            )
         return self.cls(**{**self.kwargs, **kwargs})
 
     def with_args(self, **kwargs: Any) -> Partial:

@@ -12,8 +12,9 @@ import torch.ao.nn.intrinsic as nni
 import torch.ao.quantization as tq
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
-from horizon_plugin_pytorch.nn import qat
+from horizon_plugin_pytorch.errors import ConversionError, FusionError, QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.nn import intrinsic, qat
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.quantization import (
     PrepareMethod,
@@ -21,10 +22,13 @@ from horizon_plugin_pytorch.quantization import (
     convert,
     convert_fx,
     fuse_known_modules,
+    fuse_modules,
     get_default_qconfig,
     prepare,
     prepare_qat,
 )
+from horizon_plugin_pytorch.quantization.quantization_mappings import get_qat_module_mappings
+from horizon_plugin_pytorch.workflow.mappings import get_quantized_module_mappings
 
 METHODS = list(PrepareMethod)
 INT8 = get_default_qconfig()
@@ -172,3 +176,55 @@ def test_the_qconfig_of_a_graph_module_counts(method: PrepareMethod, is_inside: 
     traced.qconfig = INT8
     model = prepare(nn.Sequential(traced) if is_inside else traced, (X,), method=method, out_dir=None)
     assert type(model.get_submodule("0.conv" if is_inside else "conv")) is qat.Conv2d
+
+
+@pytest.mark.parametrize(
+    "prepare_of_torch", [tq.prepare_qat, tq.prepare, lambda m: tq.prepare_qat(m, get_qat_module_mappings())]
+)
+def test_torch_does_not_prepare_with_our_qconfig(prepare_of_torch: Callable[[nn.Module], nn.Module]) -> None:
+    net = Net().train() if prepare_of_torch is not tq.prepare else Net().eval()
+    net.qconfig = INT8
+    with pytest.raises(QuantizationConfigError, match="Call `prepare_qat` of `horizon_plugin_pytorch.quantization`"):
+        prepare_of_torch(net)
+
+
+def test_torch_may_still_propagate_our_qconfig() -> None:
+    net = Net().eval()
+    net.up = nn.ConvTranspose2d(4, 4, 1)
+    net.qconfig = tq.QConfig(activation=INT8.activation, weight=INT8.weight)
+    tq.propagate_qconfig_(net)
+    assert type(prepare_qat(net).conv) is qat.Conv2d
+
+
+@pytest.mark.parametrize("mapping", [None, get_quantized_module_mappings()])
+def test_torch_does_not_convert_our_model_to_itself(mapping: dict[type, type] | None) -> None:
+    net = Net().eval()
+    net.qconfig = INT8
+    model = prepare_qat(net)
+    model(X)
+    with pytest.raises(ConversionError, match="torch's own `convert`.*`horizon_plugin_pytorch.quantization`"):
+        tq.convert(model, mapping)
+    convert(model)(X)  # which torch's attempt on a copy has not touched
+    del model.conv.qconfig  # as anybody else may
+
+
+def test_chains_that_torch_cannot_fuse_are_not_left_unfused() -> None:
+    class Adding(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn2, self.sum, self.relu4 = nn.BatchNorm2d(4), FloatFunctional(), nn.ReLU()
+
+    chain = ["conv2", "bn2", "sum", "relu4"]
+    with pytest.raises(AssertionError, match="FloatFunctional"):
+        tq.fuse_modules(Adding().eval(), chain)
+    with pytest.raises(AssertionError, match="Fusion only for eval"):
+        tq.fuse_modules(Adding().train(), GROUPS)
+    for net in (Adding().train(), Adding().eval()):
+        assert type(tq.fuse_modules(net, chain, fuser_func=fuse_known_modules).sum) is intrinsic.ConvAddReLU2d
+
+
+def test_a_prepared_model_is_not_fused() -> None:
+    net = Net().eval()
+    net.qconfig = INT8
+    with pytest.raises(FusionError, match="prepared already: fuse the float model"):
+        fuse_modules(prepare_qat(net), ["conv", "bn", "relu"])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType
@@ -89,6 +89,14 @@ class QuantizedModule(PlacedModule):
         buffers = self._buffers
         found = [buffers.get(name) for name in (buffers if self._planned_for is None else self._planned_for)]
         return kept.get(tuple([x for x in found if x is not None]), PlanCache)
+
+    @classmethod
+    def from_float(cls, mod: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """What torch's own `convert` calls with a mapping of these classes, which it cannot convert to."""
+        raise ConversionError(
+            f"torch's own `convert` cannot make `{cls.__name__}` of `{type(mod).__name__}`: call `convert` of "
+            "`horizon_plugin_pytorch.quantization`, or `convert_fx`, without a mapping."
+        )
 
     def forget_plans(self) -> None:
         """Drop all plans; they are made anew when needed."""
