@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from torch import fx, nn
@@ -17,40 +18,66 @@ _SAME_LAST_AXIS = ("view", "reshape", "contiguous", "clone")  # as they are used
 def mark_scores(prep: Preparation) -> None:
     """Tell such operators the axis of the softmax, and the stubs of what is added that they may hold a mask."""
     view = prep.view()
-    for operator in view:
-        axis = _softmax_axis(view, operator)
+    axes: dict[OperatorView, int] = {}
+    for operator in reversed(list(view)):  # a sum after the sums that take it
+        axis = _softmax_axis(view, operator, axes)
         if axis is None:
             continue
+        axes[operator] = axis
         module: Any = operator.module
         module.softmax_axis = axis
-        for producer in [] if Trait.CHOICE in operator.row.traits else view.producers(operator):
-            stub: Any = producer.module
-            if producer.row.is_quant:
-                stub.may_be_mask = True
+        module.is_added_to = any(_is_sum(taker.node) for taker in _takers(view, operator))
+    for operator in axes:
+        if Trait.CHOICE not in operator.row.traits:
+            _mark_masks(view, operator, axes)
 
 
-def _softmax_axis(view: GraphView, operator: OperatorView) -> int | None:
-    """The axis of all softmaxes that take a result; None if there are others, or something else takes it."""
+def _mark_masks(view: GraphView, operator: OperatorView, sums: Container[OperatorView]) -> None:
+    """Mark what is added, if nothing but these sums takes it; and what that is the sum of."""
+    for producer in view.producers(operator):
+        takers = [view.named(taker.path) if taker.path else None for taker in _takers(view, producer)]
+        is_functional = bool(producer.nodes) and all(node.op == "call_method" for node in producer.nodes)
+        if producer in sums or not (producer.row.is_quant or is_functional) or not all(t in sums for t in takers):
+            continue
+        module: Any = producer.module
+        module.may_be_mask = True
+        if is_functional and all(map(_is_sum, producer.nodes)):
+            _mark_masks(view, producer, (producer,))
+
+
+def _takers(view: GraphView, operator: OperatorView) -> list[Consumer]:
+    return [taker for taker in view.consumers(operator) if not taker.keeps_format]
+
+
+def _softmax_axis(view: GraphView, operator: OperatorView, axes: dict[OperatorView, int]) -> int | None:
+    """The axis of all softmaxes that take a result, perhaps after sums of `axes`; None if something else takes it."""
     is_choice = Trait.CHOICE in operator.row.traits
     if not operator.nodes or not (is_choice or all(_is_sum(node) for node in operator.nodes)):
         return None
-    takers = view.consumers(operator)
-    axes = {_axis(view, taker) for taker in takers if not taker.keeps_format}
-    if len(axes) != 1 or None in axes:
+    found = {_axis(view, operator, taker, axes) for taker in _takers(view, operator)}
+    if len(found) != 1 or None in found:
         return None
-    moves = [taker for taker in takers if taker.keeps_format and not (taker.row is not None and taker.row.does_nothing)]
-    axis = axes.pop()
-    is_same = not moves or (axis == -1 and all(_name(taker.node) in _SAME_LAST_AXIS for taker in moves))
+    moves = [c for c in view.consumers(operator) if c.keeps_format and not (c.row is not None and c.row.does_nothing)]
+    axis = found.pop()
+    is_same = not moves or (axis == -1 and all(_name(move.node) in _SAME_LAST_AXIS for move in moves))
     return axis if is_same else None
+
+
+def _axis(view: GraphView, operator: OperatorView, taker: Consumer, axes: dict[OperatorView, int]) -> int | None:
+    module: Any = view.model.get_submodule(taker.path) if taker.path and view.has_module(taker.path) else None
+    if type(module) is nn.Softmax:
+        return module.dim
+    further = next((other for other in axes if other.path == taker.path), None)
+    if further is None or Trait.CHOICE in further.row.traits:
+        return None
+    # What is added to the scores comes from stubs: a mask, or a bias. Of a sum of two masks nobody knows the scores.
+    others = [group for group in view.operand_producers(further) if operator not in group]
+    is_scores = len(others) == 1 and all(producer.row.is_quant for producer in others[0])
+    return axes[further] if is_scores and others[0] else None
 
 
 def _is_sum(node: fx.Node) -> bool:
     return node.op == "call_method" and node.target in _SUMS
-
-
-def _axis(view: GraphView, taker: Consumer) -> int | None:
-    module: Any = view.model.get_submodule(taker.path) if taker.path and view.has_module(taker.path) else None
-    return module.dim if type(module) is nn.Softmax else None
 
 
 def _name(node: fx.Node) -> str:

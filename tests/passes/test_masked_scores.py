@@ -23,10 +23,10 @@ from horizon_plugin_pytorch.quantization.qconfig_template import (
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import calibrate, run_onnx
+from tests.tiers import in_soak
 
 INT8, INT16 = default_calibration_qconfig_setter, calibration_8bit_weight_16bit_act_qconfig_setter
 X = torch.randn(4, 16, 8, generator=torch.Generator().manual_seed(0))
-MASKS = [-100.0, -1e4, -1e9, -math.inf]
 HALF_STEPS = "ignore:matmul:UserWarning"  # int16 products, which these tests are not about
 
 
@@ -41,8 +41,9 @@ class Attention(nn.Module):
     def __init__(self, way: Callable[[Any, Tensor], Tensor], number: float = -1e4) -> None:
         super().__init__()
         self.quant, self.dequant, self.mask_quant, self.op = QuantStub(), DeQuantStub(), QuantStub(), FloatFunctional()
-        self.way, self.softmax = way, nn.Softmax(-1)
+        self.way, self.softmax, self.number = way, nn.Softmax(-1), max(number, -1e9)
         self.register_buffer("mask", torch.triu(torch.full((16, 16), number), 1))
+        self.register_buffer("padding", torch.zeros(16).masked_fill(torch.arange(16) == 11, number))
         self.bias = nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(1)) / 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,6 +63,11 @@ WAYS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "FloatFunctional": lambda m, scores: m.softmax(m.op.add(m.mask, scores)),
     "a difference": lambda m, scores: (scores - -m.mask).softmax(dim=2),
     "windows": _windows,
+    "two masks, one after the other": lambda m, scores: m.softmax(scores + m.mask_quant(m.padding) + m.mask),
+    "computed of booleans": lambda m, scores: m.softmax(
+        scores + (1.0 - m.mask_quant((m.mask == 0).float())) * m.number
+    ),
+    "two masks, together": lambda m, scores: m.softmax(scores + (m.mask_quant(m.padding) + m.mask)),
     "filled in": lambda m, scores: m.softmax(scores.masked_fill(m.mask < 0, float(m.mask.min()))),
     "chosen": lambda m, scores: m.softmax(torch.where(m.mask == 0, scores, m.mask.min())),
     "before dropout": lambda m, scores: torch.dropout(scores + m.mask, 0.1, False).softmax(-1),
@@ -79,13 +85,13 @@ def _error(net: nn.Module, setter: Any, method: str) -> tuple[float, nn.Module]:
 
 @pytest.mark.filterwarnings(HALF_STEPS)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("number", MASKS)
+@pytest.mark.parametrize("number", [-1e4, -math.inf, *in_soak(-100.0, -1e9)])
 def test_scores_keep_their_steps(number: float, way: str) -> None:
     net = Attention(WAYS[way], number).eval()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*mask", QuantizationWarning)
         assert _error(net, INT16, "symbolic")[0] < 1e-3
-    assert _error(net, INT8, "jit-strip")[0] < 0.04  # of the scores themselves: their range is 16 wider
+    assert _error(net, INT8, "jit-strip")[0] < 0.11  # of the scores themselves: their range is 16 or 32 wider
 
 
 @pytest.mark.parametrize("number", [-1e4, -math.inf])

@@ -50,6 +50,7 @@ class FloatFunctional(QATModule):
     _has_told_divisor: bool = False  # is it said that it divides by small numbers?
     _looks_for_masks: bool = False  # that take the steps of what they are added to, until one is told
     softmax_axis: int | None = None  # of the softmax that takes its sums, if nothing else does
+    is_added_to: bool = False  # does a bias or a mask come between?
 
     def __init__(self, qconfig: Any = None) -> None:
         super().__init__()
@@ -63,7 +64,11 @@ class FloatFunctional(QATModule):
         """The QAT form of a float FloatFunctional, ours or torch's."""
         self = cls(getattr(mod, "qconfig", None))
         self.softmax_axis = getattr(mod, "softmax_axis", None)
+        self.is_added_to = getattr(mod, "is_added_to", False)
         self._looks_for_masks = True  # parts of other operators need not
+        observer = getattr(self.activation_post_process, "activation_post_process", None)
+        if observer is not None:
+            observer.may_be_mask = getattr(mod, "may_be_mask", False)
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +115,7 @@ class FloatFunctional(QATModule):
         if self._looks_for_masks and quantizer.is_calibrating:
             formats = (x.dtype, y.dtype) if is_scores else (quantizer.dtype, quantizer.dtype)
             self._looks_for_masks = not tell_mask(self, values, formats, is_scores)
-        return within_reach(total, self.softmax_axis)
+        return within_reach(total, self.softmax_axis, self.is_added_to)
 
     def mul(self, x: Any, y: Any) -> Any:
         """``x * y``."""

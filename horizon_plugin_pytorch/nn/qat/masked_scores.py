@@ -21,7 +21,7 @@ _FEWEST_STEPS = 32  # that the scores should have: a step is a factor of their e
 _FEWEST_HIDDEN = 0.005  # share of positions that a mask leaves out; less are outliers
 
 
-def within_reach(scores: Tensor, axis: int | None) -> Tensor:
+def within_reach(scores: Tensor, axis: int | None, is_added_to: bool = False) -> Tensor:
     """Scores, with those that their softmax makes 0 in every format raised to where it still does.
 
     What lies more than `REACH` below the largest score of every group counts as nothing, however far it is; so the
@@ -29,6 +29,8 @@ def within_reach(scores: Tensor, axis: int | None) -> Tensor:
 
     Args:
         axis: of the softmax; None means that the numbers are no scores, and stay.
+        is_added_to: does a bias or another mask come after? Then only what is 1000 below counts as nothing, and it
+            stays far below all others, whichever the next mask leaves.
 
     >>> within_reach(torch.tensor([[1.0, 3.0, -1e4], [2.0, -torch.inf, 0.0]]), -1)
     tensor([[  1.,   3., -14.],
@@ -39,7 +41,9 @@ def within_reach(scores: Tensor, axis: int | None) -> Tensor:
     with torch.no_grad():
         largest = scores.amax(axis, keepdim=True)
         is_seen = largest > largest.amax() - INFINITE
-        lowest = torch.where(is_seen, largest, math.inf).amin() - REACH
+        if is_added_to:
+            largest, is_seen = scores, is_seen & (scores > largest - INFINITE)
+        lowest = torch.where(is_seen, largest, math.inf).amin() - (2 * REACH if is_added_to else REACH)
         lowest = torch.where(lowest.isfinite(), lowest, -math.inf)
     return torch.maximum(scores, lowest)
 

@@ -38,6 +38,7 @@ class Where(RoundedModule):
 
     quantized_class = quantized.Where
     softmax_axis: int | None = None  # of the softmax that takes what is chosen, if nothing else does
+    is_added_to: bool = False  # does a bias or a mask come between?
 
     def __init__(self, qconfig: Any = None) -> None:
         super().__init__()
@@ -51,6 +52,7 @@ class Where(RoundedModule):
         """The QAT form of a `Where`."""
         self = cls(mod.qconfig)
         self.softmax_axis = getattr(mod, "softmax_axis", None)
+        self.is_added_to = getattr(mod, "is_added_to", False)
         return self
 
     def forward(self, condition: Any, x: Any, y: Any) -> Any:
@@ -61,7 +63,7 @@ class Where(RoundedModule):
         x, y = real(x), real(y)
         chosen = torch.where(condition, self._bounded(x, y), self._bounded(y, x))
         if self.activation_post_process.is_observing:
-            chosen = within_reach(chosen, self.softmax_axis)
+            chosen = within_reach(chosen, self.softmax_axis, self.is_added_to)
         out = self.activation_post_process(chosen)
         if not out.is_rounded or not (is_number(x) or is_number(y)):
             return out
