@@ -21,7 +21,7 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 from tqdm import tqdm
 
-from horizon_plugin_profiler.command_line.summary import advice_text, ordered_advice, worst_operators
+from horizon_plugin_profiler.command_line.summary import advice_text, worst_operators
 from horizon_plugin_pytorch.analysis.profile.document import Metric
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.files import write_atomically
@@ -309,7 +309,7 @@ def write_profile(
         document = model_profiler(
             original, trained, batches[0], "FvsQ", folder / "profile", batches=batches[1:], metric=metric
         )
-    worst, advice = worst_operators(document)[0], ordered_advice(document)
+    worst, advice = worst_operators(document)[0], document.advice
     print(f"What each operator does to the result: {folder / 'profile' / 'profiler.html'}")
     print(f"The largest error is that of {worst.name} ({worst.sqnr:.1f} dB).", end=" ")
     print(f"First of {len(advice)} pieces of advice: {advice_text(advice[0])}" if advice else "There is no advice.")

@@ -8,8 +8,6 @@ from horizon_plugin_profiler.command_line.thresholds import outputs_of
 from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Operator
 from horizon_plugin_pytorch.tables import Table
 
-_ORDER = {"error": 0, "warning": 1, "hint": 2}
-
 
 def summary_text(document: Document, count: int = 10) -> str:
     """The metric, the outputs, the worst operators and the advice of a report.
@@ -26,7 +24,7 @@ def summary_text(document: Document, count: int = 10) -> str:
     lines.append(_table("outputs", outputs_of(document), document))
     worst = worst_operators(document)[: max(count, 0)]
     lines.append(_table("worst operators", worst, document))
-    given = ordered_advice(document)
+    given = document.advice
     lines += [advice_text(advice) for advice in given[: max(count, 0)]]
     if len(given) > max(count, 0):
         lines.append(f"and {len(given) - max(count, 0)} more pieces of advice")
@@ -46,7 +44,7 @@ def summary_data(document: Document) -> dict[str, Any]:
         "similarity_function": document.similarity_function,
         "outputs": [_row(operator) for operator in outputs_of(document)],
         "operators": [_row(operator) for operator in document.operators],
-        "advice": [vars(advice) for advice in ordered_advice(document)],
+        "advice": [vars(advice) for advice in document.advice],
         "notes": list(document.notes),
     }
 
@@ -60,11 +58,6 @@ def worst_operators(document: Document) -> list[Operator]:
     """
     known = [(operator.sqnr, operator) for operator in document.operators if operator.sqnr is not None]
     return [operator for _, operator in sorted(known, key=lambda pair: (pair[0] == pair[0], pair[0]))]  # NaN first
-
-
-def ordered_advice(document: Document) -> list[Advice]:
-    """The advice, what is most severe first."""
-    return sorted(document.advice, key=lambda advice: _ORDER.get(advice.severity, len(_ORDER)))
 
 
 def advice_text(advice: Advice) -> str:

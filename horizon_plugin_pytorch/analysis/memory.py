@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -389,7 +390,8 @@ def _page(rows: Sequence[MemoryRow], held: int, device: torch.device) -> str:
         ("Index", "Module Name", "Module Type", "Phase", "Before", "After", "Change", "Peak"),
         [[i, row.name, row.type, row.phase, *cells] for i, (row, cells) in enumerate(zip(rows, sizes, strict=True))],
     )
-    return page(f"Memory on {device}", Table(("",), [[_summary(rows, held)]]).html(), chart(curves), table.html())
+    summary = f"<p>{html.escape(_summary(rows, held))}</p>"
+    return page(f"Memory on {device}", summary, chart(curves), table.html())
 
 
 show_at("utils.quant_profiler", show_cuda_memory_consumption, MemoryRow)

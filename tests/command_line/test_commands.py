@@ -99,8 +99,8 @@ def test_errors_of_the_users_code_are_shown_with_their_line(folder: Path, capsys
     assert code == 2 and "no weights here" in found["error"]
 
 
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+def run(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"} | variables
     command = [sys.executable, "-m", "horizon_plugin_profiler", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
 
@@ -120,6 +120,18 @@ def test_a_process_ends_with_the_code_and_prints_json_only(folder: Path) -> None
     done = run("check", "nets:make", "--input", "2x6", "--thresholds", "limits.toml", "--json", folder=folder)
     assert done.returncode == 1
     assert json.loads(done.stdout)["broken"][0]["name"] == "check"
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_open_starts_the_users_browser(folder: Path) -> None:
+    (folder / "profiler.json").write_text(Document("Net", "FvsQ", "float", "qat").to_json())
+    (folder / "profiler.html").write_text("<html></html>")
+    browser = folder / "browser.sh"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {folder}/opened\n')
+    browser.chmod(0o755)
+    assert run("open", ".", folder=folder, BROWSER=f"{browser} %s").returncode == 0
+    assert (folder / "opened").read_text().strip() == (folder / "profiler.html").resolve().as_uri()
 
 
 @pytest.fixture(scope="module")
