@@ -144,7 +144,7 @@ def _advice(advice: Advice) -> dict[str, Any]:
         for language in LANGUAGES
     }
     plain = {name: getattr(advice, name) for name in ("rule", "severity", "place", "operators", "configuration")}
-    return {**plain, "said": said}
+    return {**plain, "explains": _plain(advice.explains, 1), "said": said}
 
 
 def _histogram(histogram: Histogram, merging: int) -> dict[str, Any]:

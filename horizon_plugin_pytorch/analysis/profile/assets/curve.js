@@ -87,7 +87,7 @@ function drawing(report, name, readout) {
   if (threshold !== null && threshold >= low && threshold <= high) {
     frame.append(
       svg("line", { class: "threshold", x1: LEFT, x2: WIDTH - RIGHT, y1: y(threshold), y2: y(threshold) }),
-      svg("text", { class: "tick threshold-text", x: WIDTH - RIGHT - 4, y: y(threshold) - 5, "text-anchor": "end" }, `${t("threshold")} ${show(threshold)}`));
+      svg("text", { class: "tick threshold-text", x: LEFT + 4, y: y(threshold) - 5 }, `${t("threshold")} ${show(threshold)}`));
   }
   picture.append(frame);
   lines.forEach((values, at) => {

@@ -76,7 +76,7 @@ class Graph {
         button("graph-close", t("close-all"), t("close-all"), () => { this.open.clear(); this.repack(true); }),
         button("graph-in", "+", t("zoom-in"), () => this.zoomBy(1.3)),
         button("graph-out", "−", t("zoom-out"), () => this.zoomBy(1 / 1.3)),
-        button("graph-fit", t("fit"), t("fit"), () => this.fit()),
+        button("graph-fit", t("fit"), t("fit"), () => this.fit(true)),
         h("span", { class: "spring" }), this.legend),
       this.holder, this.status);
     this.listen();
@@ -177,12 +177,13 @@ class Graph {
 
   // What is looked at
 
-  fit() {
+  /** @param {boolean} [isWhole] all of it, however small; else it stays readable and starts at its top */
+  fit(isWhole = false) {
     const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
     if (!width || !height) return;
     const whole = Math.min(width / (this.drawing.width + 40), height / (this.drawing.height + 40));
-    // A long chain is not made unreadable: it starts at its top.
-    this.zoom = Math.max(FARTHEST, Math.min(1.2, Math.max(whole, Math.min(0.85, width / (this.drawing.width + 40)))));
+    const readable = Math.min(0.85, width / (this.drawing.width + 40));
+    this.zoom = Math.max(FARTHEST, Math.min(1.2, isWhole ? whole : Math.max(whole, readable)));
     this.x = (width - this.drawing.width * this.zoom) / 2;
     const spare = height - this.drawing.height * this.zoom;
     this.y = spare > 0 ? spare / 2 : 16;
@@ -327,7 +328,7 @@ class Graph {
     const focused = this.focused && this.find(this.focused.kind, this.focused.target);
     if (event.key === "+" || event.key === "=") this.zoomBy(1.3);
     else if (event.key === "-") this.zoomBy(1 / 1.3);
-    else if (event.key === "0") this.fit();
+    else if (event.key === "0") this.fit(true);
     else if (event.key.startsWith("Arrow")) this.move(focused, event.key);
     else if (event.key === "Enter" || event.key === " ") this.activate(focused);
     else return;

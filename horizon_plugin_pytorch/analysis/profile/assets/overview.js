@@ -34,7 +34,7 @@ export function overviewView(report, task, setTask) {
       h("div", { class: "card block" }, curve(report)),
       h("h2", {}, t("where-lost")),
       h("p", { class: "quiet" }, t("where-lost-hint")),
-      h("div", { class: report.isDiff ? "side" : "" }, report.runs.map((run) => losing(report, run, limit))),
+      report.runs.map((run) => losing(report, run, limit)),
       h("h2", {}, t("formats")),
       report.runs.map((run) => formats(report, run)),
       h("h2", {}, t("about")),
@@ -82,7 +82,7 @@ function operatorLink(key) {
 
 /** @param {Report} report @param {Run} run */
 function advice(report, run) {
-  const items = [...run.document.advice].sort((a, b) => order(a) - order(b));
+  const items = [...run.document.advice].sort((a, b) => order(a) - order(b) || (b.explains ?? 0) - (a.explains ?? 0));
   return h("div", { class: "advice", data: { run: run.position } },
     report.isDiff && h("h3", { class: `run-title run${run.position % 6}` }, run.label),
     items.length ? items.map((item) => adviceCard(run, item)) : h("p", { class: "empty" }, t("no-advice")));

@@ -90,7 +90,11 @@ function inside(run, at, open) {
   let below = top;
   for (const row of rows) {
     const tallest = Math.max(...row.map((n) => heights[n]));
-    for (const n of row) y[n] = below + (tallest - heights[n]) / 2;
+    for (const n of row) {
+      // A connection passes straight through the row.
+      if (box.members[n][0] === "bend") heights[n] = tallest;
+      y[n] = below + (tallest - heights[n]) / 2;
+    }
     below += tallest + (tallest ? GAP_Y : 8);
   }
   const x = centres(box, rows, widths);
@@ -183,7 +187,7 @@ function place(run, content, left, top, depth, drawing) {
       const y = top + content.y[n];
       if (kind === "in") points.push([x, top]);
       else if (kind === "out") points.push([x, top + content.height]);
-      else if (kind === "bend") points.push([x, y]);
+      else if (kind === "bend") points.push([x, y], [x, y + content.heights[n]]);
       else points.push([x, at === 0 ? y + content.heights[n] : y]);
     });
     drawing.edges.push({ points, from: drawn[route[0]], to: drawn[route[route.length - 1]] });

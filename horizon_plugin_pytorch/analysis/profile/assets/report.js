@@ -11,7 +11,7 @@
  *            second: Values|null, key: string, own: number|null}} Operator
  * @typedef {{name: string, operator: number|null, format: string, similarity: number|null, atol: number|null,
  *            scale: number|null, scale_low: number|null, first: Values|null, second: Values|null}} Weight
- * @typedef {{rule: string, severity: string, place: string, operators: number[], configuration: string,
+ * @typedef {{rule: string, severity: string, place: string, operators: number[], configuration: string, explains: number|null,
  *            said: Record<string, {title: string, evidence: string, remedy: string}>}} Advice
  * @typedef {{title: string, mode: string, first: string, second: string, march: string, package_version: string,
  *            similarity_function: string, threshold: number|null, task: string,

@@ -31,10 +31,12 @@ def _without(reason: str) -> None:
     pytest.skip(text)
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while playwright runs, no other test of the process could use asyncio.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, or what CHROMIUM names; one for all tests of a process."""
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    """Debian's Chromium, or what CHROMIUM names; one for all tests of the page."""
+    names = [os.environ["CHROMIUM"]] if "CHROMIUM" in os.environ else ["chromium", "google-chrome"]
+    path = next((found for name in names if (found := shutil.which(name))), None)
     if path is None:
         _without("There is no Chromium")
     try:
