@@ -71,6 +71,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.calibration
 	$(BIN)/python -m benchmarks.operators
 	$(BIN)/python -m benchmarks.watching
+	$(BIN)/python -m benchmarks.debug_tools
 	$(BIN)/python -m benchmarks.onnx_files
 
 accuracy: .venv/.dev

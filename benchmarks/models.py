@@ -57,6 +57,43 @@ class ResNet18(nn.Module):
         return self.dequant(self.fc(torch.flatten(self.avgpool(x), 1)))
 
 
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions and a residual."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(out)))))
+        out += x if self.downsample is None else self.downsample(x)
+        return self.relu(out)
+
+
+class ResNet50(ResNet18):
+    """ResNet50 with QuantStub and DeQuantStub."""
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__(num_classes)
+        blocks = []
+        inputs = 64
+        for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+            layer: list[nn.Module] = [Bottleneck(inputs, width, stride)]
+            inputs = 4 * width
+            layer += [Bottleneck(inputs, width, 1) for _ in range(count - 1)]
+            blocks.append(nn.Sequential(*layer))
+        self.layer1, self.layer2, self.layer3, self.layer4 = blocks
+        self.fc = nn.Linear(inputs, num_classes)
+
+
 class InvertedResidual(nn.Module):
     """Expand, depthwise, project; a residual where shapes allow."""
 

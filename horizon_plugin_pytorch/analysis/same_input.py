@@ -51,13 +51,35 @@ def same_input_error(one: OperatorCall, other: OperatorCall, parts: tuple[Sequen
     ran, model, before = (one, other, parts[0]) if is_first_run else (other, one, parts[1])
     if _writes(model):
         raise NotComparable("it writes to its input")
+    if not before and _take_the_same(one, other):  # so the results are there already
+        return _difference(one.outputs, other.outputs)
     with torch.no_grad():
         found = _run_chain([*before, ran], model.inputs) if before else _run(ran, model.inputs)
     outputs = tensors_of(found)
     if [x.shape for x in outputs] != [x.shape for x in model.outputs]:
         raise NotComparable("its results have other shapes")
-    pairs = zip(outputs, model.outputs, strict=True)
-    return max((largest_difference(real_of(y), real_of(x).to(y.device)) for x, y in pairs), default=0.0)
+    return _difference(outputs, model.outputs)
+
+
+def _take_the_same(one: OperatorCall, other: OperatorCall) -> bool:
+    """Did two quantized forms take the same numbers, and leave them as they were?"""
+    if is_float(one) or is_float(other) or _writes(one) or _writes(other) or len(one.inputs) != len(other.inputs):
+        return False
+    pairs = zip(one.inputs, other.inputs, strict=True)
+    return all(x.shape == y.shape and x.device == y.device and _are_equal(x, y) for x, y in pairs)
+
+
+def _are_equal(x: Tensor, y: Tensor) -> bool:
+    if isinstance(x, QTensor) != isinstance(y, QTensor) or x.dtype != y.dtype:
+        return False
+    if isinstance(x, QTensor) and isinstance(y, QTensor) and not torch.equal(x.scale, y.scale):
+        return False
+    return torch.equal(real_of(x), real_of(y))
+
+
+def _difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    pairs = zip(found, wanted, strict=True)
+    return max((largest_difference(real_of(y), real_of(x).to(y.device)) for y, x in pairs), default=0.0)
 
 
 def _run(call: OperatorCall, inputs: Sequence[Tensor]) -> Any:
