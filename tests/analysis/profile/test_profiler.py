@@ -61,6 +61,13 @@ def test_files(models: dict[str, nn.Module], tmp_path: Path) -> None:
         assert f"{operator.similarity:.7f}" in (folder / "similarity.txt").read_text()
 
 
+def test_advice(models: dict[str, nn.Module]) -> None:
+    """What is wrong with a model is in the document, and on the page."""
+    found = model_profiler(models["float"], models["calibration"], data(), "FvsQ", "here")
+    assert "left-in-calibration" in {advice.rule for advice in found.advice}
+    assert read_document(Path("here/profiler.json").read_text()).advice == found.advice
+
+
 def test_settings_of_tools(models: dict[str, nn.Module], tmp_path: Path) -> None:
     """Each tool gets what kwargs_dict has for it; its out_dir is the profiler's."""
     asked: list[nn.Module] = []
