@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container
 from typing import Any
 
@@ -34,7 +35,8 @@ def mark_scores(prep: Preparation) -> None:
 
 def _mark_masks(view: GraphView, operator: OperatorView, sums: Container[OperatorView]) -> None:
     """Mark what is added, if nothing but these sums takes it; and what that is the sum of."""
-    for producer in view.producers(operator):
+    operands = view.operand_producers(operator)
+    for producer in itertools.chain(*(operands[:1] if _adds_product(operator) else operands)):
         takers = [view.named(taker.path) if taker.path else None for taker in _takers(view, producer)]
         is_functional = bool(producer.nodes) and all(node.op == "call_method" for node in producer.nodes)
         if producer in sums or not (producer.row.is_quant or is_functional) or not all(t in sums for t in takers):
@@ -51,8 +53,8 @@ def _takers(view: GraphView, operator: OperatorView) -> list[Consumer]:
 
 def _softmax_axis(view: GraphView, operator: OperatorView, axes: dict[OperatorView, int]) -> int | None:
     """The axis of all softmaxes that take a result, perhaps after sums of `axes`; None if something else takes it."""
-    is_choice = Trait.CHOICE in operator.row.traits
-    if not operator.nodes or not (is_choice or all(_is_sum(node) for node in operator.nodes)):
+    is_fit = Trait.CHOICE in operator.row.traits or _adds_product(operator)
+    if not operator.nodes or not (is_fit or all(_is_sum(node) for node in operator.nodes)):
         return None
     found = {_axis(view, operator, taker, axes) for taker in _takers(view, operator)}
     if len(found) != 1 or None in found:
@@ -74,6 +76,11 @@ def _axis(view: GraphView, operator: OperatorView, taker: Consumer, axes: dict[O
     others = [group for group in view.operand_producers(further) if operator not in group]
     is_scores = len(others) == 1 and all(producer.row.is_quant for producer in others[0])
     return axes[further] if is_scores and others[0] else None
+
+
+def _adds_product(operator: OperatorView) -> bool:
+    """Does it add a product to its first operand?"""
+    return getattr(operator.row.qat, "adds_product", False)
 
 
 def _is_sum(node: fx.Node) -> bool:

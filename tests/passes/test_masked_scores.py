@@ -68,6 +68,7 @@ WAYS: dict[str, Callable[[Any, Tensor], Tensor]] = {
         scores + (1.0 - m.mask_quant((m.mask == 0).float())) * m.number
     ),
     "two masks, together": lambda m, scores: m.softmax(scores + (m.mask_quant(m.padding) + m.mask)),
+    "added to the product": lambda m, scores: m.softmax(torch.baddbmm(m.mask, scores, scores, alpha=0.1)),
     "filled in": lambda m, scores: m.softmax(scores.masked_fill(m.mask < 0, float(m.mask.min()))),
     "chosen": lambda m, scores: m.softmax(torch.where(m.mask == 0, scores, m.mask.min())),
     "before dropout": lambda m, scores: torch.dropout(scores + m.mask, 0.1, False).softmax(-1),

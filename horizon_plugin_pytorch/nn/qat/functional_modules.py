@@ -63,13 +63,17 @@ class FloatFunctional(QATModule):
     def from_float(cls, mod: nn.Module) -> FloatFunctional:
         """The QAT form of a float FloatFunctional, ours or torch's."""
         self = cls(getattr(mod, "qconfig", None))
+        self.follow_scores(mod)
+        return self
+
+    def follow_scores(self, mod: nn.Module) -> None:
+        """Take over what `passes.scores` has found about a float module that is, or has, this sum."""
         self.softmax_axis = getattr(mod, "softmax_axis", None)
         self.is_added_to = getattr(mod, "is_added_to", False)
         self._looks_for_masks = True  # parts of other operators need not
         observer = getattr(self.activation_post_process, "activation_post_process", None)
         if observer is not None:
             observer.may_be_mask = getattr(mod, "may_be_mask", False)
-        return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("FloatFunctional has no forward: call one of its methods, such as `self.add.add(x, y)`.")

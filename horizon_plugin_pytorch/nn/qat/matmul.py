@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,6 +25,7 @@ class AddMatmul(Composite):
     """
 
     follows = frozenset({"beta", "alpha"})
+    adds_product: ClassVar[bool] = True
 
     def __init__(self, beta: float, alpha: float, qconfig: Any) -> None:
         super().__init__()
@@ -58,7 +59,10 @@ class AddMatmul(Composite):
     @classmethod
     def from_float(cls, mod: floats.AddMatmul) -> AddMatmul:
         """The QAT form."""
-        return cls(mod.beta, mod.alpha, mod.qconfig)
+        self = cls(mod.beta, mod.alpha, mod.qconfig)
+        if mod.beta != 0:
+            self.add.follow_scores(mod)
+        return self
 
     def forward(self, x: Any, a: Any, b: Any) -> Any:
         product = self.matmul.matmul(self.alpha_times(a, self.alpha), b)
