@@ -10,7 +10,7 @@ import torch
 
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
-from horizon_plugin_pytorch.fixed_point.accumulator import Geometry
+from horizon_plugin_pytorch.fixed_point.accumulator_plan import Geometry
 
 AtenLowering = Callable[..., Any]
 ATEN: dict[str, AtenLowering] = {}

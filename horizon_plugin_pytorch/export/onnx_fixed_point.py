@@ -159,7 +159,7 @@ def sum(
 
 
 def split_digits(g: OnnxGraph, x: str, count: int) -> list[str]:
-    """As `fixed_point.accumulator.split_digits`."""
+    """As `fixed_point.accumulator_plan.split_digits`."""
     if count == 1:
         return [x]
     high = g.node("Round", g.node("Mul", x, g.scalar(1 / 256, torch.float32)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.fixed_point.accumulator import Geometry
+from horizon_plugin_pytorch.fixed_point.accumulator_plan import Geometry
 from horizon_plugin_pytorch.program.note import Value
 
 OPSET, FIRST_OPSET, LAST_OPSET = 17, 11, 21

@@ -3,7 +3,7 @@
 A layer takes the cheapest form that gives its integers whatever the runtime makes of it:
 
 * int8 to int8: ``QLinearConv`` with scales of 1 and a weight scale that is the factor;
-* float32 sums of integers, cut as `fixed_point.accumulator` cuts them;
+* float32 sums of integers, cut as `fixed_point.accumulator_plan` cuts them;
 * a float64 product of matrices, where digits would be needed: ONNX Runtime has no convolution in float64.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.export.onnx_fixed_point import is_byte, lowers, rescale, split_digits
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
-from horizon_plugin_pytorch.fixed_point.accumulator import (
+from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     INT32_MAX,
     AccumulatorPlan,
     Cut,

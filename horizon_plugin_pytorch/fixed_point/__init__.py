@@ -4,13 +4,11 @@ Training (in the VALIDATION state), converted models and the ONNX exporter all u
 Every rounding, shift and saturation of the package is here and in ``docs/numerics.md``.
 """
 
-from horizon_plugin_pytorch.fixed_point.accumulator import (
+from horizon_plugin_pytorch.fixed_point.accumulator import conv, linear, matmul
+from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     INT32_MAX,
     AccumulatorPlan,
     Geometry,
-    conv,
-    linear,
-    matmul,
     plan_accumulator,
     split_digits,
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.fixed_point.accumulator import INT32_MAX
+from horizon_plugin_pytorch.fixed_point.accumulator_plan import INT32_MAX
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
