@@ -42,10 +42,12 @@ format: .venv/.dev
 
 # Two workers with a thread each: more threads than cores make small tests slower. The random numbers of hypothesis are
 # the same in every run, so that what fails here fails again; `make soak` draws new ones.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# Bytecode is kept from run to run, wherever the tests are: to compile them again takes as long as to collect them.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.venv/bytecode $(BIN)/python -m pytest -n 2
 
+# Without the examples in docstrings, which `addopts` in pyproject.toml adds.
 smoke: .venv/.dev
-	$(PYTEST) --smoke --hypothesis-profile=smoke --hypothesis-seed=0 tests
+	$(PYTEST) -o addopts="--strict-markers -ra" --smoke --hypothesis-profile=smoke --hypothesis-seed=0 tests
 
 test: lint browser
 	$(PYTEST) --hypothesis-seed=0

@@ -6,7 +6,9 @@ breadth of which it has a sample. `make soak`: that breadth, among others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,31 +28,45 @@ def soak(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.I
     return broad, [item for item in items if item.get_closest_marker("soak") is None]
 
 
-def smoke(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Split the tests into those of the smoke tier and the others.
+_LEFT_OUT = ("slow", "processes", "soak")  # marks of what the smoke tier does not have
+_MARKED_FILE = re.compile(rf"^pytestmark = .*pytest\.mark\.({'|'.join(_LEFT_OUT)})\b", re.MULTILINE)
+
+
+def is_left_out(file: Path) -> bool:
+    """True for a file that has nothing for the smoke tier, which does not import it.
+
+    It is no test file (only the examples of its docstrings would be collected), or its `pytestmark` says so.
+    """
+    is_test = file.name.startswith("test_")
+    return file.suffix == ".py" and (not is_test or _MARKED_FILE.search(file.read_text()) is not None)
+
+
+def first_cases(metafunc: pytest.Metafunc) -> None:
+    """Keep only the cases of a test that the smoke tier may have: items are made of these alone.
 
     A test function keeps its first case. One that is marked `smoke_each("name")` keeps the first case for each value
     of that parameter, or of that attribute of a parameter: cases list int8 before int16, so this is each operator once,
-    in int8. Slow tests (a quarter of a second or more) and those that start processes are left out.
+    in int8.
     """
-    kept: list[pytest.Item] = []
-    left_out: list[pytest.Item] = []
-    seen: set[tuple[str, tuple[str, ...]]] = set()
-    for item in items:
-        case = (item.nodeid.partition("[")[0], _values(item))
-        if case in seen or any(item.get_closest_marker(name) is not None for name in ("slow", "processes")):
-            left_out.append(item)
-        else:
-            seen.add(case)
-            kept.append(item)
-    return kept, left_out
+    marker = metafunc.definition.get_closest_marker("smoke_each")
+    names = () if marker is None else marker.args
+    kept: dict[tuple[str, ...], Any] = {}
+    for call in metafunc._calls:
+        if not any(mark.name in _LEFT_OUT for mark in call.marks):
+            kept.setdefault(_values(call.params, names), call)
+    metafunc._calls[:] = kept.values() or metafunc._calls[:1]  # none would be a test without parameters
 
 
-def _values(item: pytest.Item) -> tuple[str, ...]:
+def _values(params: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
     """The values of the parameters for each of which the smoke tier keeps a case."""
-    marker = item.get_closest_marker("smoke_each")
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    if marker is None:
-        return ()
-    parts = [name.partition(".") for name in marker.args]
+    parts = [name.partition(".") for name in names]
     return tuple(repr(getattr(params[name], of) if of else params[name]) for name, _, of in parts)
+
+
+def smoke(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Split the tests into those of the smoke tier and the others: slow ones (a quarter of a second or more), and those
+    that start processes."""
+    parts: tuple[list[pytest.Item], list[pytest.Item]] = [], []
+    for item in items:
+        parts[any(item.get_closest_marker(name) is not None for name in _LEFT_OUT)].append(item)
+    return parts

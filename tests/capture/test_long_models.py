@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 from tests.routes import calibrate, run_onnx
 from tests.tiers import in_soak
 
+pytestmark = pytest.mark.slow
 X = torch.randn(1, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -54,7 +55,6 @@ def _prepared(count: int, method: str) -> nn.Module:
         return prepare(net, (X,), qconfig_dict={"": get_default_qconfig()}, method=method, out_dir=None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [110, *in_soak(200)])  # of ten modules: beyond Python's recursion limit of 1,000
 @pytest.mark.parametrize("method", ["symbolic", "jit"])
 def test_thousands_of_modules_go_all_the_way(method: str, count: int, tmp_path: Any) -> None:
@@ -76,7 +76,6 @@ def test_thousands_of_modules_go_all_the_way(method: str, count: int, tmp_path: 
 
 
 @pytest.mark.parametrize("method", ["symbolic", "jit"])
-@pytest.mark.slow
 def test_long_code_before_the_quantstub(method: str) -> None:
     class Before(nn.Module):
         def __init__(self) -> None:
@@ -98,7 +97,6 @@ def test_long_code_before_the_quantstub(method: str) -> None:
         assert torch.equal(convert(qat)(X), qat(X))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["symbolic", "jit"])
 def test_time_grows_with_the_number_of_modules(method: str) -> None:
     def seconds(count: int) -> float:

@@ -10,8 +10,9 @@ from horizon_plugin_pytorch.march import March, set_march
 from tests.clients.journey import outcome
 from tests.clients.model import write
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("first", range(0, 30, 5))
 def test_models_as_clients_write_them_reach_the_same_integers_on_every_route(first: int, tmp_path: Any) -> None:
     set_march(March.NASH_M)

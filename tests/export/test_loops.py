@@ -27,6 +27,7 @@ from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx, expo
 from tests.routes import as_numbers, calibrate, mismatches, prepared, qconfig, run_onnx
 from tests.sequences.comparison import LEVELS, THREADS
 
+pytestmark = pytest.mark.slow
 STEPS, SIZE, BATCH = 18, 6, 2
 
 
@@ -152,7 +153,6 @@ def _session(file: onnx.ModelProto, level: str, threads: int) -> ort.InferenceSe
     return ort.InferenceSession(file.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"), [*((name, "qint8") for name in CORES), ("lstm with states", "qint16"), ("gru", "qint16")]
 )
@@ -173,7 +173,6 @@ def test_a_file_with_loops_gives_the_same_integers(name: str, dtype: str) -> Non
                 assert mismatches(found, numbers) == 0, (level, threads)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("axes", [{0: "batch"}, {1: "time"}, {0: "batch", 1: "time"}], ids=str)
 @pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU])
 def test_batches_and_lengths_of_any_size(cls: Any, axes: dict[int, str]) -> None:
@@ -191,7 +190,6 @@ def test_batches_and_lengths_of_any_size(cls: Any, axes: dict[int, str]) -> None
             assert mismatches(run_onnx(file, [data], optimization), wanted) == 0
 
 
-@pytest.mark.slow
 def test_an_open_length_needs_no_long_example() -> None:
     """Time is the first axis here, which is tried at small sizes before."""
     torch.manual_seed(0)
@@ -217,7 +215,6 @@ class Stateful(nn.Module):
         return self.dequant(out), self.dequant(h), self.dequant(c)
 
 
-@pytest.mark.slow
 def test_states_that_are_given() -> None:
     inputs = (torch.randn(STEPS, 2, 5), torch.randn(2, 2, 4).tanh(), torch.randn(2, 2, 4))
     quantized = convert_fx(prepared(Stateful().eval(), inputs))
@@ -230,7 +227,6 @@ def test_states_that_are_given() -> None:
         assert mismatches(run_onnx(file, data, optimization), wanted) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("opset", "dtype"), [(11, "qint8"), (11, "qint16"), (17, "qint8"), (21, "qint16")])
 def test_loops_at_every_opset_in_training_and_integers(opset: int, dtype: str) -> None:
     model, x = _net("lstm with states")
@@ -248,7 +244,6 @@ def test_loops_at_every_opset_in_training_and_integers(opset: int, dtype: str) -
         assert (found - out).abs().max() <= out.abs().max() / 100
 
 
-@pytest.mark.slow
 def test_the_file_of_many_steps_is_as_small_as_that_of_few() -> None:
     sizes = []
     for steps in (20, 60):

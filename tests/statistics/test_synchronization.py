@@ -10,6 +10,7 @@ import pytest
 
 from tests.processes import run_workers
 
+pytestmark = pytest.mark.processes
 WORKER = textwrap.dedent(
     """
     import json, sys, warnings
@@ -57,7 +58,6 @@ WORKER = textwrap.dedent(
 )
 
 
-@pytest.mark.processes
 def test_two_processes_get_the_same_scale(tmp_path: Path) -> None:
     for done in run_workers(tmp_path, WORKER):
         assert done.returncode == 0, done.stderr[-2000:]

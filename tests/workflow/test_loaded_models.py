@@ -15,6 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub
 
+pytestmark = pytest.mark.processes
+
+
 def halved(x):
     return F.relu(x) * 0.5
 
@@ -99,14 +102,12 @@ def _source(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
-@pytest.mark.processes
 def test_a_loaded_model_keeps_its_hooks(method: str, tmp_path: Path) -> None:
     source, file = _source(tmp_path / "source", MODEL), tmp_path / "model.pt"
     _run(SAVE, source, file, method)
     _run(LOAD + WITH_HOOKS + CHECKED, source, file)
 
 
-@pytest.mark.processes
 def test_the_source_of_a_loaded_model_may_be_elsewhere_but_not_changed(tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     _run(SAVE, _source(tmp_path / "source", MODEL), file, "jit-strip")

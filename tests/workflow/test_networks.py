@@ -16,6 +16,8 @@ from horizon_plugin_pytorch.nn.functional import window_partition, window_revers
 from horizon_plugin_pytorch.quantization import DeQuantStub, FakeQuantState, QuantStub, set_fake_quantize
 from tests.routes import assert_one_arithmetic, prepared
 
+pytestmark = pytest.mark.slow
+
 
 class Stubs(nn.Module):
     def __init__(self) -> None:
@@ -193,7 +195,6 @@ def _float(name: str) -> nn.Module:
     return NETWORKS[name][0]().eval()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("march", [March.BAYES, March.NASH_E])
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", NETWORKS)
@@ -204,7 +205,6 @@ def test_all_routes_give_the_same_integers(name: str, dtype: str, march: March, 
     assert_one_arithmetic(prepared(_float(name), inputs, dtype), inputs, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.filterwarnings("ignore")
 def test_int16_is_close_to_float(name: str) -> None:
@@ -217,7 +217,6 @@ def test_int16_is_close_to_float(name: str) -> None:
                 assert float((found - wanted).norm() / wanted.norm()) < 0.03
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.filterwarnings("ignore")
 def test_training_reaches_every_parameter(name: str) -> None:

@@ -13,6 +13,9 @@ from tests.zoo.stages import STAGES, walk
 
 architectures = pytest.importorskip("tests.zoo.architectures", exc_type=ImportError)
 
+pytestmark = pytest.mark.slow
+
+
 # Architectures that stop early: the stages that they pass, and a part of the error's text.
 STOPS: dict[str, tuple[int, str]] = {}
 
@@ -29,7 +32,6 @@ for number, name in enumerate(architectures.ARCHITECTURES):  # one in int8, the 
     RUNS += [(name, FORMATS[number % 2]), *in_soak((name, FORMATS[1 - number % 2]))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), RUNS)
 def test_architecture(name, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -14,6 +14,9 @@ from tests.zoo.stages import STAGES, walk
 
 torch_modules = pytest.importorskip("tests.zoo.torch_modules", exc_type=ImportError)
 
+pytestmark = pytest.mark.slow
+
+
 # Modules that stop early: the stages that they pass, and a part of the error's text.
 STOPS: dict[str, tuple[int, str]] = {
     # Normalises numbers that it repeated itself: its output is zero, in float too.
@@ -31,7 +34,6 @@ STOPS: dict[str, tuple[int, str]] = {
 HAVE_FLOAT_CODE = {"QuantSubModel", "AnnotatedSkipQuantModel", "ModelForFusion"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", torch_modules.MODULES)
 def test_module(name, dtype, tmp_path):
