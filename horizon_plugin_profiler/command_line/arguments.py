@@ -71,6 +71,7 @@ def _memory(commands: argparse._SubParsersAction) -> None:
     parser = _command(commands, "memory", "measure what each operator allocates, forward and backward")
     parser.add_argument("model", help="module:function; of a pair, the second model is measured")
     _takes_model(parser)
+    parser.add_argument("--loss", metavar="MODULE:FUNCTION", help="of the model's output; the sum of it if not given")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--out", default=".", metavar="FOLDER", help="of mem_info.html (default: the current one)")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="rows to print (default: %(default)s)")

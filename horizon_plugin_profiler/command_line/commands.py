@@ -5,29 +5,32 @@ from __future__ import annotations
 import os
 import webbrowser
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from horizon_plugin_profiler.command_line.inputs import inputs_of
 from horizon_plugin_profiler.command_line.outcomes import UsageError
 from horizon_plugin_profiler.command_line.summary import summary_data, summary_text
-from horizon_plugin_profiler.command_line.targets import load_checkpoint, models_of
+from horizon_plugin_profiler.command_line.targets import call, find, load_checkpoint, models_of
 from horizon_plugin_profiler.command_line.thresholds import Broken, Thresholds, read_thresholds
 from horizon_plugin_pytorch.analysis.call_counts import get_module_called_count
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
-from horizon_plugin_pytorch.analysis.memory import show_cuda_memory_consumption
+from horizon_plugin_pytorch.analysis.memory import show_cuda_memory_consumption, with_gradient
 from horizon_plugin_pytorch.analysis.profile.document import Document, read_document
 from horizon_plugin_pytorch.analysis.profile.stages import stage_of
 from horizon_plugin_pytorch.analysis.report import message_table, messages_text
 from horizon_plugin_pytorch.analysis.unfused import check_unfused_operations
 from horizon_plugin_pytorch.march import set_march
+from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.tables import Table
 
 REPORT, PAGE, MEMORY_PAGE = "profiler.json", "profiler.html", "mem_info"
+OF_A_REPORT = ("outputs", "operators", "metric")  # sections of a threshold file
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Result:
 
 def check(options: Namespace) -> Result:
     """What is not fused, not called, or has formats to look at."""
-    limits = limits_of(options)
+    limits = limits_of(options, "check")
     model = _last_model(options)
     if options.checkpoint:
         load_checkpoint(model, options.checkpoint)
@@ -94,10 +97,10 @@ def check(options: Namespace) -> Result:
 
 def memory(options: Namespace) -> Result:
     """What each operator allocates."""
-    limits = limits_of(options)
+    limits = limits_of(options, "memory")
     rows = show_cuda_memory_consumption(
         _last_model(options), inputs_of(options.input, options.seed), options.device, out_dir=options.out,
-        file_name=MEMORY_PAGE,
+        file_name=MEMORY_PAGE, custom_backward=_backward(options.loss),
     )  # fmt: skip
     if not rows:
         raise UsageError("The model has no operator that could be measured.")
@@ -115,7 +118,7 @@ def memory(options: Namespace) -> Result:
 
 def show(options: Namespace) -> Result:
     """What a report says, and where its page is."""
-    limits = limits_of(options)
+    limits = limits_of(options, *OF_A_REPORT)
     path = Path(options.report)
     path = path / REPORT if path.is_dir() else path
     document = read_report(path)
@@ -144,15 +147,28 @@ def read_report(path: Path) -> Document:
         raise UsageError(f"{path}: {error}") from error
 
 
-def limits_of(options: Namespace) -> Thresholds:
-    """The limits, read before the long work begins."""
-    return Thresholds({}) if options.thresholds is None else read_thresholds(options.thresholds)
+def limits_of(options: Namespace, *sections: str) -> Thresholds:
+    """The limits, read before the long work begins; the file must have one of the sections."""
+    return Thresholds({}) if options.thresholds is None else read_thresholds(options.thresholds, *sections)
 
 
 def _last_model(options: Namespace) -> nn.Module:
     if options.march is not None:
         set_march(options.march)
     return models_of(options.model)[-1]
+
+
+def _backward(loss: str | None) -> Callable[[Any], None]:
+    """Backward from the user's loss, or from the sum of all outputs."""
+    function = None if loss is None else find(loss)
+
+    def run(out: Any) -> None:
+        if loss is not None and function is not None:
+            call(loss, function, out).backward()
+        else:
+            torch.stack([with_gradient(x).sum() for x in tensors_of(out) if x.requires_grad]).sum().backward()
+
+    return run
 
 
 def _listed(names: Sequence[str]) -> str:

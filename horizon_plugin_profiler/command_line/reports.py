@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_profiler.command_line.commands import PAGE, REPORT, Result, limits_of, read_report
+from horizon_plugin_profiler.command_line.commands import OF_A_REPORT, PAGE, REPORT, Result, limits_of, read_report
 from horizon_plugin_profiler.command_line.inputs import inputs_of
 from horizon_plugin_profiler.command_line.outcomes import UsageError
 from horizon_plugin_profiler.command_line.summary import number, summary_data, summary_text
@@ -33,7 +33,7 @@ _COMPARED = "compare"  # the name of the files
 
 def profile(options: Namespace) -> Result:
     """Two stages of a model, operator by operator."""
-    limits = limits_of(options)
+    limits = limits_of(options, *OF_A_REPORT)
     first, second = _pair(options.model, options.second, options)
     if options.checkpoint:
         load_checkpoint(second, options.checkpoint)
@@ -45,7 +45,7 @@ def profile(options: Namespace) -> Result:
 
 def compare(options: Namespace) -> Result:
     """Runs side by side: of reports, or of checkpoints."""
-    limits = limits_of(options)
+    limits = limits_of(options, *OF_A_REPORT, "drop")
     runs = _profiled_checkpoints(options) if options.checkpoint else _reports(options)
     documents = list(runs.values())
     rows = _rows(documents)

@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from horizon_plugin_profiler.command_line import commands, reports
 from horizon_plugin_profiler.command_line.arguments import parser_of
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NOT_DONE
     try:
         # What the tools and the user's code print is beside the point: stdout has the result, and with --json only it.
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.showwarning = _show_warning
             result = _COMMANDS[options.command](options)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
@@ -61,6 +63,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("This is a defect of horizon_plugin_profiler; please report it with the lines above.", file=sys.stderr)
         return DEFECT
     return _tell(result, options.json)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    file: str,
+    line: int,
+    to: TextIO | None = None,
+    text: str | None = None,
+) -> None:
+    """A warning with its line if that is a line of the user's, who has not called the tools."""
+    place = f"{file}:{line}: " if is_user_code(file) and not file.startswith("<") else ""
+    print(f"{place}{category.__name__}: {message}", file=sys.stderr)
 
 
 def _tell(result: Result, is_json: bool) -> int:

@@ -59,8 +59,10 @@ class Thresholds:
         """What one profile does not keep.
 
         Raises:
-            UsageError: a pattern fits no operator, so that the limit would guard nothing.
+            UsageError: a pattern fits no operator, so that the limit would guard nothing; or the run was not finished.
         """
+        if self.sections and not document.is_complete:
+            raise UsageError(f"The run of `{document.title}` did not finish: limits cannot be judged by a part of it.")
         return [*_of_operators(self.sections, document, ""), *self._of_metric(document.metric)]
 
     def of_pair(self, before: Document, after: Document) -> list[Broken]:
@@ -94,11 +96,14 @@ class Thresholds:
                 yield Broken(title, name, value, "at most" if is_at_most else "at least", limit, "metric")
 
 
-def read_thresholds(path: str) -> Thresholds:
+def read_thresholds(path: str, *wanted: str) -> Thresholds:
     """Read a threshold file: TOML, or JSON if its name ends so.
 
+    Args:
+        wanted: sections, of which it must have one; those of other commands may be there, too.
+
     Raises:
-        UsageError: it cannot be read, or has names that nobody knows.
+        UsageError: it cannot be read, has names that nobody knows, or no limit that would be looked at.
     """
     try:
         with open(path, "rb") as file:
@@ -107,7 +112,10 @@ def read_thresholds(path: str) -> Thresholds:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:  # of both formats
         raise UsageError(f"{path} is no threshold file: {error}.") from error
-    return thresholds_of(found, path)
+    limits = thresholds_of(found, path)
+    if wanted and not any(limits.sections.get(name) for name in wanted):
+        raise UsageError(f"{path} limits nothing that this command measures: it reads {', '.join(wanted)}.")
+    return limits
 
 
 def thresholds_of(found: Any, path: str = "the threshold file") -> Thresholds:

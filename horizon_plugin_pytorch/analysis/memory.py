@@ -172,11 +172,15 @@ def _backward(out: Any, custom_backward: Callable[[Any], Any] | None) -> None:
         if custom_backward is not None:
             custom_backward(out)
         else:
-            x = tensors[0]
-            (x.as_real() if isinstance(x, QTensor) else x).sum().backward()
+            with_gradient(tensors[0]).sum().backward()
     except Exception as error:
         text = f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
         raise CheckError(f"{_WHO}: backward failed: {text}.") from error
+
+
+def with_gradient(x: Tensor) -> Tensor:
+    """An output's real numbers, from which backward can begin."""
+    return x.as_real() if isinstance(x, QTensor) else x
 
 
 @contextmanager

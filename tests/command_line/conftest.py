@@ -35,6 +35,19 @@ def broken():
     raise ValueError("no weights here")
 
 
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return {"a": self.first(x), "b": self.second(x)}
+
+
+def only_first(out):
+    return out["a"].sum()
+
+
 class Wrong(nn.Module):
     def forward(self, x):
         return x @ x

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ def test_memory(folder: Path, capsys: pytest.CaptureFixture) -> None:
     (relu,) = [row for row in found["rows"] if row["type"] == "ReLU" and row["phase"] == "forward"]
     assert relu["after"] - relu["before"] == 64 * 8 * 4
     assert Path(found["page"]).is_file()
+    code, found = as_json(capsys, "memory", "nets.py:Two", "--input", "64x6")
+    assert code == 0 and found["rows"][-1]["phase"] == "backward"
+    code, found = as_json(capsys, "memory", "nets.py:Two", "--input", "64x6", "--loss", "nets.py:only_first")
+    assert code == 0 and not [row for row in found["rows"] if row["name"] == "second" and row["phase"] == "backward"]
     assert main(["memory", "nets.py:make", "--input", "64x6", "--device", "meta"]) == 2
     assert "cannot be measured" in capsys.readouterr().err
 
@@ -67,6 +72,13 @@ def test_show(folder: Path, capsys: pytest.CaptureFixture) -> None:
     (folder / "limits.toml").write_text("[outputs]\nsimilarity = 0.99\n")
     code, found = as_json(capsys, "show", "profiler.json", "--thresholds", "limits.toml")
     assert code == 1 and found["outputs"][0]["name"] == "conv"
+    (folder / "profiler.json").write_text(replace(document, is_complete=False).to_json())
+    assert main(["show", "."]) == 0
+    assert "did not finish" in capsys.readouterr().out
+    assert main(["show", ".", "--thresholds", "limits.toml"]) == 2
+    assert "cannot be judged" in capsys.readouterr().err
+    assert main(["check", "nets.py:make", "--input", "2x6", "--thresholds", "limits.toml"]) == 2
+    assert "limits nothing that this command measures: it reads check" in capsys.readouterr().err
     assert main(["open", "profiler.json"]) == 2
     assert "There is no page" in capsys.readouterr().err
 
