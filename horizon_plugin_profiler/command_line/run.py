@@ -68,13 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show_warning(
     message: Warning | str,
     category: type[Warning],
-    file: str,
-    line: int,
-    to: TextIO | None = None,
-    text: str | None = None,
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
 ) -> None:
     """A warning with its line if that is a line of the user's, who has not called the tools."""
-    place = f"{file}:{line}: " if is_user_code(file) and not file.startswith("<") else ""
+    place = f"{filename}:{lineno}: " if is_user_code(filename) and not filename.startswith("<") else ""
     print(f"{place}{category.__name__}: {message}", file=sys.stderr)
 
 
