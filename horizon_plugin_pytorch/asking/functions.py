@@ -95,6 +95,22 @@ def compared_classes(function: FunctionType) -> Iterator[tuple[str, Any, bool]]:
                     yield from ((line, value, is_type) for value in _named_values(function, inside))
 
 
+def attribute_writes(function: FunctionType, name: str) -> Iterator[str]:
+    """Lines of a function that write to an attribute of that name: ``x.data = y``.
+
+    >>> def keep(self, y): self.state.data = y
+    >>> len(list(attribute_writes(keep, "data"))), len(list(attribute_writes(keep, "state")))
+    (1, 0)
+    """
+    pending = [function.__code__]
+    while pending:
+        code = pending.pop()
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        for step in dis.get_instructions(code) if name in code.co_names else ():
+            if step.opname == "STORE_ATTR" and step.argval == name and step.positions:
+                yield line_of(code.co_filename, step.positions.lineno or 0)
+
+
 def _reads_class(step: dis.Instruction) -> bool:
     is_global = step.opname == "LOAD_GLOBAL" and step.argval == "type"
     return is_global or (step.opname == "LOAD_ATTR" and step.argval == "__class__")

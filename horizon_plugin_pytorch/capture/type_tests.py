@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.asking.functions import compared_classes, is_user_function, names_in
+from horizon_plugin_pytorch.asking.functions import attribute_writes, compared_classes, is_user_function, names_in
 from horizon_plugin_pytorch.asking.owners import is_user_code
 from horizon_plugin_pytorch.capture.leaves import is_marked
 from horizon_plugin_pytorch.capture.proxies import TracedProxy
@@ -91,6 +91,19 @@ def tell_type_tests(model: nn.Module, has_own_forward: bool) -> None:
             "Quantized tensors and quantized layers have others: where it meets these, the comparison fails and the "
             "other branch runs. Write `isinstance(x, torch.Tensor)`, which answers as in "
             "float.",
+            QuantizationWarning,
+        )
+
+
+def tell_given_memory(model: nn.Module) -> None:
+    """Name the lines of a forward that give a tensor other memory, where nobody sees whether that is quantized."""
+    functions = (function for function, _ in _functions(model, has_own_forward=True))
+    lines = dict.fromkeys(line for function in functions for line in attribute_writes(function, "data"))
+    if lines:
+        warn(
+            f"`{type(model).__name__}`: its forward writes `x.data = y` ({listed(lines)}), and torch does not report "
+            "it. Where `y` is quantized, `x` gets its memory, integers in a converted model, and not its scale. Go on "
+            "with the new tensor, as in `x = y`, or write `x.data = y.dequantize()`.",
             QuantizationWarning,
         )
 

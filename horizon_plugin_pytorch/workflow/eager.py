@@ -12,7 +12,7 @@ from horizon_plugin_pytorch.capture.leaves import is_leaf
 from horizon_plugin_pytorch.capture.plain_model import copy_model, unwrapped
 from horizon_plugin_pytorch.capture.recording import record
 from horizon_plugin_pytorch.capture.region import quantized_nodes
-from horizon_plugin_pytorch.capture.type_tests import tell_type_tests
+from horizon_plugin_pytorch.capture.type_tests import tell_given_memory, tell_type_tests
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER, GraphView, ModuleView
 from horizon_plugin_pytorch.config.resolve import resolve_qconfigs
@@ -104,6 +104,7 @@ def prepare_qat(
         model = copy_model(model, "prepare_qat")
     model = as_written(model, is_eager=True)
     tell_type_tests(model, has_own_forward=True)
+    tell_given_memory(model)
     groups = _tied(model, march, optimize_graph, optimize_kwargs, example_inputs, example_kw_inputs)
     choices, lines = resolve_qconfigs(model, None), None
     if qconfig_setter is not None:

@@ -462,3 +462,23 @@ class AsksTheStandardLibrary(nn.Module):
 def test_what_the_user_asks_through_the_standard_library_is_told() -> None:
     with pytest.warns(QuantizationWarning, match="asks for the class of a value"):
         trace(AsksTheStandardLibrary())
+
+
+class GivesMemory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.conv = QuantStub(), nn.Conv2d(2, 2, 1)
+        self.register_buffer("state", torch.zeros(1, 2, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(self.quant(x))
+        self.state.data = y
+        return y
+
+
+def test_eager_mode_names_lines_that_give_away_memory() -> None:
+    set_march(March.NASH_M)
+    model = GivesMemory().eval()
+    model.qconfig = qconfig("qint8")
+    with pytest.warns(QuantizationWarning, match=r"`x.data = y` \(test_classes_of_proxies.py:\d+\).*dequantize"):
+        prepare_qat(model)

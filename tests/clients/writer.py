@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 HEADER = """\
 import math
 from collections import namedtuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,6 +31,12 @@ from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub
 
 Heads = namedtuple("Heads", ["scores", "boxes"])
+
+
+@dataclass
+class Features:
+    first: torch.Tensor
+    rest: list
 """
 
 
