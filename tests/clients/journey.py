@@ -123,7 +123,9 @@ def _moved(model: nn.Module, g: Generated, formats: str, want: list[Tensor]) -> 
             _round(parameter, weight)
         if "1 / 32" in g.text:
             cast(nn.Module, coarse.quant).register_forward_hook(lambda module, args, out: (out * 32).round() / 32)
-        inputs = torch.utils._pytree.tree_map_only(Tensor, lambda x: _round(x.clone(), activation), g.inputs(0))
+        inputs = g.inputs(0)
+        for x in outputs_of(inputs):
+            _round(x, activation)
         return _distance(outputs_of(coarse(*inputs)), want)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,11 @@ INPUTS = {
     "popped dict": (", data", ['x = self.quant(data.pop("image"))']),
     "list": (", images", ["x = self.quant(images[0])", "y = self.quant2(images[1])"]),
     "keywords": (", image, **kwargs", ["x = self.quant(image)"]),
+    "left out": (
+        ", image, other=None",
+        ["x = self.quant(image)", "if other is not None:", "    x = self.quant2(other)"],
+    ),
+    "object": (", batch", ["x = self.quant(batch.first)", "y = self.quant2(batch.rest[0])"]),
 }
 # On the model itself.
 HOOKS = (
@@ -36,7 +41,7 @@ HOOKS = (
     "self.register_forward_hook(lambda m, a, k, o: o, with_kwargs=True)",
 )
 _UNTRACEABLE = ("keywords",)
-WRITTEN_INPUTS = ("written dict", "popped dict")  # tracing follows these with example inputs
+WRITTEN_INPUTS = ("written dict", "popped dict", "left out")  # tracing follows these with example inputs
 
 
 @dataclass
@@ -58,14 +63,18 @@ class Generated:
     has_repeats: bool
     used: set[str]
 
+    @property
+    def name(self) -> str:
+        """Of its module."""
+        return f"client_{self.seed}"
+
     def load(self, folder: Path) -> nn.Module:
         """The model, from a file of its own."""
-        name = f"client_{self.seed}"
-        path = folder / f"{name}.py"
+        path = folder / f"{self.name}.py"
         path.write_text(self.text)
-        module = types.ModuleType(name)
+        module = types.ModuleType(self.name)
         module.__file__ = str(path)
-        sys.modules[name] = module
+        sys.modules[self.name] = module
         exec(compile(self.text, str(path), "exec"), module.__dict__)
         torch.manual_seed(self.seed)
         model = module.Net()
@@ -84,6 +93,10 @@ class Generated:
             return (a,)
         if self.style == "two":
             return (a, b)
+        if self.style == "left out":
+            return (a, None)
+        if self.style == "object":
+            return (sys.modules[self.name].Features(a, [b]),)
         return ([a, b],) if self.style == "list" else ({"image": a, "name": "frame"},)
 
 
@@ -93,7 +106,7 @@ def write(seed: int) -> Generated:
     source = Source(chance, is_traceable=chance.random() < 0.6)
     style = chance.choice([s for s in INPUTS if not source.is_traceable or s not in _UNTRACEABLE])
     arguments, beginning = INPUTS[style]
-    values = [Value("x", 4, 8, 8)] + ([Value("y", 4, 8, 8)] if style in ("two", "list") else [])
+    values = [Value("x", 4, 8, 8)] + ([Value("y", 4, 8, 8)] if style in ("two", "list", "object") else [])
     writer = Writer(source, values)
     scale = chance.choice(["", "", "", "scale=1 / 32", "1 / 32"])
     writer.made += [f"self.quant = QuantStub({scale})", "self.quant2 = QuantStub()", "self.dequant = DeQuantStub()"]
@@ -122,9 +135,12 @@ def _ending(w: Writer) -> list[str]:
             f"[self.dequant(head({{a}})) for head in ({scores}, {boxes})] + [self.dequant({{a}}){{rest}}]",
         ]
     elif not rest:
+        ways += ["Features(first=self.dequant({a}), rest=[self.dequant2({b}), None])"]
         ways += ["self.dequant({a})", "Heads(self.dequant({a}), self.dequant2({b}))", "self.dequant({a})[0]"]
     return ["return " + w.choose(*ways).format(a=a, b=b, rest=rest)]
 
 
 def outputs_of(value: Any) -> list[torch.Tensor]:
-    return [x for x in torch.utils._pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+    leaves = torch.utils._pytree.tree_leaves(value)
+    inside = [outputs_of(list(vars(x).values())) if is_dataclass(x) else [x] for x in leaves]
+    return [x for part in inside for x in part if isinstance(x, torch.Tensor)]

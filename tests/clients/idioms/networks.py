@@ -57,7 +57,8 @@ FORMS = (
          made={"stem": "nn.Conv2d({c}, {c}, 1)", "scores": "nn.Conv2d({c}, {c}, 1)",
                "boxes": "nn.Conv2d({c}, 4, 3, padding=1)"}, names="levels a b one", lines=(
         "{levels} = [{x}, F.avg_pool2d({x}, 2)]",
-        "def {one}(feat, stride):", "    feat = F.relu({stem}(feat))", "    return {scores}(feat), {boxes}(feat) * stride",
+        "def {one}(feat, stride):", "    feat = F.relu({stem}(feat))",
+        "    return {scores}(feat), {boxes}(feat) * stride",
         ("{a}, {b} = map(list, zip(*map({one}, {levels}, (8, 16))))",
          "{a}, {b} = zip(*[{one}(f, s) for f, s in zip({levels}, (8, 16))])",
          "{a}, {b} = tuple(zip({one}({levels}[0], 8), {one}({levels}[1], 16)))")), smallest=4, has_repeats=True),
@@ -70,7 +71,8 @@ FORMS = (
     # Patches: YOLOX's focus, Swin's merging, ViT's patches and class token.
     Form("focus", "{fc}({p})", {"fc": "nn.Conv2d({c} * 4, {c}, 1)"}, names="p", shape="halved", smallest=4, lines=((
         "{p} = torch.cat([{x}[..., ::2, ::2], {x}[..., 1::2, ::2], {x}[..., ::2, 1::2], {x}[..., 1::2, 1::2]], 1)",
-        "{p} = F.pixel_unshuffle({x}, 2)", "{p} = torch.cat([{x}[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)], dim=1)"),)),
+        "{p} = F.pixel_unshuffle({x}, 2)",
+        "{p} = torch.cat([{x}[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)], dim=1)"),)),
     Form("class token", "{x} * {t}[:, 0].sigmoid()[..., None, None] + {t}[:, 1:].transpose(1, 2).reshape({x}.shape)",
          {"norm": "nn.LayerNorm({c})"}, made={"token": "nn.Parameter(torch.randn(1, 1, {c}))"}, names="t", lines=(
         _TOKENS, "{t} = {norm}(torch.cat([{token}.expand({t}.shape[0], -1, -1), {t}], dim=1))"), largest=8),
@@ -88,7 +90,8 @@ FORMS = (
         "    mask = torch.rand(t.shape[0], 1, 1, 1).add_({keep}).floor_()", "    return t.div({keep}) * mask")),
     Form("features as a dataclass", ("F.relu({feats}.first) + {feats}.rest[0]", "{feats}.first * {feats}.rest[-1]"),
          names="feats", lines=("{feats} = Features(first={x}, rest=[{y}, {x}])",)),
-    Form("size in a buffer", ("{x}.reshape(-1, {c}, *{size}.tolist())", "{x}.view({x}.shape[0], {c}, int({size}[0]), -1)",
+    Form("size in a buffer", ("{x}.reshape(-1, {c}, *{size}.tolist())",
+                              "{x}.view({x}.shape[0], {c}, int({size}[0]), -1)",
                               "F.adaptive_avg_pool2d({x}, tuple({size}.tolist()))",
                               "{x}.flatten(2).split(int({size}.prod()), -1)[0].view(-1, {c}, {h}, {w})"),
          made={"size": "torch.tensor([{h}, {w}])"}),
