@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .document import Operator
+from horizon_plugin_pytorch.analysis.profile.document import Operator
 
 _SWEEPS = 4
 # Long connections are led past the rows between in steps; a flat model with many of them would drown in steps.

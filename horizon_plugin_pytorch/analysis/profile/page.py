@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .advice.texts import TEXTS, Sentences, sentences
-from .document import Advice, Document, Histogram, Operator, Weight
-from .layout import Box, layout_of
-from .tasks import TASKS
+from horizon_plugin_pytorch.analysis.profile.advice.texts import TEXTS, Sentences, sentences
+from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Histogram, Operator, Weight
+from horizon_plugin_pytorch.analysis.profile.layout import Box, layout_of
+from horizon_plugin_pytorch.analysis.profile.tasks import TASKS
 
 _ASSETS = Path(__file__).with_name("assets")
 LANGUAGES = ("en", "zh")
@@ -137,14 +137,20 @@ def _plain(value: Any, merging: int) -> Any:
 
 
 def _advice(advice: Advice) -> dict[str, Any]:
-    """With its sentences in all languages; a rule that is not in the table speaks as it is."""
-    own = Sentences(advice.rule, advice.evidence, advice.remedy)
-    said = {
-        language: (sentences(advice, language) if advice.rule in TEXTS and advice.arguments else own)._asdict()
-        for language in LANGUAGES
-    }
+    """With its sentences in all languages."""
+    said = {language: _said(advice, language)._asdict() for language in LANGUAGES}
     plain = {name: getattr(advice, name) for name in ("rule", "severity", "place", "operators", "configuration")}
     return {**plain, "explains": _plain(advice.explains, 1), "said": said}
+
+
+def _said(advice: Advice, language: str) -> Sentences:
+    """In a language; as it is, if the rule or one of its numbers is of another version."""
+    if advice.rule not in TEXTS:
+        return Sentences(advice.rule, advice.evidence, advice.remedy)
+    try:
+        return sentences(advice, language)
+    except KeyError:
+        return Sentences(getattr(TEXTS[advice.rule], language).title, advice.evidence, advice.remedy)
 
 
 def _histogram(histogram: Histogram, merging: int) -> dict[str, Any]:

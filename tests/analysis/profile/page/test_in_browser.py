@@ -20,8 +20,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-
-from . import samples
+from tests.analysis.profile.page import samples
 
 pytestmark = pytest.mark.slow
 

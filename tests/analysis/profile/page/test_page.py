@@ -6,6 +6,8 @@ import base64
 import gzip
 import json
 import re
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,7 @@ from horizon_plugin_pytorch.analysis.profile import page as page_module
 from horizon_plugin_pytorch.analysis.profile.document import Document, Operator
 from horizon_plugin_pytorch.analysis.profile.layout import Box, layout_of
 from horizon_plugin_pytorch.analysis.profile.page import LANGUAGES, page_of
-
-from . import samples
+from tests.analysis.profile.page import samples
 
 ASSETS = Path(page_module.__file__).with_name("assets")
 SCRIPTS = sorted(ASSETS.glob("*.js"))
@@ -55,6 +56,14 @@ def test_runs_of_one_model_share_a_layout() -> None:
     assert data["layout_of"] == [0, 0, 1] and len(data["layouts"]) == 2
 
 
+def test_advice_speaks_all_languages_as_far_as_its_numbers_are_known() -> None:
+    network = samples.residual_network((1,), coarse=("layer1.0.conv1",))
+    full, bare = data_of(page_of([network]))["documents"][0]["advice"]
+    assert "9.8" in full["said"]["zh"]["evidence"] and full["said"]["zh"]["title"] == "数值超出校准范围"
+    assert bare["said"]["zh"]["title"] == "模型输出可以使用高精度"
+    assert bare["said"]["zh"]["evidence"] == network.advice[1].evidence  # without its numbers: as it was written
+
+
 def test_no_document() -> None:
     with pytest.raises(ValueError, match="at least one"):
         page_of([])
@@ -72,6 +81,13 @@ def test_scripts_never_parse_text_as_html() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
             script
         )
+
+
+def test_all_that_the_page_is_made_of_is_in_the_package() -> None:
+    settings = tomllib.loads((ASSETS.parents[3] / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["horizon_plugin_pytorch.analysis.profile"]
+    left_out = [file.name for file in ASSETS.iterdir() if not any(fnmatch(f"assets/{file.name}", p) for p in patterns)]
+    assert left_out == ["known.d.ts"]  # for editors only
 
 
 def texts(language: str) -> dict[str, str]:
