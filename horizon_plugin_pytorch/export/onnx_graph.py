@@ -106,6 +106,7 @@ class OnnxGraph:
         self._lists: dict[str, list[int]] = {}  # the numbers of constants that older opsets have as attributes
         self._from_bytes: set[str] = set()
         self._bytes: dict[str, tuple[str, int]] = {}  # float32 values that exist as bytes too, and their zero points
+        self._made: dict[Any, Any] = {}  # what is made of a value once, by what it is
         self._known: dict[tuple[int, Any], tuple[Tensor, str]] = {}  # by identity; the tensors stay alive
 
     def fresh(self, hint: str) -> str:
@@ -287,6 +288,12 @@ class OnnxGraph:
         )  # fmt: skip
         outputs = [outputs] if isinstance(outputs, str) else outputs
         return outputs[: len(states)], outputs[len(states) :]
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What several nodes read of a value; it is made when it is first asked for."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def cast(self, x: str, dtype: torch.dtype) -> str:
         """Change the element type.

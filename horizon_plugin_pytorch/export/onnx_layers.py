@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.export.onnx_fixed_point import is_byte, lowers, rescale, split_digits
+from horizon_plugin_pytorch.export.onnx_fixed_point import digit_ends, is_byte, lowers, rescale, split_digits
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     INT32_MAX,
@@ -30,6 +30,7 @@ from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
 )
 from horizon_plugin_pytorch.fixed_point.library import unflatten
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, is_exact_in_float32
+from horizon_plugin_pytorch.program.note import Value
 
 _HALF_WEIGHT = 64  # 255 * (64 + 64) fits in 16 bits
 _BLOCK = 16  # channels
@@ -43,7 +44,7 @@ class _Layer:
     Args:
         product: of a value and a weight, which is given by the name that `stored` gives it; and a bias.
         stored: puts a weight into the file, in its own type.
-        ends: the smallest and largest integer of the input.
+        ends, residual_ends: the smallest and largest integer of the input, and of a residual of the sum's shape.
         is_matrix: the product is one of matrices, which exists in float64 too.
         is_lifted: a residual gives the sum more axes, so that channels are no longer the second.
     """
@@ -55,8 +56,18 @@ class _Layer:
     groups: int
     spread: tuple[int, ...]
     ends: tuple[int, int]
+    residual_ends: tuple[int, int] | None = None
     is_matrix: bool = False
     is_lifted: bool = False
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A layer's sum: its value, its type, and the largest magnitude that it can have, if that matters."""
+
+    name: str
+    dtype: torch.dtype
+    reach: float = math.inf
 
 
 @lowers("conv", data="x residual")
@@ -79,8 +90,9 @@ def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any
 
     is_lifted = residual is not None and len(site.inputs[1].shape) > site.rank
     layer = _Layer(
-        product, g.compact, geometry.input_axis, 1, geometry.groups, geometry.spread, _ends(site), is_lifted=is_lifted
-    )
+        product, g.compact, geometry.input_axis, 1, geometry.groups, geometry.spread, _ends(site.inputs[0]),
+        _residual_ends(site, residual), is_lifted=is_lifted,
+    )  # fmt: skip
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
 
 
@@ -95,7 +107,8 @@ def linear(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: A
     def stored(w: Tensor) -> str:
         return g.compact(w.T.contiguous())
 
-    layer = _Layer(product, stored, 1, site.rank - 1, 1, (-1,), _ends(site), True)
+    ends = _ends(site.inputs[0]), _residual_ends(site, residual)
+    layer = _Layer(product, stored, 1, site.rank - 1, 1, (-1,), *ends, True)
     if residual is None and _is_scaled_matrix(plan):
         return _matrix_in_float64(g, x, site.rank, 0, plan, layer)
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
@@ -125,17 +138,24 @@ def _pointwise(
         out = g.node("MatMul", w, a)
         return out if b is None else g.node("Add", out, g.constant(b.reshape(-1, 1), hint="bias"))
 
-    layer = _Layer(product, lambda w: g.compact(w.flatten(1)), 1, 1, 1, (-1, 1), _ends(site), True)
+    ends = _ends(site.inputs[0]), _residual_ends(site, residual)
+    layer = _Layer(product, lambda w: g.compact(w.flatten(1)), 1, 1, 1, (-1, 1), *ends, True)
     if residual is None and _is_scaled_matrix(plan):
         return g.reshape(_matrix_in_float64(g, x, 3, 1, plan, layer), site.output_shape)
     return g.reshape(_finish(g, _accumulate(g, x, plan, layer), residual, plan, layer), site.output_shape)
 
 
-def _ends(site: Site) -> tuple[int, int]:
-    """The smallest and largest integer that a layer is given, and 0, which it is padded with."""
-    known = site.inputs[0].quantization
+def _ends(value: Value) -> tuple[int, int]:
+    """The smallest and largest integer of a value, and 0, which a layer is padded with."""
+    known = value.quantization
     low, high = (-(1 << 15), (1 << 15) - 1) if known is None else known.range or (known.dtype.min, known.dtype.max)
     return min(low, 0), max(high, 0)
+
+
+def _residual_ends(site: Site, residual: str | None) -> tuple[int, int] | None:
+    """The smallest and largest integer that is added, if there is one for each of the sum's."""
+    is_whole = residual is not None and list(site.inputs[1].shape) == site.output_shape
+    return _ends(site.inputs[1]) if is_whole else None
 
 
 def _is_scaled_matrix(plan: AccumulatorPlan) -> bool:
@@ -246,16 +266,21 @@ def _kernel_of_bytes(g: OnnxGraph, x: str, zero: int, weight: Tensor, groups: in
     return g.node("Concat", x, x, axis=1), g.node("Concat", half, rest, axis=1), 0
 
 
-def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> str:
-    """As `fixed_point.accumulator`: the exact sum of the layer's pieces; in float64 without the bias.
+def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> _Sum:
+    """As `fixed_point.accumulator`: the exact sum of the layer's pieces; with the bias only if it is in float32.
 
     A `Round` keeps ONNX Runtime from folding what follows a float32 sum into the weights; a `Cast` does so as well.
+    Pieces are added in int32 where it holds them all: that moves half the bytes of float64.
     """
     dtype = plan.factor.dtype
     is_wide = dtype == torch.float64
     if is_wide and layer.is_matrix and plan.weights[0].dtype == torch.float64:
-        return layer.product(g.cast(g.apart_from_transpose(x), dtype), layer.stored(plan.weights[0]), None)
+        product = layer.product(g.cast(g.apart_from_transpose(x), dtype), layer.stored(plan.weights[0]), None)
+        return _Sum(product, dtype)
     cut = _cut(plan, layer)
+    reach = _reach(cut, layer)
+    if is_wide and len(cut.weights) * cut.input_digits > 1 and reach <= INT32_MAX:
+        dtype = torch.int32
 
     def term(a: str, w: Tensor, bias: Tensor | None = None, size: float = 1.0) -> str:
         kernel = layer.stored(w.float())
@@ -265,30 +290,46 @@ def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> s
         return g.cast(out, dtype) if is_wide else g.node("Round", out)
 
     if len(cut.weights) == 1 and cut.input_digits == 1:
-        return term(x, cut.weights[0], None if is_wide else plan.bias)
+        return _Sum(term(x, cut.weights[0], None if is_wide else plan.bias), dtype)
     sizes = [w.shape[layer.weight_axis] for w in cut.weights[:: cut.weight_digits]]
-    slices = [x] * cut.parts
-    if layer.groups == 1 and cut.parts > 1:
-        slices = g.node("Split", x, g.constant(sizes, torch.int64, "split"), outputs=cut.parts, axis=layer.input_axis)
     total = None
-    for index, piece in enumerate(slices):
-        kernels = cut.weights[index * cut.weight_digits : (index + 1) * cut.weight_digits]
-        for i, digit in enumerate(split_digits(g, piece, cut.input_digits)):
-            for j, kernel in enumerate(kernels):
-                part = term(digit, kernel, size=256.0 ** (i + j))
-                total = part if total is None else g.node("Add", total, part)
+    for digit in split_digits(g, x, cut.input_digits, layer.ends):
+        pieces = [digit] * cut.parts
+        if layer.groups == 1 and cut.parts > 1:
+            split = g.constant(sizes, torch.int64, "split")
+            pieces = g.node("Split", digit, split, outputs=cut.parts, axis=layer.input_axis)
+        for index, kernel in enumerate(cut.weights):
+            part = term(pieces[index // cut.weight_digits], kernel, size=256.0 ** (index % cut.weight_digits))
+            total = part if total is None else g.node("Add", total, part)
     assert total is not None
     if plan.bias is None or is_wide:
-        return total
-    return g.node("Add", total, g.constant(plan.bias.reshape(layer.spread), dtype, "bias"))
+        return _Sum(total, dtype, reach)
+    return _Sum(g.node("Add", total, g.constant(plan.bias.reshape(layer.spread), dtype, "bias")), dtype)
 
 
-def _finish(g: OnnxGraph, acc: str, residual: str | None, plan: AccumulatorPlan, layer: _Layer) -> str:
+def _reach(cut: Cut, layer: _Layer) -> float:
+    """The largest magnitude of the pieces of a sum and of sums of them; infinite if it is not known."""
+    if cut.weight_digits > 1 or layer.weight_axis != 1:
+        return math.inf
+    ends = [layer.ends] if cut.input_digits == 1 else digit_ends(layer.ends)
+    by_output = [w.flatten(1) for w in cut.weights]
+    return sum(float(reaches(w, *each).max()) for w in by_output for each in ends)
+
+
+def _finish(g: OnnxGraph, total: _Sum, residual: str | None, plan: AccumulatorPlan, layer: _Layer) -> str:
     factor, dtype = plan.factor.reshape(layer.spread), plan.factor.dtype
     bias = None if plan.bias is None else plan.bias.reshape(layer.spread)
-    if dtype == torch.float64 and residual is None and plan.worst_case <= INT32_MAX and not plan.is_real:
+    acc, lift = total.name, None
+    is_plain = dtype == torch.float64 and plan.worst_case <= INT32_MAX and not plan.is_real
+    if total.dtype == torch.int32:
+        lift = _lift(total, plan, layer) if is_plain and residual is not None else None
+        if lift is not None and residual is not None:
+            acc, residual = g.node("Add", acc, _residual_term(g, residual, lift, plan, layer)), None
+        acc = g.cast(acc, dtype)
+    if is_plain and residual is None:
         shift = _shift(plan)
-        return _cut_off(g, _scaled(g, acc, plan, _offset(plan, shift), layer), plan, shift)
+        offset = _offset(plan, shift) if lift is None else _offset(plan, shift) - lift * plan.factor
+        return _cut_off(g, _scaled(g, acc, plan.factor, offset, layer), plan, shift)
     half = g.scalar(0.5, dtype)
     if residual is not None and plan.residual_factor is not None:
         if dtype == torch.float64:
@@ -307,22 +348,39 @@ def _finish(g: OnnxGraph, acc: str, residual: str | None, plan: AccumulatorPlan,
     if dtype == torch.float64:
         shift = _shift(plan)
         offset = torch.full_like(plan.factor, 0.5 + (shift or 0))
-        return _cut_off(g, _scaled(g, acc, plan, offset, layer), plan, shift)
+        return _cut_off(g, _scaled(g, acc, plan.factor, offset, layer), plan, shift)
     if g.has_bytes and residual is not None and plan.low >= -128 and plan.high <= 127:  # other layers take bytes
         return g.rounded_bytes(g.node("Mul", acc, g.constant(factor, hint="factor")), plan.low, plan.high)
     return rescale(g, acc, dtype, factor, plan.low, plan.high)
 
 
-def _scaled(g: OnnxGraph, acc: str, plan: AccumulatorPlan, offset: Tensor, layer: _Layer) -> str:
+def _lift(total: _Sum, plan: AccumulatorPlan, layer: _Layer) -> Tensor | None:
+    """What makes a residual's term positive, for each channel; None if the sum with it may leave int32."""
+    if plan.residual_factor is None or layer.residual_ends is None:
+        return None
+    low, high = layer.residual_ends
+    factor = plan.residual_factor.double()
+    lift = torch.ceil(factor * -low) + (1 if low < 0 else 0)
+    return lift if total.reach + float((factor * high + lift).max()) + 1 <= INT32_MAX else None
+
+
+def _residual_term(g: OnnxGraph, residual: str, lift: Tensor, plan: AccumulatorPlan, layer: _Layer) -> str:
+    """``((residual * R + 2**(k-1)) >> k) + lift`` as int32: what is left of a positive number is cut off by a cast."""
+    assert plan.residual_factor is not None
+    factor = plan.residual_factor.double().expand_as(lift)
+    return g.cast(_scaled(g, g.cast(residual, torch.float64), factor, lift + 0.5, layer), torch.int32)
+
+
+def _scaled(g: OnnxGraph, acc: str, factor: Tensor, offset: Tensor, layer: _Layer) -> str:
     """``acc * factor + offset`` in float64, for each channel; every step of it is exact.
 
     Where channels are the second axis this is what a `BatchNormalization` with mean 0 and variance 1 computes, in one
     pass instead of two.
     """
     if len(layer.spread) == 1 or layer.is_lifted:
-        scaled = g.node("Mul", acc, g.constant(plan.factor.reshape(layer.spread), hint="factor"))
+        scaled = g.node("Mul", acc, g.constant(factor.reshape(layer.spread), hint="factor"))
         return g.node("Add", scaled, g.constant(offset.reshape(layer.spread), hint="offset"))
-    factor, offset = plan.factor.reshape(-1), offset.reshape(-1)
+    factor, offset = factor.reshape(-1), offset.reshape(-1)
     numbers = (factor, offset, torch.zeros_like(factor), torch.ones_like(factor))
     names = zip(numbers, ("factor", "offset", "mean", "variance"), strict=True)
     return g.node("BatchNormalization", acc, *(g.constant(x, hint=name) for x, name in names), epsilon=0.0)
