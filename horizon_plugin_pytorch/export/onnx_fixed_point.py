@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.export.onnx_digits import float_digits
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
 from horizon_plugin_pytorch.fixed_point.dynamic import SMALLEST_SCALE, Blocks
 from horizon_plugin_pytorch.fixed_point.elementwise import along
@@ -158,34 +159,6 @@ def sum(
     return rescale(g, total, dtype, factor, low, high)
 
 
-def split_digits(g: OnnxGraph, x: str, count: int, ends: tuple[int, int]) -> list[str]:
-    """Terms of integers: themselves, or multiples of 256 and what is left, each exact in sums of float32.
-
-    Args:
-        ends: the smallest and largest of the integers. If none is negative, bytes hold the multiples, and rounding to
-            bytes and back is faster than rounding numbers.
-    """
-    if count == 1:
-        return [x]
-    return g.once(("digits", x, ends[0] >= 0), lambda: _digits(g, x, ends[0] >= 0))
-
-
-def _digits(g: OnnxGraph, x: str, is_positive: bool) -> list[str]:
-    if is_positive:
-        step, zero = g.scalar(256.0, torch.float32), g.constant(0, torch.uint8, "zero_point")
-        high = g.node("DequantizeLinear", g.node("QuantizeLinear", x, step, zero), step, zero)
-    else:
-        rounded = g.node("Round", g.node("Mul", x, g.scalar(1 / 256, torch.float32)))
-        high = g.node("Mul", rounded, g.scalar(256.0, torch.float32))
-    return [g.node("Sub", x, high), high]
-
-
-def digit_ends(ends: tuple[int, int]) -> list[tuple[int, int]]:
-    """The smallest and largest number of each of two digits, as `split_digits` gives them."""
-    low, high = (256 * round(end / 256) for end in ends)
-    return [(-128, 128), (low, high)]
-
-
 @lowers("dynamic_linear", data="x")
 def dynamic_linear(
     g: OnnxGraph, site: Site, x: str, weight: Tensor, scale: Tensor, bias: Tensor | None, *constants: Any
@@ -261,7 +234,7 @@ def avg_pool(
 
     if not is_double:
         return rescale(g, window(q), torch.float32, factor, low, high)
-    left, multiples = (g.cast(window(d), torch.float64) for d in split_digits(g, q, 2, (-(1 << 15), (1 << 15) - 1)))
+    left, multiples = (g.cast(window(d), torch.float64) for d in float_digits(g, q, (-(1 << 15), (1 << 15) - 1)))
     return rescale(g, g.node("Add", left, multiples), torch.float64, factor, low, high)
 
 

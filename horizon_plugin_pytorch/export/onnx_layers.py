@@ -3,7 +3,8 @@
 A layer takes the cheapest form that gives its integers whatever the runtime makes of it:
 
 * int8 to int8: ``QLinearConv`` with scales of 1 and a weight scale that is the factor;
-* float32 sums of integers, cut as `fixed_point.accumulator_plan` cuts them;
+* 16-bit inputs and many channels: ``MatMulInteger`` of their bytes (`onnx_digits`);
+* float32 sums of integers, cut as `fixed_point.accumulator_plan` cuts them, and added in int32;
 * a float64 product of matrices, where digits would be needed: ONNX Runtime has no convolution in float64.
 """
 
@@ -18,8 +19,17 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.export.onnx_fixed_point import digit_ends, is_byte, lowers, rescale, split_digits
-from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
+from horizon_plugin_pytorch.export.onnx_digits import (
+    HALF_WEIGHT,
+    Sum,
+    conv_of_digits,
+    float_digit_ends,
+    float_digits,
+    halves_of_weight,
+    linear_of_digits,
+)
+from horizon_plugin_pytorch.export.onnx_fixed_point import is_byte, lowers, rescale
+from horizon_plugin_pytorch.export.onnx_graph import TYPES, OnnxGraph, Site
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     INT32_MAX,
     AccumulatorPlan,
@@ -32,7 +42,7 @@ from horizon_plugin_pytorch.fixed_point.library import unflatten
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, is_exact_in_float32
 from horizon_plugin_pytorch.program.note import Value
 
-_HALF_WEIGHT = 64  # 255 * (64 + 64) fits in 16 bits
+_FEWEST_CHANNELS = 128  # of inputs and outputs, from which products of bytes are faster than those of floats
 _BLOCK = 16  # channels
 _MANY_CHANNELS = 8  # from here on a convolution of signed weights and twice the channels is faster
 
@@ -61,15 +71,6 @@ class _Layer:
     is_lifted: bool = False
 
 
-@dataclass(frozen=True)
-class _Sum:
-    """A layer's sum: its value, its type, and the largest magnitude that it can have, if that matters."""
-
-    name: str
-    dtype: torch.dtype
-    reach: float = math.inf
-
-
 @lowers("conv", data="x residual")
 def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any) -> str:
     plan, geometry = unflatten(constants, AccumulatorPlan, Geometry)
@@ -82,8 +83,6 @@ def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any
         if residual is not None and g.is_fast and is_byte(site.inputs[1]):
             g.tell_inexact("its sum has 8 bits before the residual is added")
             return _conv_and_residual(g, site, x, residual, plan, geometry)
-    if _is_pointwise(site, residual, plan, geometry):
-        return _pointwise(g, site, x, residual, plan, geometry)
 
     def product(a: str, w: str, b: Tensor | None) -> str:
         return g.conv(a, w, None if b is None else g.constant(b, hint="bias"), geometry)
@@ -93,6 +92,11 @@ def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any
         product, g.compact, geometry.input_axis, 1, geometry.groups, geometry.spread, _ends(site.inputs[0]),
         _residual_ends(site, residual), is_lifted=is_lifted,
     )  # fmt: skip
+    if geometry.groups == 1 and not geometry.is_transposed and _takes_digits(g, plan):
+        total = conv_of_digits(g, x, _whole_weight(plan), geometry, layer.ends)
+        return _finish(g, total, residual, plan, layer)
+    if _is_pointwise(site, residual, plan, geometry):
+        return _pointwise(g, site, x, residual, plan, geometry)
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
 
 
@@ -109,9 +113,29 @@ def linear(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: A
 
     ends = _ends(site.inputs[0]), _residual_ends(site, residual)
     layer = _Layer(product, stored, 1, site.rank - 1, 1, (-1,), *ends, True)
+    if site.rank > 1 and _takes_digits(g, plan):
+        total = linear_of_digits(g, x, _whole_weight(plan), layer.ends)
+        return _finish(g, total, residual, plan, layer)
     if residual is None and _is_scaled_matrix(plan):
         return _matrix_in_float64(g, x, site.rank, 0, plan, layer)
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
+
+
+def _takes_digits(g: OnnxGraph, plan: AccumulatorPlan) -> bool:
+    """Is it a layer of 16-bit inputs and 8-bit weights, large enough to be computed in bytes?"""
+    if not g.has_bytes or plan.input_digits == 1 or plan.factor.dtype != torch.float64 or plan.parts == 0:
+        return False
+    is_narrow = all(w.numel() and float(w.min()) >= -128 and float(w.max()) <= 127 for w in plan.weights[:1])
+    is_whole = plan.weights[0].dtype == torch.float64 or len(plan.weights) == plan.parts
+    if not is_narrow or not is_whole:
+        return False
+    outputs, inputs = _whole_weight(plan).shape[:2]
+    return min(outputs, inputs) >= _FEWEST_CHANNELS
+
+
+def _whole_weight(plan: AccumulatorPlan) -> Tensor:
+    """The weights of a layer without groups as they are."""
+    return plan.weights[0] if plan.weights[0].dtype == torch.float64 else torch.cat(plan.weights, 1)
 
 
 def _is_pointwise(site: Site, residual: str | None, plan: AccumulatorPlan, geometry: Geometry) -> bool:
@@ -130,9 +154,10 @@ def _pointwise(
         axes = list(range(2, site.rank))
         bounds = ([0] * len(axes), site.input_shape[2:], axes, list(geometry.stride))
         x = g.node("Slice", x, *(g.constant(v, torch.int64, "slice") for v in bounds))
-    x = g.reshape(x, [batch, site.input_shape[1], math.prod(places)])
+    count = math.prod(places) and -1  # as for any size of the image
+    x = g.reshape(x, [batch, site.input_shape[1], count])
     if residual is not None:
-        residual = g.reshape(residual, [batch, outputs, math.prod(places)])
+        residual = g.reshape(residual, [batch, outputs, count])
 
     def product(a: str, w: str, b: Tensor | None) -> str:
         out = g.node("MatMul", w, a)
@@ -254,19 +279,15 @@ def _kernel_of_bytes(g: OnnxGraph, x: str, zero: int, weight: Tensor, groups: in
     saturate. Inputs up to 127 cannot get there, nor weights up to 64. Other weights are the sum of two such, with the
     input channels twice: that is faster than unsigned weights, which kernels widen first, unless channels are few.
     """
-    if zero == 0 or float(weight.abs().max()) <= _HALF_WEIGHT:
+    if zero == 0 or float(weight.abs().max()) <= HALF_WEIGHT:
         return x, g.constant(weight, torch.int8, "weight"), 0
     if groups > 1 or weight.shape[1] < _MANY_CHANNELS:
         return x, g.constant(weight + 128, torch.uint8, "weight"), 128
-    # Stored once; the halves are made when the file is loaded.
-    whole = g.constant(weight, torch.int8, "weight")
-    ends = (g.constant(end, torch.int8) for end in (-_HALF_WEIGHT, _HALF_WEIGHT))
-    half = g.node("Clip", whole, *ends)
-    rest = g.cast(g.node("Sub", g.cast(whole, torch.int32), g.cast(half, torch.int32)), torch.int8)
-    return g.node("Concat", x, x, axis=1), g.node("Concat", half, rest, axis=1), 0
+    kernels = halves_of_weight(g, g.constant(weight, torch.int8, "weight"))
+    return g.node("Concat", x, x, axis=1), g.node("Concat", *kernels, axis=1), 0
 
 
-def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> _Sum:
+def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> Sum:
     """As `fixed_point.accumulator`: the exact sum of the layer's pieces; with the bias only if it is in float32.
 
     A `Round` keeps ONNX Runtime from folding what follows a float32 sum into the weights; a `Cast` does so as well.
@@ -276,7 +297,7 @@ def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> _
     is_wide = dtype == torch.float64
     if is_wide and layer.is_matrix and plan.weights[0].dtype == torch.float64:
         product = layer.product(g.cast(g.apart_from_transpose(x), dtype), layer.stored(plan.weights[0]), None)
-        return _Sum(product, dtype)
+        return Sum(product, dtype)
     cut = _cut(plan, layer)
     reach = _reach(cut, layer)
     if is_wide and len(cut.weights) * cut.input_digits > 1 and reach <= INT32_MAX:
@@ -290,10 +311,10 @@ def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> _
         return g.cast(out, dtype) if is_wide else g.node("Round", out)
 
     if len(cut.weights) == 1 and cut.input_digits == 1:
-        return _Sum(term(x, cut.weights[0], None if is_wide else plan.bias), dtype)
+        return Sum(term(x, cut.weights[0], None if is_wide else plan.bias), dtype)
     sizes = [w.shape[layer.weight_axis] for w in cut.weights[:: cut.weight_digits]]
     total = None
-    for digit in split_digits(g, x, cut.input_digits, layer.ends):
+    for digit in [x] if cut.input_digits == 1 else float_digits(g, x, layer.ends):
         pieces = [digit] * cut.parts
         if layer.groups == 1 and cut.parts > 1:
             split = g.constant(sizes, torch.int64, "split")
@@ -303,20 +324,20 @@ def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> _
             total = part if total is None else g.node("Add", total, part)
     assert total is not None
     if plan.bias is None or is_wide:
-        return _Sum(total, dtype, reach)
-    return _Sum(g.node("Add", total, g.constant(plan.bias.reshape(layer.spread), dtype, "bias")), dtype)
+        return Sum(total, dtype, reach)
+    return Sum(g.node("Add", total, g.constant(plan.bias.reshape(layer.spread), dtype, "bias")), dtype)
 
 
 def _reach(cut: Cut, layer: _Layer) -> float:
     """The largest magnitude of the pieces of a sum and of sums of them; infinite if it is not known."""
     if cut.weight_digits > 1 or layer.weight_axis != 1:
         return math.inf
-    ends = [layer.ends] if cut.input_digits == 1 else digit_ends(layer.ends)
+    ends = [layer.ends] if cut.input_digits == 1 else float_digit_ends(layer.ends)
     by_output = [w.flatten(1) for w in cut.weights]
     return sum(float(reaches(w, *each).max()) for w in by_output for each in ends)
 
 
-def _finish(g: OnnxGraph, total: _Sum, residual: str | None, plan: AccumulatorPlan, layer: _Layer) -> str:
+def _finish(g: OnnxGraph, total: Sum, residual: str | None, plan: AccumulatorPlan, layer: _Layer) -> str:
     factor, dtype = plan.factor.reshape(layer.spread), plan.factor.dtype
     bias = None if plan.bias is None else plan.bias.reshape(layer.spread)
     acc, lift = total.name, None
@@ -325,7 +346,7 @@ def _finish(g: OnnxGraph, total: _Sum, residual: str | None, plan: AccumulatorPl
         lift = _lift(total, plan, layer) if is_plain and residual is not None else None
         if lift is not None and residual is not None:
             acc, residual = g.node("Add", acc, _residual_term(g, residual, lift, plan, layer)), None
-        acc = g.cast(acc, dtype)
+        acc = g.node("Cast", acc, to=TYPES[dtype])  # no product of matrices follows, so it may stand after a transpose
     if is_plain and residual is None:
         shift = _shift(plan)
         offset = _offset(plan, shift) if lift is None else _offset(plan, shift) - lift * plan.factor
@@ -354,7 +375,7 @@ def _finish(g: OnnxGraph, total: _Sum, residual: str | None, plan: AccumulatorPl
     return rescale(g, acc, dtype, factor, plan.low, plan.high)
 
 
-def _lift(total: _Sum, plan: AccumulatorPlan, layer: _Layer) -> Tensor | None:
+def _lift(total: Sum, plan: AccumulatorPlan, layer: _Layer) -> Tensor | None:
     """What makes a residual's term positive, for each channel; None if the sum with it may leave int32."""
     if plan.residual_factor is None or layer.residual_ends is None:
         return None

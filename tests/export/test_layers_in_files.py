@@ -10,8 +10,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.export.onnx_digits import byte_digits, float_digit_ends, float_digits
+from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import INT32_MAX
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
@@ -272,6 +275,112 @@ def test_a_sum_that_a_cast_could_not_hold_keeps_its_floor() -> None:
     file = exported(model, x)
     assert "Floor" in kinds(file)
     assert_same_bits(file, model, [x, 3 * x, 1e6 * x])
+
+
+# -- 16-bit integers in bytes ----------------------------------------------------------------------------------------
+
+
+def digits_in_runtime(values: Tensor, ends: tuple[int, int]) -> list[Tensor]:
+    """What ONNX Runtime gives for the digits of integers: two of float32, two of bytes, and what these stand for."""
+    g = OnnxGraph()
+    g.add_input("x", torch.float32, values.shape)
+    floats, digits = float_digits(g, "x", ends), byte_digits(g, "x", ends)
+    names = [(name, torch.float32) for name in floats] + [(digit.name, torch.uint8) for digit in digits]
+    named = [(g.output(f"y{i}", name), dtype, values.shape) for i, (name, dtype) in enumerate(names)]
+    session = open_session(g.model(["x"], named, "digits").SerializeToString(), "enable_all", 1)
+    found = [torch.from_numpy(y).int() for y in session.run(None, {"x": values.numpy()})]
+    for byte, digit in zip(found[2:], digits, strict=True):
+        plain = byte - digit.zero
+        assert (int(plain.min()), int(plain.max())) == digit.ends
+        assert not digit.is_safe or int(byte.max()) <= 128
+        found.append(plain * digit.size)
+    return found
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_digits_of_every_16_bit_integer(is_signed: bool) -> None:
+    ends = (-(1 << 15) if is_signed else 0, (1 << 15) - 1)
+    values = torch.arange(ends[0], ends[1] + 1, dtype=torch.float32)
+    low, high, _, _, low_byte, high_byte = digits_in_runtime(values, ends)
+    for parts, limits in (((low, high), float_digit_ends(ends)), ((low_byte, high_byte), None)):
+        assert torch.equal(parts[0] + parts[1], values.int())
+        assert int((parts[1] % 256).count_nonzero()) == 0
+        for part, limit in zip(parts, limits or (), strict=limits is not None):
+            assert limit[0] <= int(part.min()) and int(part.max()) <= limit[1]
+
+
+class Deep(nn.Module):
+    """Layers of many channels: signed and positive inputs, strides, gaps, borders, residuals, rows of a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 128, 1)
+        self.dense = nn.Sequential(nn.Conv2d(128, 130, 3, stride=2, padding=1), nn.ReLU())
+        self.gaps = nn.Conv2d(130, 128, (3, 1), padding=(2, 0), dilation=(2, 1), bias=False)
+        self.left, self.right = nn.Conv2d(128, 128, 1), nn.Sequential(nn.Conv2d(128, 128, 1, stride=2), nn.ReLU())
+        self.last = nn.Linear(128, 129)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.gaps(self.dense(self.first(x)))
+        x = self.right(F.relu(self.left(x) + x))
+        return self.last(x.permute(0, 2, 3, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["random", "at their ends"])
+def test_int16_layers_of_many_channels_are_exact_at_every_level(weights: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 3, 9, 8, generator=generator)
+    torch.manual_seed(2)
+    net = Between(Deep()).eval()
+    model = convert_fx(prepared(widen_(net) if weights != "random" else net, (x,), "qint16"))
+    file = exported(model, x)
+    # A digit up to 128 meets the weights, one up to 255 their halves: three products where no input is negative.
+    assert kinds(file).count("MatMulInteger") == 4 + 3 + 4 + 3 + 3
+    ends = torch.where(torch.rand(x.shape, generator=generator) < 0.5, -1e9, 1e9)
+    assert_same_bits(file, model, [x, 3 * x, ends, torch.full_like(x, 1e9), torch.full_like(x, -1e9)])
+
+
+@pytest.mark.parametrize("opset", [11, 21])
+def test_int16_layers_of_many_channels_at_other_opsets_and_sizes(opset: int) -> None:
+    """Bytes cannot be clamped before opset 12. With bytes, nothing depends on the size of the image."""
+    x = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(1))
+    model = convert_fx(prepared(Between(Deep()).eval(), (x,), "qint16"))
+    axes = {0: "batch"} if opset == 11 else {0: "batch", 2: "height", 3: "width"}
+    file = export_quantized_onnx(
+        model, x, io.BytesIO(), opset_version=opset, input_names=["x"], dynamic_axes={"x": axes}
+    )
+    assert ("MatMulInteger" in kinds(file)) == (opset > 11)
+    session = open_session(file.SerializeToString(), "enable_all", 1)
+    for shape in ((1, 3, 9, 8), (5, 3, 9, 8), *([] if opset == 11 else [(3, 3, 14, 11), (2, 3, 7, 16)])):
+        batch = torch.randn(shape)
+        with torch.no_grad():
+            assert torch.equal(torch.from_numpy(session.run(None, {"x": batch.numpy()})[0]), model(batch))
+
+
+@pytest.mark.parametrize("is_positive", [True, False])
+def test_residuals_of_int16_are_added_in_int32(is_positive: bool) -> None:
+    """What is negative is lifted before a cast cuts it off; floors of float64 are not needed."""
+
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.before, self.conv = (
+                QuantStub(),
+                nn.Conv2d(8, 8, 3, padding=1),
+                nn.Conv2d(8, 8, 3, padding=1),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.before(self.quant(x))
+            x = F.relu(x) if is_positive else x
+            return self.conv(x) + x
+
+    x = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(0))
+    model = convert_fx(prepared(Added().eval(), (x,), "qint16"))
+    file = exported(model, x)
+    assert "Floor" not in kinds(file)
+    assert_same_bits(file, model, [x, 3 * x, 1e6 * x, -1e6 * x])
 
 
 # -- float files -----------------------------------------------------------------------------------------------------
