@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.watched_run import WatchedRun
 from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.capture.leaves import is_leaf
+from horizon_plugin_pytorch.capture.plain_model import is_compiled
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CheckError, at, require_module
 from horizon_plugin_pytorch.nested import tensors_of
@@ -99,12 +100,34 @@ def show_cuda_memory_consumption(
     """
     require_module(model, _WHO)
     device = _available(device)
+    _require_eager(model)
     run = WatchedRun(model, example_inputs, device, _WHO)
-    rows, held = _measure(run, device, check_leaf_module or is_leaf, custom_backward)
+    rows, held = _measure(run, device, check_leaf_module or _is_operator, custom_backward)
     name = file_name or "mem_info"
     path = write_report(_page(rows, held, device), out_dir, name if name.endswith(".html") else f"{name}.html", _WHO)
     print(f"{_summary(rows, held)} {path} has every step.")
     return rows
+
+
+# Modules of torch's that are made of operators.
+_MADE_OF_OPERATORS = (
+    nn.Transformer, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder,
+    nn.TransformerDecoderLayer, nn.DataParallel, nn.parallel.DistributedDataParallel,
+)  # fmt: skip
+
+
+def _is_operator(module: nn.Module) -> bool:
+    return is_leaf(module) and not isinstance(module, _MADE_OF_OPERATORS)
+
+
+def _require_eager(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if is_compiled(module):
+            place = f"`{path}`" if path else "the model"
+            raise CheckError(
+                f"{_WHO}: {place} is compiled, and compiled code does not say where an operator begins: give the model "
+                "from before `torch.compile`."
+            )
 
 
 def _available(device: Any) -> torch.device:

@@ -22,6 +22,11 @@ def _inside(module: nn.Module) -> nn.Module | None:
     return module._modules.get("_orig_mod") if type(module).__name__ == _COMPILED else None
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Does `torch.compile` run the module, around it or in it?"""
+    return type(module).__name__ == _COMPILED or getattr(module, "_compiled_call_impl", None) is not None
+
+
 def unwrapped(model: nn.Module, what: str) -> nn.Module:
     """The model itself; what was around it is told.
 

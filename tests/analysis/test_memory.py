@@ -163,7 +163,15 @@ def test_several_outputs_need_to_be_told_what_to_do(tmp_path: Path) -> None:
     assert rows[-1].phase == "backward"
 
 
+def test_modules_of_torch_that_are_made_of_operators_show_these(tmp_path: Path) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    names = {row.name for row in measured(nn.TransformerEncoder(layer, 2), torch.ones(1, 2, 8), tmp_path)}
+    assert {"layers.0.self_attn", "layers.1.linear2", "layers.1.norm1"} <= names
+
+
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match="the model is compiled"):
+        measured(torch.compile(nn.ReLU()), torch.ones(1), tmp_path)  # type: ignore[arg-type]
     with pytest.raises(CheckError, match=r"at `1`: RuntimeError: mat1 and mat2"):
         measured(nn.Sequential(nn.ReLU(), nn.Linear(3, 3)), torch.ones(1, 2), tmp_path)
     with pytest.raises(CheckError, match="is no device"):
