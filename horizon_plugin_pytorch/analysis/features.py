@@ -331,15 +331,16 @@ def _row(number: int, feature: Mapping[str, Any], shows_channels: bool) -> Featu
     shown = ""
     if scale is not None and (shows_channels or scale.numel() == 1):
         shown = ", ".join(f"{x:.7f}" for x in scale.flatten().tolist())
+    statistics = _statistics(data)
     return FeatureRow(
         int(feature.get("module_index", number)),
         str(feature.get("shown_name", feature["module_name"] + method)),
         str(feature.get("module_type", "")),
         str(feature["attr"]),
-        *_statistics(data),
+        *statistics,
         shown,
         str(feature.get("dtype", data.dtype)),
-        *_counts(data),
+        *_counts(data, *statistics[:2]),
     )
 
 
@@ -347,12 +348,16 @@ def _statistics(data: Tensor) -> tuple[float, float, float, float]:
     if not data.numel():
         return math.nan, math.nan, math.nan, math.nan
     x = data.double()
-    var = float(x.var()) if x.numel() > 1 else math.nan
-    return float(x.min()), float(x.max()), float(x.mean()), var
+    low, high = (float(end) for end in torch.aminmax(x))
+    var, mean = torch.var_mean(x) if x.numel() > 1 else (math.nan, x.mean())
+    return low, high, float(mean), float(var)
 
 
-def _counts(data: Tensor) -> tuple[int, int]:
-    return (int(data.isnan().sum()), int(data.isinf().sum())) if data.is_floating_point() else (0, 0)
+def _counts(data: Tensor, low: float, high: float) -> tuple[int, int]:
+    """How many numbers are NaN, and how many infinite, where the smallest or the largest one is."""
+    if not data.is_floating_point() or (math.isfinite(low) and math.isfinite(high)):
+        return 0, 0
+    return int(data.isnan().sum()), int(data.isinf().sum())
 
 
 def _text(rows: Sequence[FeatureRow], abnormal: str) -> str:

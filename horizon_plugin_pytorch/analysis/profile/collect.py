@@ -178,7 +178,6 @@ class Collector:
             self._comparison.run(consume)
             self._count_batch(self._inputs)
             self._add_structure()
-            write(self.document)
             for batch in self._batches:
                 self._comparison.run_on(batch, consume)
                 self._count_batch(batch)

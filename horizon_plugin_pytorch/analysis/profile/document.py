@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 VERSION = 1
@@ -218,7 +218,7 @@ class Document:
         >>> Document("net", "FvsQ", "float", "qat").to_json()[:34]
         '{"title": "net", "mode": "FvsQ", "'
         """
-        return json.dumps(_plain(asdict(self)), ensure_ascii=False, allow_nan=False)
+        return json.dumps(_plain(self), ensure_ascii=False, allow_nan=False)
 
 
 def read_document(text: str) -> Document:
@@ -262,6 +262,8 @@ def _read(kind: Any, found: dict[str, Any]) -> Any:
 def _value(name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return _read(_MEMBERS[name], value)
+    if name == "counts":
+        return tuple(value)
     if isinstance(value, list):
         return tuple(_value(name, item) for item in value)
     if isinstance(value, str) and name not in _TEXTS:
@@ -270,9 +272,11 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, Histogram):  # thousands of numbers, all of them whole
+        return {"low": _plain(value.low), "high": _plain(value.high), "counts": list(value.counts)}
+    if is_dataclass(value):
+        return {name: _plain(item) for name, item in vars(value).items()}
+    if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
