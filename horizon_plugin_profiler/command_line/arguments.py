@@ -87,6 +87,7 @@ def _profile(commands: argparse._SubParsersAction) -> None:
 
 
 def _compares(parser: argparse.ArgumentParser, folder: str) -> None:
+    parser.add_argument("--batch", type=int, metavar="N", help="cut the inputs into batches of N; all of them are used")
     parser.add_argument("--mode", choices=("FvsQ", "QvsQ", "CvsQ"), help="what is compared; found out if not given")
     parser.add_argument("--out", default=folder, metavar="FOLDER", help="for all files (default: %(default)s)")
     parser.add_argument("--similarity", choices=list(METRICS), default="Cosine", help="(default: %(default)s)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from horizon_plugin_profiler.command_line.outcomes import UsageError
 from horizon_plugin_profiler.command_line.targets import load_tensors
+from horizon_plugin_pytorch.nested import map_tensors, tensors_of
 
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<rest>.+)", re.DOTALL)
 _SHAPE = re.compile(r"\d+(?:x\d+)*")
@@ -43,6 +45,28 @@ def inputs_of(specs: Sequence[str], seed: int = 0) -> Any:
     if len(named) < len(found):
         raise UsageError("Inputs have names or an order: name all of them (--input image=1x3x224x224), or none.")
     return named
+
+
+def batches_of(inputs: Any, size: int | None) -> list[Any]:
+    """Inputs cut along their first axis into batches; a last one that is smaller is one, too.
+
+    Args:
+        size: of a batch; None does not cut.
+
+    Raises:
+        UsageError: the inputs do not have first axes of one length.
+
+    >>> [len(batch) for batch in batches_of(torch.ones(5, 3), 2)]
+    [2, 2, 1]
+    """
+    if size is None:
+        return [inputs]
+    lengths = {x.shape[0] if x.dim() else None for x in tensors_of(inputs)}
+    if size < 1 or len(lengths) != 1 or None in lengths:
+        raise UsageError(f"--batch {size}: it must be 1 or more, and all inputs must have a first axis of one length.")
+    (length,) = lengths
+    assert length is not None
+    return [map_tensors(itemgetter(slice(at, at + size)), inputs) for at in range(0, length, size)]
 
 
 def _one(spec: str, generator: torch.Generator) -> tuple[str, Any]:

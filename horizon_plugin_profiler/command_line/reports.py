@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_profiler.command_line.commands import OF_A_REPORT, PAGE, REPORT, Result, limits_of, read_report
-from horizon_plugin_profiler.command_line.inputs import inputs_of
+from horizon_plugin_profiler.command_line.inputs import batches_of, inputs_of
 from horizon_plugin_profiler.command_line.outcomes import UsageError
 from horizon_plugin_profiler.command_line.summary import number, summary_data, summary_text
 from horizon_plugin_profiler.command_line.targets import call, find, load_checkpoint, models_of
@@ -90,11 +90,11 @@ def _pair(target: str, second: str | None, options: Namespace) -> tuple[nn.Modul
 
 
 def _profiled(first: nn.Module, second: nn.Module, options: Namespace, folder: str, title: str) -> Document:
-    inputs = inputs_of(options.input, options.seed)
+    inputs, *further = batches_of(inputs_of(options.input, options.seed), options.batch)
     similarity = {"featuremap_similarity": {"similarity_func": options.similarity}}
     return model_profiler(
         first, second, inputs, options.mode or _mode_of(first, second), folder, similarity,
-        metric=_metric(options, first, second), task=options.task, title=title,
+        batches=further, metric=_metric(options, first, second), task=options.task, title=title,
     )  # fmt: skip
 
 

@@ -159,7 +159,17 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             qat.module[2].weight.mul_(torch.linspace(0.2, 2, 8))
         torch.save({"state_dict": qat.state_dict()}, "bad.pt")
         for name in ("good", "bad"):
-            arguments = ["nets.py:pair", "--input", "32x6", "--checkpoint", f"{name}.pt", "--out", name]
+            arguments = [
+                "nets.py:pair",
+                "--input",
+                "32x6",
+                "--batch",
+                "20",
+                "--checkpoint",
+                f"{name}.pt",
+                "--out",
+                name,
+            ]
             assert main(["profile", *arguments, "--metric", "nets.py:share_of_positive"]) == 0
     return folder
 
@@ -172,6 +182,7 @@ def runs(two_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_profile_writes_page_and_report_and_keeps_limits(runs: Path, capsys: pytest.CaptureFixture) -> None:
     document = read_document(Path("good/profiler.json").read_text())
+    assert document.batches == 2
     assert (document.mode, document.first, document.second) == ("FvsQ", "float", "qat")
     assert document.metric is not None and document.metric.name == "share_of_positive"
     assert "<html" in Path("good/profiler.html").read_text()

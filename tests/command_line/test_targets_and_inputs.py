@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from horizon_plugin_profiler.command_line.inputs import inputs_of
+from horizon_plugin_profiler.command_line.inputs import batches_of, inputs_of
 from horizon_plugin_profiler.command_line.outcomes import UsageError, UserCodeError
 from horizon_plugin_profiler.command_line.targets import load_checkpoint, models_of
 
@@ -96,6 +96,15 @@ def test_wrong_inputs_are_told(folder: Path, spec: str, message: str) -> None:
     torch.save(Path("a"), "objects.pt")
     with pytest.raises(UsageError, match=message):
         inputs_of([spec])
+
+
+def test_inputs_are_cut_into_batches() -> None:
+    inputs = {"image": torch.arange(5), "scale": torch.ones(5, 2)}
+    assert [(len(x["image"]), len(x["scale"])) for x in batches_of(inputs, 2)] == [(2, 2), (2, 2), (1, 1)]
+    assert batches_of(inputs, None) == [inputs]
+    for wrong, size in ((inputs, 0), ((torch.ones(2), torch.ones(3)), 1), (torch.tensor(1.0), 1)):
+        with pytest.raises(UsageError, match="--batch"):
+            batches_of(wrong, size)
 
 
 def test_inputs_have_names_or_an_order() -> None:
