@@ -4,7 +4,7 @@ import { h, icon } from "./dom.js";
 import { scaleOf } from "./detail.js";
 import { cell, likeness, show } from "./numbers.js";
 import { badge } from "./operators.js";
-import { go, link } from "./route.js";
+import { go, link, place } from "./route.js";
 import { Table } from "./table.js";
 import { t } from "./text.js";
 
@@ -32,11 +32,18 @@ export function weightsView(report) {
     rows,
     {
       label: t("weights"), empty: t("no-weights"), keyOf: ({ run, weight }) => `${run.position}:${weight.name}`,
-      opened: ({ run, weight }) => { if (weight.operator !== null) go({ op: run.operators[weight.operator].key, view: "weights" }); },
+      opened: ({ run, weight }, isStep) => { if (weight.operator !== null) go({ op: run.operators[weight.operator].key, view: "weights" }, isStep); },
     });
   return {
     element: h("div", { class: "view fixed" }, h("p", { class: "toolbar quiet" }, t("weights-hint")), table.element),
-    update: () => {},
+    update: () => {
+      const { op } = place();
+      const isShown = (/** @type {Row} */ { run, weight }) => weight.operator !== null && run.operators[weight.operator].key === op;
+      const current = table.rows[table.current];
+      // An operator may have several weights: the one that was chosen stays.
+      const row = current && isShown(current) ? current : table.rows.find(isShown);
+      table.select(row ? `${row.run.position}:${row.weight.name}` : null);
+    },
     focus: () => table.element.focus(),
   };
 }
@@ -79,7 +86,7 @@ function callTable(report, run, called) {
       { key: "remark", label: t("remark"), width: 60, value: (item) => remark(item.count) },
     ],
     called,
-    { label: report.isDiff ? `${t("call-counts")}, ${run.label}` : t("call-counts"), empty: t("no-calls"), keyOf: (item) => item.name, opened: (item) => { if (run.byKey.has(item.name)) go({ op: item.name, view: "structure" }); } });
+    { label: report.isDiff ? `${t("call-counts")}, ${run.label}` : t("call-counts"), empty: t("no-calls"), keyOf: (item) => item.name, opened: (item, isStep) => { if (run.byKey.has(item.name)) go({ op: item.name, view: "structure" }, isStep); } });
   return table.element;
 }
 

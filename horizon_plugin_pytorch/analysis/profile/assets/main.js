@@ -107,7 +107,7 @@ class Page {
     const table = this.view("operators");
     table.update();
     const key = table.neighbour?.(step);
-    if (key !== null && key !== undefined) go({ op: key });
+    if (key !== null && key !== undefined) go({ op: key }, true);
   }
 
   /** @param {KeyboardEvent} event */

@@ -18,7 +18,7 @@ const asked = { text: "", format: "", type: "", only: "" };
 export function operatorsView(report, task) {
   const limit = limitOf(task);
   const table = new Table(columns(report, limit), report.rows, {
-    label: t("operators"), empty: t("nothing-found"), keyOf: (row) => row.key, opened: (row) => go({ op: row.key, view: "operators" }),
+    label: t("operators"), empty: t("nothing-found"), keyOf: (row) => row.key, opened: (row, isStep) => go({ op: row.key, view: "operators" }, isStep),
   });
   const count = h("span", { class: "count", role: "status" });
   const update = () => {

@@ -90,13 +90,16 @@ export class Run {
   ownError(operator) {
     const mine = relativeError(operator);
     if (mine === null) return null;
-    const incoming = operator.inputs.map((source) => relativeError(this.operators[source]) ?? 0);
-    return Math.sqrt(Math.max(0, mine ** 2 - Math.max(0, ...incoming) ** 2));
+    const incoming = this.incomingError(operator);
+    // What comes in as NaN, or without measure, is not this operator's doing.
+    if (Number.isNaN(incoming) || mine <= incoming) return 0;
+    return Math.sqrt(mine ** 2 - incoming ** 2);
   }
 
   /** The largest relative error that comes in. @param {Operator} operator */
   incomingError(operator) {
-    return Math.max(0, ...operator.inputs.map((source) => relativeError(this.operators[source]) ?? 0));
+    const sources = operator.inputs.map((source) => this.operators[source]).filter(Boolean);
+    return Math.max(0, ...sources.map((source) => relativeError(source) ?? 0));
   }
 
   /** What adds most of the error, first. @param {number} count */

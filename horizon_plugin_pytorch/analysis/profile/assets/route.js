@@ -24,8 +24,10 @@ export function link(changes) {
   return `#${found.join("&")}`;
 }
 
-/** @param {Partial<Place>} changes */
-export function go(changes) {
+/** @param {Partial<Place>} changes @param {boolean} [isStep] of many: the way back does not lead through all of them */
+export function go(changes, isStep = false) {
   const next = link(changes);
-  if (next !== (location.hash || "#")) location.hash = next;
+  if (next === (location.hash || "#")) return;
+  if (isStep) location.replace(next);
+  else location.hash = next;
 }

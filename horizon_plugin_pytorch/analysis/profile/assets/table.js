@@ -22,7 +22,7 @@ export class Table {
   /**
    * @param {Column<T>[]} columns
    * @param {T[]} rows
-   * @param {{label: string, empty: string, keyOf: (row: T) => string, opened: (row: T) => void}} settings
+   * @param {{label: string, empty: string, keyOf: (row: T) => string, opened: (row: T, isStep: boolean) => void}} settings
    */
   constructor(columns, rows, settings) {
     this.columns = columns;
@@ -147,7 +147,7 @@ export class Table {
     return h("tr", {
       "aria-rowindex": at + 2, "aria-selected": key === this.selected ? "true" : null, data: { key },
       class: key === this.selected ? "selected" : at === this.current ? "current" : null,
-      onclick: () => this.settings.opened(row),
+      onclick: () => this.settings.opened(row, false),
     }, cells);
   }
 
@@ -162,9 +162,9 @@ export class Table {
     if (event.key in moves) {
       this.current = Math.max(0, Math.min(last, moves[event.key]));
       this.bringIntoView(this.current);
-      this.settings.opened(this.rows[this.current]);
+      this.settings.opened(this.rows[this.current], true);
     } else if (event.key === "Enter" || event.key === " ") {
-      this.settings.opened(this.rows[this.current]);
+      this.settings.opened(this.rows[this.current], false);
     } else {
       return;
     }

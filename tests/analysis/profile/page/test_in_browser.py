@@ -161,10 +161,13 @@ def test_runs_side_by_side_have_the_same_operator_in_view(open_page: Any, networ
 
 def test_values_that_are_not_finite_are_named(open_page: Any) -> None:
     operators = (
-        Operator(0, "a", "a", "Conv2d", similarity=math.nan, sqnr=-math.inf),
-        Operator(1, "b", "b", "Conv2d", inputs=(0,), similarity=1.0, sqnr=math.inf),
+        Operator(0, "a", "a", "Conv2d", similarity=1.0, sqnr=math.inf),
+        Operator(1, "b", "b", "Conv2d", inputs=(0,), similarity=math.nan, sqnr=math.nan),
+        Operator(2, "c", "c", "Conv2d", inputs=(1,), similarity=math.nan, sqnr=math.nan),
     )
-    opened = open_page(Document("net", "FvsQ", "float", "qat", operators=operators), "#view=operators")
+    opened = open_page(Document("net", "FvsQ", "float", "qat", operators=operators))
+    assert opened.page.locator("h2:has-text('Where the error comes from') ~ div tbody a").all_inner_texts() == ["b"]
+    opened.go("operators")
     text = opened.page.locator(".virtual tbody").inner_text()
     assert "NaN" in text and "∞" in text
 
@@ -180,6 +183,9 @@ def test_everything_by_keyboard(open_page: Any, network: Document) -> None:
     opened.press("ArrowDown", "ArrowDown")
     found = [each for each in names if "layer2.1." in each]
     assert name.inner_text() == found[1]
+    steps = page.evaluate("history.length")
+    opened.press("ArrowDown", "ArrowUp")
+    assert page.evaluate("history.length") == steps  # the way back does not lead through every row
     opened.press("Escape")
     page.wait_for_selector("#detail", state="hidden")
     opened.press("End", "]")
