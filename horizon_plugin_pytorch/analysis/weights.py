@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -53,8 +53,9 @@ def compare_weights(
     """Compare the weights of a float model with those of its QAT or quantized form.
 
     The table is printed and written to ``weight_comparison.txt``. Weights of QAT models are those that are trained,
-    before they are rounded; integer weights are compared as the real numbers that they stand for. Fuse the float model
-    first (`fuse_fx`, `fuse_modules`), as batch norms change the weights that they are fused into.
+    before they are rounded; integer weights are compared as the real numbers that they stand for. Attention has one
+    for each of its projections, which float models keep in one parameter. Fuse the float model first (`fuse_fx`,
+    `fuse_modules`), as batch norms change the weights that they are fused into.
 
     Args:
         float_model: a float model, fused as the other is.
@@ -170,7 +171,8 @@ def paired_weights(float_model: nn.Module, other: nn.Module, tells: bool = True)
         if partner is module or _is_same_memory(first, second):
             shared.append(name)
         has_pairs = True
-        yield PairedWeight(path, name, module, first.detach(), second.detach(), isinstance(module, QuantizedModule))
+        layer = module.module if isinstance(module, _Packed) else module
+        yield PairedWeight(path, name, layer, first.detach(), second.detach(), isinstance(layer, QuantizedModule))
     alone += [path for path in mine if path not in theirs]
     if not has_pairs:
         raise CheckError(
@@ -206,7 +208,26 @@ def _tell(alone: list[str], unfused: list[str], shapes: list[str], shared: list[
         )
 
 
-def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+@dataclass(frozen=True, eq=False)
+class _Packed:
+    """A projection of attention, whose weight is a third of one parameter; converted, it is a layer of its own.
+
+    Args:
+        module: the layer that rounds the weight; in float models the attention.
+    """
+
+    module: nn.Module
+    weight: Tensor
+
+
+def _projections(path: str, module: nn.Module) -> Iterator[tuple[str, _Packed]]:
+    weight, size = module._parameters.get("in_proj_weight"), getattr(module, "embed_dim", None)
+    if isinstance(weight, Tensor) and size is not None and weight.shape[0] == 3 * size:
+        for name, part in zip(("q_proj", "k_proj", "v_proj"), weight.chunk(3), strict=True):
+            yield f"{path}.{name}" if path else name, _Packed(getattr(module, name, module), part)
+
+
+def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module | _Packed]]:
     """Modules that have a weight, by path: of a fused module the layer's weight is its own."""
     inside: tuple[str, ...] = ()
     for path, module in model.named_modules():
@@ -216,6 +237,7 @@ def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             inside = (*inside, f"{path}." if path else "")
         if isinstance(module, FusedModule) or _has_weight(module):
             yield path, module
+        yield from _projections(path, module)
 
 
 def _has_weight(module: nn.Module) -> bool:
@@ -224,13 +246,15 @@ def _has_weight(module: nn.Module) -> bool:
     return is_computed or any(isinstance(x, Tensor) for x in stored)
 
 
-def _has_bn(module: nn.Module) -> bool:
+def _has_bn(module: nn.Module | _Packed) -> TypeGuard[FusedModule | QATGemm]:
     return isinstance(module, (FusedModule, QATGemm)) and module.form.has_bn
 
 
 @torch.no_grad()
-def _weight(module: nn.Module, has_bn: bool) -> Tensor:
+def _weight(module: nn.Module | _Packed, has_bn: bool) -> Tensor:
     """A weight in real numbers; with the batch norm that belongs to it, unless the partner's has one too."""
+    if isinstance(module, _Packed):
+        return module.weight
     if isinstance(module, QuantizedModule):
         stored = module._buffers["weight"]
         assert stored is not None

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.qat_mode import QATMode, get_qat_mode, set_qat_mode
-from horizon_plugin_pytorch.quantization import QuantWrapper, convert, prepare
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, QuantWrapper, convert, convert_fx, prepare
 from horizon_plugin_pytorch.quantization.quantize_fx import fuse_fx
 from horizon_plugin_pytorch.utils.quant_profiler import compare_weights
-from tests.routes import calibrate, qconfig
+from tests.routes import calibrate, prepared, qconfig
 from tests.watch.models import Eager
 
 X = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
@@ -140,3 +140,28 @@ def test_logs_of_tensorboard(tmp_path: Path) -> None:
     else:
         compare_weights(net, copy.deepcopy(net), with_tensorboard=True, tensorboard_dir=tmp_path / "log")
         assert list((tmp_path / "log").iterdir())
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        return self.dequant(self.attention(x, x, x)[0])
+
+
+def test_packed_weights_of_attention() -> None:
+    """Thirds of one parameter in float and QAT, layers of their own in integers."""
+    net, x = _Attention().eval(), torch.randn(2, 4, 8)
+    qat = prepared(net, (x,))
+    quantized = convert_fx(copy.deepcopy(qat))
+    names = [f"attention.{name}_proj.weight" for name in ("q", "k", "v", "out")]
+    for pair in ((net, qat), (net, quantized), (qat, quantized)):
+        found = compare_weights(*pair)
+        assert list(found) == names
+        for number, name in enumerate(names[:3]):
+            assert torch.equal(found[name]["float"], net.attention.in_proj_weight.chunk(3)[number])
+            assert torch.allclose(found[name]["float"], found[name]["quantized"], atol=0.01)

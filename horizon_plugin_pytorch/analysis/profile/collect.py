@@ -28,7 +28,7 @@ from horizon_plugin_pytorch.analysis.unfused import unfused_patterns
 from horizon_plugin_pytorch.analysis.weights import PairedWeight, paired_weights
 from horizon_plugin_pytorch.config.choice import reason_of
 from horizon_plugin_pytorch.dtype import qbool
-from horizon_plugin_pytorch.errors import CheckError, listed
+from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.march import March
@@ -40,6 +40,7 @@ from horizon_plugin_pytorch.statistics.metrics import SQNR
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 
 BINS, FEWER_BINS, MANY_OPERATORS = 128, 32, 1500
+_ROUNDING = 0.51  # of a step
 _SECONDS = 20.0  # between two writings of what there is so far
 
 
@@ -182,9 +183,29 @@ class Collector:
                 self._comparison.run_on(batch, consume)
                 self._count_batch(batch)
             self._comparison.tell_not_comparable()
+            self._tell_doubts()
             self.about = replace(self.about, is_complete=True)
         finally:  # what is known when an error or an interrupt ends it, too
             write(self.document)
+
+    def _tell_doubts(self) -> None:
+        """Say what looks as if the two models were not stages of one, or did not see the same."""
+        doubts = []
+        others = [w.name for w in self.about.weights if w.scale and (w.atol or 0.0) > _ROUNDING * w.scale]
+        if others and self.about.second == "quantized" and self.about.first in ("calibration", "qat"):
+            doubts.append(
+                f"{listed(others)} differ by more than rounding: the quantized model was not made of this QAT model as "
+                "it is now. Convert a copy of it again."
+            )
+        stubs = [one.about.name for one in self._operators if one is not None and one.has_other_inputs]
+        if stubs:
+            doubts.append(
+                f"{listed(stubs)} got other numbers in the two models, on the same inputs, so errors behind it mean "
+                "little. Does the forward draw random numbers, count its calls, or write to its inputs?"
+            )
+        for doubt in doubts:
+            warn(f"{self._who}: {doubt}", QuantizationWarning)
+        self.about = replace(self.about, notes=(*self.about.notes, *doubts))
 
     def _count_batch(self, batch: Any) -> None:
         for x in tensors_of(batch):
@@ -294,7 +315,8 @@ class _RunningOperator:
         self._similarity, self._sqnr = RunningSimilarity(similarity), SQNR()
         self._values = RunningValues(bins), RunningValues(bins)
         self._count = self._saturated = self._at_end = 0
-        self._has_grid = False
+        row = call.other.row
+        self._is_stub = row is not None and row.is_quant
         self._errors: dict[str, float | None] = {}
 
     def update(self, call: ComparedCall) -> None:
@@ -313,7 +335,6 @@ class _RunningOperator:
             self._count_ends(call.first, call.second, q)
 
     def _count_ends(self, first: Tensor, second: Tensor, q: QTensor) -> None:
-        self._has_grid = True
         self._count += first.numel()
         scale = q.scale.detach().to(second.device)
         if scale.numel() > 1:
@@ -341,6 +362,12 @@ class _RunningOperator:
             error=self._errors["error"],
             same_input_error=self._errors["same_input_error"],
         )
+
+    @property
+    def has_other_inputs(self) -> bool:
+        """Is this a stub that rounds as it should, and whose results differ by more than that?"""
+        error, alone = self._errors["error"], self._errors["same_input_error"]
+        return self._is_stub and error is not None and alone is not None and error > alone + 1
 
     def row(self) -> SimilarityRow:
         """The same as `featuremap_similarity` has it."""

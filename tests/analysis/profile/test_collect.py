@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import warnings
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ from horizon_plugin_pytorch.analysis.profile.collect import Collector, collect
 from horizon_plugin_pytorch.analysis.profile.document import Document, read_document
 from horizon_plugin_pytorch.analysis.profile.running_values import RunningHistogram, RunningValues
 from horizon_plugin_pytorch.analysis.similarity_function import SimilarityFunction
-from horizon_plugin_pytorch.errors import CheckError
+from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import FakeQuantState, QuantWrapper, set_fake_quantize
 from horizon_plugin_pytorch.utils.quant_profiler import featuremap_similarity
-from tests.routes import prepared
+from tests.routes import calibrate, prepared, prepared_on
 from tests.watch.models import data, stages
 
 
@@ -150,3 +151,38 @@ def test_rows_follow(models: dict[str, nn.Module]) -> None:
     collector.run()
     assert [row.index for row in collector.rows] == [o.index for o in collector.document.operators]
     assert collector.document.similarity_function == "MSE"
+
+
+def test_a_quantized_model_of_another_checkpoint(models: dict[str, nn.Module]) -> None:
+    """Weights that differ by more than rounding are told; those of one model are not."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "model_profiler")
+        assert not collect(models["qat"], models["converted"], [data()], mode="QvsQ").notes
+    other = copy.deepcopy(models["qat"])
+    with torch.no_grad():
+        other.fc.weight.mul_(1.1)
+    with pytest.warns(QuantizationWarning, match=r"fc\.weight differ by more than rounding"):
+        found = collect(other, models["converted"], [data()], mode="QvsQ")
+    assert "fc.weight" in found.notes[-1]
+
+
+class _Drifting(nn.Module):
+    """Gets other numbers each time that it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = QuantWrapper(nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x + next(_COUNT))
+
+
+_COUNT = itertools.count()
+
+
+def test_models_that_see_other_numbers() -> None:
+    x = torch.linspace(0, 10, 8)
+    net = _Drifting()
+    qat = calibrate(prepared_on("JIT", net, (x,)), (x,))
+    with pytest.warns(QuantizationWarning, match=r"`?net\.quant`? got other numbers in the two models"):
+        collect(net, qat, [x])
