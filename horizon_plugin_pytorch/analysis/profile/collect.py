@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch._version import __version__
 from horizon_plugin_pytorch.analysis.calls import Recording, record_calls
 from horizon_plugin_pytorch.analysis.comparison import ComparedCall, Comparison, Devices, unexpected
+from horizon_plugin_pytorch.analysis.profile.advice.rules import advise
 from horizon_plugin_pytorch.analysis.profile.document import Called, Document, Message, Metric, Operator, Weight
 from horizon_plugin_pytorch.analysis.profile.running_values import RunningValues
 from horizon_plugin_pytorch.analysis.profile.stages import stage_of
@@ -184,6 +185,7 @@ class Collector:
                 self._count_batch(batch)
             self._comparison.tell_not_comparable()
             self._tell_doubts()
+            self._add_advice()
             self.about = replace(self.about, is_complete=True)
         finally:  # what is known when an error or an interrupt ends it, too
             write(self.document)
@@ -206,6 +208,15 @@ class Collector:
         for doubt in doubts:
             warn(f"{self._who}: {doubt}", QuantizationWarning)
         self.about = replace(self.about, notes=(*self.about.notes, *doubts))
+
+    def _add_advice(self) -> None:
+        try:
+            found = advise(self.document, *self._comparison.models, [self._inputs])
+        except Exception as error:  # a long run is not lost for it
+            note = f"There is no advice: {type(error).__name__}: {error}."
+            self.about = replace(self.about, notes=(*self.about.notes, note))
+        else:
+            self.about = replace(self.about, advice=tuple(found))
 
     def _count_batch(self, batch: Any) -> None:
         for x in tensors_of(batch):

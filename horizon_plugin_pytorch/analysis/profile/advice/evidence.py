@@ -15,10 +15,12 @@ from horizon_plugin_pytorch.analysis.profile.advice.texts import TEXTS
 from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Operator, Values
 from horizon_plugin_pytorch.analysis.profile.tasks import Task, task_of
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.nn import qat, quantized
 from horizon_plugin_pytorch.operators.table import Operator as Row
 from horizon_plugin_pytorch.operators.table import Trait, row_named
 
 _LEAST = 1e-30
+_TABLES = (qat.SegmentLUT, quantized.SegmentLUT)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,16 @@ class Noise:
     def rounding_error(self) -> float:
         """By rounding, as a share of the values."""
         return math.sqrt(self.rounding / max(self.power, _LEAST))
+
+    @property
+    def mainly_clips(self) -> bool:
+        """Is the grid too narrow? An observer that weighs both errors clips about as much as it rounds."""
+        return self.clipping > 4 * self.rounding
+
+    @property
+    def error(self) -> float:
+        """By both, as a share of the values."""
+        return math.hypot(self.rounding_error, self.clipping_error)
 
     @property
     def clipping_error(self) -> float:
@@ -127,6 +139,12 @@ class Evidence:
         row = self.row(operator)
         return row is not None and Trait.QUANT in row.traits and not operator.inputs
 
+    def is_function(self, operator: Operator) -> bool:
+        """Is it a function of one number, by a table, or a quotient?"""
+        row = self.row(operator)
+        is_quotient = row is not None and bool(row.traits & (Trait.QUOTIENT | Trait.LOGARITHM))
+        return is_quotient or isinstance(self.module(operator), _TABLES)
+
     @cached_property
     def consumers(self) -> dict[int, list[Operator]]:
         """Who takes the result of each operator."""
@@ -175,11 +193,16 @@ class Evidence:
                 found.setdefault(operator.path, []).append(operator)
         yield from found.items()
 
-    def grouped(self, found: Iterable[Operator], is_source: Callable[[Operator], bool]) -> dict[int, list[int]]:
+    def grouped(
+        self,
+        found: Iterable[Operator],
+        is_source: Callable[[Operator], bool],
+        is_alike: Callable[[Operator, Operator], bool] = lambda one, other: True,
+    ) -> dict[int, list[int]]:
         """Operators with one trouble, by where it begins.
 
-        One that follows another of them has its trouble from there. What begins at an operator that `is_source` reaches
-        everything behind it; otherwise it ends at the first operator that does not have it.
+        One that follows another of them has its trouble from there, if both are alike. What begins at an operator that
+        `is_source` reaches everything behind it; otherwise it ends at the first operator that does not have it.
         """
         troubled = {operator.index for operator in found}
         begins: dict[int, int] = {}
@@ -188,7 +211,8 @@ class Evidence:
             before = [carried[i] for i in operator.inputs if i in carried]
             far = [root for root in before if is_source(self.operators[root])]
             if operator.index in troubled:
-                begins[operator.index] = carried[operator.index] = (far or before or [operator.index])[0]
+                near = [root for root in before if is_alike(operator, self.operators[root])]
+                begins[operator.index] = carried[operator.index] = (far or near or [operator.index])[0]
             elif far:
                 carried[operator.index] = far[0]
         groups: dict[int, list[int]] = {}
@@ -215,11 +239,15 @@ class Evidence:
         error = self.error(operator)
         return error is not None and error > self.task.error
 
-    def added(self, operator: Operator) -> float:
-        """The error that is there behind an operator and was not before it."""
-        before = [self.error(source) or 0.0 for source in self.sources(operator)]
-        error = self.error(operator) or 0.0
-        return math.sqrt(max(min(error, 1e3) ** 2 - min(max(before, default=0.0), 1e3) ** 2, 0.0))
+    def is_poor_behind(self, operator: Operator) -> bool:
+        """Is its result poor, or one that is made of it?"""
+        reached = {operator.index}
+        for one in self.operators[operator.index :]:
+            if one.index in reached or reached.intersection(one.inputs):
+                reached.add(one.index)
+                if self.is_poor(one):
+                    return True
+        return False
 
     def noise(self, operator: Operator) -> Noise | None:
         """What the operator's grid does to its values; None where there is no grid, or nothing but zeros."""

@@ -34,18 +34,29 @@ def images(evidence: Evidence) -> Iterator[Advice]:
 
 
 def off_centre(evidence: Evidence) -> Iterator[Advice]:
-    """Inputs that vary little around a number far from 0: the grid is spent on the way there."""
+    """Values that vary little around a number far from 0: the grid is spent on the way there."""
+    errors: dict[int, float] = {}
     for operator in evidence.operators:
         values, noise = operator.first, evidence.noise(operator)
-        if not evidence.is_input(operator) or values is None or noise is None or operator.index in evidence.claimed:
+        if (
+            values is None
+            or noise is None
+            or operator.index in evidence.claimed
+            or not evidence.has_own_scale(operator)
+        ):
             continue
         deviation = math.sqrt(values.var or 0.0)
         if not deviation or values.mean is None or abs(values.mean) < 3 * deviation:
             continue
-        error = math.sqrt(noise.rounding) / deviation
-        if error > evidence.task.error:
-            yield evidence.advice(
-                "input-off-centre", "warning", operator.path, [operator.index],
-                wider([operator]) if operator.format == "qint8" else "", error, mean=values.mean,
-                deviation=deviation, scale=operator.scale, error=percent(error), largest=largest_of(values),
-            )  # fmt: skip
+        if math.sqrt(noise.rounding) / deviation > evidence.task.error and evidence.is_poor_behind(operator):
+            errors[operator.index] = math.sqrt(noise.rounding) / deviation
+    found = [evidence.operators[index] for index in errors]
+    for root, members in evidence.grouped(found, evidence.is_input).items():
+        operator = evidence.operators[root]
+        assert operator.first is not None
+        narrow = [evidence.operators[i] for i in members if evidence.operators[i].format == "qint8"]
+        yield evidence.advice(
+            "off-centre", "warning", operator.path, members, wider(narrow) if narrow else "", min(errors[root], 1.0),
+            mean=operator.first.mean, deviation=math.sqrt(operator.first.var or 0.0), scale=operator.scale,
+            error=percent(errors[root]), largest=largest_of(operator.first),
+        )  # fmt: skip

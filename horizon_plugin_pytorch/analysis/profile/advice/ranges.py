@@ -27,14 +27,32 @@ def clipped(evidence: Evidence) -> Iterator[Advice]:
         noise = evidence.noise(operator)
         if noise is None or not evidence.is_poor(operator):
             continue
-        if noise.clipping > noise.rounding and noise.clipping_error > evidence.task.error:
+        if (
+            noise.mainly_clips
+            and noise.clipping_error > evidence.task.error
+            and _clips_itself(evidence, operator, noise)
+        ):
             noises[operator.index] = noise
     found = [evidence.operators[index] for index in noises]
-    for root, members in evidence.grouped(found, evidence.is_input).items():
+
+    def is_alike(one: Operator, other: Operator) -> bool:
+        ratios = [noises[x.index].largest / noises[x.index].end for x in (one, other)]
+        return not evidence.has_own_scale(one) or max(ratios) < 1.5 * min(ratios)
+
+    for root, members in evidence.grouped(found, evidence.is_input, is_alike).items():
         operator, noise = evidence.operators[root], noises[root]
-        if uneven_ratio(evidence, operator):
-            continue  # that rule knows why
+        if root in evidence.claimed:
+            continue  # by batches that differ
         yield _clipped(evidence, operator, noise, members)
+
+
+def _clips_itself(evidence: Evidence, operator: Operator, noise: Noise) -> bool:
+    """Is it the grid that ends, rather than inputs that are too coarse to reach what lies beyond?"""
+    if not evidence.is_function(operator):
+        return True
+    if operator.same_input_error is None or operator.scale is None:
+        return False
+    return operator.same_input_error * operator.scale > (noise.largest - noise.end) / 4
 
 
 def _clipped(evidence: Evidence, operator: Operator, noise: Noise, members: list[int]) -> Advice:
@@ -58,12 +76,16 @@ def _clipped(evidence: Evidence, operator: Operator, noise: Noise, members: list
 
 
 def uneven_ratio(evidence: Evidence, operator: Operator) -> float:
-    """How many times the range that was taken the widest batch of calibration needed; 0 if that is ordinary."""
+    """How many times the range that was taken the widest batch of calibration needed; 0 if nothing comes of it."""
     quantizer = evidence.quantizer(operator)
     if quantizer is None or quantizer.is_fixed:
         return 0.0
-    observer = quantizer.activation_post_process
-    return observer.uneven if observer.uneven > observer.clipped_from else 0.0
+    observer, noise = quantizer.activation_post_process, evidence.noise(operator)
+    is_far = observer.uneven > observer.clipped_from
+    if noise is None or not evidence.is_poor(operator) or not noise.mainly_clips:
+        return observer.uneven if is_far else 0.0
+    has_met_these = observer.uneven > 1.1 and observer.uneven * noise.end > 0.9 * noise.largest
+    return observer.uneven if is_far or (has_met_these and noise.clipping_error > evidence.task.error) else 0.0
 
 
 def uneven_batches(evidence: Evidence) -> Iterator[Advice]:

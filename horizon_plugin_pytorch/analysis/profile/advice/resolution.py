@@ -20,7 +20,7 @@ def _coarse(evidence: Evidence) -> Iterator[tuple[Operator, Noise]]:
         noise = evidence.noise(operator)
         if noise is None or operator.index in evidence.claimed or not evidence.has_own_scale(operator):
             continue
-        if evidence.is_poor(operator) and noise.rounding_error > evidence.task.error:
+        if evidence.is_poor(operator) and noise.error > evidence.task.error and not noise.mainly_clips:
             yield operator, noise
 
 
@@ -32,14 +32,21 @@ def wider(operators: list[Operator]) -> str:
 
 def outliers(evidence: Evidence) -> Iterator[Advice]:
     """Almost all values are far inside of the grid."""
+    noises: dict[int, Noise] = {}
     for operator, noise in _coarse(evidence):
         assert operator.first is not None
-        most = reach_of(operator.first, _MOST)
-        if most * _FEW <= noise.largest and noise.largest * 2 > noise.end and operator.format == "qint8":
-            yield evidence.advice(
-                "outliers", "warning", operator.path, [operator.index], wider([operator]), noise.rounding_error,
-                most=most, largest=noise.largest, scale=operator.scale, error=percent(noise.rounding_error),
-            )  # fmt: skip
+        is_filled = noise.largest * 2 > noise.end
+        if operator.format == "qint8" and is_filled and reach_of(operator.first, _MOST) * _FEW <= noise.largest:
+            noises[operator.index] = noise
+    found = [evidence.operators[index] for index in noises]
+    for root, members in evidence.grouped(found, evidence.is_input).items():
+        operator, noise = evidence.operators[root], noises[root]
+        assert operator.first is not None
+        yield evidence.advice(
+            "outliers", "warning", operator.path, members, wider([evidence.operators[i] for i in members]),
+            noise.error, most=reach_of(operator.first, _MOST), largest=noise.largest, scale=operator.scale,
+            error=percent(noise.error),
+        )  # fmt: skip
 
 
 def int8_wide_range(evidence: Evidence) -> Iterator[Advice]:
@@ -51,7 +58,7 @@ def int8_wide_range(evidence: Evidence) -> Iterator[Advice]:
         if not is_wide or noise is None or operator.index in evidence.claimed or not evidence.has_own_scale(operator):
             continue
         is_end = evidence.is_input(operator) or evidence.is_output(operator)
-        error = noise.rounding_error
+        error = noise.error
         if operator.index in coarse or (is_end and error > _EXACT and (evidence.error(operator) or 0) > _EXACT):
             yield evidence.advice(
                 "int8-wide-range", "warning" if operator.index in coarse else "hint", operator.path, [operator.index],
@@ -61,7 +68,7 @@ def int8_wide_range(evidence: Evidence) -> Iterator[Advice]:
 
 def too_coarse(evidence: Evidence) -> Iterator[Advice]:
     """What is left of it: the task wants more than the format has."""
-    found = sorted(_coarse(evidence), key=lambda pair: -pair[1].rounding_error)
+    found = sorted(_coarse(evidence), key=lambda pair: -pair[1].error)
     if found:
         operator, noise = found[0]
         operators = [one for one, _ in found]
@@ -69,7 +76,7 @@ def too_coarse(evidence: Evidence) -> Iterator[Advice]:
         yield evidence.advice(
             "too-coarse", "warning", operator.path, [one.index for one in operators],
             "" if operator.format != "qint8" else "ModuleNameTemplate({'': qint16})" if is_all else wider(operators),
-            noise.rounding_error, count=len(found), scale=operator.scale, error=percent(noise.rounding_error),
+            noise.error, count=len(found), scale=operator.scale, error=percent(noise.error),
             limit=percent(evidence.task.error), format=operator.format,
         )  # fmt: skip
 
@@ -81,10 +88,10 @@ def accumulated(evidence: Evidence) -> Iterator[Advice]:
     own = [pair for pair in noises if evidence.has_own_scale(pair[0]) and pair[0].format == "qint8"]
     if not poor or evidence.claimed or not own:
         return
-    worst = sorted(own, key=lambda pair: -pair[1].rounding_error)[:_SHOWN]
+    worst = sorted(own, key=lambda pair: -pair[1].error)[:_SHOWN]
     error = max(evidence.error(operator) or 0.0 for operator in poor)
     yield evidence.advice(
         "accumulated-error", "hint", poor[0].path, [operator.index for operator in poor],
         wider([operator for operator, _ in worst]), error, error=percent(error), limit=percent(evidence.task.error),
-        module=worst[0][0].path, own=percent(worst[0][1].rounding_error),
+        module=worst[0][0].path, own=percent(worst[0][1].error),
     )  # fmt: skip

@@ -9,11 +9,9 @@ from horizon_plugin_pytorch.analysis.profile.advice.evidence import Evidence, la
 from horizon_plugin_pytorch.analysis.profile.advice.resolution import wider
 from horizon_plugin_pytorch.analysis.profile.document import Advice, Operator
 from horizon_plugin_pytorch.analysis.rows import JOINS, SUMS, SharedRange, vanishes
-from horizon_plugin_pytorch.nn import qat, quantized
-from horizon_plugin_pytorch.operators.table import Trait
 
+_UNEQUAL = 8  # three bits
 _AMPLIFIED = 3  # so many times the error before: the function is to blame
-_TABLES = (qat.SegmentLUT, quantized.SegmentLUT)
 
 
 def unequal_operands(evidence: Evidence) -> Iterator[Advice]:
@@ -31,13 +29,15 @@ def unequal_operands(evidence: Evidence) -> Iterator[Advice]:
         is_lost = vanishes(reach, operator.scale)
         if operator.operator in SUMS and (not is_lost or not small.first.var):
             continue  # in a sum small numbers may count for little; a constant such as 1e-6 does
-        if largest_of(large.first) <= 2 * reach or not (is_lost or error > evidence.task.error):
+        if largest_of(large.first) <= _UNEQUAL * reach or not (is_lost or error > evidence.task.error):
             continue
+        is_seen = evidence.is_poor_behind(operator)
         yield evidence.advice(
-            "unequal-operands", "warning", operator.path, [operator.index],
-            wider([operator]) if operator.format == "qint8" else "", min(error, 1.0),
+            "unequal-operands", "warning" if is_seen else "hint", operator.path, [operator.index],
+            wider([operator]) if operator.format == "qint8" else "",
+            min(error, 1.0) if is_seen else evidence.error(operator),
             operand=small.name, other=large.name, small=reach, large=largest_of(large.first), scale=operator.scale,
-            steps=f"{math.floor(reach / operator.scale + 0.5)}",
+            steps=math.floor(reach / operator.scale + 0.5),
         )  # fmt: skip
 
 
@@ -56,33 +56,55 @@ def shared_modules(evidence: Evidence) -> Iterator[Advice]:
             continue
         if noise.rounding_error > evidence.task.error:
             yield evidence.advice(
-                "shared-module", "warning", path, [call.index for call in seen], shared.setting, noise.rounding_error,
-                count=len(seen), ranges=shared.sizes, bits=f"{shared.lost_bits:.1f}",
+                "shared-module", "warning", path, [call.index for call in seen], shared.setting,
+                min(noise.rounding_error, 1.0), count=len(seen), ranges=shared.sizes, bits=f"{shared.lost_bits:.1f}",
                 error=percent(noise.rounding_error),
             )  # fmt: skip
 
 
-def steep_tables(evidence: Evidence) -> Iterator[Advice]:
-    """A function that turns small errors into large ones."""
+def amplified(evidence: Evidence) -> Iterator[Advice]:
+    """Small errors that an operator makes large: a steep function, or a layer that reads small channels."""
     for operator in evidence.operators:
-        row = evidence.row(operator)
-        is_table = isinstance(evidence.module(operator), _TABLES)
-        is_quotient = row is not None and bool(row.traits & (Trait.QUOTIENT | Trait.LOGARITHM))
-        if not (is_table or is_quotient) or not evidence.is_poor(operator) or operator.index in evidence.claimed:
+        if not evidence.is_poor(operator) or operator.index in evidence.claimed:
             continue
-        before = max((evidence.error(source) or 0.0 for source in evidence.sources(operator)), default=0.0)
-        error = evidence.error(operator) or 0.0
-        producers = [found for source in evidence.sources(operator) if (found := _chooser(evidence, source))]
-        if not producers or not 0 < before * _AMPLIFIED < error:
+        sources = evidence.sources(operator)
+        before = max((evidence.error(source) or 0.0 for source in sources), default=0.0)
+        error, noise = evidence.error(operator) or 0.0, evidence.noise(operator)
+        own = 0.0 if noise is None else math.hypot(noise.rounding_error, noise.clipping_error)
+        choosers = [one for source in sources if (one := _chooser(evidence, source)) is not None]
+        if not choosers or not 0 < before * _AMPLIFIED < error or own > error / 2:
             continue
-        coarsest = max(producers, key=lambda one: one.scale or 0.0)
+        if any(one.index in evidence.claimed for one in choosers):
+            continue  # which explains it
+        is_steep = evidence.is_function(operator)
+        narrow = [one for one in choosers if one.format == "qint8"]
+        coarsest = max(narrow or choosers, key=lambda one: one.scale or 0.0)
+        numbers = {
+            "before": percent(before), "operator": operator.operator or operator.type, "error": percent(error),
+            "producer": coarsest.path, "format": coarsest.format, "scale": coarsest.scale,
+        }  # fmt: skip
+        if is_steep:
+            chain = [one for chooser in choosers for one in _chain(evidence, chooser)]
+            changed = [one for one in (*chain, operator) if one.format == "qint8"]
+            rule = "steep-table"
+        else:
+            changed, rule = narrow, "uneven-channels"
+            numbers["own"] = percent(own)
         yield evidence.advice(
-            "steep-table", "warning", operator.path, [operator.index],
-            wider([one for one in producers if one.format == "qint8"] + [operator])
-            if any(one.format == "qint8" for one in producers) else "",
-            min(error, 1.0), before=percent(before), operator=row.name if row is not None else operator.type,
-            error=percent(error), producer=coarsest.path, format=coarsest.format, scale=coarsest.scale,
+            rule, "warning", operator.path if is_steep else coarsest.path,
+            [operator.index, *(one.index for one in choosers)], wider(changed) if changed else "", min(error, 1.0),
+            **numbers,
         )  # fmt: skip
+
+
+def _chain(evidence: Evidence, operator: Operator | None) -> Iterator[Operator]:
+    """An operator and those before it that it only changes number by number: their steps are seen in its result."""
+    while operator is not None:
+        yield operator
+        row, sources = evidence.row(operator), evidence.sources(operator)
+        if row is None or row.has_real_output or len(sources) != 1:
+            return
+        operator = _chooser(evidence, sources[0])
 
 
 def _chooser(evidence: Evidence, operator: Operator) -> Operator | None:

@@ -244,17 +244,17 @@ TEXTS: dict[str, RuleText] = {
             "损失最大的算子使用 int16,或进行量化训练;`auto_calibrate` 也可能有帮助。",
         ),
     ),
-    "input-off-centre": RuleText(
+    "off-centre": RuleText(
         Sentences(
-            "The input varies little around a number far from 0",
+            "Values that vary little around a number far from 0",
             "Its mean is {mean} and its deviation {deviation}, so the grid reaches to {largest}: one step is {scale}, "
             "{error} of what varies.",
-            "Subtract the mean before the QuantStub; if that cannot be, use int16.",
+            "Subtract the mean, of an input before its QuantStub; if that cannot be, use int16.",
         ),
         Sentences(
-            "输入在远离 0 处小幅变化",
+            "数值在远离 0 处小幅变化",
             "均值 {mean},标准差 {deviation},网格需到 {largest}:一个步长为 {scale},相当于变化量的 {error}。",
-            "在 QuantStub 之前减去均值;若不可行,使用 int16。",
+            "减去均值(对输入而言,在 QuantStub 之前);若不可行,使用 int16。",
         ),
     ),
     "unequal-operands": RuleText(
@@ -294,6 +294,20 @@ TEXTS: dict[str, RuleText] = {
             "函数在输入所在区间过陡",
             "误差由 `{operator}` 之前的 {before} 增至之后的 {error}:`{producer}` 的步长({format},{scale})对它过粗。",
             "其输入使用 int16,或避免输入落入函数的陡峭区间。",
+        ),
+    ),
+    "uneven-channels": RuleText(
+        Sentences(
+            "Channels of unequal sizes share a scale",
+            "The error grows from {before} before `{operator}` to {error} behind it, and {own} is its own rounding: "
+            "`{producer}` ({format}, {scale}) rounds parts that matter with a step made for larger ones.",
+            "Use int16 for `{producer}`, or `equalize` the float model before you prepare it.",
+        ),
+        Sentences(
+            "大小不一的通道共用一个 scale",
+            "误差由 `{operator}` 之前的 {before} 增至之后的 {error},其中 {own} 来自其自身的取整:`{producer}`"
+            "({format},{scale})以适合较大通道的步长量化了重要的小通道。",
+            "`{producer}` 使用 int16,或在 prepare 之前对浮点模型调用 `equalize`。",
         ),
     ),
     "low-precision-output": RuleText(

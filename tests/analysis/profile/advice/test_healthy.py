@@ -22,6 +22,8 @@ from tests.analysis.profile.advice.healthy import (
     make,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _march() -> None:

@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from horizon_plugin_pytorch.analysis.profile.advice.rules import advise
+from horizon_plugin_pytorch.analysis.profile.document import Document
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.march import March, set_march
-from horizon_plugin_pytorch.quantization import FakeQuantState, QuantStub, convert
-from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate
+from horizon_plugin_pytorch.quantization import DeQuantStub, FakeQuantState, QuantStub, convert, get_qconfig
+from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
 from tests.analysis.profile.advice.healthy import (
     ConvNet,
+    Detector,
+    Transformer,
     advice_for,
     batches_for,
     calibrated,
@@ -23,6 +28,8 @@ from tests.analysis.profile.advice.healthy import (
     prepared,
     tried,
 )
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +160,246 @@ def test_uneven_batches(dtype: Any, by_hand: bool) -> None:
     mended = calibrated(net, batches, qconfig_setter=setter)
     assert error_of(net, mended, batches[-1:]) > error_of(net, qat, batches[-1:]) + 10
     assert "uneven-batches" not in [advice.rule for advice in advice_for(net, mended, batches[-1:])]
+
+
+# -- inputs and formats
+
+
+@pytest.mark.parametrize(("largest", "rule"), [(255, "input-not-normalised"), (1, "asymmetric-input")])
+def test_images_that_are_not_centred(largest: int, rule: str) -> None:
+    torch.manual_seed(0)
+    raw = [largest * torch.rand(2, 3, 24, 24) for _ in range(2)]
+    net = make(ConvNet)
+    with torch.no_grad():
+        net.stem[0].weight /= largest
+    found = only(advice_for(net, calibrated(net, raw), raw), rule, "quant")
+    net = make(ConvNet)
+    net.quant = tried(found.configuration)
+    centred = [2 * x / largest - 1 for x in raw]
+    assert advice_for(net, calibrated(net, centred), centred) == []
+
+
+def test_off_centre() -> None:
+    """An offset costs the grid; the residual has it too, and is in the same line."""
+    net = make(Transformer)
+    batches = [0.3 * x + 100 for x in batches_for(net, 2)]
+    found = only(advice_for(net, calibrated(net, batches), batches), "off-centre", "quant")
+    assert "mean is 100" in found.evidence and "_generated_add_0" in found.configuration
+    assert advice_for(net, calibrated(net, batches, [tried(found.configuration)]), batches) == []
+
+
+def test_outliers() -> None:
+    net = make(ConvNet)
+    batches = batches_for(net, 2)
+    for batch in batches:
+        batch[0, 0, 0, 0] = 400
+    qat = calibrated(net, batches)
+    found = only(advice_for(net, qat, batches), "outliers", "quant")
+    assert "the largest is 400" in found.evidence
+    mended = calibrated(net, batches, [tried(found.configuration)])
+    assert error_of(net, mended, batches) > error_of(net, qat, batches) + 6
+    assert "outliers" not in [advice.rule for advice in advice_for(net, mended, batches)]
+
+
+def test_int8_for_a_wide_range() -> None:
+    """Numbers with a unit; whole numbers on a grid of whole numbers lose nothing."""
+    net = make(Transformer)
+    batches = [1000 * (2 * torch.rand(4, 12, 16) - 1) for _ in range(2)]
+    qat = calibrated(net, batches)
+    found = only(advice_for(net, qat, batches), "int8-wide-range", "quant")
+    assert found.severity == "hint"
+    mended = calibrated(net, batches, [tried(found.configuration)])
+    assert error_of(net, mended, batches, "quant") > error_of(net, qat, batches, "quant") + 20
+    assert advice_for(net, mended, batches) == []
+    net.quant = QuantStub(scale=1.0)
+    whole = [torch.randint(-128, 128, (4, 12, 16)).float() for _ in range(2)]
+    assert advice_for(net, calibrated(net, whole), whole) == []
+
+
+def test_a_strict_task() -> None:
+    """What is fine for a classifier is not for super-resolution, and int16 is the answer."""
+    net = make(ConvNet)
+    batches = batches_for(net, 2)
+    (found,) = advice_for(net, calibrated(net, batches), batches, "super-resolution")
+    assert found.rule == "too-coarse" and len(found.operators) == 6
+    assert found.configuration == "ModuleNameTemplate({'': qint16})" and "0.1 %" in found.evidence
+    with pytest.raises(ValueError, match="There is no task 'cooking'"):
+        advise(Document("", "FvsQ", "float", "qat", task="cooking"), net, net)
+
+
+# -- structure
+
+
+def test_cat_of_unequal_ranges() -> None:
+    net = make(ConvNet)
+    net.head = nn.Conv2d(16, 4, 1, groups=2)
+    with torch.no_grad():
+        net.right[1].weight *= 1e-3
+        net.right[1].bias *= 1e-3
+        net.head.weight[2:] *= 3e3
+    batches = batches_for(net, 2)
+    found = only(advice_for(net, calibrated(net, batches), batches), "unequal-operands", "join")
+    assert "`right" in found.evidence and "0 steps are left" in found.evidence and found.severity == "warning"
+    assert advice_for(net, calibrated(net, batches, [tried(found.configuration)]), batches) == []
+
+
+class Sum(nn.Module):
+    """Of two branches, the second of which may be small."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.one, self.other, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+        with torch.no_grad():
+            self.other.weight *= factor
+            self.other.bias *= factor  # type: ignore[operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        return self.dequant(self.head(torch.relu(self.one(x)) * 1.0 + torch.relu(self.other(x))))
+
+
+def test_a_sum_of_unequal_ranges() -> None:
+    """It is told although the output does not suffer, as a hint."""
+    torch.manual_seed(0)
+    net, batches = Sum(1e-3).eval(), [torch.randn(2, 3, 8, 8) for _ in range(2)]
+    found = only(advice_for(net, calibrated(net, batches), batches), "unequal-operands", "_generated_add_0")
+    assert found.severity == "hint" and "`other`" in found.evidence
+    assert advice_for(net, calibrated(net, batches, [tried(found.configuration)]), batches) == []
+    alike = Sum(0.5).eval()
+    assert advice_for(alike, calibrated(alike, batches), batches) == []
+
+
+def test_shared_module() -> None:
+    net = make(Detector)
+    with torch.no_grad():
+        net.down[1].weight *= 0.01
+        net.down[1].bias *= 0.01
+        net.tower.bias.zero_()
+    batches = batches_for(net, 2)
+    found = only(advice_for(net, calibrated(net, batches), batches), "shared-module", "tower")
+    assert found.configuration == "own_scales=['tower']" and "called 2 times" in found.evidence
+    assert advice_for(net, calibrated(net, batches, **tried(found.configuration)), batches) == []
+
+
+class Steep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.conv, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+        with torch.no_grad():
+            self.conv.weight *= 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sigmoid(self.conv(self.quant(x))) * 4 + 0.03
+        return self.dequant(self.head(torch.reciprocal(x)))
+
+
+def test_a_steep_function() -> None:
+    torch.manual_seed(0)
+    net, batches = Steep().eval(), [torch.randn(2, 3, 8, 8) for _ in range(2)]
+    qat = calibrated(net, batches)
+    found = only(advice_for(net, qat, batches), "steep-table", "_generated_reciprocal_0")
+    mended = calibrated(net, batches, [tried(found.configuration)])
+    assert error_of(net, mended, batches) > error_of(net, qat, batches) + 10
+    assert advice_for(net, mended, batches) == []
+
+
+def test_outputs() -> None:
+    """No contradiction where the layer is shared with calls that are no outputs."""
+    plain = QconfigSetter(get_qconfig(), [ModuleNameTemplate({"": qint8})], enable_optimize=False, save_dir=None)
+    net = make(ConvNet)
+    batches = batches_for(net, 2)
+    found = only(
+        advice_for(net, calibrated(net, batches, qconfig_setter=plain), batches), "low-precision-output", "head"
+    )
+    line = tried(found.configuration)
+    setter = QconfigSetter(get_qconfig(), [ModuleNameTemplate({"": qint8}), line], enable_optimize=False, save_dir=None)
+    assert advice_for(net, calibrated(net, batches, qconfig_setter=setter), batches) == []
+
+    class Twice(ConvNet):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.stem(self.quant(x))
+            y = self.left[0](torch.relu(self.right[0](x)))
+            return self.dequant(self.right[0](x.flip(-1))), self.dequant(y.reshape(2, -1))
+
+    torch.manual_seed(0)
+    shared = Twice().eval()
+    few = [x[:2] for x in batches]
+    places = {(a.rule, a.place) for a in advice_for(shared, calibrated(shared, few, qconfig_setter=plain), few)}
+    assert places == {("shared-output", "right.0"), ("output-before-functions", "left.0")}
+
+
+# -- training
+
+
+def test_dead_channels() -> None:
+    net = make(ConvNet)
+    with torch.no_grad():
+        net.left[1].bias[:5] = -100
+    batches = batches_for(net, 2)
+    found = only(advice_for(net, calibrated(net, batches), batches), "dead-channels", "left.0")
+    assert "5 of 8 channels" in found.evidence and found.severity == "hint"
+
+
+def test_weights_far_from_float() -> None:
+    net = make(ConvNet)
+    batches = batches_for(net, 2)
+    qat = calibrated(net, batches)
+    with torch.no_grad():
+        qat.left[0].weight.copy_(torch.randn_like(qat.left[0].weight) * qat.left[0].weight.std())
+    found = [a for a in advice_for(net, qat, batches) if a.rule == "weights-far"]
+    assert [a.place for a in found] == ["left.0"] and "1 of 4 weights" in found[0].evidence
+
+
+def test_not_finite() -> None:
+    net = make(ConvNet)
+    batches = batches_for(net, 1)
+    qat = calibrated(net, batches)
+    with torch.no_grad():
+        net.left[1].weight[0] = torch.nan
+    found = only([a for a in advice_for(net, qat, batches) if a.rule == "not-finite"], "not-finite", "left.0")
+    assert "float model" in found.evidence and len(found.operators) > 3
+
+
+class Fragile(nn.Module):
+    """Each layer doubles what differs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        for layer in self.layers:
+            nn.init.orthogonal_(layer.weight, 4.0)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        for layer in self.layers:
+            x = torch.sin(layer(x))
+        return self.dequant(x)
+
+
+def test_a_model_that_is_sensitive() -> None:
+    """No operator is to blame: the float model itself turns a little noise into another output."""
+    torch.manual_seed(0)
+    net, batches = Fragile().eval(), [torch.randn(32, 8) for _ in range(2)]
+    qat = calibrated(net, batches)
+    found = advice_for(net, qat, batches)
+    assert [advice.rule for advice in found] == ["sensitive-model"]
+    mended = calibrated(net, batches, [tried(found[0].configuration)])
+    assert error_of(net, mended, batches) > error_of(net, qat, batches) + 3
+
+
+def test_the_worst_comes_first() -> None:
+    net = make(ConvNet)
+    batches = batches_for(net, 2)
+    with torch.no_grad():
+        net.left[1].bias[:5] = -100
+    qat = calibrated(net, batches)
+    for path, factor in (("right.0", 1 / 8), ("stem.0", 1 / 3)):
+        quantizer = qat.get_submodule(path).activation_post_process
+        quantizer.set_qparams(quantizer.scale * factor)
+    found = advice_for(net, qat, batches)
+    assert [advice.place for advice in found] == ["right.0", "stem.0", "left.0"]
+    assert found[0].explains > found[1].explains
