@@ -13,8 +13,8 @@ const LEFT = 6;
 const RIGHT = 6;
 const TOP = 8;
 const BOTTOM = 34;
-/** A bin may be so many times the median one before counts are drawn as logarithms. */
-const MOST_FOR_LINEAR = 30;
+/** The largest bin may be so many times one of the largest tenth before counts are drawn as logarithms. */
+const MOST_FOR_LINEAR = 5;
 
 /**
  * @param {{first: Values | null, second: Values | null, grid?: [number, number] | null, scale?: number | null}} shown
@@ -22,8 +22,8 @@ const MOST_FOR_LINEAR = 30;
  * @param {[number, number] | null} [common] range of several histograms that are compared
  */
 export function histogram({ first, second, grid = null, scale = null }, names, common = null) {
-  const series = [first?.histogram ?? null, second?.histogram ?? null];
-  if (!series.some((item) => item && item.counts.length)) return h("p", { class: "empty" }, t("no-histogram"));
+  const series = [trimmed(first), trimmed(second)];
+  if (!series.some(Boolean)) return h("p", { class: "empty" }, t("no-histogram"));
   const canvas = h("div", {});
   let isLog = series.some((item) => item !== null && hasPeak(item));
   let isNear = false;
@@ -52,14 +52,24 @@ export function histogram({ first, second, grid = null, scale = null }, names, c
  * @returns {[number, number] | null}
  */
 export function rangeOf(items) {
-  const ranges = items.flatMap(({ first, second, grid }) => [first?.histogram, second?.histogram].map((item) => item && [item.low, item.high]).concat([grid ?? null]));
+  const ranges = items.flatMap(({ first, second, grid }) => [trimmed(first), trimmed(second)].map((item) => item && [item.low, item.high]).concat([grid ?? null]));
   return ranges.some(Boolean) ? span(ranges.map((range) => range ?? null)) : null;
 }
 
-/** Whether one bin dwarfs the others, as zero does behind a ReLU. @param {Histogram} item */
+/** The bins from the first that holds a value to the last. @param {Values | null} values @returns {Histogram | null} */
+function trimmed(values) {
+  const item = values?.histogram;
+  if (!item || !item.counts.some((count) => count > 0)) return null;
+  const width = (item.high - item.low) / item.counts.length;
+  const start = item.counts.findIndex((count) => count > 0);
+  const end = item.counts.findLastIndex((count) => count > 0) + 1;
+  return { low: item.low + start * width, high: item.low + end * width, counts: item.counts.slice(start, end) };
+}
+
+/** Whether few bins dwarf the others, as zero does behind a ReLU, and the ends where values are cut off. @param {Histogram} item */
 function hasPeak(item) {
   const counts = item.counts.filter((count) => count > 0).sort((a, b) => a - b);
-  return counts.length > 2 && counts[counts.length - 1] > MOST_FOR_LINEAR * counts[counts.length >> 1];
+  return counts.length > 2 && counts[counts.length - 1] > MOST_FOR_LINEAR * counts[Math.floor(counts.length * 0.9)];
 }
 
 /** @param {string} text @param {boolean} isOn @param {(on: boolean) => void} changed */

@@ -67,7 +67,7 @@ function verdict(report, run, task, limit) {
   return h(
     "article", { class: `verdict ${found.grade}`, data: { grade: found.grade, run: run.position } },
     report.isDiff && h("h2", { class: `run-title run${run.position % 6}` }, run.label),
-    h("div", { class: "verdict-line" }, icon(found.grade), h(report.isDiff ? "h3" : "h2", {}, t(`verdict-${found.grade}`))),
+    h("div", { class: "verdict-line" }, icon(found.grade), h(report.isDiff ? "h3" : "h2", {}, t(metric || found.grade === "unknown" ? `verdict-${found.grade}` : `outputs-${found.grade}`, { model: run.document.first }))),
     metric && h("p", { class: "metric" }, h("span", { class: "quiet" }, metric.name), " ",
       cell(metric.first), h("span", { class: "quiet" }, ` ${run.document.first}`), " → ", cell(metric.second), h("span", { class: "quiet" }, ` ${run.document.second}`), " ",
       metric.higher_is_better ? signed(metric.second - metric.first) : h("span", { class: (found.drop ?? 0) > 0 ? "worse" : "better" }, show(metric.second - metric.first, 3))),

@@ -173,7 +173,10 @@ export function judge(run, limit) {
   /** @type {Grade} */
   let byOutput = "unknown";
   if (outputs.length) byOutput = gradeOf(relativeError(outputs[0]), limit);
-  else if (compared.length && run.threshold !== null) byOutput = beyond.length ? "watch" : "good";
+  else if (compared.length && run.threshold !== null) byOutput = "good";
+  // A sigmoid at the end hides what happens before it: outputs that are alike are not enough.
+  const hasErrors = run.document.advice.some((item) => item.severity === "error");
+  if (byOutput === "good" && (beyond.length || hasErrors)) byOutput = "watch";
   /** @type {Grade} */
   let byMetric = "unknown";
   /** @type {number | null} */

@@ -52,7 +52,7 @@ export class Table {
   widths() {
     const widths = this.columns.map((column) => {
       const title = column.label.length + 4;
-      if (column.numeric) return Math.max(title, column.width ?? 10);
+      if (column.numeric) return Math.max(title, column.width ?? 12);
       const longest = this.all.reduce((most, row) => Math.max(most, String(column.value(row) ?? "").length), 0);
       return Math.max(title, Math.min(longest + 3, column.width ?? 24));
     });

@@ -296,6 +296,15 @@ def test_a_narrow_window_shows_the_operator_alone(open_page: Any, network: Docum
     assert page.locator("main").is_visible()
 
 
+def test_outputs_that_look_alike_are_not_enough(open_page: Any) -> None:
+    operators = (
+        Operator(0, "fc", "fc", "Linear", similarity=0.6, sqnr=2.0),
+        Operator(1, "sigmoid", "sigmoid", "Sigmoid", inputs=(0,), similarity=0.9999, sqnr=40.0),
+    )
+    page = open_page(Document("net", "FvsQ", "float", "qat", operators=operators)).page
+    assert page.locator(".verdict").get_attribute("data-grade") == "watch"
+
+
 def test_runs_of_other_inputs_are_not_comparable(open_page: Any, network: Document) -> None:
     one, other = (dataclasses.replace(network, inputs=digest) for digest in ("1", "2"))
     assert open_page([one, other]).page.locator("#other-inputs").is_visible()

@@ -105,7 +105,7 @@ def test_texts_are_those_that_scripts_ask_for() -> None:
     code = "\n".join(script.read_text() for script in SCRIPTS)
     known = set(texts("en"))
     assert set(re.findall(r'\bt\("([\w-]+)"', code)) <= known
-    families = ("verdict-", "severity-", "key-", "task-")
+    families = ("verdict-", "outputs-", "severity-", "key-", "task-")
     unused = {key for key in known if f'"{key}"' not in code and not key.startswith(families)}
     assert unused == set()
 
