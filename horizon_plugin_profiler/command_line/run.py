@@ -15,7 +15,8 @@ from horizon_plugin_profiler.command_line import commands, reports
 from horizon_plugin_profiler.command_line.arguments import parser_of
 from horizon_plugin_profiler.command_line.commands import Result
 from horizon_plugin_profiler.command_line.outcomes import BROKEN, DEFECT, FINE, INTERRUPTED, NOT_DONE
-from horizon_plugin_pytorch.asking.owners import is_standard_library, is_user_code
+from horizon_plugin_pytorch.asking.owners import is_user_code
+from horizon_plugin_pytorch.asking.stack import user_traceback
 from horizon_plugin_pytorch.errors import HorizonError
 
 _COMMANDS: dict[str, Callable[[Any], Result]] = {
@@ -91,8 +92,9 @@ def _tell(result: Result, is_json: bool) -> int:
 
 
 def _tell_failure(error: HorizonError, is_json: bool) -> int:
-    if error.__cause__ is not None:
-        _print_user_frames(error.__cause__)
+    lines = "" if error.__cause__ is None else user_traceback(error.__cause__)
+    if lines:
+        print(f"In your code:\n{lines}", end="", file=sys.stderr)
     print(f"error: {error}", file=sys.stderr)
     if is_json:
         _print(json.dumps({"error": str(error), "exit_code": NOT_DONE}, ensure_ascii=False))
@@ -106,21 +108,6 @@ def _print(text: str) -> None:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
-
-
-def _print_user_frames(error: BaseException) -> None:
-    """The lines of the user's own code that an error came through."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if is_user_code(frame.filename) and not frame.filename.startswith("<") and not _is_library(frame.filename)
-    ]
-    if frames:
-        print("".join(["In your code:\n", *traceback.format_list(frames)]), end="", file=sys.stderr)
-
-
-def _is_library(file: str) -> bool:
-    return is_standard_library(file) or f"{os.sep}site-packages{os.sep}" in file
 
 
 def _plain(value: Any) -> Any:

@@ -21,8 +21,8 @@ _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.s
 MODULE_FILE = os.path.join(_TORCH, "nn", "modules", "module.py")
 CHECKPOINT_FILE = os.path.join(_TORCH, "utils", "checkpoint.py")
 TRACE_FILE = os.path.join(_TORCH, "jit", "_trace.py")
-# Where torch's own quantization swaps modules and makes observers.
-SWAPPING = (os.path.join(_TORCH, "ao", "quantization", "quantize.py"), os.path.join(_TORCH, "ao", "nn") + os.sep)
+QUANTIZATION_FOLDER = os.path.join(_TORCH, "ao") + os.sep  # torch's own
+QCONFIG_FILE = os.path.join(QUANTIZATION_FOLDER, "quantization", "qconfig.py")  # which tries qconfigs, and no more
 
 USER, PACKAGE, TORCH, OTHER = range(4)
 _OWNERS: dict[str, int] = {}  # of the files that were met
@@ -55,6 +55,11 @@ def is_standard_library(file: str) -> bool:
     (True, False)
     """
     return file.startswith(_STANDARD) and not any(folder in file for folder in _INSTALLED)
+
+
+def is_library(file: str) -> bool:
+    """True if a source file came with Python, or is of an installed package."""
+    return file.startswith(_STANDARD) or any(folder in file for folder in _INSTALLED)
 
 
 def owner_of(file: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 from horizon_plugin_pytorch.asking.owners import (
     CHECKPOINT_FILE,
     MODULE_FILE,
-    SWAPPING,
+    QCONFIG_FILE,
+    QUANTIZATION_FOLDER,
     TRACE_FILE,
+    is_library,
     is_package_code,
     is_torch_code,
     is_user_code,
@@ -126,12 +129,22 @@ def user_frames() -> str:
 
 def error_line(error: BaseException) -> str:
     """The innermost line of user code in the traceback of an error, as ``model.py:41``; empty if there is none."""
-    line, traceback = "", error.__traceback__
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        line = line_of(file, traceback.tb_lineno) if is_user_code(file) else line
-        traceback = traceback.tb_next
+    line, at = "", error.__traceback__
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        line = line_of(file, at.tb_lineno) if is_user_code(file) else line
+        at = at.tb_next
     return line
+
+
+def user_traceback(error: BaseException) -> str:
+    """The lines of the user's own code that an error came through, as Python prints them; empty if there are none."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if is_user_code(frame.filename) and not frame.filename.startswith("<") and not is_library(frame.filename)
+    ]
+    return "".join(traceback.format_list(frames))
 
 
 def levels_to_user() -> int:
@@ -147,9 +160,10 @@ def caller_globals() -> dict[str, Any]:
     return sys._getframe(2).f_globals
 
 
-def is_torch_swapping() -> bool:
-    """True if the function that asks was called by torch's own `prepare`, `prepare_qat` or `convert`."""
-    return sys._getframe(2).f_code.co_filename.startswith(SWAPPING)
+def is_torch_quantizing() -> bool:
+    """True if the function that asks was called by torch's own `prepare`, `convert` or the like."""
+    file = sys._getframe(2).f_code.co_filename
+    return file.startswith(QUANTIZATION_FOLDER) and file != QCONFIG_FILE
 
 
 def is_recomputing() -> bool:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.asking.functions import code_of
 from horizon_plugin_pytorch.asking.questions import names_tested_for_none
 from horizon_plugin_pytorch.errors import UnknownCallError
 
@@ -137,8 +138,7 @@ class ArgumentGuard:
         self.name = type(model).__name__
         forward = inspect.unwrap(type(model).forward)
         parameters = inspect.signature(forward).parameters.values()
-        code = getattr(forward, "__code__", None)
-        tested = set() if code is None else names_tested_for_none(code)
+        tested = names_tested_for_none(code_of(forward)) if inspect.isfunction(forward) else set()
         self.may_be_none = {p.name for p in parameters if p.name in tested or _says_none(p.annotation)}
         plain = [p.replace(annotation=p.empty) for p in list(parameters)[1:]]
         self.signature = inspect.Signature(plain)

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
-from horizon_plugin_pytorch.asking.stack import is_torch_swapping
+from horizon_plugin_pytorch.asking.stack import is_torch_quantizing
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 
 
@@ -26,11 +26,11 @@ class Partial:
     is_default: bool = field(default=False, compare=False)
 
     def __call__(self, **kwargs: Any) -> Any:
-        if is_torch_swapping():
+        if is_torch_quantizing():
             raise QuantizationConfigError(
                 "torch's own quantization is preparing a model that has a qconfig of this package: it would put fake "
-                "quantizers into modules that know no integers. Call `prepare_qat` of "
-                "`horizon_plugin_pytorch.quantization` in place of torch's `prepare_qat` or `prepare`."
+                "quantizers into modules that know no integers. Call `prepare`, `prepare_qat` or `prepare_qat_fx` of "
+                "`horizon_plugin_pytorch.quantization` in place of torch's functions."
             )
         return self.cls(**{**self.kwargs, **kwargs})
 

@@ -11,6 +11,7 @@ import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.quantization as tq
 from torch import Tensor, nn
+from torch.ao.quantization import quantize_fx
 
 from horizon_plugin_pytorch.errors import ConversionError, FusionError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.nn import intrinsic, qat
@@ -178,14 +179,20 @@ def test_the_qconfig_of_a_graph_module_counts(method: PrepareMethod, is_inside: 
     assert type(model.get_submodule("0.conv" if is_inside else "conv")) is qat.Conv2d
 
 
-@pytest.mark.parametrize(
-    "prepare_of_torch", [tq.prepare_qat, tq.prepare, lambda m: tq.prepare_qat(m, get_qat_module_mappings())]
-)
-def test_torch_does_not_prepare_with_our_qconfig(prepare_of_torch: Callable[[nn.Module], nn.Module]) -> None:
-    net = Net().train() if prepare_of_torch is not tq.prepare else Net().eval()
+PREPARES_OF_TORCH: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "prepare_qat": lambda net: tq.prepare_qat(net.train()),
+    "prepare_qat with our classes": lambda net: tq.prepare_qat(net.train(), get_qat_module_mappings()),
+    "prepare": lambda net: tq.prepare(net.eval()),
+    "prepare_fx": lambda net: quantize_fx.prepare_fx(net.eval(), tq.QConfigMapping().set_global(INT8), (X,)),
+}
+
+
+@pytest.mark.parametrize("name", PREPARES_OF_TORCH)
+def test_torch_does_not_prepare_with_our_qconfig(name: str) -> None:
+    net = Net()
     net.qconfig = INT8
-    with pytest.raises(QuantizationConfigError, match="Call `prepare_qat` of `horizon_plugin_pytorch.quantization`"):
-        prepare_of_torch(net)
+    with pytest.raises(QuantizationConfigError, match="Call `prepare`.* of `horizon_plugin_pytorch.quantization`"):
+        PREPARES_OF_TORCH[name](net)
 
 
 def test_torch_may_still_propagate_our_qconfig() -> None:

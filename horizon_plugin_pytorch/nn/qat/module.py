@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.asking.stack import is_torch_swapping
+from horizon_plugin_pytorch.asking.stack import is_torch_quantizing
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
@@ -79,7 +79,7 @@ class QATModule(PlacedModule):
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        if name == "qconfig" and is_torch_swapping():  # the only thing that it does to modules it does not know
+        if name == "qconfig" and is_torch_quantizing():  # the only thing that it does to modules it does not know
             raise ConversionError(
                 "torch's own `convert` does not know the modules of this package, and would give back a model that is "
                 "not converted. Call `convert` of `horizon_plugin_pytorch.quantization`, or `convert_fx`."
