@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import string
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +24,12 @@ def test_both_languages_have_the_same_numbers(rule: str) -> None:
     assert not arguments(english.title)
     assert all(any("\u4e00" <= c <= "\u9fff" for c in part) for part in chinese)
     assert not any("\u4e00" <= c <= "\u9fff" for part in english for c in part)
+
+
+def test_the_documentation_has_every_rule() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "advice.md").read_text()
+    first_cells = "".join(re.findall(r"^\| (.*?) \|", page.split("## The rules")[1], re.MULTILINE))
+    assert set(re.findall(r"`([a-z0-9-]+)`", first_cells)) == set(TEXTS)
 
 
 def test_arguments_survive_json() -> None:
