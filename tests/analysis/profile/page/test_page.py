@@ -28,8 +28,9 @@ def data_of(page: str) -> dict:
     return json.loads(gzip.decompress(base64.b64decode(packed[1])))
 
 
+@pytest.mark.slow
 def test_size() -> None:
-    # ResNet50 has 177 operators with their weights; this has 90 of each twice.
+    # As many operators as ResNet50 has before it is fused, with more weights.
     network = samples.residual_network((6, 8, 12, 6))
     assert len(network.operators) >= 170
     assert len(page_of([network])) < 1_000_000
@@ -156,6 +157,7 @@ def test_layout_with_inputs_that_are_not_there(inputs: tuple[int, ...]) -> None:
     assert [member.kind for member in model.members] == ["operator"] and model.routes == ()
 
 
+@pytest.mark.slow
 def test_a_flat_model_with_long_connections_stays_small() -> None:
     operators = [Operator(at, f"op{at}", f"op{at}", "add", inputs=(at - 1, 0) if at else ()) for at in range(2000)]
     (model,) = layout_of(operators)
