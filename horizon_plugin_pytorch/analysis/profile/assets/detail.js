@@ -52,8 +52,10 @@ export function detail(report, key, task, step) {
       shown.map((item) => h("section", { class: "run", "aria-label": item.run.label, data: { run: item.run.position } },
         // The same parts in each column, so that they stand on one line.
         h("div", {}, report.isDiff && h("h3", { class: `run-title run${item.run.position % 6}` }, item.run.label), numbers(item, limitOf(task))),
-        h("div", {}, remarks(item)),
+        !report.isDiff && h("div", {}, remarks(item)),
         h("div", {}, h("h3", {}, t("values")), histogram(item.operator, item.names, range), statistics(item.operator.first, item.operator.second, item.names)),
+        // What only one of them is told would push the other's histogram away.
+        report.isDiff && h("div", {}, remarks(item)),
         h("div", {}, item.remarks.weights.map((weight) => ofWeight(item, weight)).flat()),
         h("div", {}, h("h3", {}, t("connections")), connections(item.run, t("inputs"), item.operator.inputs), connections(item.run, t("consumers"), item.run.consumers[item.operator.index]))))));
 }
