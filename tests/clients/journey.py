@@ -112,9 +112,10 @@ def _allowed(g: Generated, formats: str) -> float:
 
 
 def _moved(model: nn.Module, g: Generated, formats: str, want: list[Tensor]) -> float:
-    """How far a float model goes from itself when weights and inputs are rounded: a norm may enlarge small numbers.
+    """How far a float model goes from itself when weights, inputs and results of layers are rounded.
 
-    What reaches a stub with a given scale is rounded to that: a hook on the model may have left the grid of the inputs.
+    A norm may enlarge small numbers: what attention over tokens that are alike gives differs by less than a step. What
+    reaches a stub with a given scale is rounded to that: a hook on the model may have left the grid of the inputs.
     """
     activation, weight, _ = FORMATS[formats]
     coarse = copy.deepcopy(model)
@@ -123,10 +124,18 @@ def _moved(model: nn.Module, g: Generated, formats: str, want: list[Tensor]) -> 
             _round(parameter, weight)
         if "1 / 32" in g.text:
             cast(nn.Module, coarse.quant).register_forward_hook(lambda module, args, out: (out * 32).round() / 32)
+        for layer in coarse.modules():
+            if type(layer).__module__.startswith("torch.nn."):
+                layer.register_forward_hook(lambda module, args, out: _rounded(out, activation))
         inputs = g.inputs(0)
         for x in outputs_of(inputs):
             _round(x, activation)
         return _distance(outputs_of(coarse(*inputs)), want)
+
+
+def _rounded(tree: Any, dtype: str) -> Any:
+    one = lambda x: _round(x.clone(), dtype) if x.is_floating_point() else x  # noqa: E731
+    return torch.utils._pytree.tree_map_only(Tensor, one, tree)
 
 
 def _round(x: Tensor, dtype: str) -> Tensor:

@@ -88,7 +88,7 @@ FORMS = (
     Form("drop path", "{path}({x}) + {x}", names="path keep", lines=(
         "{keep} = 0.9", "def {path}(t):", "    if not self.training:", "        return t",
         "    mask = torch.rand(t.shape[0], 1, 1, 1).add_({keep}).floor_()", "    return t.div({keep}) * mask")),
-    Form("features as a dataclass", ("F.relu({feats}.first) + {feats}.rest[0]", "{feats}.first * {feats}.rest[-1]"),
+    Form("features as a dataclass", ("F.relu({feats}.first) + {feats}.rest[0]", "{feats}.rest[0] * {feats}.rest[-1]"),
          names="feats", lines=("{feats} = Features(first={x}, rest=[{y}, {x}])",)),
     Form("size in a buffer", ("{x}.reshape(-1, {c}, *{size}.tolist())",
                               "{x}.view({x}.shape[0], {c}, int({size}[0]), -1)",
@@ -96,8 +96,7 @@ FORMS = (
                               "{x}.flatten(2).split(int({size}.prod()), -1)[0].view(-1, {c}, {h}, {w})"),
          made={"size": "torch.tensor([{h}, {w}])"}),
     Form("written parts", "{out}", names="out", lines=(
-        ("{out} = torch.zeros_like({x})", "{out} = {x}.new_zeros({x}.shape)", "{out} = {x}.clone()",
-         "{out} = torch.empty_like({x})"),
+        ("{out} = torch.zeros_like({x})", "{out} = {x}.new_zeros({x}.shape)", "{out} = {x}.clone()"),
         ("{out}[:, : {c} // 2] = {x}[:, : {c} // 2] * 0.5", "{out}[..., 1:] = {y}[..., :-1]"),
         ("{out}[:, {c} // 2 :] = {y}[:, {c} // 2 :]", "{out}[:, -1] = {x}[:, 0]"), "{out}[..., :1] = {x}[..., :1]")),
     Form("standardised weight", "F.conv2d({x}, ({weight} - {weight}.mean((1, 2, 3), keepdim=True)) / {weight}.std())",
