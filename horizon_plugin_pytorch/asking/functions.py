@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from horizon_plugin_pytorch.asking.owners import is_user_code, line_of
+from horizon_plugin_pytorch.asking.owners import USER, is_user_code, line_of, owner_of
 
 
 def is_user_function(function: Any) -> bool:
@@ -28,7 +28,7 @@ def is_library_function(function: Any) -> bool:
     (False, True)
     """
     code = getattr(function, "__code__", None)
-    return code is not None and not is_user_code(code.co_filename)
+    return code is not None and owner_of(code.co_filename) != USER
 
 
 def definition_line(function: Any) -> str:

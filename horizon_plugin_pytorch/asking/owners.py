@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sysconfig
@@ -29,12 +30,14 @@ _OWNERS: dict[str, int] = {}  # of the files that were met
 
 
 def is_user_code(file: str) -> bool:
-    """True if a source file belongs to the user, rather than to torch, numpy, this package, or to generated code.
+    """True if a source file belongs to the user, rather than to Python, torch, numpy, this package, or generated code.
 
     >>> is_user_code("/home/me/torch/model.py"), is_user_code(__file__), is_user_code("<eval_with_key>.0")
     (True, False, False)
+    >>> is_user_code(os.__file__)
+    False
     """
-    return owner_of(file) == USER
+    return owner_of(file) == USER and not is_standard_library(file)
 
 
 def is_torch_code(file: str) -> bool:
@@ -47,6 +50,7 @@ def is_package_code(file: str) -> bool:
     return owner_of(file) == PACKAGE
 
 
+@functools.lru_cache(4096)
 def is_standard_library(file: str) -> bool:
     """True if a source file came with Python itself.
 
@@ -63,7 +67,7 @@ def is_library(file: str) -> bool:
 
 
 def owner_of(file: str) -> int:
-    """USER, PACKAGE, TORCH or OTHER: numpy's and generated code."""
+    """USER, PACKAGE, TORCH or OTHER: numpy's and generated code. Python's own asks on behalf of the user."""
     owner = _OWNERS.get(file)
     if owner is None:
         if file.startswith(_OWN):

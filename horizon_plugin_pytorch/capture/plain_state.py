@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.asking.functions import is_user_function, names_in
-from horizon_plugin_pytorch.asking.owners import is_user_code
+from horizon_plugin_pytorch.asking.owners import is_standard_library, is_user_code
 
 _OF_TORCH = frozenset(vars(nn.Module())) | {"qconfig"}
 _LARGE = 1 << 20  # numbers of a tensor that are not copied: a write to it counts as a change
@@ -215,9 +215,9 @@ def _values(place: _Place, seen: set[int], depth: int) -> Iterator[_Place]:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Is it an object of a class that the user wrote, or a namespace?"""
-    module = sys.modules.get(type(value).__module__)
-    return isinstance(value, SimpleNamespace) or is_user_code(getattr(module, "__file__", None) or "<builtin>")
+    """Is it an object of a class that the user wrote, a namespace, or an object of Python's that holds others?"""
+    file = getattr(sys.modules.get(type(value).__module__), "__file__", None) or "<builtin>"
+    return isinstance(value, SimpleNamespace) or is_user_code(file) or is_standard_library(file)
 
 
 def _kept(value: Any) -> Any:

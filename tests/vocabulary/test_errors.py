@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import os
 
@@ -10,6 +12,7 @@ import torch
 
 from horizon_plugin_pytorch import errors
 from horizon_plugin_pytorch.asking.owners import is_user_code
+from horizon_plugin_pytorch.asking.stack import user_line
 from horizon_plugin_pytorch.errors import HorizonError, at, source_line
 
 PACKAGE = os.path.dirname(errors.__file__)
@@ -31,10 +34,23 @@ def test_every_error_is_of_the_family_and_of_a_builtin_kind(cls: type) -> None:
 @pytest.mark.parametrize(
     ("file", "is_user"),
     [("/home/me/torch/model.py", True), ("/home/me/horizon_plugin_pytorch/train.py", True), ("model.py", True),
-     (f"{TORCH}/nn/modules/conv.py", False), (f"{PACKAGE}/nn/qat/conv2d.py", False), ("<eval_with_key>.12", False)],
+     (f"{TORCH}/nn/modules/conv.py", False), (f"{PACKAGE}/nn/qat/conv2d.py", False), ("<eval_with_key>.12", False),
+     (inspect.__file__, False), (pytest.__file__, True)],
 )  # fmt: skip
-def test_user_code_is_what_is_neither_torch_nor_this_package(file: str, is_user: bool) -> None:
+def test_user_code_is_what_is_not_of_python_torch_or_this_package(file: str, is_user: bool) -> None:
     assert is_user_code(file) is is_user
+
+
+def test_a_line_of_the_standard_library_is_not_the_users() -> None:
+    asked: list[str] = []
+    with contextlib.ExitStack() as stack:
+        stack.push(lambda *error: None)
+        stack.callback(functools.partial(_ask, asked))  # contextlib.py calls it
+    assert asked and asked[0].startswith("test_errors.py:")
+
+
+_ask = eval("lambda asked: asked.append(user_line())", {"user_line": user_line})  # code of nobody's file
+_ask.__code__ = _ask.__code__.replace(co_filename=f"{TORCH}/x.py")
 
 
 def test_the_innermost_user_line_is_found() -> None:
