@@ -88,13 +88,24 @@ def amplified(evidence: Evidence) -> Iterator[Advice]:
             changed = [one for one in (*chain, operator) if one.format == "qint8"]
             rule = "steep-table"
         else:
-            changed, rule = narrow, "uneven-channels"
+            changed = [one for chooser in narrow for one in _joined(evidence, chooser)]
+            rule = "uneven-channels"
             numbers["own"] = percent(own)
         yield evidence.advice(
             rule, "warning", operator.path if is_steep else coarsest.path,
             [operator.index, *(one.index for one in choosers)], wider(changed) if changed else "", min(error, 1.0),
             **numbers,
         )  # fmt: skip
+
+
+def _joined(evidence: Evidence, operator: Operator) -> Iterator[Operator]:
+    """An operator, and what it joins that is about as coarse."""
+    yield operator
+    for source in evidence.sources(operator) if operator.operator in JOINS else ():
+        chooser = _chooser(evidence, source)
+        is_coarse = chooser is not None and (chooser.scale or 0.0) * 4 > (operator.scale or 0.0)
+        if chooser is not None and is_coarse and chooser.format == "qint8":
+            yield from _joined(evidence, chooser)
 
 
 def _chain(evidence: Evidence, operator: Operator | None) -> Iterator[Operator]:

@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.statistics.metrics import relative_error
 
-_DEAD_SHARE, _DEAD_LEAST = 0.25, 4
+_DEAD_SHARE, _DEAD_LEAST = 0.5, 4
 _FAR = 0.5
 _NOISE = 0.01
 _SENSITIVE = 10  # so many times the noise

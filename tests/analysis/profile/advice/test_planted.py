@@ -305,6 +305,21 @@ def test_a_steep_function() -> None:
     assert advice_for(net, mended, batches) == []
 
 
+def test_channels_of_unequal_sizes() -> None:
+    """The tensor has a small error, and the layer behind it reads its small channels."""
+    net = make(Detector)
+    with torch.no_grad():
+        net.backbone[1].bias[3] = 300
+        net.tower.weight[:, 3] = 0
+        net.down[0].weight[:, 3] = 0
+    batches = batches_for(net, 2)
+    qat = calibrated(net, batches)
+    found = only(advice_for(net, qat, batches), "uneven-channels", "backbone.0")
+    mended = calibrated(net, batches, [tried(found.configuration)])
+    assert error_of(net, mended, batches) > error_of(net, qat, batches) + 10
+    assert advice_for(net, mended, batches) == []
+
+
 def test_outputs() -> None:
     """No contradiction where the layer is shared with calls that are no outputs."""
     plain = QconfigSetter(get_qconfig(), [ModuleNameTemplate({"": qint8})], enable_optimize=False, save_dir=None)
