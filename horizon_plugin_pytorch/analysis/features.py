@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.nested import located
 from horizon_plugin_pytorch.nn.intrinsic.fused import FusedModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.statistics.moments import moments
 from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.watch.flow import TensorNotes
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
@@ -347,10 +348,9 @@ def _row(number: int, feature: Mapping[str, Any], shows_channels: bool) -> Featu
 def _statistics(data: Tensor) -> tuple[float, float, float, float]:
     if not data.numel():
         return math.nan, math.nan, math.nan, math.nan
-    x = data.double()
-    low, high = (float(end) for end in torch.aminmax(x))
-    var, mean = torch.var_mean(x) if x.numel() > 1 else (math.nan, x.mean())
-    return low, high, float(mean), float(var)
+    low, high = (float(end) for end in torch.aminmax(data))
+    mean, var, _ = moments(data)
+    return low, high, mean, var
 
 
 def _counts(data: Tensor, low: float, high: float) -> tuple[int, int]:

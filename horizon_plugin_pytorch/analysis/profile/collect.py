@@ -352,12 +352,15 @@ class _RunningOperator:
             shape = [1] * second.dim()
             shape[q.per_channel_axis] = -1
             scale = scale.reshape(shape)
-        for end, sign in ((q.dtype.min, -1), (q.dtype.max, 1)):
-            is_there = second * sign >= (abs(end) - 0.5) * scale
+        low, high = (q.dtype.min + 0.5) * scale, (q.dtype.max - 0.5) * scale
+        for is_there, is_beyond in (
+            (second <= low, lambda: first < low - scale),
+            (second >= high, lambda: first > high + scale),
+        ):
             count = int(is_there.sum())
             if count:
                 self._at_end += count
-                self._saturated += int((is_there & (first * sign > (abs(end) + 0.5) * scale)).sum())
+                self._saturated += int((is_there & is_beyond()).sum())
 
     def operator(self) -> Operator:
         """What is known so far."""

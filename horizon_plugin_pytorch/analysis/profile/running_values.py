@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.analysis.profile.document import Histogram, Values
+from horizon_plugin_pytorch.statistics.moments import joined, moments
 
-_PART = 1 << 22  # numbers counted at a time: histc counts in float32, which is exact up to 2**24
+_PART = 1 << 20  # numbers counted at a time: histc counts in float32, which is exact up to 2**24
 _MOST_RANGES = 64
 _LEAST = 1e-12  # the width of a range of one number, which is zero
 
@@ -123,17 +124,10 @@ class RunningValues:
         self._low, self._high = min(low, self._low), max(high, self._high)
         if len(self._ranges) < _MOST_RANGES:
             self._ranges.append((low, high))
-        var, mean = (float(v) for v in torch.var_mean(x, correction=0))
-        self._add(x.numel(), mean, var)
+        mean, var, count = moments(x)
+        new = count, mean, var * (count - 1) if count > 1 else 0.0
+        self._count, self._mean, self._squares = joined((self._count, self._mean, self._squares), new)
         self._histogram.update(x, low, high, step)
-
-    def _add(self, count: int, mean: float, var: float) -> None:
-        """Put mean and variance of two sets of numbers together."""
-        total = self._count + count
-        apart = mean - self._mean
-        self._squares += var * count + apart * apart * self._count * count / total
-        self._mean += apart * count / total
-        self._count = total
 
     def _count_channels(self, x: Tensor) -> None:
         others = [axis for axis in range(x.dim()) if axis != 1]
