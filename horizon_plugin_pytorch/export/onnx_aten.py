@@ -195,7 +195,7 @@ def _pads(pad: list[int], rank: int) -> list[int]:
 @lowers("constant_pad_nd")
 def constant_pad(g: OnnxGraph, site: Site, x: str, pad: list[int], value: float = 0.0) -> str:
     pads = g.constant(_pads(pad, len(site.input_shape)), torch.int64, "pads")
-    return g.node("Pad", x, pads, g.scalar(value, torch.float32), mode="constant")
+    return g.node("Pad", x, pads, g.constant(value, site.outputs[0].dtype), mode="constant")
 
 
 @lowers("replication_pad1d", "replication_pad2d", "replication_pad3d")

@@ -26,6 +26,7 @@ from horizon_plugin_pytorch.export import (
     onnx_normalization,  # noqa: F401 - registers its lowerings
     onnx_reduction,  # noqa: F401 - registers its lowerings
     onnx_sampling,  # noqa: F401 - registers its lowerings
+    onnx_scattering,  # noqa: F401 - registers its lowerings
     onnx_selection,  # noqa: F401 - registers its lowerings
     onnx_tables,  # noqa: F401 - registers its lowerings
 )

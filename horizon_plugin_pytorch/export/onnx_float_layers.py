@@ -1,8 +1,7 @@
-"""Pools, resizing, recurrent layers and writes of float models as ONNX operators; results are close, not equal."""
+"""Pools, resizing, and recurrent layers of float models as ONNX operators; results are close, not equal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -135,48 +134,6 @@ def _one_state(g: OnnxGraph, site: Site, index: int, name: str) -> str:
     """A state as ONNX has it: one direction, samples, features."""
     shape = site.inputs[index].shape
     return name if len(shape) == 3 else g.reshape(name, [1, *shape])
-
-
-def _to_front(g: OnnxGraph, x: str, dim: int, rank: int) -> tuple[str, Callable[[str], str]]:
-    """A tensor with an axis in front, and what puts it back."""
-    if dim == 0:
-        return x, lambda value: value
-    order = list(range(rank))
-    order[0], order[dim] = dim, 0
-    return g.node("Transpose", x, perm=order), lambda value: g.node("Transpose", value, perm=order)
-
-
-@lowers("index_copy")
-def index_copy(g: OnnxGraph, site: Site, x: str, dim: int, index: str, source: str) -> str:
-    dim = dim % site.rank
-    front, back = _to_front(g, x, dim, site.rank)
-    values, _ = _to_front(g, source, dim, site.rank)
-    positions = g.reshape(index, [-1, 1])
-    return back(g.node("ScatterND", front, positions, values))
-
-
-@lowers("index_put")
-def index_put(
-    g: OnnxGraph, site: Site, x: str, positions: list[str | None], values: str, accumulate: bool = False
-) -> str:
-    """``x[mask] = number``; with positions, along leading axes."""
-    given = [(axis, name) for axis, name in enumerate(positions) if name is not None]
-    described = site.inputs[1 : 1 + len(given)]
-    if not accumulate and len(given) == 1 and described[0].dtype == torch.bool and not site.inputs[-1].shape:
-        (axis, mask), rank = given[0], len(described[0].shape)
-        after = g.reshape(mask, [*described[0].shape, *[1] * (site.rank - axis - rank)])
-        return g.node("Where", after, values, x)
-    if accumulate or any(value.dtype == torch.bool for value in described) or len(given) != len(positions):
-        raise ExportError(
-            "a write to positions that are chosen by a mask, or are added to, has no ONNX form; write it with "
-            "`torch.where`."
-        )
-    rest = site.input_shape[len(given) :]
-    lead = list(torch.broadcast_shapes(*(value.shape for value in described)))
-    whole, last = g.constant(lead, torch.int64, "shape"), g.constant([-1], torch.int64, "axes")
-    stacked = g.node("Concat", *(g.node("Unsqueeze", g.node("Expand", n, whole), last) for _, n in given), axis=-1)
-    spread = g.node("Expand", values, g.constant([*lead, *rest], torch.int64, "shape"))
-    return g.node("ScatterND", x, stacked, spread)
 
 
 @lowers("col2im")

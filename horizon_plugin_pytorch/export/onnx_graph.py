@@ -157,6 +157,11 @@ class OnnxGraph:
             self._constants[key] = name
         return self._constants[key]
 
+    def numbers_of(self, name: str) -> Tensor | None:
+        """The numbers of a value that is stored in the file; None if it is computed."""
+        stored = self._values[name].const_value
+        return None if stored is None else torch.from_numpy(np.array(stored.numpy()))
+
     def compact(self, value: Tensor, hint: str = "weight") -> str:
         """A constant of integers in float32, stored in the smallest integer type that holds them."""
         return self._once(value, "compact", lambda x: self._compacted(x, hint))

@@ -72,10 +72,14 @@ def index(g: OnnxGraph, site: Site, x: str, positions: list[str | None]) -> str:
     """``x[:, p, q]``: axes with positions go to the front, are chosen together, and go where torch puts them."""
     axes = [axis for axis, name in enumerate(positions) if name is not None]
     names = [name for name in positions if name is not None]
+    mask = g.numbers_of(names[0]) if len(axes) == 1 and site.inputs[1].dtype == torch.bool else None
+    if mask is not None and (mask.dim() == 1 or axes == [0]):  # how many it chooses is known
+        chosen = g.constant(mask.nonzero() if mask.dim() > 1 else mask.nonzero().flatten(), torch.int64, "positions")
+        return g.node("GatherND", x, chosen) if mask.dim() > 1 else g.node("Gather", x, chosen, axis=axes[0])
     if any(value.dtype == torch.bool for value in site.inputs[1:]):
         raise ExportError(
-            "a choice by a mask gives as many values as the mask has ones, and the file has fixed shapes; keep all "
-            "values, and set the others to 0 with `torch.where`."
+            "a choice by a mask that the model computes gives as many values as the mask has ones, and the file has "
+            "fixed shapes; keep all values, and set the others to 0 with `torch.where`."
         )
     if len(axes) == 1:
         return g.node("Gather", x, names[0], axis=axes[0])

@@ -6,6 +6,7 @@ import copy
 import functools
 import io
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -19,6 +20,7 @@ from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import CalibrationWarning, ExportError, QuantizationWarning
 from horizon_plugin_pytorch.fake_quant.route import written_route
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn import BevPoolV2
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -50,6 +52,7 @@ from tests.operators.cases import (
 )
 from tests.operators.cases.calls import calls_of
 from tests.routes import calibrate, prepared, qconfig, run_onnx
+from tests.sequences.comparison import open_session
 
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -206,8 +209,6 @@ ROOMS = {
     room.__name__.rpartition(".")[2]: room.CASES
     for room in (arithmetic, attention, detection, gemm, norms, reductions, shapes, spatial, tables)
 }
-# Their Python code reads numbers of the inputs.
-READ_NUMBERS = {"bev-pool"}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -230,10 +231,6 @@ def test_every_operator_has_a_file_of_its_qat_form(room: str) -> None:
 
 def _assert_written(case: Case, qat: nn.Module, opset: int) -> None:
     inputs = case.inputs()
-    if case.name in READ_NUMBERS:
-        with pytest.raises(ExportError, match="reads a number"):
-            _export(qat, inputs, opset)
-        return
     with torch.no_grad(), written_route():
         wanted = qat(*[x.clone() for x in inputs])
     found = run_onnx(_export(qat, inputs, opset), inputs)
@@ -243,6 +240,67 @@ def _assert_written(case: Case, qat: nn.Module, opset: int) -> None:
 
 def test_every_case_is_in_a_room() -> None:
     assert sum(map(len, ROOMS.values())) == len(CASES)
+
+
+ROWS = torch.tensor([0, 2, -1, 2, 1])  # one comes three times
+SPREAD = torch.tensor([0, 2, 2, 3, 1]).reshape(1, 5, 1).expand(2, 5, 3)
+KEPT = torch.tensor([True, False, True, True])
+
+
+def _scattered(x: Tensor, reduce: str, include_self: bool) -> Tensor:
+    return x.scatter_reduce(1, SPREAD, torch.cat([x, x + 1], 1), reduce, include_self=include_self)
+
+
+def _lifted(x: Tensor) -> Tensor:
+    depth, feat = x.reshape(1, 1, 2, 4, 3).softmax(2), (torch.arange(60.0) * x.mean()).reshape(1, 1, 4, 3, 5)
+    ranks, cells = torch.tensor([0, 1, 5, 7, 20]), torch.tensor([1, 1, 1, 3, 3])
+    return BevPoolV2()(
+        depth, feat, ranks, ranks // 2, cells, torch.tensor([0, 3]), torch.tensor([3, 2]), (1, 1, 2, 2, 5)
+    )
+
+
+WRITES: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "added": (16, lambda x: x.index_put((ROWS % 2, ROWS), x[0, :1].expand(5, 3), accumulate=True)),
+    "added to rows": (16, lambda x: x[0].index_put((ROWS,), x[1, :1], accumulate=True)),
+    "slices": (16, lambda x: x.index_add(1, ROWS % 4, torch.cat([x, x], 1)[:, :5], alpha=2)),
+    "scatter_add": (16, lambda x: x.scatter_add(1, SPREAD, torch.cat([x, x], 1))),
+    **{
+        f"{name}, {kept}": (opset, functools.partial(_scattered, reduce=name, include_self=kept))
+        for opset, names in ((16, ("sum", "prod", "mean")), (18, ("amax", "amin")))
+        for name in names
+        for kept in (True, False)
+    },
+    "kept": (11, lambda x: x[:, KEPT]),
+    "kept of two axes": (11, lambda x: x[torch.stack([KEPT, ~KEPT])]),
+    "row by mask": (11, lambda x: x.index_put((x[:, :, 0] > 0,), x[0, 0])),
+    "added by mask": (11, lambda x: x.index_put((x[:, :, 0] > 0,), x[:1, 0], accumulate=True)),
+    "a view from above": (11, _lifted),
+}  # fmt: skip
+
+
+class Written(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_to_positions(name: str) -> None:
+    """Also several to one position, with one and two threads; below the opset that has them, its number is told."""
+    opset, function = WRITES[name]
+    x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    file = export_to_onnx(Written(function), x, io.BytesIO(), opset_version=opset, input_names=["x"])
+    for level, threads in (("disable_all", 1), ("enable_all", 2)):
+        session = open_session(file.SerializeToString(), level, threads)
+        for batch in (x, -2 * x):
+            given = torch.from_numpy(session.run(None, {"x": batch.numpy()})[0])
+            assert torch.allclose(given, function(batch), atol=1e-5), (level, threads)
+    if opset > 11:
+        with pytest.raises(ExportError, match=rf"opset_version={opset}"):
+            export_to_onnx(Written(function), x, io.BytesIO(), opset_version=opset - 1)
 
 
 def test_arguments_that_change_nothing_are_told() -> None:
