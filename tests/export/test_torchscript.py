@@ -32,6 +32,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from tests.operators.cases import CASES
 from tests.routes import calibrate, prepared, qconfig
+from tests.tiers import in_soak
 
 ROUTES = ("fx", "eager", "JIT", "JIT_STRIP")
 X, OTHER = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.randn(2, 3, 8, 8)
@@ -154,12 +155,13 @@ def test_a_model_that_was_never_run_is_traced_as_it_is_later() -> None:
     assert first == second
 
 
-SAMPLE = sorted({case.name: case for case in CASES if not case.name.endswith("-in-place")}.items())[::15]
+TRACED = {case.name: case for case in CASES if not case.name.endswith("-in-place")}
+SAMPLE = sorted(TRACED)[::15]
 
 
-@pytest.mark.parametrize("name", [name for name, _ in SAMPLE])
+@pytest.mark.parametrize("name", [*SAMPLE, *in_soak(*sorted(TRACED.keys() - set(SAMPLE)))])
 def test_operators_are_traced(name: str) -> None:
-    case = dict(SAMPLE)[name]
+    case = TRACED[name]
     set_march(case.march)
     inputs, other = case.inputs(), case.inputs(seed=2)
     qat = prepared(case.model(), inputs, case.formats[0])
