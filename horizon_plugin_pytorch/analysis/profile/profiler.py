@@ -16,7 +16,6 @@ from horizon_plugin_pytorch.analysis.check_qconfig import check_qconfig
 from horizon_plugin_pytorch.analysis.comparison import pair_of, require_two_models
 from horizon_plugin_pytorch.analysis.features import STATISTICS, stream_statistics
 from horizon_plugin_pytorch.analysis.output import write_report
-from horizon_plugin_pytorch.analysis.profile.advice.rules import advise
 from horizon_plugin_pytorch.analysis.profile.collect import Collector
 from horizon_plugin_pytorch.analysis.profile.document import Document, Metric
 from horizon_plugin_pytorch.analysis.profile.page import page_of
@@ -139,18 +138,12 @@ class _ProfilerRun:
 
         def write(document: Document) -> None:
             write_similarity(collector.rows, similarity.name, self._folder)
-            if not document.is_complete:
-                self._write(document)
+            self._write(document)
 
         collector.run(write)
-        document = collector.document
-        try:
-            document = replace(document, advice=tuple(advise(document, *self._models, [self._inputs])))
-        finally:
-            self._write(document)
         self._statistics(pair_of(devices, _WHO))
         tell_poor(collector.rows, similarity, threshold)
-        return document
+        return collector.document
 
     def _write(self, document: Document) -> None:
         """All forms of the document."""
