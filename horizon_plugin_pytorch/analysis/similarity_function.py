@@ -101,7 +101,7 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
         return 0.0
     if one.is_floating_point() and one.dtype == other.dtype:
         low, high = torch.aminmax(one - other)
-        largest = max(-float(low), float(high))
+        largest = max(abs(float(low)), abs(float(high)))
         if math.isfinite(largest):
             return largest
     difference = (one.double() - other.double()).abs()
