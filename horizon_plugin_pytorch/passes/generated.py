@@ -100,7 +100,8 @@ def insert_stub(
         places = [i for i, leaf in enumerate(leaves) if leaf is source]
     path = prep.known_stub(node, places[0])
     if not path:
-        scope = str(node.target).rpartition(".")[0] if node.op == "call_module" else notes(node).scope
+        is_beside = node.op == "call_module" and not notes(node).is_wrapped
+        scope = str(node.target).rpartition(".")[0] if is_beside else notes(node).scope
         scope = _home(model, scope)
         path = _stub_path(node, scope, places[0])
         if not path or has_attribute(model, *path.rpartition(".")[::2]):

@@ -133,15 +133,17 @@ class _OneCall:
         node.stack_trace = user_frames()
         here = notes(node)
         here.site, here.scope, here.is_wrapped = self.site, self.site.scope, True
-        if self._functional is not None:
+        called = target if op == "call_module" else None if self._functional is None else str(self._functional.target)
+        skipped = 0 if op == "call_module" else 1  # the FloatFunctional itself is no operand
+        if called is not None:
             here.generated_name = name_of_site(self.site)
-            path, known = str(self._functional.target), self.sites.get(self.site, ())
-            prep.stubs = {(path, variant.settings["place"] + 1): variant.path for variant in known}
+            known = self.sites.get(self.site, ())
+            prep.stubs = {(called, variant.settings["place"] + skipped): variant.path for variant in known}
         mark_constants(self.model)
         prep.region.add(node, *given_kinds(self.model, node, prep.region))
         replace_functions(prep)
-        if self._functional is not None:
-            self._note_stubs(node)
+        if called is not None:
+            self._note_stubs(node, skipped)
         self.sites.setdefault(self.site, [])
         if prep.qconfig_setter is not None:
             with warnings.catch_warnings():  # what setters say of a whole model was said when it was prepared
@@ -160,14 +162,15 @@ class _OneCall:
                 warn_wide_weights(qat, march, path)
                 follow_consistency(qat, march)
                 name_modules(qat, line, path)
-        if self._functional is None:  # of that each call has its own
+        if called is None:  # of a module each call has its own
             link_stubs(self.model)
         return self.model.added
 
-    def _note_stubs(self, node: fx.Node) -> None:
-        """Let the call of a FloatFunctional know the stubs of its operands, by their places."""
+    def _note_stubs(self, node: fx.Node, skipped: int) -> None:
+        """Let the call of a module know the stubs of its operands, by their places."""
         known = {variant.path for variant in self.sites.get(self.site, ())}
-        for place, leaf in enumerate(pytree.tree_leaves((node.args[1:], node.kwargs), is_leaf=lambda v: v is None)):
+        operands = node.args[skipped:], node.kwargs
+        for place, leaf in enumerate(pytree.tree_leaves(operands, is_leaf=lambda v: v is None)):
             if isinstance(leaf, fx.Node) and leaf.op == "call_module" and leaf.target not in known:
                 stub = Variant(str(leaf.target), "QuantStub", {"place": place})
                 self.sites.setdefault(self.site, []).append(stub)

@@ -301,9 +301,13 @@ class Dispatcher:
         return None
 
     def with_scales(
-        self, functional: PlacedModule, method: str, args: tuple, kwargs: dict[str, Any]
+        self, module: PlacedModule, method: str, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[tuple, dict[str, Any]]:
-        """The operands of a call of a FloatFunctional, those without a scale through stubs, if the call has some."""
+        """The operands of a call, those without a scale through stubs, if the call has some.
+
+        Args:
+            method: of a FloatFunctional; empty for other modules.
+        """
         return args, kwargs
 
     def variant_of(self, variants: list[Variant], call: Call) -> Variant | None:

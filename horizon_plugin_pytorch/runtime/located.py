@@ -186,6 +186,8 @@ class PlacedModule(Successor):
         if is_run and self.is_on_real(args, kwargs):
             return self.current_float_form()(*args, **kwargs)
         step, given = None, args
+        if is_run:
+            args, kwargs = interceptor().with_scales(self, "", args, kwargs)
         if is_run and self.member is not None:
             step, args = self.member.take(args)
         if is_run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 import zlib
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import UnknownCallError, at
-from horizon_plugin_pytorch.operators.table import Call
+from horizon_plugin_pytorch.operators.table import Call, row_named
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import Run, innermost
 from horizon_plugin_pytorch.runtime.call_site import CallSite, Scope, Variant, check_source, here
@@ -65,20 +66,30 @@ class WrappedDispatcher(Dispatcher):
         return self.sites.get(site) if is_made else None
 
     def with_scales(
-        self, functional: PlacedModule, method: str, args: tuple, kwargs: dict[str, Any]
+        self, module: PlacedModule, method: str, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[tuple, dict[str, Any]]:
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: v is None)
         places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and not isinstance(x, (QTensor, RealTensor))]
-        places = [i for i in places if i not in functional.stub_paths]  # of `x * y`, whose stubs were made with it
+        places = [i for i in places if i not in module.stub_paths]  # of `x * y`, whose stubs were made with it
         if not places or method.endswith("_scalar"):
             return args, kwargs
-        name = f"{functional.path}.{method}"  # a line may call several, one after the other
+        if not method:
+            places = _places_of_numbers(module, args, kwargs, places)
+            if not places:
+                return args, kwargs
+        name = f"{module.path}.{method}" if method else module.path  # a line may call several, one after the other
         site = here(name, has_line=False)
         known = self.sites.get(site)
         if known is None or not {variant.settings["place"] for variant in known}.issuperset(places):
             site = here(name)
             count = -1 if known is None else len(known)
-            known = self.learn(site, "call_method", method, (functional, *args), kwargs, count)
+            if method:
+                known = self.learn(site, "call_method", method, (module, *args), kwargs, count)
+            else:  # masks and the like stay real: nothing is made for them
+                is_met = [i in places or isinstance(x, (QTensor, RealTensor)) for i, x in enumerate(leaves)]
+                given = [x if is_kept else None for x, is_kept in zip(leaves, is_met, strict=True)]
+                own_args, own_kwargs = pytree.tree_unflatten(given, spec)
+                known = self.learn(site, "call_module", module.path, own_args, own_kwargs, count)
         if known is None:
             raise self._unknown(site)
         for variant in known:
@@ -105,6 +116,22 @@ class WrappedDispatcher(Dispatcher):
             "QAT state, load a checkpoint of a model that has, or give example_inputs when you prepare the model; if "
             "a branch is chosen by values, both must have run."
         )
+
+
+def _places_of_numbers(module: PlacedModule, args: tuple, kwargs: dict[str, Any], places: list[int]) -> list[int]:
+    """Which of the real tensors that a module of the user's got beside quantized ones want a scale, by their places."""
+    row = row_named(module.operator)
+    if row is None or row.is_quant or row.is_source or row.is_real or "_generated_" in module.path:
+        return []
+    names = [*inspect.signature(module.forward).parameters][: len(args)] + [*kwargs]
+    found, place, is_quantized = [], 0, False
+    for name, value in zip(names, (*args, *kwargs.values()), strict=False):
+        for x in pytree.tree_leaves(value, is_leaf=lambda v: v is None):
+            is_quantized |= isinstance(x, (QTensor, RealTensor))
+            if place in places and name not in row.real_inputs and x.is_floating_point():
+                found.append(place)
+            place += 1
+    return found if is_quantized else []
 
 
 def name_of(site: CallSite, call: Call) -> str:
