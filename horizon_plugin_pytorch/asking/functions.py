@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from horizon_plugin_pytorch.asking.owners import USER, is_user_code, line_of, owner_of
@@ -33,7 +33,7 @@ def is_library_function(function: Any) -> bool:
 
 def definition_line(function: Any) -> str:
     """The line at which a function is defined, as ``model.py:41``; empty for what has no code."""
-    code = getattr(function, "__code__", None)
+    code = getattr(getattr(function, "func", function), "__code__", None)  # of a functools.partial
     return "" if code is None else line_of(code.co_filename, code.co_firstlineno)
 
 
@@ -45,6 +45,57 @@ def code_of(function: Any) -> CodeType:
 def file_and_name(code: CodeType) -> tuple[str, str]:
     """Where the function with this code is written, and what it is called."""
     return code.co_filename, code.co_name
+
+
+def held_by(function: FunctionType) -> Iterator[Any]:
+    """What a function has in its closure and as defaults.
+
+    >>> x = [1]
+    >>> list(held_by(lambda y=x: y))
+    [[1]]
+    """
+    yield from (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+
+
+def twin(function: FunctionType) -> FunctionType:
+    """The same function, which holds nothing yet: see `hold`."""
+    cells = tuple(CellType() for _ in function.__closure__ or ())
+    new = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells or None)
+    new.__dict__.update(function.__dict__)
+    new.__qualname__, new.__doc__, new.__module__ = function.__qualname__, function.__doc__, function.__module__
+    return new
+
+
+def hold(function: FunctionType, like: FunctionType, current: Callable[[Any], Any]) -> None:
+    """Let a function have in its closure and as defaults what another one has.
+
+    Args:
+        like: the other one; it may be the same.
+        current: what to put in the place of something.
+
+    >>> x = 1
+    >>> old = lambda y=x: y
+    >>> hold(new := twin(old), old, lambda value: value + 1)
+    >>> old(), new()
+    (1, 2)
+    """
+    if like.__defaults__ is not None:
+        function.__defaults__ = tuple(map(current, like.__defaults__))
+    if like.__kwdefaults__ is not None:
+        function.__kwdefaults__ = {name: current(value) for name, value in like.__kwdefaults__.items()}
+    for cell, old in zip(function.__closure__ or (), like.__closure__ or (), strict=True):
+        if _is_filled(old):
+            cell.cell_contents = current(old.cell_contents)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - a name that has no value yet raises
+    except ValueError:
+        return False
+    return True
 
 
 def names_in(function: FunctionType) -> set[str]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
+from horizon_plugin_pytorch.capture.kept_functions import rebind_functions
 from horizon_plugin_pytorch.errors import HorizonError, QuantizationConfigError, QuantizationWarning, at, warn
 from horizon_plugin_pytorch.runtime.hooks import note_own_hooks
 
@@ -113,7 +114,7 @@ def require_float32_weights(module: nn.Module, place: str) -> None:
 
 
 def copy_model(model: nn.Module, what: str) -> nn.Module:
-    """A deep copy, or an error that says why the model cannot be copied."""
+    """A deep copy, whose functions hold its own parts, or an error that says why the model cannot be copied."""
     # What autograd computed and a module keeps (a normalised weight, its last output) is copied as a value.
     kept = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf]
     memo: dict[int, Any] = {id(x): x.detach().clone() for x in kept}
@@ -124,6 +125,7 @@ def copy_model(model: nn.Module, what: str) -> nn.Module:
                 own = vars(memo.get(id(module), module))
                 lost = {name: value for name, value in vars(module).items() if name not in own}
                 own.update(copy.deepcopy(lost, memo))
+        rebind_functions(memo)
         return copied
     except Exception as error:
         raise HorizonError(

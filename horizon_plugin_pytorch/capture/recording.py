@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import operator
 import weakref
@@ -29,6 +28,7 @@ from horizon_plugin_pytorch.capture.leaves import is_functional, runs_as_one
 from horizon_plugin_pytorch.capture.memory import Memory, changed, distinct, versions
 from horizon_plugin_pytorch.capture.mode_blind import is_mode_blind
 from horizon_plugin_pytorch.capture.packing import PackedGraph
+from horizon_plugin_pytorch.capture.plain_model import copy_model
 from horizon_plugin_pytorch.capture.plain_state import PlainState
 from horizon_plugin_pytorch.capture.region import module_at
 from horizon_plugin_pytorch.errors import HorizonError, TraceError, UnsupportedOperatorError, at
@@ -576,7 +576,7 @@ def record_runs(
     Raises:
         TraceError: when the model cannot run on these inputs.
     """
-    runner = copy.deepcopy(model)
+    runner = copy_model(model, "prepare")
     recorder, given = Recorder(runner), []
     state, plain = torch.get_rng_state(), PlainState(runner)
     try:

@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.asking.questions import (
 from horizon_plugin_pytorch.asking.stack import user_frames, user_line
 from horizon_plugin_pytorch.capture.container_writes import only_writes
 from horizon_plugin_pytorch.capture.given import Arguments, Place
+from horizon_plugin_pytorch.capture.kept_functions import reaches_model
 from horizon_plugin_pytorch.capture.leaves import is_functional, is_leaf, is_marked
 from horizon_plugin_pytorch.capture.made_tensors import MadeTensors, TracedCalls
 from horizon_plugin_pytorch.capture.number_types import NumberTypes
@@ -304,7 +305,23 @@ class QuantizationTracer(torch.fx.Tracer):
             if named and (m._forward_pre_hooks_with_kwargs or m._forward_hooks_with_kwargs):
                 m.__dict__[BY_NAME] = keep_names(m, at(path, source_line(user_frames())), named, kwargs)
         with self.called(path), contextlib.nullcontext() if is_leaf(m) else self._watched_hooks(m, path):
-            return super().call_module(m, forward, args, kwargs)
+            if not is_leaf(m):
+                return super().call_module(m, forward, args, kwargs)
+            self._show(m, "_forward_pre_hooks", args, kwargs)
+            out = super().call_module(m, forward, args, kwargs)
+            self._show(m, "_forward_hooks", args, kwargs, out)
+            return out
+
+    def _show(self, module: nn.Module, kind: str, args: tuple, kwargs: dict[str, Any], *out: Any) -> None:
+        """Let hooks of a layer that may write to the model see a call: the forward may read what they write.
+
+        What they give is not taken: the layer's hooks run with the layer.
+        """
+        for number, hook in list(getattr(module, kind).items()):
+            if reaches_model(hook, self.root):
+                given = (args, kwargs) if number in getattr(module, f"{kind}_with_kwargs") else (args,)
+                with contextlib.suppress(Exception):  # it computes with numbers, which only a run has
+                    hook(module, *given, *out)
 
     def _is_registered(self, module: nn.Module) -> bool:
         """Is a module one of the model's? The parts of another, such as a slice of a Sequential, must be.

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.capture.kept_functions import OwnFunction
+
 _INTERNAL = frozenset(vars(nn.Module()))  # what torch keeps of a module
 
 
@@ -29,7 +31,7 @@ def keep_attributes(new: nn.Module, old: nn.Module) -> nn.Module:
 
 
 def replace_references(root: nn.Module, replaced: Iterable[tuple[nn.Module, nn.Module]]) -> None:
-    """Put the new modules also where the model keeps the old ones outside of its tree: in plain lists, say.
+    """Put the new modules also where the model keeps the old ones outside of its tree: in plain lists and functions.
 
     Args:
         replaced: pairs of the old module and the new.
@@ -48,9 +50,11 @@ def replace_references(root: nn.Module, replaced: Iterable[tuple[nn.Module, nn.M
             value.update({k: current(v) for k, v in value.items()})
         elif type(value) is tuple:
             return tuple(map(current, value))
+        elif isinstance(value, OwnFunction):
+            value.replace(successors)
         return value
 
     for module in root.modules():
         for name, value in vars(module).items():
-            if name not in _INTERNAL and type(value) in (list, dict, tuple):
+            if name not in _INTERNAL and type(value) in (list, dict, tuple, OwnFunction):
                 module.__dict__[name] = current(value)
