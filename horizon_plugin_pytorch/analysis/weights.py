@@ -20,10 +20,10 @@ from horizon_plugin_pytorch.nn.intrinsic.fused import FusedModule
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.tables import Table
-from horizon_plugin_pytorch.watch.pairing import fused_members
+from horizon_plugin_pytorch.watch.pairing import OWN_CALL, fused_members
 
 WEIGHT_FILE = "weight_comparison.txt"
-_OWN_CALL = re.compile(r"_call_\d+(?=\.|$)")  # a further call of a shared module that has scales of its own
+_RECURRENT = re.compile(r"weight_(?P<part>ih|hh)(?:_(?P<step>l\d+(?:_reverse)?))?")  # in a cell without a step
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -54,8 +54,9 @@ def compare_weights(
 
     The table is printed and written to ``weight_comparison.txt``. Weights of QAT models are those that are trained,
     before they are rounded; integer weights are compared as the real numbers that they stand for. Attention has one
-    for each of its projections, which float models keep in one parameter. Fuse the float model first (`fuse_fx`,
-    `fuse_modules`), as batch norms change the weights that they are fused into.
+    for each of its projections, which float models keep in one parameter; recurrent modules have two for each layer and
+    direction, ``lstm.l0.ih.weight`` and ``lstm.l0.hh.weight``. Fuse the float model first (`fuse_fx`, `fuse_modules`),
+    as batch norms change the weights that they are fused into.
 
     Args:
         float_model: a float model, fused as the other is.
@@ -157,7 +158,7 @@ def paired_weights(float_model: nn.Module, other: nn.Module, tells: bool = True)
     has_pairs = False
     shapes, shared, alone = [], [], []
     for path, module in theirs.items():
-        partner = mine.get(path, mine.get(_OWN_CALL.sub("", path)))
+        partner = mine.get(path, mine.get(OWN_CALL.sub("", path)))
         if partner is None:
             alone.append(path)
             continue
@@ -210,21 +211,35 @@ def _tell(alone: list[str], unfused: list[str], shapes: list[str], shared: list[
 
 @dataclass(frozen=True, eq=False)
 class _Packed:
-    """A projection of attention, whose weight is a third of one parameter; converted, it is a layer of its own.
+    """A layer inside of attention or of a recurrent module, which has its weight; converted, it has its own.
 
     Args:
-        module: the layer that rounds the weight; in float models the attention.
+        module: the layer that rounds the weight; in float models the module around it.
     """
 
     module: nn.Module
     weight: Tensor
 
 
-def _projections(path: str, module: nn.Module) -> Iterator[tuple[str, _Packed]]:
-    weight, size = module._parameters.get("in_proj_weight"), getattr(module, "embed_dim", None)
+def _packed(path: str, module: nn.Module) -> Iterator[tuple[str, _Packed]]:
+    """The layers inside of a module whose weights are its own parameters, by the paths that they have in QAT models."""
+    for name, weight in (*_projections(module), *_recurrences(module)):
+        is_float = name.partition(".")[0] not in module._modules
+        layer = module if is_float else module.get_submodule(name)
+        yield f"{path}.{name}" if path else name, _Packed(layer, weight)
+
+
+def _projections(attention: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    weight, size = attention._parameters.get("in_proj_weight"), getattr(attention, "embed_dim", None)
     if isinstance(weight, Tensor) and size is not None and weight.shape[0] == 3 * size:
-        for name, part in zip(("q_proj", "k_proj", "v_proj"), weight.chunk(3), strict=True):
-            yield f"{path}.{name}" if path else name, _Packed(getattr(module, name, module), part)
+        yield from zip(("q_proj", "k_proj", "v_proj"), weight.chunk(3), strict=True)
+
+
+def _recurrences(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in module._parameters.items():
+        parsed = _RECURRENT.fullmatch(name)
+        if parsed and isinstance(weight, Tensor):
+            yield f"{parsed['step'] or 'step'}.{parsed['part']}", weight
 
 
 def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module | _Packed]]:
@@ -237,7 +252,7 @@ def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module | _Pack
             inside = (*inside, f"{path}." if path else "")
         if isinstance(module, FusedModule) or _has_weight(module):
             yield path, module
-        yield from _projections(path, module)
+        yield from _packed(path, module)
 
 
 def _has_weight(module: nn.Module) -> bool:

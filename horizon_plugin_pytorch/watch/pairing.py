@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.watch.call_log import CallLog
 from horizon_plugin_pytorch.watch.operator_call import GENERATED, OperatorCall, is_generated
 
-_OWN_CALL = re.compile(r"_call_\d+(?=\.|$)")  # a further call of a shared module that has scales of its own
+OWN_CALL = re.compile(r"_call_\d+(?=\.|$)")  # a further call of a shared module that has scales of its own
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Side:
     def _plain(self, path: str) -> str:
         """A path as the float model has it: without the names of wrapped code, and of copies for further calls."""
         kept = ".".join(name for name in path.split(".") if not name.startswith("_leaf_"))
-        original = _OWN_CALL.sub("", kept)
+        original = OWN_CALL.sub("", kept)
         scope = original.rpartition(".")[0] if is_generated(original) else original
         is_copy = kept not in self._theirs and (scope in self._theirs or not scope)
         return original if is_copy else kept

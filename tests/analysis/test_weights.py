@@ -142,6 +142,35 @@ def test_logs_of_tensorboard(tmp_path: Path) -> None:
         assert list((tmp_path / "log").iterdir())
 
 
+class _Recurrent(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.part = getattr(nn, kind)(4, 8, **({} if kind.endswith("Cell") else {"bidirectional": True}))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.part(self.quant(x))
+        return self.dequant(out[0] if isinstance(out, tuple) else out)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRUCell"])
+def test_recurrent_weights(kind: str) -> None:
+    """Parameters of the module in float and QAT, layers of its steps in integers."""
+    net, x = _Recurrent(kind).eval(), torch.randn(*((2,) if kind.endswith("Cell") else (3, 2)), 4)
+    qat = prepared(net, (x,))
+    quantized = convert_fx(copy.deepcopy(qat))
+    steps = {"LSTM": {"l0": "_l0", "l0_reverse": "_l0_reverse"}, "GRUCell": {"step": ""}}[kind]
+    wanted = {f"part.{s}.{p}.weight": f"weight_{p}{suffix}" for s, suffix in steps.items() for p in ("ih", "hh")}
+    for pair in ((net, qat), (net, quantized), (qat, quantized)):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "compare_weights")
+            found = compare_weights(*pair)
+        assert list(found) == list(wanted)
+        for name, parameter in wanted.items():
+            assert torch.equal(found[name]["float"], getattr(net.part, parameter))
+            assert torch.allclose(found[name]["float"], found[name]["quantized"], atol=0.01)
+
+
 class _Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
