@@ -22,11 +22,22 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.watch.call_log import CallLog
-from horizon_plugin_pytorch.watch.in_step import run_alike, run_in_step
+from horizon_plugin_pytorch.watch.in_step import OtherCalls, run_alike, run_in_step
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.pairing import Pairing, Unpaired, pair_calls
 
 Devices = torch.device | str | Sequence[torch.device | str] | None
+# When a model makes other calls than before, and what to do.
+_IN_SECOND_RUN = (
+    "when it runs once more on the same inputs",
+    "Does the forward draw random numbers, count its calls, or keep something of the run before? It must do the same "
+    "each time.",
+)
+_ON_FURTHER_BATCH = (
+    "on this batch than on the first one",
+    "The numbers of all batches are put together, so the forward must take the same branches for each: leave this "
+    "batch out, or give it in a call of its own.",
+)
 
 
 @dataclass(eq=False)
@@ -72,6 +83,8 @@ class Comparison:
         who: the tool that was asked, for messages.
 
     Attributes:
+        models: as they run, perhaps copies on other devices.
+        first_inputs: of the first model, on its device.
         logs: the calls of both models.
         pairing: which of them belong together.
 
@@ -88,6 +101,7 @@ class Comparison:
         require_two_models(model1, model2, who)
         self._runs = self._runs_on((model1, model2), inputs)
         self.models = self._runs[0].model, self._runs[1].model
+        self.first_inputs = self._runs[0].inputs
         self._parts: tuple[dict[str, list[OperatorCall]], ...] = ({}, {})
         self._not_comparable: dict[str, list[str]] = {}
 
@@ -115,7 +129,7 @@ class Comparison:
                 again.
         """
         if restart is None or not _may_be_alike(*self.models) or not self._run_alike(consumer, restart):
-            self._run(self._runs, consumer)
+            self._run(self._runs, consumer, _IN_SECOND_RUN)
 
     def run_on(self, inputs: Any, consumer: Callable[[ComparedCall], Any]) -> None:
         """The same on other inputs.
@@ -123,12 +137,18 @@ class Comparison:
         Raises:
             CheckError: a model makes other calls on them.
         """
-        self._run(self._runs_on(self.models, inputs), consumer)
+        self._run(self._runs_on(self.models, inputs), consumer, _ON_FURTHER_BATCH)
 
-    def _run(self, runs: tuple[WatchedRun, WatchedRun], consumer: Callable[[ComparedCall], Any]) -> None:
+    def _run(
+        self, runs: tuple[WatchedRun, WatchedRun], consumer: Callable[[ComparedCall], Any], if_other: tuple[str, str]
+    ) -> None:
         pairing = self.pairing
-        with self._running(runs, consumer, len(pairing.pairs)) as (compare, run):
-            run_in_step(*self.models, pairing, compare, run)
+        try:
+            with self._running(runs, consumer, len(pairing.pairs)) as (compare, run):
+                run_in_step(*self.models, pairing, compare, run)
+        except OtherCalls as error:
+            when, remedy = if_other
+            raise CheckError(f"{self._who}: a model makes other calls {when}: {error.difference}. {remedy}") from error
 
     def _run_alike(self, consumer: Callable[[ComparedCall], Any], restart: Callable[[], Any]) -> bool:
         try:
@@ -231,8 +251,7 @@ def _may_be_alike(model1: nn.Module, model2: nn.Module) -> bool:
     """Can it be that two models make the same calls: have they the same operators, both with scales?"""
     kinds = QATModule, QuantizedModule
     one, other = ({path for path, m in model.named_modules() if isinstance(m, kinds)} for model in (model1, model2))
-    parts = one ^ other  # a QAT module may be made of others
-    return bool(one & other) and all(path.rpartition(".")[0] in one & other or "." in path for path in parts)
+    return bool(one & other) and all("." in path for path in one ^ other)  # an operator may be made of others
 
 
 def _are_all(pairing: Pairing, logs: tuple[CallLog, CallLog]) -> bool:

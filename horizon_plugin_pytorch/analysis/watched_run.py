@@ -26,6 +26,9 @@ class WatchedRun:
         inputs: the model's arguments, as `prepare` takes them.
         device: where to run; None leaves model and inputs where they are. A model that is elsewhere is copied.
         who: the tool that was asked, for messages.
+
+    Attributes:
+        model, inputs: where they run.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, device: torch.device | str | None, who: str) -> None:
@@ -36,7 +39,7 @@ class WatchedRun:
             if held - {device.type}:
                 model = copy.deepcopy(model).to(device)
             inputs = map_tensors(lambda x: x.to(device), inputs)
-        self.model = model
+        self.model, self.inputs = model, inputs
         self._args, self._kwargs = arguments_of(model, inputs, None)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -41,7 +41,7 @@ def run_in_step(
         What the two runs gave.
 
     Raises:
-        CheckError: a model makes other calls than in the run that was paired.
+        OtherCalls: a model makes other calls than in the run that was paired.
 
     >>> from horizon_plugin_pytorch.watch import CallLog, pair_calls
     >>> one, other, x = nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU()), torch.ones(2)
@@ -52,12 +52,17 @@ def run_in_step(
     0 True
     """
     pairs = {other.index: (one, other) for one, other in pairing.pairs}
+    known = pairs.keys() | {alone.call.index for alone in pairing.second_only}
     wanted = {one.index for one, _ in pairs.values()}
+    waiting = dict(pairs)
     ahead = _Ahead(first, wanted.__contains__, run)
 
     def compare(call: OperatorCall) -> None:
+        if call.index not in known:
+            raise OtherCalls(f"`{call.name}` did not run when the calls were paired, and runs now")
         if call.index in pairs:
             one, other = pairs[call.index]
+            waiting.pop(call.index, None)
             _require_same(call, other)
             with ahead.taking(one) as found:
                 _require_same(found, one)
@@ -66,9 +71,25 @@ def run_in_step(
     try:
         with Watch(second, compare):
             out = run(second)
+        if waiting:
+            raise _NotThere(next(other for _, other in waiting.values()))
         return ahead.finish(), out
     finally:
         ahead.stop()
+
+
+class OtherCalls(CheckError):
+    """A model makes other calls than in the run that was paired.
+
+    Args:
+        difference: the first call that is another one.
+    """
+
+    def __init__(self, difference: str) -> None:
+        self.difference = difference
+        super().__init__(
+            f"run_in_step: {difference}. Pair the calls again, on inputs for which the forward takes the same branches."
+        )
 
 
 class NotAlike(Exception):
@@ -128,14 +149,16 @@ def _known_by(call: OperatorCall) -> tuple:
 
 def _require_same(found: OperatorCall, wanted: OperatorCall) -> None:
     if (found.path, found.operator) != (wanted.path, wanted.operator):
-        raise CheckError(
-            f"run_in_step: call {wanted.index} was `{wanted.name}` when the calls were paired and is `{found.name}` "
-            "now. Pair the calls again, on inputs for which the forward takes the same branches."
+        raise OtherCalls(
+            f"call {wanted.index} was `{wanted.name}` when the calls were paired and is `{found.name}` now"
         )
 
 
-class _NotThere(CheckError):
+class _NotThere(OtherCalls):
     """A model has come to its end without a call that was expected."""
+
+    def __init__(self, wanted: OperatorCall) -> None:
+        super().__init__(f"`{wanted.name}` ran when the calls were paired, and does not run now")
 
 
 class _Stopped(BaseException):
@@ -171,10 +194,7 @@ class _Ahead:
         if wanted.index not in self._held:
             self._go_on(wanted.index)
         if wanted.index not in self._held:
-            raise _NotThere(
-                f"run_in_step: `{wanted.name}` ran when the calls were paired, and does not run now. Pair the calls "
-                "again, on inputs for which the forward takes the same branches."
-            )
+            raise _NotThere(wanted)
         yield self._held.pop(wanted.index)
 
     def finish(self) -> Any:

@@ -131,6 +131,23 @@ def test_a_model_that_takes_another_branch_is_told() -> None:
         run_in_step(first, second, pairing, lambda a, b: None, lambda m: m(-torch.ones(1)))
 
 
+class Stopping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.ReLU(), nn.Sigmoid()
+
+    def forward(self, x: Tensor, goes_on: bool) -> Tensor:
+        return self.b(self.a(x)) if goes_on else self.a(x)
+
+
+@pytest.mark.parametrize(("is_paired", "text"), [(True, "`b` ran when"), (False, "`b` did not run when")])
+def test_a_forward_that_ends_earlier_or_later_is_told(is_paired: bool, text: str) -> None:
+    first, second, x = Stopping(), Stopping(), torch.ones(1)
+    pairing = paired(first, second, x, is_paired)
+    with pytest.raises(CheckError, match=text):
+        run_in_step(first, second, pairing, lambda a, b: None, lambda m: m(x, not is_paired))
+
+
 def test_models_that_are_alike() -> None:
     """Calls are taken as they come, and both are written down; the first one that is another ends it."""
     x = torch.randn(2, 4)
