@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from horizon_plugin_pytorch.analysis.profile.profiler import MODES
 from horizon_plugin_pytorch.analysis.profile.tasks import TASKS
 from horizon_plugin_pytorch.march import March
 from horizon_plugin_pytorch.statistics.metrics import METRICS
@@ -88,7 +89,7 @@ def _profile(commands: argparse._SubParsersAction) -> None:
 
 def _compares(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help="cut the inputs into batches of N; all of them are used")
-    parser.add_argument("--mode", choices=("FvsQ", "QvsQ", "CvsQ"), help="what is compared; found out if not given")
+    parser.add_argument("--mode", choices=list(MODES), help="what is compared; found out if not given")
     parser.add_argument("--out", default=folder, metavar="FOLDER", help="for all files (default: %(default)s)")
     parser.add_argument("--similarity", choices=list(METRICS), default="Cosine", help="(default: %(default)s)")
     parser.add_argument("--task", choices=[task for task in TASKS if task], default="", help="sets what error is fine")

@@ -18,18 +18,19 @@ from horizon_plugin_profiler.command_line.outcomes import UsageError
 from horizon_plugin_profiler.command_line.summary import summary_data, summary_text
 from horizon_plugin_profiler.command_line.targets import call, find, load_checkpoint, models_of
 from horizon_plugin_profiler.command_line.thresholds import Broken, Thresholds, read_thresholds
-from horizon_plugin_pytorch.analysis.call_counts import get_module_called_count
+from horizon_plugin_pytorch.analysis.call_counts import called_counts
+from horizon_plugin_pytorch.analysis.calls import record_calls
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
-from horizon_plugin_pytorch.analysis.memory import show_cuda_memory_consumption, with_gradient
+from horizon_plugin_pytorch.analysis.memory import PAGE_NAME, show_cuda_memory_consumption, with_gradient
 from horizon_plugin_pytorch.analysis.profile.document import Document, read_document
-from horizon_plugin_pytorch.analysis.profile.stages import stage_of
+from horizon_plugin_pytorch.analysis.profile.profiler import JSON_FILE
+from horizon_plugin_pytorch.analysis.profile.stages import PREPARED, stage_of
 from horizon_plugin_pytorch.analysis.report import message_table, messages_text
-from horizon_plugin_pytorch.analysis.unfused import check_unfused_operations
+from horizon_plugin_pytorch.analysis.unfused import unfused_patterns
 from horizon_plugin_pytorch.march import set_march
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.tables import Table
 
-REPORT, PAGE, MEMORY_PAGE = "profiler.json", "profiler.html", "mem_info"
 OF_A_REPORT = ("outputs", "operators", "metric")  # sections of a threshold file
 
 
@@ -58,7 +59,7 @@ def check(options: Namespace) -> Result:
     messages: list[Any] = []
     mistakes: list[Any] = []
     written = ""
-    if stage in ("calibration", "qat"):
+    if stage in PREPARED:
         try:
             found = inspect_model(model, inputs, options.out)
         except OSError as error:
@@ -68,8 +69,10 @@ def check(options: Namespace) -> Result:
         messages, mistakes = list(found.messages), list(found.mistakes)
         written = os.path.join(options.out, RESULT_FILE) if options.out else ""
     else:
-        called = get_module_called_count(model, inputs, print_tabulate=False)
-        unfused = check_unfused_operations(model, inputs, print_tabulate=False) if stage == "float" else []
+        recording = record_calls(model, inputs)
+        called = called_counts(recording, model, inputs)
+        patterns = sorted(unfused_patterns(recording), key=len) if stage == "float" else []
+        unfused = [[member.name for member in pattern] for pattern in patterns]
     unused = [name for name, count in called.items() if count == 0]
     shared = {name: count for name, count in called.items() if count > 1}
     lines = [
@@ -100,12 +103,12 @@ def memory(options: Namespace) -> Result:
     limits = limits_of(options, "memory")
     rows = show_cuda_memory_consumption(
         _last_model(options), inputs_of(options.input, options.seed), options.device, out_dir=options.out,
-        file_name=MEMORY_PAGE, custom_backward=_backward(options.loss),
+        custom_backward=_backward(options.loss),
     )  # fmt: skip
     if not rows:
         raise UsageError("The model has no operator that could be measured.")
     highest = max(rows, key=lambda row: row.peak)
-    page = os.path.join(options.out, f"{MEMORY_PAGE}.html")
+    page = os.path.join(options.out, f"{PAGE_NAME}.html")
     largest = sorted(rows, key=lambda row: row.change, reverse=True)[: max(options.top, 0)]
     table = Table(
         ("operator", "type", "phase", "keeps, KiB", "peak, KiB"),
@@ -120,7 +123,7 @@ def show(options: Namespace) -> Result:
     """What a report says, and where its page is."""
     limits = limits_of(options, *OF_A_REPORT)
     path = Path(options.report)
-    path = path / REPORT if path.is_dir() else path
+    path = path / JSON_FILE if path.is_dir() else path
     document = read_report(path)
     page = path.with_suffix(".html")
     if options.command == "open":

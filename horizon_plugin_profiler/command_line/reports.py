@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_profiler.command_line.commands import OF_A_REPORT, PAGE, REPORT, Result, limits_of, read_report
+from horizon_plugin_profiler.command_line.commands import OF_A_REPORT, Result, limits_of, read_report
 from horizon_plugin_profiler.command_line.inputs import batches_of, inputs_of
 from horizon_plugin_profiler.command_line.outcomes import UsageError
 from horizon_plugin_profiler.command_line.summary import number, summary_data, summary_text
@@ -22,7 +22,7 @@ from horizon_plugin_profiler.command_line.thresholds import worsening
 from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.profile.document import Document, Metric, Operator
 from horizon_plugin_pytorch.analysis.profile.page import page_of
-from horizon_plugin_pytorch.analysis.profile.profiler import model_profiler
+from horizon_plugin_pytorch.analysis.profile.profiler import JSON_FILE, PAGE_FILE, model_profiler
 from horizon_plugin_pytorch.analysis.profile.stages import stage_of
 from horizon_plugin_pytorch.analysis.watched_run import undisturbed_evaluation
 from horizon_plugin_pytorch.march import set_march
@@ -38,8 +38,8 @@ def profile(options: Namespace) -> Result:
     if options.checkpoint:
         load_checkpoint(second, options.checkpoint)
     document = _profiled(first, second, options, options.out, "")
-    page = os.path.join(options.out, PAGE)
-    data = summary_data(document) | {"page": page, "report": os.path.join(options.out, REPORT)}
+    page = os.path.join(options.out, PAGE_FILE)
+    data = summary_data(document) | {"page": page, "report": os.path.join(options.out, JSON_FILE)}
     return Result(f"{summary_text(document, options.top)}\npage: {page}", data, limits.of_document(document))
 
 
@@ -136,12 +136,12 @@ def _reports(options: Namespace) -> dict[str, Document]:
             "Give two reports (profiler.json, or their folders) to compare; or module:function and --checkpoint, at "
             "least twice."
         )
-    paths = [Path(run) / REPORT if Path(run).is_dir() else Path(run) for run in options.runs]
+    paths = [Path(run) / JSON_FILE if Path(run).is_dir() else Path(run) for run in options.runs]
     return _labelled([_label(path) for path in paths], [read_report(path) for path in paths])
 
 
 def _label(path: Path) -> str:
-    return path.resolve().parent.name if path.name == REPORT else path.stem
+    return path.resolve().parent.name if path.name == JSON_FILE else path.stem
 
 
 def _labelled(labels: Sequence[str], documents: Sequence[Document]) -> dict[str, Document]:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from horizon_plugin_pytorch.analysis.calls import record_calls
+from horizon_plugin_pytorch.analysis.calls import Recording, record_calls
 from horizon_plugin_pytorch.analysis.report import called_times_table
 from horizon_plugin_pytorch.analysis.rows import CalledTimes
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import CheckError, require_module
+from horizon_plugin_pytorch.errors import require_module
 from horizon_plugin_pytorch.nested import fresh
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.watch.module_watch import ModuleWatch
@@ -49,18 +49,27 @@ def get_module_called_count(
     2                    1
     """
     require_module(model, "get_module_called_count")
-    recording = record_calls(model, example_inputs)
-    if recording.failure is not None:
-        raise CheckError(f"get_module_called_count: {recording.failure}") from recording.failure.error
-    counts = recording.counts
-    if check_leaf_module is not None:
-        chosen = _chosen(model, check_leaf_module)
-        others = {path: module for path, module in chosen.items() if path not in counts}
-        called = {**counts, **(_counts_of(model, example_inputs, others) if others else {})}
-        counts = {path: called[path] for path in chosen}
+    counts = called_counts(record_calls(model, example_inputs), model, example_inputs, check_leaf_module)
     if print_tabulate:
         print(called_times_table([CalledTimes(name, count) for name, count in counts.items()]))
     return counts
+
+
+def called_counts(
+    recording: Recording,
+    model: nn.Module,
+    example_inputs: Any,
+    check_leaf_module: Callable[[nn.Module], bool] | None = None,
+) -> dict[str, int]:
+    """What `get_module_called_count` gives, of a run that is recorded; modules that are no operators run once more."""
+    recording.require_end("get_module_called_count")
+    counts = recording.counts
+    if check_leaf_module is None:
+        return counts
+    chosen = _chosen(model, check_leaf_module)
+    others = {path: module for path, module in chosen.items() if path not in counts}
+    called = {**counts, **(_counts_of(model, example_inputs, others) if others else {})}
+    return {path: called[path] for path in chosen}
 
 
 def _chosen(model: nn.Module, is_chosen: Callable[[nn.Module], bool]) -> dict[str, nn.Module]:

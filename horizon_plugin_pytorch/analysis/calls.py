@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.analysis.float_run import FloatComparison
 from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.capture.leaves import is_leaf
 from horizon_plugin_pytorch.config.choice import reason_of
-from horizon_plugin_pytorch.errors import at
+from horizon_plugin_pytorch.errors import CheckError, at
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
@@ -169,6 +169,15 @@ class Recording:
     def consumers(self, call: CallRow) -> list[CallRow]:
         """The calls that take results of `call`, functions between them or not."""
         return self._by_origin.get(call.index, [])
+
+    def require_end(self, who: str) -> None:
+        """Insist on a run that came to its end.
+
+        Args:
+            who: the tool that was asked, for the message.
+        """
+        if self.failure is not None:
+            raise CheckError(f"{who}: {self.failure}") from self.failure.error
 
     def next_call(self, call: CallRow) -> CallRow | None:
         """The call that takes a result of `call` as it is, the first if there are several."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.analysis.calls import record_calls
+from horizon_plugin_pytorch.analysis.calls import Recording, record_calls
 from horizon_plugin_pytorch.analysis.chosen import Chosen
 from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.report import messages_text
@@ -23,7 +23,7 @@ from horizon_plugin_pytorch.analysis.rows import (
     weight_qconfigs,
 )
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import CheckError, HorizonError, require_module
+from horizon_plugin_pytorch.errors import HorizonError, require_module
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
 from horizon_plugin_pytorch.tables import Table
@@ -102,33 +102,50 @@ def check_qconfig(
             f"check_qconfig takes a calibration or QAT model, and `{type(model).__name__}` has no QAT modules: give it "
             "the result of `prepare`, `prepare_qat_fx` or `prepare_qat`, before conversion."
         )
-    chosen = Chosen("check_qconfig", prefixes, types)
-    asked = _Asked(custom_check_func, chosen)
-    recording = record_calls(model, example_inputs, also=asked)
-    if asked.error is not None:
-        raise asked.error
-    if recording.failure is not None:
-        raise CheckError(f"check_qconfig: {recording.failure}") from recording.failure.error
-    calls = [call for call in recording.calls if chosen.has(call.path, type(call.module))]
-    names = {call.name for call in calls}
-    check = QConfigCheck(
-        tuple(out_qconfig(call) for call in calls if not isinstance(call.module, DeQuantStub)),
-        tuple(weight_qconfigs(calls)),
-        tuple(row for row in messages(recording) if row.name in names),
-    )
-    write_report(check.text, out_dir, QCONFIG_FILE, "check_qconfig")
-    print(messages_text(check.messages))
-    return check
+    checker = QConfigChecker(prefixes, types, custom_check_func)
+    return checker.conclude(record_calls(model, example_inputs, also=checker), out_dir)
 
 
-class _Asked:
-    """Gives each operator that is shown to the user's function, whose errors are not the model's."""
+class QConfigChecker:
+    """Makes a check of a run that is recorded, and that tells it of each call.
 
-    def __init__(self, func: Callable[[nn.Module, Any, Any], Any] | None, chosen: Chosen) -> None:
+    Each operator that is shown is given to the user's function, whose errors are not the model's.
+
+    Args:
+        prefixes, types, custom_check_func: as of `check_qconfig`.
+    """
+
+    def __init__(
+        self,
+        prefixes: Sequence[str] = (),
+        types: Sequence[type] = (),
+        custom_check_func: Callable[[nn.Module, Any, Any], Any] | None = None,
+    ) -> None:
+        func = custom_check_func
         if func is not None and not callable(func):
             raise TypeError(f"check_qconfig: custom_check_func is called as func(module, input, output), got {func!r}.")
-        self._func, self._chosen = func, chosen
-        self.error: Exception | None = None
+        self._func, self._chosen = func, Chosen("check_qconfig", prefixes, types)
+        self._error: Exception | None = None
+
+    def conclude(self, recording: Recording, out_dir: str | os.PathLike | None) -> QConfigCheck:
+        """Write the tables, print what deserves a look, and give the rows.
+
+        Raises:
+            CheckError: the model failed. An error of the user's function comes as it is.
+        """
+        if self._error is not None:
+            raise self._error
+        recording.require_end("check_qconfig")
+        calls = [call for call in recording.calls if self._chosen.has(call.path, type(call.module))]
+        names = {call.name for call in calls}
+        check = QConfigCheck(
+            tuple(out_qconfig(call) for call in calls if not isinstance(call.module, DeQuantStub)),
+            tuple(weight_qconfigs(calls)),
+            tuple(row for row in messages(recording) if row.name in names),
+        )
+        write_report(check.text, out_dir, QCONFIG_FILE, "check_qconfig")
+        print(messages_text(check.messages))
+        return check
 
     def __call__(self, call: OperatorCall) -> None:
         if self._func is None or call.module is None or not self._chosen.has(call.path, type(call.module)):
@@ -136,7 +153,7 @@ class _Asked:
         try:
             self._func(call.module, call.args, call.output)
         except Exception as error:
-            self.error = error
+            self._error = error
             raise
 
 

@@ -31,6 +31,7 @@ from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.watch.watch import Watch
 
+PAGE_NAME = "mem_info"
 _WHO = "show_cuda_memory_consumption"
 _MIB = 1 << 20
 FORWARD, BACKWARD, RECOMPUTED = "forward", "backward", "recomputed"
@@ -103,7 +104,7 @@ def show_cuda_memory_consumption(
     _require_eager(model)
     run = WatchedRun(model, example_inputs, device, _WHO)
     rows, held = _measure(run, device, check_leaf_module or _is_operator, custom_backward)
-    name = file_name or "mem_info"
+    name = file_name or PAGE_NAME
     path = write_report(_page(rows, held, device), out_dir, name if name.endswith(".html") else f"{name}.html", _WHO)
     print(f"{_summary(rows, held)} {path} has every step.")
     return rows

@@ -12,7 +12,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.statistics.metrics import METRICS, Metric, metric_of
 
 # Where a result of quantization is commonly taken to be poor. The guides name no numbers.
-_THRESHOLDS = {"Cosine": 0.99, "MSE": 1.0, "L1": 1.0, "KL": 0.1, "SQNR": 20.0}
+THRESHOLDS = {"Cosine": 0.99, "MSE": 1.0, "L1": 1.0, "KL": 0.1, "SQNR": 20.0}
 
 
 class SimilarityFunction:
@@ -37,7 +37,7 @@ class SimilarityFunction:
         else:
             self.higher_is_better = None
         self.name = func if isinstance(func, str) else getattr(func, "__name__", type(func).__name__)
-        self.threshold = _THRESHOLDS.get(func) if isinstance(func, str) else None
+        self.threshold = THRESHOLDS.get(func) if isinstance(func, str) else None
 
     def __call__(self, wanted: Tensor, found: Tensor) -> float:
         """How similar a tensor is to the one that is wanted; NaN for a result that is no single number."""

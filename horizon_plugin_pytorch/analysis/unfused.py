@@ -10,7 +10,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.analysis.calls import CallRow, Recording, record_calls
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import CheckError, HorizonError, require_module
+from horizon_plugin_pytorch.errors import HorizonError, require_module
 from horizon_plugin_pytorch.nn.intrinsic.fused import FusedModule
 from horizon_plugin_pytorch.nn.qat.batchnorm import QATBatchNorm
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.passes.fusion_rules import FUSION_RULES, Role, can_fold, fits_layer, role_of
 from horizon_plugin_pytorch.tables import Table
 
+ALL_FUSED = "All fusable modules are fused in model!"
 _RULES = {rule.roles for rule in FUSION_RULES}
 
 
@@ -65,8 +66,7 @@ def check_unfused_operations(model: nn.Module, example_inputs: Any, print_tabula
             "`check_qat_model` says of a prepared one what could be fused."
         )
     recording = record_calls(model, example_inputs)
-    if recording.failure is not None:
-        raise CheckError(f"check_unfused_operations: {recording.failure}") from recording.failure.error
+    recording.require_end("check_unfused_operations")
     patterns = sorted(unfused_patterns(recording), key=len)
     if print_tabulate:
         print(patterns_text(patterns))
@@ -76,7 +76,7 @@ def check_unfused_operations(model: nn.Module, example_inputs: Any, print_tabula
 def patterns_text(patterns: Sequence[Sequence[Member]]) -> str:
     """A table for each pattern."""
     if not patterns:
-        return "All fusable modules are fused in model!"
+        return ALL_FUSED
     return "\n\n".join(Table(["name", "type"], [[m.name, str(m.type)] for m in members]).text() for members in patterns)
 
 

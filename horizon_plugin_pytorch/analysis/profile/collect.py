@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from horizon_plugin_pytorch.analysis.comparison import ComparedCall, Comparison,
 from horizon_plugin_pytorch.analysis.profile.advice.rules import advise
 from horizon_plugin_pytorch.analysis.profile.document import Called, Document, Message, Metric, Operator, Weight
 from horizon_plugin_pytorch.analysis.profile.running_values import RunningValues
-from horizon_plugin_pytorch.analysis.profile.stages import stage_of
+from horizon_plugin_pytorch.analysis.profile.stages import PREPARED, stage_of
+from horizon_plugin_pytorch.analysis.profile.tasks import task_of
 from horizon_plugin_pytorch.analysis.rows import messages
 from horizon_plugin_pytorch.analysis.similarity import SimilarityRow
 from horizon_plugin_pytorch.analysis.similarity_function import (
@@ -39,9 +41,11 @@ from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.statistics.metrics import SQNR
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
+from horizon_plugin_pytorch.watch.watch import Consumer
 
 BINS, FEWER_BINS, MANY_OPERATORS = 128, 32, 1500
 _ROUNDING = 0.51  # of a step
+WITHOUT_WEIGHTS = "Weights are not compared."
 _SECONDS = 20.0  # between two writings of what there is so far
 
 
@@ -72,12 +76,14 @@ def collect(
         title: what the page is called; the name of the model's class if it is empty.
         task: whose thresholds judge the errors.
         metric: the task's metric of both models.
-        write: is given the document after each batch, now and then meanwhile, and when an error or an interrupt ends
-            the run; until the end its `is_complete` is False.
+        write: is given the document now and then, and at the end, also if an error or an interrupt is the end; until
+            all has run its `is_complete` is False.
         who: the tool that was asked, for messages.
 
     Raises:
-        CheckError: both are one model, they have nothing in common, or one of them fails on these inputs.
+        CheckError: both are one model, they have nothing in common, one of them fails on these inputs, or makes other
+            calls on a further batch.
+        QuantizationConfigError: there is no such task.
 
     >>> import copy
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -90,15 +96,9 @@ def collect(
     [('quant', 'qint8', ()), ('module', 'qint8', (0,)), ('dequant', 'torch.float32', (1,))]
     """
     similarity = SimilarityFunction(similarity_func, who)
+    task_of(task)  # before anything runs
     collector = Collector(model1, model2, batches, similarity, devices, who)
-    collector.about = replace(
-        collector.about,
-        title=title or type(model1).__name__,
-        mode=mode,
-        threshold=similarity.threshold if threshold is None else threshold,
-        task=task,
-        metric=metric,
-    )
+    collector.describe(title, mode, threshold, task, metric)
     collector.run(write)
     return collector.document
 
@@ -108,9 +108,12 @@ class Collector:
 
     Args:
         batches: the inputs of each run; the first is taken at once, to pair the calls.
+        also: is told of each call of the run that `recording` is of.
 
     Attributes:
         about: the parts of the document that are not measured.
+        recorded: the model that tells of structure and formats: the prepared one, the later if both are; the first
+            if none is.
     """
 
     def __init__(
@@ -121,20 +124,21 @@ class Collector:
         similarity: SimilarityFunction,
         devices: Devices,
         who: str,
+        also: Consumer | None = None,
     ) -> None:
-        self._models, self._similarity, self._who = (model1, model2), similarity, who
+        self._models, self._similarity, self._who, self._also = (model1, model2), similarity, who, also
         self._batches = iter(batches)
         try:
             self._inputs = next(self._batches)
         except StopIteration:
             raise CheckError(f"{who}: there is no batch of inputs to run the models on.") from None
-        in_training = [name for name, model in (("first", model1), ("second", model2)) if model.training]
         self._comparison = Comparison(model1, model2, self._inputs, devices, who)
         pairs = self._comparison.pairing.pairs
         self._position = {other.index: number for number, (_, other) in enumerate(pairs)}
         self._bins = BINS if len(pairs) <= MANY_OPERATORS else FEWER_BINS
         self._operators: list[_RunningOperator | None] = [None] * len(pairs)
         self._digest = hashlib.blake2b(digest_size=12)
+        self.recorded = next((m for m in (model2, model1) if stage_of(m) in PREPARED), model1)
         march = note_of(model2, "march") or note_of(model1, "march")
         self.about = Document(
             type(model1).__name__,
@@ -144,14 +148,30 @@ class Collector:
             march=march.value if isinstance(march, March) else "",
             package_version=__version__,
             similarity_function=similarity.name,
-            in_training=tuple(in_training),
-            notes=tuple(self._notes()),
             is_complete=False,
         )
+        if alone := unexpected(self._comparison.pairing):
+            self.add_note(f"Calls without a partner in the other model are left out: {listed(map(str, alone))}.")
 
-    def _notes(self) -> list[str]:
-        found = unexpected(self._comparison.pairing)
-        return [f"Calls without a partner in the other model are left out: {listed(map(str, found))}."] if found else []
+    def describe(self, title: str, mode: str, threshold: float | None, task: str, metric: Metric | None) -> None:
+        """Say what the document is about; see `collect`."""
+        self.about = replace(
+            self.about,
+            title=title or type(self._models[0]).__name__,
+            mode=mode,
+            threshold=self._similarity.threshold if threshold is None else threshold,
+            task=task,
+            metric=metric,
+        )
+
+    def add_note(self, note: str) -> None:
+        """Say what was left out, and why; once, if it is said again."""
+        self.about = replace(self.about, notes=tuple(dict.fromkeys((*self.about.notes, note))))
+
+    @cached_property
+    def recording(self) -> Recording:
+        """A run of `recorded` on the first batch."""
+        return record_calls(self.recorded, self._inputs, also=self._also)
 
     @property
     def document(self) -> Document:
@@ -194,7 +214,7 @@ class Collector:
         """Say what looks as if the two models were not stages of one, or did not see the same."""
         doubts = []
         others = [w.name for w in self.about.weights if w.scale and (w.atol or 0.0) > _ROUNDING * w.scale]
-        if others and self.about.second == "quantized" and self.about.first in ("calibration", "qat"):
+        if others and self.about.second == "quantized" and self.about.first in PREPARED:
             doubts.append(
                 f"{listed(others)} differ by more than rounding: the quantized model was not made of this QAT model as "
                 "it is now. Convert a copy of it again."
@@ -206,17 +226,21 @@ class Collector:
                 "little. Does the forward draw random numbers, count its calls, or write to its inputs?"
             )
         for doubt in doubts:
-            warn(f"{self._who}: {doubt}", QuantizationWarning)
-        self.about = replace(self.about, notes=(*self.about.notes, *doubts))
+            self._warn(doubt)
+
+    def _warn(self, text: str) -> None:
+        warn(f"{self._who}: {text}", QuantizationWarning)
+        self.add_note(text)
 
     def _add_advice(self) -> None:
-        try:
-            found = advise(self.document, *self._comparison.models, [self._inputs])
-        except Exception as error:  # a long run is not lost for it
-            note = f"There is no advice: {type(error).__name__}: {error}."
-            self.about = replace(self.about, notes=(*self.about.notes, note))
-        else:
-            self.about = replace(self.about, advice=tuple(found))
+        def failed(rule: str, error: Exception) -> None:  # a long run is not lost for it
+            self._warn(
+                f"the rule `{rule}` failed, so advice may be missing. This is a defect of the package; please report "
+                f"it: {type(error).__name__}: {error}"
+            )
+
+        found = advise(self.document, *self._comparison.models, [self._comparison.first_inputs], failed)
+        self.about = replace(self.about, advice=tuple(found))
 
     def _count_batch(self, batch: Any) -> None:
         for x in tensors_of(batch):
@@ -276,24 +300,22 @@ class Collector:
         for number, one in enumerate(self._operators):
             if one is not None:
                 first_use.setdefault(one.about.path, number)
-        weights, notes = [], list(self.about.notes)
+        weights = []
         try:
             for pair in paired_weights(*self._models, tells=False):
-                weights.append(self._weight(pair, first_use.get(pair.path)))
+                weights.append(self._weight(pair, _user_of(pair.path, first_use)))
         except CheckError as error:
-            notes.append(f"Weights are not compared. {error}")
-        self.about = replace(self.about, weights=tuple(weights), notes=tuple(notes))
-        prepared = [m for m in self._models[::-1] if stage_of(m) in ("calibration", "qat")]
-        recording = record_calls((prepared or self._models)[0], self._inputs)
+            self.add_note(f"{WITHOUT_WEIGHTS} {error}")
+        self.about = replace(self.about, weights=tuple(weights))
+        recording = self.recording
         if recording.failure is not None:
-            note = f"Calls are not counted, nor formats checked: {recording.failure}"
-            self.about = replace(self.about, notes=(*notes, note))
+            self.add_note(f"Calls are not counted, nor formats checked: {recording.failure}")
             return
         self.about = replace(
             self.about,
             called=tuple(Called(name, count) for name, count in recording.counts.items()),
             unfused=tuple(tuple(member.name for member in members) for members in unfused_patterns(recording)),
-            messages=_messages(recording) if prepared else (),
+            messages=_messages(recording) if stage_of(self.recorded) in PREPARED else (),
         )
 
     def _weight(self, pair: PairedWeight, operator: int | None) -> Weight:
@@ -390,6 +412,13 @@ class _RunningOperator:
             self.about.index, self.about.name, self._type, self._similarity.result(), self._scale,
             errors["atol"] or 0.0, errors["error"], errors["same_input_error"],
         )  # fmt: skip
+
+
+def _user_of(path: str, first_use: dict[str, int]) -> int | None:
+    """The first operator at a path, or the operator that the path is a part of, as a layer inside of attention is."""
+    while path and path not in first_use:
+        path = path.rpartition(".")[0]
+    return first_use.get(path)
 
 
 def _larger(one: float | None, other: float | None) -> float | None:

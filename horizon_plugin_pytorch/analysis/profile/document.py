@@ -180,7 +180,6 @@ class Document:
         title: what the page is called.
         mode: ``FvsQ``, ``QvsQ`` or ``CvsQ``.
         first, second: what the models are, ``float``, ``calibration``, ``qat`` or ``quantized``.
-        in_training: which of the two models were in train mode when they were given: ``first``, ``second``.
         batches: how many were seen.
         inputs: a digest of the numbers in them, to see whether two documents are about the same inputs.
         unfused: members of each pattern that could be fused, by name.
@@ -206,7 +205,6 @@ class Document:
     messages: tuple[Message, ...] = ()
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
-    in_training: tuple[str, ...] = ()
     batches: int = 0
     inputs: str = ""
     is_complete: bool = True

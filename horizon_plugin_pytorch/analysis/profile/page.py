@@ -19,6 +19,8 @@ from horizon_plugin_pytorch.analysis.profile.advice.texts import TEXTS, Sentence
 from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Histogram, Operator, Weight
 from horizon_plugin_pytorch.analysis.profile.layout import Box, layout_of
 from horizon_plugin_pytorch.analysis.profile.tasks import TASKS
+from horizon_plugin_pytorch.analysis.similarity_function import THRESHOLDS
+from horizon_plugin_pytorch.statistics.metrics import METRICS
 
 _ASSETS = Path(__file__).with_name("assets")
 LANGUAGES = ("en", "zh")
@@ -64,7 +66,12 @@ def page_script() -> str:
     for name, task in TASKS.items():
         texts["en"][f"task-{name}"], texts["zh"][f"task-{name}"] = name or "any task", task.chinese
     tasks = {name: task.error for name, task in TASKS.items()}
-    known = json.dumps({"texts": texts, "tasks": tasks}, ensure_ascii=False).replace("</", "<\\/")
+    metrics = {
+        name: {"threshold": THRESHOLDS[name], "higher_is_better": metric.higher_is_better}
+        for name, metric in METRICS.items()
+    }
+    facts = {"texts": texts, "tasks": tasks, "metrics": metrics}
+    known = json.dumps(facts, ensure_ascii=False).replace("</", "<\\/")
     files: dict[str, str] = {}
     _collect("main", files)
     return "\n".join(['"use strict";', f"const KNOWN = {known};", *files.values()])

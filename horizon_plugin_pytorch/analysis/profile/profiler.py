@@ -5,28 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from torch import nn
 
-from horizon_plugin_pytorch.analysis.call_counts import get_module_called_count
-from horizon_plugin_pytorch.analysis.check_qconfig import check_qconfig
+from horizon_plugin_pytorch.analysis.call_counts import called_counts
+from horizon_plugin_pytorch.analysis.check_qconfig import QConfigChecker
 from horizon_plugin_pytorch.analysis.comparison import pair_of, require_two_models
 from horizon_plugin_pytorch.analysis.features import STATISTICS, stream_statistics
 from horizon_plugin_pytorch.analysis.output import write_report
-from horizon_plugin_pytorch.analysis.profile.collect import Collector
+from horizon_plugin_pytorch.analysis.profile.collect import WITHOUT_WEIGHTS, Collector
 from horizon_plugin_pytorch.analysis.profile.document import Document, Metric
 from horizon_plugin_pytorch.analysis.profile.page import page_of
 from horizon_plugin_pytorch.analysis.profile.side_files import CSV_FILE, NODE_DATA_FILES, node_data, operators_csv
-from horizon_plugin_pytorch.analysis.profile.stages import stage_of
+from horizon_plugin_pytorch.analysis.profile.stages import PREPARED, stage_of
+from horizon_plugin_pytorch.analysis.profile.tasks import task_of
 from horizon_plugin_pytorch.analysis.profile.tools import ToolSettings
 from horizon_plugin_pytorch.analysis.report import called_times_table
 from horizon_plugin_pytorch.analysis.rows import CalledTimes
 from horizon_plugin_pytorch.analysis.similarity import tell_poor, write_similarity
 from horizon_plugin_pytorch.analysis.similarity_function import SimilarityFunction
-from horizon_plugin_pytorch.analysis.unfused import check_unfused_operations
+from horizon_plugin_pytorch.analysis.unfused import ALL_FUSED, check_unfused_operations
 from horizon_plugin_pytorch.analysis.watched_run import undisturbed_evaluation
 from horizon_plugin_pytorch.analysis.weights import compare_weights
 from horizon_plugin_pytorch.doors import show_at
@@ -35,11 +35,10 @@ from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, r
 OUT_DIR, PAGE_FILE, JSON_FILE = "horizon_quant_debug", "profiler.html", "profiler.json"
 CALLED_FILE, UNFUSED_FILE = "module_called_count.txt", "unfused_operations.txt"
 _WHO = "model_profiler"
-_PREPARED = ("calibration", "qat")
-_MODES = {
-    "FvsQ": (("float",), (*_PREPARED, "quantized"), "a float model and its calibration, QAT or quantized form"),
-    "QvsQ": (_PREPARED, ("quantized",), "a QAT model and its quantized form"),
-    "CvsQ": (_PREPARED, _PREPARED, "a calibration model and the QAT model that was made of it"),
+MODES = {
+    "FvsQ": (("float",), (*PREPARED, "quantized"), "a float model and its calibration, QAT or quantized form"),
+    "QvsQ": (PREPARED, ("quantized",), "a QAT model and its quantized form"),
+    "CvsQ": (PREPARED, PREPARED, "a calibration model and the QAT model that was made of it"),
 }
 GivenMetric = Metric | tuple[str, float, float] | Callable[[nn.Module], float] | None
 
@@ -84,8 +83,9 @@ def model_profiler(
         The document that the page shows.
 
     Raises:
-        QuantizationConfigError: the mode does not fit the models, or an argument of a tool is not known.
-        CheckError: both are one model, they have nothing in common, or one of them fails on these inputs.
+        QuantizationConfigError: the mode does not fit the models, or the task or an argument of a tool is not known.
+        CheckError: both are one model, they have nothing in common, one of them fails on these inputs, or makes other
+            calls on a further batch.
 
     >>> import copy, tempfile, torch
     >>> from horizon_plugin_pytorch.march import March, set_march
@@ -102,6 +102,7 @@ def model_profiler(
     [('quant', 0), ('module', 0), ('dequant', 0)]
     """
     settings = ToolSettings(kwargs_dict)
+    task_of(task)  # before anything runs
     models = model1, model2
     for model in models:
         require_module(model, _WHO)
@@ -118,23 +119,16 @@ class _ProfilerRun:
         self, models: tuple[nn.Module, nn.Module], inputs: Any, mode: str, folder: str, settings: ToolSettings
     ) -> None:
         self._models, self._inputs, self._mode, self._folder, self._settings = models, inputs, mode, folder, settings
-        self._notes: list[str] = []
 
     def run(self, batches: Iterable[Any], metric: Metric | None, task: str, title: str) -> Document:
         given = self._settings.of("featuremap_similarity")
         similarity = SimilarityFunction(given.get("similarity_func", "Cosine"), _WHO)
         threshold, devices = given.get("threshold"), given.get("devices")
-        collector = Collector(*self._models, chain([self._inputs], batches), similarity, devices, _WHO)
-        collector.about = replace(
-            collector.about,
-            title=title or type(self._models[0]).__name__,
-            mode=self._mode,
-            threshold=similarity.threshold if threshold is None else threshold,
-            task=task,
-            metric=metric,
-        )
-        self._structure()
-        collector.about = replace(collector.about, notes=(*collector.about.notes, *self._notes))
+        has_formats = any(stage_of(model) in PREPARED for model in self._models)
+        checker = QConfigChecker(**self._settings.of("check_qconfig")) if has_formats else None
+        collector = Collector(*self._models, chain([self._inputs], batches), similarity, devices, _WHO, also=checker)
+        collector.describe(title, self._mode, threshold, task, metric)
+        self._structure(collector, checker)
 
         def write(document: Document) -> None:
             write_similarity(collector.rows, similarity.name, self._folder)
@@ -153,38 +147,27 @@ class _ProfilerRun:
         for measure, name in NODE_DATA_FILES.items():
             write_report(node_data(document, measure), self._folder, name, _WHO)
 
-    def _structure(self) -> None:
-        """The tools that look at one model, and at weights."""
-        prepared = next((m for m in self._models[::-1] if stage_of(m) in _PREPARED), None)
-        counted = self._models[0] if prepared is None else prepared
-        quiet = {"print_tabulate": False}
-        with self._noting("Calls are not counted."):
-            counts = get_module_called_count(
-                counted, self._inputs, **{**quiet, **self._settings.of("get_module_called_count")}
-            )
-            self._save(CALLED_FILE, called_times_table([CalledTimes(*one) for one in counts.items()]))
+    def _structure(self, collector: Collector, checker: QConfigChecker | None) -> None:
+        """The tools that look at one model, and at weights; one run of the prepared model serves them and the page."""
+        recording, counting = collector.recording, self._settings.of("get_module_called_count")
+        prints_counts = counting.pop("print_tabulate", False)
+        if checker is not None:
+            with _noting(collector, "Formats are not checked."):
+                checker.conclude(recording, self._folder)
+        with _noting(collector, "Calls are not counted."):
+            counts = called_counts(recording, collector.recorded, self._inputs, **counting)
+            table = called_times_table([CalledTimes(*one) for one in counts.items()])
+            write_report(f"{table}\n", self._folder, CALLED_FILE, _WHO)
+            if prints_counts:
+                print(table)
         if stage_of(self._models[0]) == "float":
-            with self._noting("Unfused patterns are not known."):
-                settings = {**quiet, **self._settings.of("check_unfused_operations")}
+            with _noting(collector, "Unfused patterns are not known."):
+                settings = {"print_tabulate": False, **self._settings.of("check_unfused_operations")}
                 found = check_unfused_operations(self._models[0], self._inputs, **settings)
-                lines = ["\n".join(names) for names in found] or ["All fusable modules are fused in model!"]
-                self._save(UNFUSED_FILE, "\n\n".join(lines))
-        with self._noting("Weights are not compared."):
+                lines = ["\n".join(names) for names in found] or [ALL_FUSED]
+                write_report("\n\n".join(lines) + "\n", self._folder, UNFUSED_FILE, _WHO)
+        with _noting(collector, WITHOUT_WEIGHTS):
             compare_weights(*self._models, **self._settings.of("compare_weights"), out_dir=self._folder)
-        if prepared is not None:
-            with self._noting("Formats are not checked."):
-                check_qconfig(prepared, self._inputs, **self._settings.of("check_qconfig"), out_dir=self._folder)
-
-    def _save(self, name: str, text: str) -> None:
-        write_report(f"{text}\n", self._folder, name, _WHO)
-
-    @contextmanager
-    def _noting(self, what: str) -> Iterator[None]:
-        """What a tool cannot do is said on the page, and the others go on."""
-        try:
-            yield
-        except CheckError as error:
-            self._notes.append(f"{what} {error}")
 
     def _statistics(self, devices: tuple[Any, Any]) -> None:
         record, show = self._settings.of("get_raw_features"), self._settings.of("profile_featuremap")
@@ -197,15 +180,24 @@ class _ProfilerRun:
             stream_statistics(model, self._inputs, device or own, record, shown, self._folder)
 
 
+@contextmanager
+def _noting(collector: Collector, what: str) -> Iterator[None]:
+    """What a tool cannot do is said on the page, and the others go on."""
+    try:
+        yield
+    except CheckError as error:
+        collector.add_note(f"{what} {error}")
+
+
 def _require_mode(mode: str, model1: nn.Module, model2: nn.Module) -> None:
-    if mode not in _MODES:
-        raise QuantizationConfigError(f"{_WHO}: mode is one of {', '.join(_MODES)}; got {mode!r}.")
+    if mode not in MODES:
+        raise QuantizationConfigError(f"{_WHO}: mode is one of {', '.join(MODES)}; got {mode!r}.")
     first, second = stage_of(model1), stage_of(model2)
-    wanted = _MODES[mode]
+    wanted = MODES[mode]
     if first in wanted[0] and second in wanted[1]:
         return
-    fitting = [name for name, (one, other, _) in _MODES.items() if first in one and second in other]
-    swapped = [name for name, (one, other, _) in _MODES.items() if second in one and first in other]
+    fitting = [name for name, (one, other, _) in MODES.items() if first in one and second in other]
+    swapped = [name for name, (one, other, _) in MODES.items() if second in one and first in other]
     if fitting:
         advice = f"Give mode={fitting[0]!r}."
     elif swapped:
@@ -216,7 +208,7 @@ def _require_mode(mode: str, model1: nn.Module, model2: nn.Module) -> None:
             "conversion, and give that."
         )
     else:
-        advice = f"Give two stages of one model: {', '.join(f'{name} {text}' for name, (*_, text) in _MODES.items())}."
+        advice = f"Give two stages of one model: {', '.join(f'{name} {text}' for name, (*_, text) in MODES.items())}."
     raise QuantizationConfigError(
         f"{_WHO}: mode {mode!r} takes {wanted[2]}; these are a {first} model and a {second} one. {advice}"
     )

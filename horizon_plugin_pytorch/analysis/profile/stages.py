@@ -8,6 +8,8 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 
+PREPARED = ("calibration", "qat")  # the stages that have fake quantizers
+
 
 def stage_of(model: nn.Module) -> str:
     """``float``, ``calibration``, ``qat`` (also in the VALIDATION state) or ``quantized``.

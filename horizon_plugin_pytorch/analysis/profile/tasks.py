@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from horizon_plugin_pytorch.errors import QuantizationConfigError
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,6 @@ class Task:
     name: str
     error: float
     chinese: str
-
-    @property
-    def sqnr(self) -> float:
-        """The same as the smallest ratio of signal to noise, in dB."""
-        return -20 * math.log10(self.error)
 
 
 GENERAL = Task("", 0.1, "通用")
@@ -44,11 +40,12 @@ def task_of(name: str) -> Task:
     """A task by its name.
 
     Raises:
-        ValueError: for a name that nobody knows.
+        QuantizationConfigError: for a name that nobody knows.
 
-    >>> round(task_of("super-resolution").sqnr), round(task_of("").sqnr)
-    (60, 20)
+    >>> task_of("super-resolution").error, task_of("").error
+    (0.001, 0.1)
     """
     if name not in TASKS:
-        raise ValueError(f"There is no task {name!r}; there are {', '.join(name for name in TASKS if name)}.")
+        known = ", ".join(name for name in TASKS if name)
+        raise QuantizationConfigError(f"There is no task {name!r}; there are {known}, and '' for any other.")
     return TASKS[name]

@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.analysis.profile.advice import rules
+from horizon_plugin_pytorch.analysis.profile.advice.evidence import Evidence
 from horizon_plugin_pytorch.analysis.profile.collect import Collector, collect
-from horizon_plugin_pytorch.analysis.profile.document import Document, read_document
+from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, read_document
 from horizon_plugin_pytorch.analysis.profile.running_values import RunningHistogram, RunningValues
 from horizon_plugin_pytorch.analysis.similarity_function import SimilarityFunction
-from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning
+from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import FakeQuantState, QuantWrapper, set_fake_quantize
 from horizon_plugin_pytorch.utils.quant_profiler import featuremap_similarity
@@ -104,10 +106,41 @@ def test_no_batch(models: dict[str, nn.Module]) -> None:
         collect(models["float"], models["qat"], [])
 
 
-def test_training_mode_is_told(models: dict[str, nn.Module]) -> None:
-    qat = copy.deepcopy(models["qat"]).train()
-    assert collect(models["calibration"], qat, [data()]).in_training == ("second",)
-    assert qat.training
+class _Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.large(x) if x.abs().max() > 1 else self.small(x)
+
+
+def test_a_batch_that_takes_another_branch() -> None:
+    """The error speaks of batches, and of what to do with them; what was found before is written."""
+    written: list[Document] = []
+    net, x = _Branch(), torch.ones(2, 4)
+    with pytest.raises(CheckError, match=r"was `small` .* is `large` now.*leave this batch out") as error:
+        collect(net, copy.deepcopy(net), [x, 2 * x], write=written.append)
+    assert "pair" not in str(error.value).replace("paired", "") and written[-1].batches == 1
+
+
+def test_a_task_that_nobody_knows(models: dict[str, nn.Module]) -> None:
+    """Before anything runs."""
+    with pytest.raises(QuantizationConfigError, match="no task 'cooking'; there are classification"):
+        collect(models["float"], models["qat"], [data()], task="cooking", write=pytest.fail)
+
+
+def test_a_rule_that_fails(models: dict[str, nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, and the other rules speak."""
+
+    def broken(evidence: Evidence) -> list[Advice]:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(rules, "RULES", (broken, *rules.RULES))
+    with pytest.warns(QuantizationWarning, match="the rule `broken` failed.*ZeroDivisionError: by zero"):
+        found = collect(models["float"], models["calibration"], [data()])
+    assert "`broken`" in found.notes[-1]
+    assert "left-in-calibration" in {advice.rule for advice in found.advice}
 
 
 def test_bins_that_grow() -> None:

@@ -153,3 +153,18 @@ def test_an_interrupt(models: dict[str, nn.Module]) -> None:
         model_profiler(models["qat"], models["converted"], data(), "QvsQ", "here", batches=interrupted())
     found = read_document(Path("here/profiler.json").read_text())
     assert not found.is_complete and found.batches == 2 and found.operators and found.weights
+
+
+def test_runs_are_shared(models: dict[str, nn.Module]) -> None:
+    """Each runs to pair its calls, in step with the other, and for statistics; one for all checks, in both modes."""
+    qat, quantized = copy.deepcopy(models["qat"]), copy.deepcopy(models["converted"])
+    ran: list[str] = []
+    for name, model in (("qat", qat), ("quantized", quantized)):
+        model.register_forward_pre_hook(lambda module, x, name=name: ran.append(name))
+    model_profiler(qat, quantized, data(), "QvsQ")
+    assert (ran.count("qat"), ran.count("quantized")) == (5, 3)
+
+
+def test_an_unknown_task(models: dict[str, nn.Module]) -> None:
+    with pytest.raises(QuantizationConfigError, match="no task 'cooking'"):
+        model_profiler(models["qat"], models["converted"], data(), "QvsQ", task="cooking")

@@ -100,7 +100,10 @@ class Evidence:
     """All that rules may ask.
 
     Args:
-        inputs: batches of inputs, for rules that run the float model again; they are not kept.
+        inputs: batches of inputs, for rules that run the float model again.
+
+    Attributes:
+        claimed: operators that a rule has spoken of, so that a more general one need not.
     """
 
     def __init__(self, document: Document, first: nn.Module, second: nn.Module, inputs: Sequence[Any] = ()) -> None:
@@ -108,7 +111,7 @@ class Evidence:
         self.operators = document.operators
         self.task: Task = task_of(document.task)
         self._modules = dict(second.named_modules(remove_duplicate=False))
-        self.claimed: set[int] = set()  # operators that a rule has spoken of, so that a general one need not
+        self.claimed: set[int] = set()
 
     # -- structure
 
@@ -156,10 +159,18 @@ class Evidence:
 
     def is_output(self, operator: Operator) -> bool:
         """Does its result go to DeQuantStubs only, perhaps through functions?"""
-        consumers = self.consumers[operator.index]
-        return bool(consumers) and all(
-            self._is_dequant(one) or (self.module(one) is None and self.is_output(one)) for one in consumers
-        )
+        return operator.index in self._outputs
+
+    @cached_property
+    def _outputs(self) -> set[int]:
+        found: set[int] = set()
+        for operator in reversed(self.operators):
+            consumers = self.consumers[operator.index]
+            if consumers and all(
+                self._is_dequant(one) or (self.module(one) is None and one.index in found) for one in consumers
+            ):
+                found.add(operator.index)
+        return found
 
     def _is_dequant(self, operator: Operator) -> bool:
         row = self.row(operator)
@@ -167,14 +178,18 @@ class Evidence:
 
     def functions_behind(self, operator: Operator) -> list[str]:
         """The functions between an output and its DeQuantStubs that a deployed model has something for."""
-        found: dict[str, None] = {}
-        for one in self.consumers[operator.index]:
-            row = self.row(one)
-            if self._is_dequant(one) or (row is not None and row.does_nothing):
-                continue
-            found[one.operator or one.type] = None
-            found.update(dict.fromkeys(self.functions_behind(one)))
-        return list(found)
+        behind = {operator.index: operator}
+        for before in (waiting := [operator]):
+            new = [one for one in self.consumers[before.index] if one.index not in behind and not self._is_dequant(one)]
+            behind.update((one.index, one) for one in new)
+            waiting += new
+        del behind[operator.index]
+        found = [behind[index] for index in sorted(behind)]
+        return list(dict.fromkeys(one.operator or one.type for one in found if not self._does_nothing(one)))
+
+    def _does_nothing(self, operator: Operator) -> bool:
+        row = self.row(operator)
+        return row is not None and row.does_nothing
 
     def outputs(self) -> list[Operator]:
         """What leaves the quantized part of the model; all that nobody takes, where there are no DeQuantStubs."""
@@ -226,13 +241,7 @@ class Evidence:
         """The measured error of a result, as a share of it; None if it is not known."""
         if operator.sqnr is None or math.isnan(operator.sqnr):
             return None
-        return (
-            0.0
-            if operator.sqnr == math.inf
-            else math.inf
-            if operator.sqnr == -math.inf
-            else 10 ** (-operator.sqnr / 20)
-        )
+        return 10 ** (-operator.sqnr / 20)
 
     def is_poor(self, operator: Operator) -> bool:
         """Is the error of its result larger than the task allows?"""

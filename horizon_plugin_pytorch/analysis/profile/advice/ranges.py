@@ -11,13 +11,16 @@ _RECALIBRATE = "calibrate(model, batches)"
 _WIDE = 4  # so many times the values: two bits and more are not used
 
 
-def fixed_threshold(operator: Operator, largest: float) -> str:
-    """A line that gives an operator a range."""
+def _least_scale(operator: Operator, largest: float) -> float:
+    """The smallest scale with which an operator's grid reaches so far."""
+    return largest / (1 << (15 if operator.format == "qint16" else 7))
+
+
+def _fixed(evidence: Evidence, operator: Operator, largest: float) -> str:
+    """A line that gives an operator a fixed range."""
+    if evidence.is_input(operator):
+        return f"QuantStub(scale={_least_scale(operator, largest):.4g})"
     return f"ModuleNameTemplate({{{operator.path!r}: {{'dtype': {operator.format}, 'threshold': {largest:.4g}}}}})"
-
-
-def _steps(operator: Operator) -> int:
-    return 1 << (15 if operator.format == "qint16" else 7)
 
 
 def clipped(evidence: Evidence) -> Iterator[Advice]:
@@ -63,11 +66,8 @@ def _clipped(evidence: Evidence, operator: Operator, noise: Noise, members: list
     quantizer = evidence.quantizer(operator)
     configuration = _RECALIBRATE
     if quantizer is not None and quantizer.is_fixed:
-        rule = "fixed-scale-too-small"
-        least = noise.largest / _steps(operator)
-        numbers |= {"scale": operator.scale, "least": least}
-        is_stub = evidence.is_input(operator)
-        configuration = f"QuantStub(scale={least:.4g})" if is_stub else fixed_threshold(operator, noise.largest)
+        rule, configuration = "fixed-scale-too-small", _fixed(evidence, operator, noise.largest)
+        numbers |= {"scale": operator.scale, "least": _least_scale(operator, noise.largest)}
     elif evidence.is_input(operator):
         rule, numbers["others"] = "input-exceeds-calibration", len(members) - 1
     else:
@@ -125,8 +125,6 @@ def too_wide(evidence: Evidence) -> Iterator[Advice]:
         if quantizer is not None and not quantizer.has_statistics:
             continue  # never calibrated
         if quantizer is not None and quantizer.is_fixed:
-            rule, least = "fixed-scale-too-large", noise.largest / _steps(operator)
-            numbers |= {"scale": operator.scale, "least": least}
-            is_stub = evidence.is_input(operator)
-            configuration = f"QuantStub(scale={least:.4g})" if is_stub else fixed_threshold(operator, noise.largest)
+            rule, configuration = "fixed-scale-too-large", _fixed(evidence, operator, noise.largest)
+            numbers |= {"scale": operator.scale, "least": _least_scale(operator, noise.largest)}
         yield evidence.advice(rule, "error", operator.path, members, configuration, noise.rounding_error, **numbers)

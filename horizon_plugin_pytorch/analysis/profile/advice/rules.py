@@ -40,13 +40,23 @@ RULES: tuple[Rule, ...] = (
 _SEVERITIES = ("error", "warning", "hint")
 
 
-def advise(document: Document, first: nn.Module, second: nn.Module, inputs: Sequence[Any] = ()) -> list[Advice]:
+def advise(
+    document: Document,
+    first: nn.Module,
+    second: nn.Module,
+    inputs: Sequence[Any] = (),
+    failed: Callable[[str, Exception], Any] | None = None,
+) -> list[Advice]:
     """What is probably wrong with the second of two models, and what to try; what explains most of the error first.
 
     Args:
         document: of both models, as `collect` gives it; one of a run that was interrupted has what ran before.
         first, second: the models; nothing of them is changed.
         inputs: batches of inputs. With them the float model may be run once more, to see how sensitive it is.
+        failed: is told the name of a rule that fails, and its error; the others go on. None lets the error out.
+
+    Raises:
+        QuantizationConfigError: the document's task is not known.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization import QuantWrapper, get_default_qconfig, prepare_qat_fx
@@ -57,7 +67,14 @@ def advise(document: Document, first: nn.Module, second: nn.Module, inputs: Sequ
     ['never-calibrated']
     """
     evidence = Evidence(document, first, second, inputs)
-    found = [advice for rule in RULES for advice in rule(evidence)]
+    found: list[Advice] = []
+    for rule in RULES:
+        try:
+            found += rule(evidence)
+        except Exception as error:
+            if failed is None:
+                raise
+            failed(rule.__name__, error)
     return sorted(found, key=lambda advice: (_is_state(advice), -_rank(advice), _SEVERITIES.index(advice.severity)))
 
 

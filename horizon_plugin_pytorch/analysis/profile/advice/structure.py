@@ -70,7 +70,7 @@ def amplified(evidence: Evidence) -> Iterator[Advice]:
         sources = evidence.sources(operator)
         before = max((evidence.error(source) or 0.0 for source in sources), default=0.0)
         error, noise = evidence.error(operator) or 0.0, evidence.noise(operator)
-        own = 0.0 if noise is None else math.hypot(noise.rounding_error, noise.clipping_error)
+        own = 0.0 if noise is None else noise.error
         choosers = [one for source in sources if (one := _chooser(evidence, source)) is not None]
         if not choosers or not 0 < before * _AMPLIFIED < error or own > error / 2:
             continue
@@ -98,14 +98,17 @@ def amplified(evidence: Evidence) -> Iterator[Advice]:
         )  # fmt: skip
 
 
-def _joined(evidence: Evidence, operator: Operator) -> Iterator[Operator]:
-    """An operator, and what it joins that is about as coarse."""
-    yield operator
-    for source in evidence.sources(operator) if operator.operator in JOINS else ():
-        chooser = _chooser(evidence, source)
-        is_coarse = chooser is not None and (chooser.scale or 0.0) * 4 > (operator.scale or 0.0)
-        if chooser is not None and is_coarse and chooser.format == "qint8":
-            yield from _joined(evidence, chooser)
+def _joined(evidence: Evidence, operator: Operator) -> list[Operator]:
+    """An operator, and what it joins that is about as coarse; and what that joins."""
+    found = [operator]
+    for joining in found:
+        for source in evidence.sources(joining) if joining.operator in JOINS else ():
+            chooser = _chooser(evidence, source)
+            if chooser is None or chooser.format != "qint8" or chooser in found:
+                continue
+            if (chooser.scale or 0.0) * 4 > (joining.scale or 0.0):
+                found.append(chooser)
+    return found
 
 
 def _chain(evidence: Evidence, operator: Operator | None) -> Iterator[Operator]:
@@ -141,7 +144,7 @@ def outputs(evidence: Evidence) -> Iterator[Advice]:
         between = evidence.functions_behind(operator)
         rule = "shared-output" if is_shared else "output-before-functions" if between else "low-precision-output"
         noise = evidence.noise(operator)
-        error = 0.0 if noise is None else math.sqrt(noise.rounding_error**2 + noise.clipping_error**2)
+        error = 0.0 if noise is None else noise.error
         numbers = {"between": ", ".join(f"`{name}`" for name in between)} if rule == "output-before-functions" else {}
         yield evidence.advice(
             rule, "warning" if evidence.is_poor(operator) else "hint", operator.path, [operator.index],

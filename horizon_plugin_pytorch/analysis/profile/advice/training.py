@@ -52,8 +52,9 @@ def weights_far(evidence: Evidence) -> Iterator[Advice]:
     except CheckError:
         return  # nothing in common
     poor = {operator.path for operator in evidence.operators if evidence.is_poor(operator)}
+    users = {w.name: evidence.operators[w.operator].path for w in evidence.document.weights if w.operator is not None}
     errors = {pair.name: relative_error(_directions(pair.second), _directions(pair.first)) for pair in pairs}
-    far = {pair.name: errors[pair.name] for pair in pairs if pair.path in poor and errors[pair.name] > _FAR}
+    far = {pair.name: errors[pair.name] for pair in pairs if users.get(pair.name) in poor and errors[pair.name] > _FAR}
     if far:
         worst = max(far, key=far.__getitem__)
         yield evidence.advice(
@@ -69,12 +70,13 @@ def _directions(weight: Tensor) -> Tensor:
 
 
 def not_finite(evidence: Evidence) -> Iterator[Advice]:
-    """Where NaN begin. Infinities in the float model may be masks."""
+    """Where NaN begin, and infinities that the first model does not have: there they may be masks."""
     for which, name in (("first", evidence.document.first), ("second", evidence.document.second)):
         bad = []
         for operator in evidence.operators:
             values = getattr(operator, which)
-            if values is not None and (values.nan or (values.inf and which == "second")):
+            has_new = values is not None and values.inf and not (operator.first is not None and operator.first.inf)
+            if values is not None and (values.nan or has_new):
                 bad.append(operator)
         for root, members in evidence.grouped(bad, lambda operator: True).items():
             values = getattr(evidence.operators[root], which)

@@ -12,7 +12,6 @@ import { language, t, tOr } from "./text.js";
 /** @typedef {import("./report.js").Run} Run */
 /** @typedef {import("./report.js").Advice} Advice */
 
-const SEVERITIES = ["error", "warning", "hint"];
 /** @type {Record<string, string>} */
 const ICONS = { error: "bad", warning: "watch", hint: "hint" };
 const MOST_LOSING = 8;
@@ -82,16 +81,10 @@ function operatorLink(key) {
 
 /** @param {Report} report @param {Run} run */
 function advice(report, run) {
-  const items = [...run.document.advice].sort((a, b) => order(a) - order(b) || (b.explains ?? 0) - (a.explains ?? 0));
+  const items = run.document.advice; // in the order of the document: what explains most of the error is first
   return h("div", { class: "advice", data: { run: run.position } },
     report.isDiff && h("h3", { class: `run-title run${run.position % 6}` }, run.label),
     items.length ? items.map((item) => adviceCard(run, item)) : h("p", { class: "empty" }, t("no-advice")));
-}
-
-/** @param {Advice} item */
-function order(item) {
-  const at = SEVERITIES.indexOf(item.severity);
-  return at < 0 ? SEVERITIES.length : at;
 }
 
 /** @param {Run} run @param {Advice} item @param {boolean} [withLinks] to its operators */

@@ -28,7 +28,7 @@ function widthOf(label, below = "") {
 }
 
 /** What an operator is called in its box. @param {string} key @param {string} path of the box */
-export function shortName(key, path) {
+function shortName(key, path) {
   if (path && key.startsWith(`${path}.`)) return key.slice(path.length + 1);
   return path && key.startsWith(`${path}[`) ? key.slice(path.length) : key;
 }

@@ -26,9 +26,6 @@
 
 import { number } from "./numbers.js";
 
-/** Beyond these an operator is said to lose accuracy, unless the document has another threshold. */
-const THRESHOLDS = { Cosine: 0.99, SQNR: 20, MSE: 1, L1: 1, KL: 0.1 };
-const HIGHER_IS_BETTER = new Set(["Cosine", "SQNR"]);
 /** A metric may fall by this share before it is worth a look, and before it is bad. */
 const METRIC_WATCH = 0.01;
 const METRIC_BAD = 0.03;
@@ -63,11 +60,11 @@ export class Run {
 
   /** The threshold of similarity: the document's, or the usual one; null for a function that nobody knows. */
   get threshold() {
-    return this.document.threshold ?? /** @type {any} */ (THRESHOLDS)[this.document.similarity_function] ?? null;
+    return this.document.threshold ?? KNOWN.metrics[this.document.similarity_function]?.threshold ?? null;
   }
 
   get higherIsBetter() {
-    return HIGHER_IS_BETTER.has(this.document.similarity_function);
+    return KNOWN.metrics[this.document.similarity_function]?.higher_is_better ?? false;
   }
 
   /** Whether an operator's similarity is beyond the threshold. @param {Operator} operator */
@@ -190,7 +187,7 @@ export function judge(run, limit) {
 }
 
 /** @param {number | null} error @param {number} limit @returns {Grade} */
-export function gradeOf(error, limit) {
+function gradeOf(error, limit) {
   if (error === null) return "unknown";
   if (Number.isNaN(error) || error > limit * BAD) return "bad";
   return error > limit ? "watch" : "good";

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.analysis.profile.advice.rules import advise
-from horizon_plugin_pytorch.analysis.profile.document import Document
+from horizon_plugin_pytorch.analysis.profile.document import Document, Operator, Values
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import DeQuantStub, FakeQuantState, QuantStub, convert, get_qconfig
@@ -375,6 +375,16 @@ def test_not_finite() -> None:
         net.left[1].weight[0] = torch.nan
     found = only([a for a in advice_for(net, qat, batches) if a.rule == "not-finite"], "not-finite", "left.0")
     assert "float model" in found.evidence and len(found.operators) > 3
+
+
+def test_infinities_of_both_models_are_masks() -> None:
+    """Those that only the second model has are named."""
+    net = nn.Sequential(nn.ReLU())
+    finite, infinite = Values(0.0, 1.0, 0.5, 1.0), Values(0.0, 1.0, 0.5, 1.0, inf=2)
+    for first, count in ((infinite, 0), (finite, 1)):
+        masked = Operator(0, "0", "0", "ReLU", first=first, second=infinite)
+        found = advise(Document("", "FvsQ", "float", "qat", operators=(masked,)), net, net)
+        assert [advice.rule for advice in found] == ["not-finite"] * count
 
 
 class Fragile(nn.Module):

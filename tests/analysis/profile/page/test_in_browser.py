@@ -13,6 +13,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.analysis.profile.collect import collect
 from horizon_plugin_pytorch.analysis.profile.document import Document, Operator
+from horizon_plugin_pytorch.analysis.similarity_function import THRESHOLDS
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantWrapper,
@@ -48,6 +49,15 @@ def test_overview_says_what_is_wrong_and_what_to_try(open_page: Any) -> None:
     opened.screenshot("overview")
     card.locator("a").first.click()
     assert page.locator("#detail-name").inner_text() == "layer2.1.conv2"
+
+
+def test_advice_is_in_the_order_of_the_document(open_page: Any, network: Document) -> None:
+    """What explains most comes first there, whatever its severity; and thresholds are the tools' own."""
+    document = dataclasses.replace(network, advice=network.advice[::-1], threshold=None, similarity_function="KL")
+    page = open_page(document).page
+    shown = [card.get_attribute("data-rule") for card in page.locator(".advice article").all()]
+    assert shown == [advice.rule for advice in document.advice] and len(set(shown)) == 2
+    assert f"(KL {THRESHOLDS['KL']:g})" in page.locator(".verdict").inner_text()
 
 
 def test_the_operator_in_view_has_the_numbers_of_the_document(open_page: Any, network: Document) -> None:
