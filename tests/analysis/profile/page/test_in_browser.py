@@ -51,8 +51,9 @@ def test_overview_says_what_is_wrong_and_what_to_try(open_page: Any) -> None:
     assert page.locator("#detail-name").inner_text() == "layer2.1.conv2"
 
 
-def test_advice_is_in_the_order_of_the_document(open_page: Any, network: Document) -> None:
+def test_advice_is_in_the_order_of_the_document(open_page: Any) -> None:
     """What explains most comes first there, whatever its severity; and thresholds are the tools' own."""
+    network = samples.residual_network((1, 2), coarse=("layer2.1.conv2",))
     document = dataclasses.replace(network, advice=network.advice[::-1], threshold=None, similarity_function="KL")
     page = open_page(document).page
     shown = [card.get_attribute("data-rule") for card in page.locator(".advice article").all()]
