@@ -289,16 +289,16 @@ def print_table(rows: list[dict[str, Any]], folder: Path) -> None:
 
 def write_profile(
     original: nn.Module,
-    trained: nn.Module,
+    prepared: nn.Module,
     batches: Sequence[Tensor],
     metric: Metric,
     folder: Path,
 ) -> None:
-    """Compare a float model with its trained or calibrated form operator by operator, and say where the page is.
+    """Compare a float model with its calibrated form operator by operator, and say where the page is.
 
     Args:
         original: the float model.
-        trained: the result of `prepare_qat_fx`, in the VALIDATION state.
+        prepared: the result of calibration, in the VALIDATION state.
         batches: inputs.
         metric: of both, which the page shows first.
         folder: where the files go.
@@ -307,7 +307,7 @@ def write_profile(
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # the files have these tables
         warnings.simplefilter("ignore", QuantizationWarning)
         document = model_profiler(
-            original, trained, batches[0], "FvsQ", folder / "profile", batches=batches[1:], metric=metric
+            original, prepared, batches[0], "FvsQ", folder / "profile", batches=batches[1:], metric=metric
         )
     worst, advice = worst_operators(document)[0], document.advice
     print(f"What each operator does to the result: {folder / 'profile' / 'profiler.html'}")
