@@ -25,7 +25,8 @@ def is_mode_blind(model: nn.Module) -> bool:
     """True if nothing that a forward may run names the mode, or gradients.
 
     Read is the code of all modules that are not one node, and whatever this names: functions, classes, objects in
-    attributes, hooks. Modules that are one node (`nn.Dropout`, `nn.BatchNorm2d`) are so in both modes.
+    attributes, hooks. Modules that are one node (`nn.Dropout`, `nn.BatchNorm2d`) are so in both modes, but for a
+    dropout in place, which writes in training alone.
 
     >>> is_mode_blind(nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
     True
@@ -39,7 +40,8 @@ def is_mode_blind(model: nn.Module) -> bool:
     """
     pending: list[Any] = []
     for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):
+        is_writing = isinstance(module, nn.modules.dropout._DropoutNd) and module.inplace  # in training alone
+        if is_writing or isinstance(module, torch.jit.ScriptModule):
             return False
         pending += [hook for name in _HOOKS for hook in vars(module).get(name, {}).values()]
         if "forward" in vars(module) or not (is_functional(type(module)) or runs_as_one(module)):
@@ -96,6 +98,8 @@ def _named_by_class(cls: type) -> list[Any] | None:
     if not _is_written_in_python(cls):
         return []
     own = vars(cls)
+    if cls.__module__.startswith("torch."):  # in which somebody replaced a function
+        return [value for value in own.values() if is_user_function(_plain(value))]
     return None if own.keys() & _TELLING else [*own.values(), *cls.__bases__]
 
 

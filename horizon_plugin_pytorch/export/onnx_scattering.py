@@ -136,9 +136,12 @@ def embedding_bag(
     sparse: bool = False, per_sample_weights: str | None = None, include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> list[str | None]:  # fmt: skip
-    """Sums of runs of rows, as differences of running sums, which float64 holds to many digits."""
-    if mode != 0 or padding_idx >= 0 or include_last_offset:
-        raise ExportError("embedding_bag has an ONNX form with mode='sum', without a padding index or a last offset.")
+    """Sums or means of runs of rows, as differences of running sums, which float64 holds to many digits."""
+    if mode == 2 or padding_idx >= 0:
+        raise ExportError(
+            "embedding_bag has an ONNX form with mode='sum' and 'mean' and without a padding index: use one of these, "
+            "or leave pre- and post-processing out of the exported model."
+        )
     rows = g.cast(g.node("Gather", weight, indices, axis=0), torch.float64)
     if per_sample_weights is not None:
         rows = g.node("Mul", rows, g.cast(g.reshape(per_sample_weights, [-1, 1]), torch.float64))
@@ -146,9 +149,13 @@ def embedding_bag(
     nothing = g.constant(torch.zeros(1, site.input_shape[1], dtype=torch.float64))
     running = g.node("Concat", nothing, running, axis=0)
     starts = g.cast(offsets, torch.int64)
-    ends = g.node(
-        "Concat", g.node("Slice", starts, *(g.constant([n], torch.int64, "slice") for n in (1, (1 << 63) - 1))),
-        g.node("Shape", indices), axis=0,
-    )  # fmt: skip
+    ends = g.node("Slice", starts, *(g.constant([n], torch.int64, "slice") for n in (1, (1 << 63) - 1)))
+    if include_last_offset:
+        starts = g.node("Slice", starts, *(g.constant([n], torch.int64, "slice") for n in (0, -1)))
+    else:
+        ends = g.node("Concat", ends, g.node("Shape", indices), axis=0)
     total = g.node("Sub", g.node("Gather", running, ends, axis=0), g.node("Gather", running, starts, axis=0))
+    if mode == 1:  # an empty bag is zero
+        counts = g.node("Max", g.node("Sub", ends, starts), g.constant([1], torch.int64))
+        total = g.node("Div", total, g.cast(g.reshape(counts, [-1, 1]), torch.float64))
     return [g.cast(total, torch.float32), None, None, None]

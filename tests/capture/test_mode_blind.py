@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from horizon_plugin_pytorch.capture.mode_blind import is_mode_blind
 from horizon_plugin_pytorch.capture.recording import record_runs
 
 X = torch.randn(2, 3, 4, 4)
@@ -155,3 +156,15 @@ class Block(nn.Module):
 def test_code_that_cannot_tell_the_modes_apart_runs_once() -> None:
     net = nn.Sequential(Block(), Block())
     assert len(record_runs(net, (X,))[1]) == 1
+
+
+def test_a_dropout_in_place_writes_in_training_alone() -> None:
+    assert not is_mode_blind(nn.Sequential(nn.Linear(2, 2), nn.Dropout(inplace=True)))
+
+
+def test_a_function_that_somebody_put_into_a_class_of_torch_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    monkeypatch.setattr(nn.Sequential, "__len__", lambda self: 2)
+    assert is_mode_blind(net)
+    monkeypatch.setattr(nn.Sequential, "__len__", lambda self: 2 - self.training * 0)
+    assert not is_mode_blind(net)

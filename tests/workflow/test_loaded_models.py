@@ -9,14 +9,13 @@ import pytest
 
 from tests.processes import run_scripts
 
+pytestmark = pytest.mark.processes
+
 MODEL = """
 import torch
 from torch import nn
 from torch.nn import functional as F
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub
-
-pytestmark = pytest.mark.processes
-
 
 def halved(x):
     return F.relu(x) * 0.5

@@ -189,7 +189,7 @@ def test_everything_by_keyboard(open_page: Any, network: Document) -> None:
     page = opened.page
     name = page.locator("#detail-name")
     opened.press("/")
-    page.wait_for_function("document.activeElement.id === 'search'")
+    page.wait_for_function("() => document.activeElement.id === 'search'")
     page.keyboard.type("layer2.1.")
     opened.press("ArrowDown", "ArrowDown")
     found = [each for each in names if "layer2.1." in each]
@@ -232,7 +232,7 @@ def test_the_graph_by_keyboard_and_by_pointer(open_page: Any, network: Document)
     status = page.locator("#graph-status")
     assert (status.text_content() or "").startswith("layer2.1.conv3")
     opened.press("Enter")
-    page.wait_for_function("document.getElementById('detail-name').textContent === 'layer2.1.conv3'")
+    page.wait_for_function("() => document.getElementById('detail-name').textContent === 'layer2.1.conv3'")
     page.locator("#graph-close").click()
     canvas.focus()
     opened.press("ArrowDown")  # nothing is marked that can be seen: the first one is
