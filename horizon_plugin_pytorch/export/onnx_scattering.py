@@ -156,6 +156,6 @@ def embedding_bag(
         ends = g.node("Concat", ends, g.node("Shape", indices), axis=0)
     total = g.node("Sub", g.node("Gather", running, ends, axis=0), g.node("Gather", running, starts, axis=0))
     if mode == 1:  # an empty bag is zero
-        counts = g.node("Max", g.node("Sub", ends, starts), g.constant([1], torch.int64))
-        total = g.node("Div", total, g.cast(g.reshape(counts, [-1, 1]), torch.float64))
+        counts = g.cast(g.reshape(g.node("Sub", ends, starts), [-1, 1]), torch.float64)
+        total = g.node("Div", total, g.node("Max", counts, g.constant(torch.ones(1, dtype=torch.float64))))
     return [g.cast(total, torch.float32), None, None, None]
