@@ -73,9 +73,11 @@ def called_counts(
 
 
 def _chosen(model: nn.Module, is_chosen: Callable[[nn.Module], bool]) -> dict[str, nn.Module]:
-    """The modules that the user wants to be counted, by their first paths."""
+    """The modules that the user wants to be counted, by their first paths; a model that has modules is none itself."""
     found: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
+        if not path and model._modules:
+            continue
         if not any(path.startswith(f"{above}.") for above in found) and is_chosen(module):
             found[path] = module
     return found

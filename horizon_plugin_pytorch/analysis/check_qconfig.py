@@ -22,8 +22,9 @@ from horizon_plugin_pytorch.analysis.rows import (
     shown,
     weight_qconfigs,
 )
+from horizon_plugin_pytorch.analysis.watched_run import WatchedRun
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import HorizonError, require_module
+from horizon_plugin_pytorch.errors import CheckError, HorizonError, require_module
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
 from horizon_plugin_pytorch.tables import Table
@@ -70,9 +71,10 @@ def check_qconfig(
     Args:
         model: a calibration or QAT model; it is not changed.
         example_inputs: the model's arguments, as `prepare` takes them.
-        prefixes, types: show only operators whose name starts with one of these, and those of one of these classes.
-        custom_check_func: ``func(module, input, output)``, called for each operator that is shown, when it has run; the
-            input is the tuple of its arguments. An error that it raises ends the check.
+        prefixes, types: show only operators whose name starts with one of these, and those of one of these classes; a
+            float class means what has become of its modules.
+        custom_check_func: ``func(module, input, output)``, called for each operator that is shown, when it has run in
+            eval mode; the input is the tuple of its arguments. An error that it raises ends the check.
         out_dir: the folder of the file; None is the current one.
 
     Returns:
@@ -103,13 +105,11 @@ def check_qconfig(
             "the result of `prepare`, `prepare_qat_fx` or `prepare_qat`, before conversion."
         )
     checker = QConfigChecker(prefixes, types, custom_check_func)
-    return checker.conclude(record_calls(model, example_inputs, also=checker), out_dir)
+    return checker.check(model, example_inputs, record_calls(model, example_inputs), out_dir)
 
 
 class QConfigChecker:
-    """Makes a check of a run that is recorded, and that tells it of each call.
-
-    Each operator that is shown is given to the user's function, whose errors are not the model's.
+    """Makes a check of a run that is recorded.
 
     Args:
         prefixes, types, custom_check_func: as of `check_qconfig`.
@@ -125,18 +125,20 @@ class QConfigChecker:
         if func is not None and not callable(func):
             raise TypeError(f"check_qconfig: custom_check_func is called as func(module, input, output), got {func!r}.")
         self._func, self._chosen = func, Chosen("check_qconfig", prefixes, types)
-        self._error: Exception | None = None
 
-    def conclude(self, recording: Recording, out_dir: str | os.PathLike | None) -> QConfigCheck:
+    def check(
+        self, model: nn.Module, example_inputs: Any, recording: Recording, out_dir: str | os.PathLike | None
+    ) -> QConfigCheck:
         """Write the tables, print what deserves a look, and give the rows.
 
         Raises:
             CheckError: the model failed. An error of the user's function comes as it is.
         """
-        if self._error is not None:
-            raise self._error
         recording.require_end("check_qconfig")
-        calls = [call for call in recording.calls if self._chosen.has(call.path, type(call.module))]
+        self._chosen.tell_unused(model)
+        if self._func is not None:
+            _Asked(self._func, self._chosen).run(model, example_inputs)
+        calls = [call for call in recording.calls if self._chosen.has(call.path, call.module)]
         names = {call.name for call in calls}
         check = QConfigCheck(
             tuple(out_qconfig(call) for call in calls if not isinstance(call.module, DeQuantStub)),
@@ -147,8 +149,25 @@ class QConfigChecker:
         print(messages_text(check.messages))
         return check
 
+
+class _Asked:
+    """Gives each operator that is shown to the user's function, whose errors are not the model's."""
+
+    def __init__(self, func: Callable[[nn.Module, Any, Any], Any], chosen: Chosen) -> None:
+        self._func, self._chosen = func, chosen
+        self._error: Exception | None = None
+
+    def run(self, model: nn.Module, example_inputs: Any) -> None:
+        """Run the model as it is, rounded where it rounds: a recorded run has the values of the float model."""
+        try:
+            WatchedRun(model, example_inputs, None, "check_qconfig").watch(self)
+        except CheckError:
+            if self._error is not None:
+                raise self._error from None
+            raise
+
     def __call__(self, call: OperatorCall) -> None:
-        if self._func is None or call.module is None or not self._chosen.has(call.path, type(call.module)):
+        if call.module is None or not self._chosen.has(call.path, call.module):
             return
         try:
             self._func(call.module, call.args, call.output)

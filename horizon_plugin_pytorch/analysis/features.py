@@ -52,7 +52,8 @@ def get_raw_features(
     Args:
         model: float, fused, calibration, QAT or quantized; it is not changed.
         example_inputs: the model's arguments, as `prepare` takes them.
-        prefixes, types: record only operators whose name starts with one of these, and those of one of these classes.
+        prefixes, types: record only operators whose name starts with one of these, and those of one of these classes; a
+            float class means what has become of its modules.
         device: where to run; None leaves model and inputs where they are.
         preserve_int: give the integers of what has a scale, rather than real numbers.
         use_class_name: types are names of classes, ``Conv2d``, rather than classes as they print.
@@ -112,6 +113,7 @@ def _record(
     model: nn.Module, example_inputs: Any, device: torch.device | str | None, recorder: _Recorder, who: str
 ) -> None:
     require_module(model, who)
+    recorder.chosen.tell_unused(model)
     WatchedRun(model, example_inputs, device, who).watch(recorder)
 
 
@@ -126,14 +128,14 @@ class _Recorder:
         use_class_name: bool,
         skip_identity: bool,
     ) -> None:
-        self._give, self._chosen, self._keeps_integers = give, chosen, keeps_integers
+        self.chosen = chosen
+        self._give, self._keeps_integers = give, keeps_integers
         self._use_class_name, self._skip_identity = use_class_name, skip_identity
         self._given = TensorNotes()  # copies of float results: a call that writes in place has overwritten its input
 
     def __call__(self, call: OperatorCall) -> None:
-        kind = type(call.module)
         is_left_out = self._skip_identity and isinstance(call.module, nn.Identity)
-        is_shown = self._chosen.has(call.path, kind) and not is_left_out
+        is_shown = self.chosen.has(call.path, call.module) and not is_left_out
         outputs = {id(x) for x in call.outputs}
         if is_shown:
             for attr, x in _named("input", call.args, call.kwargs):
@@ -179,9 +181,9 @@ class _Recorder:
 
 def _named(kind: str, args: Any, kwargs: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Tensor]]:
     """Tensors with their names: ``input``, or where there are several ``input-0``, ``input-0-1``, ``input-mask``."""
-    found = [*located(args), *located(kwargs or {})]
-    for path, x in found:
-        is_only = len(found) == 1 and len(path) <= 1 and not kwargs
+    positional, by_name = [*located(args)], [*located(kwargs or {})]
+    for path, x in (*positional, *by_name):
+        is_only = len(positional) == 1 and not by_name and len(path) <= 1
         yield (kind if is_only else "-".join([kind, *map(str, path)])), x
 
 

@@ -97,7 +97,9 @@ def messages_text(rows: Sequence[Message]) -> str:
 
 def _kind(text: str) -> str:
     """A message without what differs from module to module."""
-    return "input dtype is not same with out dtype" if text.startswith("input dtype") else text.partition(" scale")[0]
+    if text.startswith("input dtype"):
+        return "input dtype is not same with out dtype"
+    return "".join(text.partition(" scale")[:2])
 
 
 def message_table(rows: Iterable[Message]) -> str:

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.analysis.unfused import Member, unfused_patterns
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.nn.intrinsic.fused import FusedModule
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.half import Float16
@@ -22,6 +23,7 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.nn.quantized.functional_modules import row_name_of
 from horizon_plugin_pytorch.operators.table import row_named, row_of_module
+from horizon_plugin_pytorch.passes.fusion_rules import layer_class
 from horizon_plugin_pytorch.watch.operator_call import is_generated
 
 NO_QCONFIG = "qconfig = None"
@@ -61,12 +63,12 @@ class OutQConfig:
 
 @dataclass(frozen=True)
 class WeightQConfig:
-    """The weight's format of one call."""
+    """The weight's format of one call; a layer that stays in float has `NO_QCONFIG` in place of an axis."""
 
     name: str
     type: type
     dtype: str
-    ch_axis: int
+    ch_axis: int | str
     observer: str
 
 
@@ -250,6 +252,8 @@ def weight_qconfigs(calls: Iterable[CallRow]) -> Iterator[WeightQConfig]:
             yield WeightQConfig(
                 call.name, type(call.module), str(quantizer.dtype), quantizer.ch_axis, type(observer).__name__
             )
+        elif isinstance(call.module, FusedModule) or layer_class(call.module) is not None:  # it stays in float
+            yield WeightQConfig(call.name, type(call.module), str(call.module.weight.dtype), NO_QCONFIG, "")
 
 
 def shown(dtypes: Sequence[str]) -> str:

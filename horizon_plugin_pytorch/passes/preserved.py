@@ -10,8 +10,9 @@ from torch import nn
 
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import QuantizationWarning, listed, require_module, warn
+from horizon_plugin_pytorch.nn.origin import is_made_of
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.operators.table import row_of_module
+from horizon_plugin_pytorch.passes.generated import GENERATED
 from horizon_plugin_pytorch.runtime.located import FUSED_INTO, PRESERVED, left_of_layer
 
 
@@ -69,7 +70,7 @@ def set_preserve_qat_mode(
     if unused:
         warn(
             f"set_preserve_qat_mode: `{type(model).__name__}` has no module of {listed(unused)}, so nothing is set "
-            "for it.",
+            f"for it.{_generated_names(modules, unused)}",
             QuantizationWarning,
         )
     left = {path: module for path, module in found.items() if FUSED_INTO in module.__dict__}
@@ -77,6 +78,13 @@ def set_preserve_qat_mode(
         if path not in left or left_of_layer(module):
             setattr(module, PRESERVED, value)
     _tell_fused(modules, left, value)
+
+
+def _generated_names(modules: dict[str, nn.Module], unused: list[str]) -> str:
+    """Where the functions of a model are, if a name like theirs was not found: other versions name them otherwise."""
+    generated = [repr(path) for path in modules if path.rpartition(".")[2].startswith(GENERATED)]
+    is_asked = any(GENERATED in name for name in unused)
+    return f" Functions have modules at {listed(generated)}." if is_asked and generated else ""
 
 
 def _check(model: Any, prefixes: tuple, types: tuple) -> None:
@@ -96,13 +104,8 @@ def _check(model: Any, prefixes: tuple, types: tuple) -> None:
 
 
 def _is_of(module: nn.Module, cls: type) -> bool:
-    """Is a module of a class, or what has become of one?"""
-    if FUSED_INTO in module.__dict__:
-        return False
-    if isinstance(module, cls):
-        return True
-    row = row_of_module(cls) if issubclass(cls, nn.Module) else None
-    return row is not None and getattr(module, "operator", "") == row.name
+    """Is a module of a class, or what has become of one? What fusion has left behind is neither."""
+    return FUSED_INTO not in module.__dict__ and is_made_of(module, cls)
 
 
 def _tell_fused(modules: dict[str, nn.Module], left: dict[str, nn.Module], value: bool) -> None:

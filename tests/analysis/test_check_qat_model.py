@@ -647,7 +647,7 @@ def test_each_kind_of_message_says_what_to_do(capsys: pytest.CaptureFixture) -> 
     model.quant = QuantStub(scale=1 / 128)
     check_qat_model(_fx(model, IMAGE, conv=HIGH), IMAGE, save_results=False)
     printed = capsys.readouterr().out
-    assert "\n* Fixed: check that the scale covers the known range" in printed
+    assert "\n* Fixed scale: check that the scale covers the known range" in printed
     assert "\n* output activation is not quantized: right for an output of the model" in printed
     check = _check(_fuse_net(), IMAGE, IMAGE)
     assert check.messages and all(row.remedy for row in check.messages)

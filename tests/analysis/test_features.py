@@ -121,6 +121,14 @@ def test_scales_of_channels() -> None:
     assert profile_featuremap([feature], print_per_channel_scale=True)[0].scale == "0.5000000, 0.2500000"
 
 
+def test_the_only_tensor_is_the_input_whatever_is_given_by_keyword() -> None:
+    class Summed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sum(x, dim=1)
+
+    assert rows_of(get_raw_features(Summed(), torch.ones(2, 2))) == [("[sum]", "input"), ("[sum]", "output")]
+
+
 def test_bad_input() -> None:
     with pytest.raises(CheckError, match="get_raw_features: the model failed at `0`"):
         get_raw_features(nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 3))

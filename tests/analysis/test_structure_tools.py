@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import CheckError, HorizonError
+from horizon_plugin_pytorch.errors import CheckError, HorizonError, QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat import Linear
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -92,6 +92,8 @@ def test_calls_of_chosen_modules() -> None:
     assert found == {"quant": 1, "one": 1, "two": 1, "head": 1}
     found = get_module_called_count(net, X, lambda m: isinstance(m, FloatFunctional), False)
     assert found == {"one.add": 1, "two.add": 1}
+    found = get_module_called_count(net, X, lambda m: True, False)  # the model itself is not among its modules
+    assert found == {"quant": 1, "dequant": 1, "one": 1, "two": 1, "unused": 0, "head": 1}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -107,6 +109,37 @@ def test_operators_are_chosen_by_name_and_type(method: str, tmp_path: Path) -> N
     assert [row.name for row in check.weight_qconfigs] == ["two.add", "head"]
     assert [kind.__name__ for kind, _ in seen] == ["ConvAddReLU2d", "Linear"]
     assert "one.add" not in (tmp_path / "qconfig_info.txt").read_text()
+
+
+def test_functions_of_the_user_see_rounded_values(tmp_path: Path) -> None:
+    model = calibrate(prepare(Net(), (X,), qconfig_dict={"": qconfig()}, out_dir=None), (X,))
+    errors = []
+
+    def look(module: nn.Module, given: Any, result: Any) -> None:
+        errors.append((result.dequantize() - result.int_repr() * result.q_scale()).abs().max())
+
+    check_qconfig(model, X, ("quant", "one", "two"), custom_check_func=look, out_dir=tmp_path)
+    assert len(errors) == 3 and max(errors) < 1e-6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_float_classes_mean_what_has_become_of_them(method: str, tmp_path: Path) -> None:
+    model = prepare(Net(), (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None)
+    check = check_qconfig(model, X, types=(nn.Conv2d,), out_dir=tmp_path)
+    assert [row.name for row in check.out_qconfigs] == ["one.add", "two.add"]
+    with pytest.warns(QuantizationWarning, match="check_qconfig: `Net` has no module of 'there', GELU, so nothing"):
+        check = check_qconfig(model, X, ("there",), (nn.GELU,), out_dir=tmp_path)
+    assert check.out_qconfigs == ()
+
+
+def test_weights_that_stay_in_float_are_listed(tmp_path: Path) -> None:
+    model = prepare(
+        Net(), (X,), qconfig_dict={"": qconfig()}, hybrid=True, hybrid_dict={"module_name": ["head"]}, out_dir=None
+    )
+    check = check_qconfig(model, X, out_dir=tmp_path)
+    assert [(row.name, row.dtype, row.ch_axis) for row in check.weight_qconfigs] == [
+        ("one.add", "qint8", 0), ("two.add", "qint8", 0), ("head", "torch.float32", "qconfig = None"),
+    ]  # fmt: skip
 
 
 def test_bad_input_is_said(tmp_path: Path) -> None:

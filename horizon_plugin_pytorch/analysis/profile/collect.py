@@ -41,7 +41,6 @@ from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.statistics.metrics import SQNR
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
-from horizon_plugin_pytorch.watch.watch import Consumer
 
 BINS, FEWER_BINS, MANY_OPERATORS = 128, 32, 1500
 _ROUNDING = 0.51  # of a step
@@ -108,7 +107,6 @@ class Collector:
 
     Args:
         batches: the inputs of each run; the first is taken at once, to pair the calls.
-        also: is told of each call of the run that `recording` is of.
 
     Attributes:
         about: the parts of the document that are not measured.
@@ -124,9 +122,8 @@ class Collector:
         similarity: SimilarityFunction,
         devices: Devices,
         who: str,
-        also: Consumer | None = None,
     ) -> None:
-        self._models, self._similarity, self._who, self._also = (model1, model2), similarity, who, also
+        self._models, self._similarity, self._who = (model1, model2), similarity, who
         self._batches = iter(batches)
         try:
             self._inputs = next(self._batches)
@@ -171,7 +168,7 @@ class Collector:
     @cached_property
     def recording(self) -> Recording:
         """A run of `recorded` on the first batch."""
-        return record_calls(self.recorded, self._inputs, also=self._also)
+        return record_calls(self.recorded, self._inputs)
 
     @property
     def document(self) -> Document:

@@ -126,7 +126,7 @@ class _ProfilerRun:
         threshold, devices = given.get("threshold"), given.get("devices")
         has_formats = any(stage_of(model) in PREPARED for model in self._models)
         checker = QConfigChecker(**self._settings.of("check_qconfig")) if has_formats else None
-        collector = Collector(*self._models, chain([self._inputs], batches), similarity, devices, _WHO, also=checker)
+        collector = Collector(*self._models, chain([self._inputs], batches), similarity, devices, _WHO)
         collector.describe(title, self._mode, threshold, task, metric)
         self._structure(collector, checker)
 
@@ -153,7 +153,7 @@ class _ProfilerRun:
         prints_counts = counting.pop("print_tabulate", False)
         if checker is not None:
             with _noting(collector, "Formats are not checked."):
-                checker.conclude(recording, self._folder)
+                checker.check(collector.recorded, self._inputs, recording, self._folder)
         with _noting(collector, "Calls are not counted."):
             counts = called_counts(recording, collector.recorded, self._inputs, **counting)
             table = called_times_table([CalledTimes(*one) for one in counts.items()])
