@@ -149,6 +149,50 @@ def test_int16_weights_are_flagged() -> None:
     assert ["sub[sub]", functional, "Fixed scale 3.0517578125e-05"] in rows
 
 
+def test_formats_of_a_model_that_is_fused_by_hand() -> None:
+    """The guide's file: of its model with stubs, whose first and last part are fused. Remedies follow the tables."""
+    done = run("check_qconfig")
+
+    class WithStubs(done.TestFuseNet):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__(3)
+            self.quantx, self.quanty, self.dequant = tq.QuantStub(), tq.QuantStub(), tq.DeQuantStub()
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.dequant(super().forward(self.quantx(x), self.quanty(y)))
+
+    net = WithStubs()
+    for part in (net.convmod1, net.convmod3):
+        horizon.quantization.fuse_modules(part, ["conv2d", "bn_mod", "add", "relu_mod"], inplace=True)
+    weight = {"qscheme": torch.per_channel_symmetric, "ch_axis": 0, "dtype": "qint16"}
+    net.qconfig = horizon.quantization.get_default_qconfig(weight_qkwargs=weight)
+    net.sub.qconfig = done.sub_qconfig
+    done.check_qconfig(horizon.quantization.prepare_qat(net), (done.data0, done.data1))
+    assert Path("qconfig_info.txt").read_text().startswith(printed("check_qconfig"))
+
+
+@pytest.mark.slow
+def test_export_of_every_stage() -> None:
+    done = run("export_to_onnx")
+    inputs = done.data, done.data
+    with torch.no_grad():
+        expected = done.quantized_net(*inputs)
+        found = run_onnx(onnx.load("quantized_test.onnx"), inputs)[0]
+        assert torch.equal(found, expected)
+        for name in ("float_test.onnx", "qat_test.onnx"):  # the guide: to look at; here they run
+            assert float((run_onnx(onnx.load(name), inputs)[0] - done.float_net(*inputs)).abs().max()) < 0.01
+
+
+def test_memory(capsys: pytest.CaptureFixture) -> None:
+    tool = horizon.utils.quant_profiler.show_cuda_memory_consumption
+    run(
+        "show_cuda_memory_consumption",
+        MobilenetV1=_Resnet18, data=torch.randn(1, 3, 8, 8), torch=torch, show_cuda_memory_consumption=tool,
+    )  # fmt: skip
+    assert "layer3.1.conv_cell2.conv" in Path("mem_info.html").read_text()
+    assert capsys.readouterr().out.startswith("Peak: ")
+
+
 @pytest.mark.slow
 def test_similarity_example() -> None:
     """Note, headers, names and types of the guide's table, and those of its numbers that its inputs determine."""
