@@ -35,8 +35,9 @@ class WatchedRun:
         self._who = who
         if device is not None:
             device = torch.device(device)
-            held = {x.device.type for x in (*model.parameters(), *model.buffers())}
-            if held - {device.type}:
+            if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+                device = torch.device("cuda", torch.cuda.current_device())
+            if any(is_elsewhere(x.device, device) for x in (*model.parameters(), *model.buffers())):
                 model = copy.deepcopy(model).to(device)
             inputs = map_tensors(lambda x: x.to(device), inputs)
         self.model, self.inputs = model, inputs
@@ -66,6 +67,18 @@ class WatchedRun:
                 place = at(watch.failed_in or "", error_line(error))
                 text = f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
                 raise CheckError(f"{self._who}: the model failed {place}: {text}.") from error
+
+
+def is_elsewhere(held: torch.device, wanted: torch.device) -> bool:
+    """Is what lies on one device not on the other, such as on the second GPU?
+
+    >>> is_elsewhere(torch.device("cuda:1"), torch.device("cuda:0"))
+    True
+    >>> is_elsewhere(torch.device("cpu"), torch.device("cpu:0"))
+    False
+    """
+    is_other_one = None not in (held.index, wanted.index) and held.index != wanted.index
+    return held.type != wanted.type or is_other_one
 
 
 @contextmanager
