@@ -12,6 +12,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.errors import CheckError, at
+from horizon_plugin_pytorch.fake_quant.states import frozen_scales
 from horizon_plugin_pytorch.nested import map_tensors
 from horizon_plugin_pytorch.nn.qat.composite import hidden_parts
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
@@ -83,8 +84,8 @@ def is_elsewhere(held: torch.device, wanted: torch.device) -> bool:
 
 @contextmanager
 def undisturbed_evaluation(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; all is as it was afterwards."""
-    with undisturbed(model), hidden_parts(), torch.no_grad():
+    """Eval mode without gradients, with the scales that the model has; all is as it was afterwards."""
+    with undisturbed(model), hidden_parts(), frozen_scales(model), torch.no_grad():
         if any(module.training for module in model.modules()):  # a change of mode drops what QAT modules keep
             model.eval()
         yield

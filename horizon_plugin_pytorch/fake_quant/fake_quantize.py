@@ -130,6 +130,7 @@ class FakeQuantize(nn.Module):
     zero_point: Tensor
     _gathered: list[Tensor] | None = None
     _keeps_range: bool = False
+    _is_frozen: bool = False
     loaded: LoadedScale = LoadedScale.AS_IT_IS  # what became of the last checkpoint's scale
     finest_scale: float = 0.0  # an observed scale is not smaller; whole numbers need no finer grid than 1
     _was_set: bool = False
@@ -441,7 +442,7 @@ class FakeQuantize(nn.Module):
     def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS) -> None:
         """Update statistics and scale from a tensor, clamped to the limits of a fused activation."""
         observer = self.activation_post_process
-        if self.is_fixed or (self._was_set and not observer.averaging_constant):
+        if self.is_fixed or self._is_frozen or (self._was_set and not observer.averaging_constant):
             return  # given, or given once and frozen
         if is_backward():
             return  # a checkpoint recomputes what has been seen in the forward

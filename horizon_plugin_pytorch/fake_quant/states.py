@@ -43,6 +43,28 @@ def keep_ranges(quantizers: Sequence[FakeQuantize]) -> Iterator[None]:
             quantizer._keeps_range = False
 
 
+@contextmanager
+def frozen_scales(model: nn.Module) -> Iterator[None]:
+    """In here scales of activations and weights do not follow what a model in the QAT state is shown.
+
+    Those that come from no data yet do.
+
+    >>> fq = FakeQuantize()
+    >>> fq.set_qparams(0.5)
+    >>> with frozen_scales(fq):
+    ...     fq(torch.ones(2)).scale
+    tensor([0.5000])
+    """
+    learnt = [m for m in model.modules() if isinstance(m, FakeQuantize) and m.is_quantizing and m.has_statistics]
+    for quantizer in learnt:
+        quantizer._is_frozen = True
+    try:
+        yield
+    finally:
+        for quantizer in learnt:
+            quantizer._is_frozen = False
+
+
 def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
     """Put a model, or a part of it, into a fake-quantization state.
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
-from horizon_plugin_pytorch.quantization import QuantWrapper, fuse_modules
+from horizon_plugin_pytorch.qat_mode import set_qat_mode
+from horizon_plugin_pytorch.quantization import QuantWrapper, convert, fuse_modules, get_default_qconfig, prepare_qat_fx
 from horizon_plugin_pytorch.utils.quant_profiler import featuremap_similarity
 from tests.routes import calibrate, prepared, prepared_on
 from tests.watch.models import ROUTES, data, stages
@@ -39,6 +40,27 @@ def compare(one: nn.Module, other: nn.Module, *args: Any, **kwargs: Any) -> dict
 def state(model: nn.Module) -> dict[str, Any]:
     found = {name: x.clone() for name, x in model.state_dict().items() if isinstance(x, Tensor)}
     return {**found, "modes": torch.tensor([module.training for module in model.modules()])}
+
+
+@pytest.mark.filterwarnings("ignore:.*evaluated in the QAT state")
+@pytest.mark.parametrize("qat_mode", ["fuse_bn", "with_bn"])
+def test_scales_do_not_follow_what_is_shown(qat_mode: str) -> None:
+    """A trained model in the QAT state, on data of another range: its quantized form has the same scales."""
+    torch.manual_seed(0)
+    set_qat_mode(qat_mode)
+    net = QuantWrapper(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)))
+    qat = prepare_qat_fx(net, {"": get_default_qconfig()}).train()
+    set_qat_mode("fuse_bn")
+    optimizer = torch.optim.SGD(qat.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        qat(torch.randn(2, 3, 4, 4)).square().mean().backward()
+        optimizer.step()
+    before = state(qat)
+    rows = compare(qat, convert(copy.deepcopy(qat).eval()), 3 * torch.randn(1, 3, 4, 4))
+    assert list(rows) == ["quant", "module.0", "module.3", "dequant"] and rows["quant"][ATOL] == 0
+    assert all(row[ERROR] <= 1 and row[SAME_INPUT] <= 1 for row in rows.values())
+    assert all(torch.equal(x, before[name]) for name, x in state(qat).items())
 
 
 @pytest.mark.slow
