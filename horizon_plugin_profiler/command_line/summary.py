@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from horizon_plugin_profiler.command_line.thresholds import outputs_of
 from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Operator
 from horizon_plugin_pytorch.tables import Table
 
@@ -21,7 +20,7 @@ def summary_text(document: Document, count: int = 10) -> str:
         lines.append("The run did not finish: these are the operators that it reached.")
     if document.metric is not None:
         lines.append(f"{document.metric.name}: {document.metric.first:.7g} and {document.metric.second:.7g}")
-    lines.append(_table("outputs", outputs_of(document), document))
+    lines.append(_table("outputs", document.outputs, document))
     worst = worst_operators(document)[: max(count, 0)]
     lines.append(_table("worst operators", worst, document))
     given = document.advice
@@ -42,7 +41,7 @@ def summary_data(document: Document) -> dict[str, Any]:
         "is_complete": document.is_complete,
         "metric": None if metric is None else vars(metric),
         "similarity_function": document.similarity_function,
-        "outputs": [_row(operator) for operator in outputs_of(document)],
+        "outputs": [_row(operator) for operator in document.outputs],
         "operators": [_row(operator) for operator in document.operators],
         "advice": [vars(advice) for advice in document.advice],
         "notes": list(document.notes),

@@ -168,17 +168,6 @@ def matches(pattern: str, *names: str) -> bool:
     return any(re.fullmatch(code, name, re.DOTALL) for name in names)
 
 
-def outputs_of(document: Document) -> list[Operator]:
-    """The operators whose results no other one takes.
-
-    >>> [o.name for o in outputs_of(Document("", "", "", "", operators=(
-    ...     Operator(0, "conv", "conv", ""), Operator(1, "relu", "relu", "", inputs=(0,)))))]
-    ['relu']
-    """
-    read = {index for operator in document.operators for index in operator.inputs}
-    return [operator for operator in document.operators if operator.index not in read]
-
-
 def _of_operators(sections: Mapping[str, Any], document: Document, prefix: str) -> Iterator[Broken]:
     rules = [(f'{prefix}operators."{p}"', p, limits) for p, limits in sections.get("operators", {}).items()]
     for rule, pattern, limits in rules:
@@ -187,9 +176,7 @@ def _of_operators(sections: Mapping[str, Any], document: Document, prefix: str) 
             raise UsageError(f"{rule}: no operator of `{document.title}` has such a name, so the limit guards nothing.")
         yield from _exceeding(chosen, limits, rule, document, is_drop=bool(prefix))
     if "outputs" in sections:
-        yield from _exceeding(
-            outputs_of(document), sections["outputs"], f"{prefix}outputs", document, is_drop=bool(prefix)
-        )
+        yield from _exceeding(document.outputs, sections["outputs"], f"{prefix}outputs", document, is_drop=bool(prefix))
 
 
 def _exceeding(

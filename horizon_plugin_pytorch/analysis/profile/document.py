@@ -210,6 +210,17 @@ class Document:
     is_complete: bool = True
     version: int = field(default=VERSION)
 
+    @property
+    def outputs(self) -> list[Operator]:
+        """The operators whose results no other one takes.
+
+        >>> conv, relu = Operator(0, "conv", "conv", "Conv2d"), Operator(1, "relu", "relu", "ReLU", inputs=(0,))
+        >>> [operator.name for operator in Document("net", "FvsQ", "float", "qat", operators=(conv, relu)).outputs]
+        ['relu']
+        """
+        taken = {index for operator in self.operators for index in operator.inputs}
+        return [operator for operator in self.operators if operator.index not in taken]
+
     def to_json(self) -> str:
         """As JSON; NaN and infinities, which JSON does not have, are ``"nan"``, ``"inf"`` and ``"-inf"``.
 

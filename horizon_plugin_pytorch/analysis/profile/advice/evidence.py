@@ -194,7 +194,7 @@ class Evidence:
     def outputs(self) -> list[Operator]:
         """What leaves the quantized part of the model; all that nobody takes, where there are no DeQuantStubs."""
         found = [operator for operator in self.operators if self._is_dequant(operator)]
-        return found or [operator for operator in self.operators if not self.consumers[operator.index]]
+        return found or self.document.outputs
 
     def sources(self, operator: Operator) -> list[Operator]:
         """The operators whose results it takes."""
