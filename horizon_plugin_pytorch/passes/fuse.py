@@ -12,9 +12,11 @@ from horizon_plugin_pytorch.capture.wrapped import note_module
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER
 from horizon_plugin_pytorch.errors import source_line
+from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.passes.fusion_rules import FUSION_RULES, FusionRule, Role, can_fold, fuse, role_of
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.passes.read_tensors import is_read
+from horizon_plugin_pytorch.passes.scores import SAME_LAST_AXIS
 from horizon_plugin_pytorch.passes.successors import keep_attributes, replace_references
 from horizon_plugin_pytorch.runtime.children import list_parameters
 from horizon_plugin_pytorch.runtime.hooks import STATE, computes, copy_hooks
@@ -139,6 +141,8 @@ class _Matcher:
                     return None
                 if not self._is_tensor(other):
                     return None
+                if self._may_be_mask(other) and self._feeds_softmax(node):
+                    return None  # the sum needs a range of its own: see `scores`
                 if self._is_read(start) or self._is_overwritten(start, node):  # the layer moves to the place of the add
                     return None
                 if any(notes(member).is_measured for member in chain) and _changes_shape(chain):
@@ -158,6 +162,26 @@ class _Matcher:
             return True
         # A model without a QuantStub is quantized from its inputs on.
         return node.op == "placeholder" and not self.has_stub and notes(node).dtype in (None, torch.float32)
+
+    def _may_be_mask(self, node: fx.Node) -> bool:
+        """Does a tensor come from a stub, perhaps in another shape?"""
+        while node.op in ("call_method", "call_function") and _role(self.model, node) is None:
+            if len(node.all_input_nodes) != 1:
+                return False
+            (node,) = node.all_input_nodes
+        row = row_of_module(type(self._module(node))) if node.op == "call_module" else None
+        return row is not None and row.is_quant
+
+    def _feeds_softmax(self, node: fx.Node) -> bool:
+        """Do only softmaxes take a sum, perhaps after further sums or in another shape?"""
+        return bool(node.users) and all(self._leads_to_softmax(user) for user in node.users)
+
+    def _leads_to_softmax(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            module = self._module(node)
+            return isinstance(module, nn.Softmax) or (isinstance(module, nn.Dropout) and self._feeds_softmax(node))
+        is_moved = str(getattr(node.target, "__name__", node.target)) in SAME_LAST_AXIS
+        return (is_moved or _role(self.model, node) is Role.ADD) and self._feeds_softmax(node)
 
     def _can_fold(self, layer: fx.Node, bn: fx.Node) -> bool:
         """Folding changes the layer's weight, so nothing else may read it."""

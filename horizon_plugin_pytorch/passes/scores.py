@@ -13,7 +13,7 @@ from horizon_plugin_pytorch.operators.table import Trait
 from horizon_plugin_pytorch.passes.preparation import Preparation
 
 _SUMS = ("add", "sub")
-_SAME_LAST_AXIS = ("view", "reshape", "contiguous", "clone")  # as they are used between a sum and a softmax over it
+SAME_LAST_AXIS = ("view", "reshape", "contiguous", "clone")  # as they are used between a sum and a softmax over it
 
 
 def mark_scores(prep: Preparation) -> None:
@@ -61,7 +61,7 @@ def _softmax_axis(view: GraphView, operator: OperatorView, axes: dict[OperatorVi
         return None
     moves = [c for c in view.consumers(operator) if c.keeps_format and not (c.row is not None and c.row.does_nothing)]
     axis = found.pop()
-    is_same = not moves or (axis == -1 and all(_name(move.node) in _SAME_LAST_AXIS for move in moves))
+    is_same = not moves or (axis == -1 and all(_name(move.node) in SAME_LAST_AXIS for move in moves))
     return axis if is_same else None
 
 

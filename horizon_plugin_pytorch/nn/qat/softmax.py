@@ -140,7 +140,7 @@ def _reciprocal(x: Tensor) -> Tensor:
 
 def _bind(cls: Callable[..., nn.Module], signature: str) -> Binder:
     def make(dim: int | None, dtype: Any = None, **unused: Any) -> nn.Module:
-        if dtype is not None:
+        if dtype not in (None, torch.float32):  # which it has in float
             raise NotBindable("it takes its format from the qconfig; leave dtype out")
         return cls(dim)
 
