@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weight_norm
-from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook
 from torch.nn.utils.weight_norm import WeightNorm
 
 from horizon_plugin_pytorch.errors import QuantizationWarning, listed, warn
@@ -60,9 +60,18 @@ def settle_weights(model: nn.Module) -> list[str]:
             remove = _REMOVE.get(type(hook))  # type: ignore[call-overload]
             if remove is not None:
                 remove(module, hook.name)  # type: ignore[attr-defined]
+                _forget_loading(module, hook.name)  # type: ignore[attr-defined]
             if isinstance(hook, prune.BasePruningMethod):
                 pruned += [f"{path}.{name}" if path else name for name in _keep_pruned(module, hook._tensor_name)]
     return pruned
+
+
+def _forget_loading(module: nn.Module, name: str) -> None:
+    """Take off the hook that asks a checkpoint for the parts of a normalised weight: torch leaves it behind."""
+    for number, wrapped in list(module._load_state_dict_pre_hooks.items()):
+        hook = getattr(wrapped, "hook", wrapped)
+        if isinstance(hook, SpectralNormLoadStateDictPreHook) and hook.fn.name == name:
+            del module._load_state_dict_pre_hooks[number]
 
 
 def _keep_pruned(module: nn.Module, name: str) -> list[str]:

@@ -101,8 +101,32 @@ def test_a_computed_weight_becomes_a_weight_that_trains(norm, method):
     qat(*inputs).sum().backward()
     assert qat.module.weight.is_leaf and float(qat.module.weight.grad.abs().sum()) > 0
     assert {"module.weight", "module.bias"} <= set(qat.state_dict())
+    prepare(model, inputs, qconfig_dict={"": qconfig("qint16")}, method=method, out_dir=None).load_state_dict(
+        qat.state_dict()
+    )
     assert set(model.state_dict()) == before and torch.equal(model(*inputs), wanted)  # the caller's is not touched
     copy.deepcopy(qat)(*inputs)
+
+
+class Sequence(nn.Module):
+    """A recurrent layer, as readers of text write it."""
+
+    def __init__(self, cls):
+        super().__init__()
+        self.rnn = cls(4, 4, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rnn.flatten_parameters()
+        return self.rnn(x)[0]
+
+
+@pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
+@pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_forward_may_flatten_parameters(cls, method):
+    model, inputs = QuantWrapper(Sequence(cls)).eval(), (torch.randn(3, 2, 4),)
+    qat = calibrate(prepare(model, inputs, qconfig_dict={"": qconfig("qint16")}, method=method, out_dir=None), inputs)
+    assert torch.allclose(qat(*inputs), model(*inputs), atol=0.05)
+    assert torch.equal(qat(*inputs), convert(qat)(*inputs))
 
 
 class LongAndPooled(nn.Module):

@@ -266,6 +266,9 @@ class RecurrentNetwork(_Recurrent):
             if self.has_cell:
                 self.cell_cat = optional(FloatFunctional(inner_qconfig(qconfig)))
 
+    def flatten_parameters(self) -> None:
+        """Do nothing: forwards call it for the memory of a GPU's kernels, which this one does not use."""
+
     def forward(self, x: Any, hx: Any = None) -> tuple[Any, Any]:
         self.check_input(x)
         quantizers = [m for m in self.modules() if isinstance(m, FakeQuantize)]
