@@ -121,11 +121,12 @@ class WrappedDispatcher(Dispatcher):
 def _places_of_numbers(module: PlacedModule, args: tuple, kwargs: dict[str, Any], places: list[int]) -> list[int]:
     """Which of the real tensors that a module of the user's got beside quantized ones want a scale, by their places."""
     row = row_named(module.operator)
-    if row is None or row.is_quant or row.is_source or row.is_real or "_generated_" in module.path:
+    if row is None or not row.modules or row.is_quant or row.is_source or row.is_real or "_generated_" in module.path:
         return []
-    names = [*inspect.signature(module.forward).parameters][: len(args)] + [*kwargs]
+    names = [*inspect.signature(row.modules[0].forward).parameters][1:]  # the same before and after conversion
+    names = [*names[: len(args)], *[""] * (len(args) - len(names)), *kwargs]
     found, place, is_quantized = [], 0, False
-    for name, value in zip(names, (*args, *kwargs.values()), strict=False):
+    for name, value in zip(names, (*args, *kwargs.values()), strict=True):
         for x in pytree.tree_leaves(value, is_leaf=lambda v: v is None):
             is_quantized |= isinstance(x, (QTensor, RealTensor))
             if place in places and name not in row.real_inputs and x.is_floating_point():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn import GridSample
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantStub,
@@ -87,3 +88,27 @@ def test_queries_are_trained() -> None:
     prepared.train()(X).square().mean().backward()
     assert prepared.query.weight.grad is not None
     assert bool(prepared.query.weight.grad.any())
+
+
+class Sampled(nn.Module):
+    """A grid may be real numbers: it gets no stub, neither before nor after conversion."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), torch.ao.quantization.DeQuantStub()
+        self.sample, self.grid = GridSample(), torch.rand(1, 8, 8, 2) * 2 - 1
+
+    @wrap()
+    def moved(self, x: Tensor) -> Tensor:
+        return self.sample(x, self.grid.repeat(x.shape[0], 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.moved(self.quant(x)))
+
+
+def test_what_may_be_real_gets_no_stub() -> None:
+    model, x = Sampled().eval(), torch.randn(2, 3, 8, 8)
+    prepared = _prepared(model)
+    calibrate(prepared, [x], progress=False)
+    assert not any("_generated_" in name for name, _ in prepared.named_modules())
+    assert torch.equal(convert(prepared)(x), prepared(x))
