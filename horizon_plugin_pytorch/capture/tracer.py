@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import weakref
 from collections import Counter
@@ -55,6 +56,19 @@ _MAKERS = ("zeros", "ones", "empty", "rand", "randn")
 _SHAPERS = ("expand", "repeat", "reshape", "view", "tile", "new_zeros", "new_ones", "new_full", "new_empty")
 
 
+def _refuse_decorated(forward: Any) -> None:
+    """Refuse a forward that takes further arguments behind a decorator: torch's tracer has no place for them there."""
+    inner = inspect.unwrap(forward)
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    found = [p for p in inspect.signature(inner).parameters.values() if p.kind in open_ended]
+    if found and inner is not forward:
+        raise TraceError(
+            f"its forward ({definition_line(inner)}) is behind a decorator and takes `{found[0]}`, which symbolic "
+            "trace cannot hand through. Name the arguments that it takes, or take the decorator off "
+            "(`forward = forward.__wrapped__`) in the model that is deployed."
+        )
+
+
 class QuantizationTracer(torch.fx.Tracer):
     """Traces into user modules, not into torch's or ours; a FloatFunctional call is one ``call_method`` node.
 
@@ -99,6 +113,7 @@ class QuantizationTracer(torch.fx.Tracer):
         return any(proxy() is not None for proxy in self._proxies)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        _refuse_decorated(root_fn)
         function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
         if self.arguments is None or not is_module or concrete_args is not None:
             return function, args

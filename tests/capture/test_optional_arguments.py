@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import functools
 import pickle
 import warnings
 from collections.abc import Callable
@@ -411,3 +412,24 @@ def test_a_fused_model_keeps_its_check() -> None:
     model = prepare_qat_fx(fused, {"": get_default_qconfig()})
     with pytest.raises(UnknownCallError, match="`mask`"):
         model(X)
+
+
+def test_a_decorated_forward_that_takes_any_keyword_is_named() -> None:
+    def decorated(old: Any) -> Any:
+        @functools.wraps(old)
+        def new(*args: Any, **kwargs: Any) -> Any:
+            return old(*args, **kwargs)
+
+        return new
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.fc, self.dequant = QuantStub(), nn.Linear(4, 4), DeQuantStub()
+
+        @decorated
+        def forward(self, x: Tensor, **metas: Any) -> Tensor:
+            return self.dequant(self.fc(self.quant(x)))
+
+    with pytest.raises(TraceError, match=r"arguments.py:\d+\) is behind a decorator and takes `\*\*metas"):
+        prepare_qat_fx(Net().eval(), {"": get_default_qconfig()})
