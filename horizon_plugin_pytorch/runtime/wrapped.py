@@ -123,7 +123,8 @@ def _places_of_numbers(module: PlacedModule, args: tuple, kwargs: dict[str, Any]
     row = row_named(module.operator)
     if row is None or not row.modules or row.is_quant or row.is_source or row.is_real or "_generated_" in module.path:
         return []
-    names = [*inspect.signature(row.modules[0].forward).parameters][1:]  # the same before and after conversion
+    written: Any = row.modules[0]  # the same before and after conversion
+    names = [*inspect.signature(written.forward).parameters][1:]
     names = [*names[: len(args)], *[""] * (len(args) - len(names)), *kwargs]
     found, place, is_quantized = [], 0, False
     for name, value in zip(names, (*args, *kwargs.values()), strict=True):
