@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import re
 import weakref
 from collections.abc import Callable
@@ -46,8 +47,9 @@ class LeafCode(nn.Module):
         self._owner, self._root = weakref.ref(owner), weakref.ref(root)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the code."""
-        return self.function(*args, **kwargs)
+        """Run the code; an assignment gives what it wrote to, which later nodes of the graph read."""
+        out = self.function(*args, **kwargs)
+        return args[0] if self.function is operator.setitem else out
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.handler is None:
