@@ -96,6 +96,7 @@ class QuantizationTracer(torch.fx.Tracer):
         self._calls: tuple[ModuleCall, ...] = ()
         self._called: Counter[str] = Counter()
         self.lost_hooks: dict[str, None] = {}  # hooks that the graph does not call
+        self.lost_backwards: dict[str, None] = {}  # functions with a backward of their own, which the graph lacks
         self.tested_results: dict[str, None] = {}  # of wrapped code: it may give None, and the forward asks
         self.unknown_classes: dict[str, None] = {}  # lines that ask for the class of a value of which nothing is known
         self.looked_up: dict[str, None] = {}  # lines that look for sizes among keys of dictionaries
@@ -432,6 +433,22 @@ class QuantizationTracer(torch.fx.Tracer):
                     setattr(cls, name, method)
 
     @contextlib.contextmanager
+    def _own_backwards(self) -> Iterator[None]:
+        """While tracing, note the user's functions with a backward of their own: only their forward is traced."""
+        saved = torch.autograd.Function.__dict__["apply"]
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if first_proxy((args, kwargs)) is not None and not cls.__module__.startswith("torch."):
+                self.lost_backwards[f"`{cls.__name__}` ({user_line()})"] = None
+            return saved.__get__(None, cls)(*args, **kwargs)
+
+        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.autograd.Function.apply = saved  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
     def _sizes_as_arguments(self) -> Iterator[None]:
         """While tracing, functions and methods of ordinary tensors that are given traced sizes record themselves."""
         saved = {name: getattr(torch, name) for name in (*_MAKERS, "is_tensor")}
@@ -465,7 +482,7 @@ class QuantizationTracer(torch.fx.Tracer):
         self.made = MadeTensors(lambda x: self.create_proxy("call_function", torch.clone, (x,), {}), of_model)
         self._types = NumberTypes(root) if isinstance(root, nn.Module) else None
         answers = answered_types(root) if isinstance(root, nn.Module) else contextlib.nullcontext()
-        with self._functional_calls(root), self._sizes_as_arguments(), answers:
+        with self._functional_calls(root), self._sizes_as_arguments(), self._own_backwards(), answers:
             return super().trace(root, concrete_args)
 
 

@@ -62,6 +62,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
     if arguments.guard.facts:
         model.__dict__[GUARD] = arguments.guard
     _tell_lost(model, tracer.lost_hooks)
+    _tell_backwards(model, tracer.lost_backwards)
     _tell_tested(model, tracer.tested_results)
     _tell_looked_up(model, tracer.looked_up)
     _tell_classes(model, tracer.unknown_classes)
@@ -181,6 +182,19 @@ def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:
             f"`{type(model).__name__}`: the prepared model does not call the hooks {shown}: symbolic trace goes "
             "through these modules, and the graph calls what is inside. Put such a hook on a layer inside or on the "
             "whole model, or prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward with all hooks.",
+            QuantizationWarning,
+        )
+
+
+def _tell_backwards(model: nn.Module, functions: Iterable[str]) -> None:
+    """Name the functions whose own backward the prepared model does not have."""
+    shown = listed(functions)
+    if shown:
+        warn(
+            f"`{type(model).__name__}`: symbolic trace goes through {shown} and records what its forward computes: in "
+            "QAT the prepared model has the gradient of that, not of its own `backward`, as a straight-through "
+            "estimator or a reversed gradient has. Call it in a method marked with `fx_helper.wrap()`, or prepare with "
+            "`PrepareMethod.JIT_STRIP`, whose model runs its own forward.",
             QuantizationWarning,
         )
 
