@@ -460,9 +460,10 @@ def test_hooks_of_the_user_see_what_they_saw_in_float():
     qat = prepare(model, (X,), qconfig_dict={"": qconfig()}, out_dir=None).eval()
     set_fake_quantize(qat, FakeQuantState.CALIBRATION)
     model.seen.clear()
+    qat.seen.clear()
     with torch.no_grad():
         model(X), qat(X)
-    in_float, in_qat = model.seen
+    (in_float,), (in_qat,) = model.seen, qat.seen  # a hook that holds the model holds the prepared one after prepare
     assert in_float.min() < 0 and torch.allclose(in_qat.dequantize(), in_float, atol=1e-5)
 
 
