@@ -16,11 +16,11 @@ from horizon_plugin_pytorch._version import __version__
 from horizon_plugin_pytorch.analysis.calls import Recording, record_calls
 from horizon_plugin_pytorch.analysis.comparison import ComparedCall, Comparison, Devices, unexpected
 from horizon_plugin_pytorch.analysis.profile.advice.rules import advise
-from horizon_plugin_pytorch.analysis.profile.document import Called, Document, Message, Metric, Operator, Weight
+from horizon_plugin_pytorch.analysis.profile.document import Document, Message, Metric, Operator, Weight
 from horizon_plugin_pytorch.analysis.profile.running_values import RunningValues
 from horizon_plugin_pytorch.analysis.profile.stages import PREPARED, stage_of
 from horizon_plugin_pytorch.analysis.profile.tasks import task_of
-from horizon_plugin_pytorch.analysis.rows import messages
+from horizon_plugin_pytorch.analysis.rows import CalledTimes, messages
 from horizon_plugin_pytorch.analysis.similarity import SimilarityRow
 from horizon_plugin_pytorch.analysis.similarity_function import (
     RunningSimilarity,
@@ -310,7 +310,7 @@ class Collector:
             return
         self.about = replace(
             self.about,
-            called=tuple(Called(name, count) for name, count in recording.counts.items()),
+            called=tuple(CalledTimes(name, count) for name, count in recording.counts.items()),
             unfused=tuple(tuple(member.name for member in members) for members in unfused_patterns(recording)),
             messages=_messages(recording) if stage_of(self.recorded) in PREPARED else (),
         )

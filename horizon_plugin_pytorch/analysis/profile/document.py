@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from horizon_plugin_pytorch.analysis.rows import CalledTimes
+
 VERSION = 1
 
 
@@ -155,14 +157,6 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Called:
-    """How often a module was called."""
-
-    name: str
-    count: int
-
-
-@dataclass(frozen=True)
 class Message:
     """What the check of formats says of a module."""
 
@@ -200,7 +194,7 @@ class Document:
     metric: Metric | None = None
     operators: tuple[Operator, ...] = ()
     weights: tuple[Weight, ...] = ()
-    called: tuple[Called, ...] = ()
+    called: tuple[CalledTimes, ...] = ()
     unfused: tuple[tuple[str, ...], ...] = ()
     messages: tuple[Message, ...] = ()
     advice: tuple[Advice, ...] = ()
@@ -251,7 +245,7 @@ def read_document(text: str) -> Document:
 
 
 _MEMBERS: dict[str, Any] = {
-    "operators": Operator, "weights": Weight, "called": Called, "messages": Message, "advice": Advice,
+    "operators": Operator, "weights": Weight, "called": CalledTimes, "messages": Message, "advice": Advice,
     "metric": Metric, "first": Values, "second": Values, "histogram": Histogram,
 }  # fmt: skip
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -9,7 +9,6 @@ import numpy as np
 
 from horizon_plugin_pytorch.analysis.profile.document import (
     Advice,
-    Called,
     Document,
     Histogram,
     Message,
@@ -18,6 +17,7 @@ from horizon_plugin_pytorch.analysis.profile.document import (
     Values,
     Weight,
 )
+from horizon_plugin_pytorch.analysis.rows import CalledTimes
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -115,7 +115,10 @@ def residual_network(
     return Document(
         "ResNet50", "FvsQ", "float", "qat", march="bayes", package_version="2.5.0", threshold=0.99,
         operators=tuple(write.operators), weights=tuple(write.weights),
-        called=(*(Called(o.path, 1) for o in write.operators), Called("layer1.0.relu", 3), Called("aux.head", 0)),
+        called=(
+            *(CalledTimes(o.path, 1) for o in write.operators),
+            CalledTimes("layer1.0.relu", 3), CalledTimes("aux.head", 0),
+        ),
         unfused=(("layer2.0.conv1", "layer2.0.bn1"),),
         messages=(Message("fc", "Linear", "output is int8, not in high precision", "set the output to qint32"),),
         advice=(*advice,
@@ -148,7 +151,8 @@ def hostile() -> Document:
     advice = Advice(SCRIPT, SCRIPT, SCRIPT, (0,), SCRIPT, SCRIPT, SCRIPT)
     return Document(
         SCRIPT, SCRIPT, SCRIPT, SCRIPT, SCRIPT, SCRIPT, operators=operators, advice=(advice,), notes=(SCRIPT,),
-        unfused=((SCRIPT, SCRIPT),), messages=(Message(SCRIPT, SCRIPT, SCRIPT, SCRIPT),), called=(Called(SCRIPT, 2),),
+        unfused=((SCRIPT, SCRIPT),), messages=(Message(SCRIPT, SCRIPT, SCRIPT, SCRIPT),),
+        called=(CalledTimes(SCRIPT, 2),),
         weights=(Weight(SCRIPT, 0, SCRIPT, None, None),),
     )  # fmt: skip
 
