@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch import fx
 
 from horizon_plugin_pytorch.capture.leaves import runs_as_one
-from horizon_plugin_pytorch.capture.recording import float_casts
 from horizon_plugin_pytorch.capture.region import called_path
 from horizon_plugin_pytorch.errors import source_line
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.operators.calls import is_cast
 from horizon_plugin_pytorch.operators.table import row_named, row_of_module
 from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
 from horizon_plugin_pytorch.runtime.call_site import CallSite, ScopeHooks, scoped_modules
@@ -18,14 +19,28 @@ from horizon_plugin_pytorch.runtime.dispatch import Dispatcher, FusedMember, Fus
 from horizon_plugin_pytorch.runtime.hooks import keep
 from horizon_plugin_pytorch.runtime.located import FusedAway
 from horizon_plugin_pytorch.runtime.node_notes import notes
+from horizon_plugin_pytorch.torch_functions import REAL
 
 
 def note_calls(prep: RecordedPreparation) -> None:
     """Note which calls the runs met, before passes change the graph."""
     nodes = prep.graph.nodes
-    prep.casts = float_casts(prep.graph)
+    prep.casts = _float_casts(prep.graph)
     prep.met = frozenset(site for node in nodes if (site := notes(node).site) is not None)
     prep.called = frozenset(path for node in nodes if (path := called_path(prep.model, node)) is not None)
+
+
+def _float_casts(graph: fx.Graph) -> frozenset[CallSite]:
+    """Call sites of a recorded graph that cast float tensors to float32."""
+    return frozenset(
+        site
+        for node in graph.nodes
+        if (site := notes(node).site) is not None
+        and is_cast(site.name)
+        and isinstance(node.args[0], fx.Node)
+        and notes(node.args[0]).dtype in REAL
+        and notes(node).dtype == torch.float32
+    )
 
 
 def note_scopes(prep: RecordedPreparation) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.capture.leaves import is_functional, is_leaf
-from horizon_plugin_pytorch.capture.recording import LoggedCall
+from horizon_plugin_pytorch.capture.recorder import LoggedCall
 from horizon_plugin_pytorch.capture.region import called_path, row_of_node
 from horizon_plugin_pytorch.config.choice import Choice
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.capture.recording import LoggedCall
+from horizon_plugin_pytorch.capture.recorder import LoggedCall
 from horizon_plugin_pytorch.capture.region import Region, called_path
 from horizon_plugin_pytorch.capture.wrapped import called_by_code_too
 from horizon_plugin_pytorch.config.choice import Choice
