@@ -36,7 +36,7 @@ from horizon_plugin_pytorch.quantization import (
     weight_reconstruction,
 )
 from horizon_plugin_pytorch.statistics.metrics import relative_error
-from horizon_plugin_pytorch.statistics.observer_base import range_methods
+from horizon_plugin_pytorch.statistics.observer_names import range_methods
 
 BATCH, BATCHES = 50, 10
 OBSERVERS = (*range_methods(), "histogram")

@@ -35,7 +35,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
-from horizon_plugin_pytorch.statistics.observer_base import range_methods
+from horizon_plugin_pytorch.statistics.observer_names import range_methods
 
 OBSERVERS = range_methods() | {"histogram": HistogramObserver}
 LIMITS = dict.fromkeys(OBSERVERS, 1.3) | {"min_max": 1.1}

@@ -6,10 +6,12 @@ what to do next.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -163,6 +165,13 @@ def require_module(model: Any, who: str, wanted: str = "a model") -> None:
     else:
         given = f"{'None' if model is None else f'a {type(model).__name__}'}"
     raise TypeError(f"{who} takes {wanted} (an `nn.Module`), got {given}.")
+
+
+def require_whole(who: str, name: str, value: Any, least: int, most: float = math.inf) -> None:
+    """Refuse what is no whole number within the limits."""
+    if not (isinstance(value, Integral) and least <= int(value) <= most):
+        limits = f"in [{least}, {most}]" if most < math.inf else f"from {least} on"
+        raise QuantizationConfigError(f"{who}: {name} must be a whole number {limits}, got {value!r}.")
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:

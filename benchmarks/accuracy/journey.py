@@ -37,7 +37,7 @@ from horizon_plugin_pytorch.quantization.qconfig_setter import (
     MatmulDtypeTemplate,
     ModuleNameTemplate,
 )
-from horizon_plugin_pytorch.statistics.observer_base import range_methods
+from horizon_plugin_pytorch.statistics.observer_names import range_methods
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 
 BATCH, CALIBRATION_BATCHES, TEST_BATCH = 100, 10, 500

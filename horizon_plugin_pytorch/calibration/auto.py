@@ -43,7 +43,8 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import current_forward
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.statistics.metrics import Metric, RelativeError
-from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, make_like, range_methods
+from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
+from horizon_plugin_pytorch.statistics.observer_names import make_like, range_methods
 from horizon_plugin_pytorch.statistics.observer_v2 import CountingObserver, HistogramObserver
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.tables import Table

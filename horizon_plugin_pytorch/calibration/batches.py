@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import QuantizationConfigError, require_whole
 from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nested import fresh
 from horizon_plugin_pytorch.passes.swap import is_inside, paths_left_float
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
-from horizon_plugin_pytorch.statistics.observer_base import require_whole
 
 Process = Callable[[Any], Any]
 

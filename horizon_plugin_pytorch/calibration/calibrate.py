@@ -37,6 +37,7 @@ from horizon_plugin_pytorch.errors import (
     QuantizationConfigError,
     listed,
     require_module,
+    require_whole,
 )
 from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
@@ -48,7 +49,7 @@ from horizon_plugin_pytorch.passes.unmet import has_code
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.statistics.clipping import tell_clipped
-from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, require_whole
+from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
 from horizon_plugin_pytorch.statistics.processes import all_reduce, is_distributed, rank, require_same
 from horizon_plugin_pytorch.tables import Table
 

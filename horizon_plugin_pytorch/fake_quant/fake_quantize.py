@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
+from horizon_plugin_pytorch.dtype import QuantDType, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
+from horizon_plugin_pytorch.fake_quant.loaded_scale import LoadedScale, end_of_range, fitted_scale
 from horizon_plugin_pytorch.fake_quant.rounding import clamped, integer_limits, round_to_grid
 from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.function_handlers import is_backward
@@ -29,9 +29,6 @@ from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.partial import Partial, show_signature
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.untraced import is_traced, untraced
-
-_HALF_RANGES = tuple((dtype.max - dtype.min) / 2 for dtype in (qint8, qint16))
-_OBSERVED = 1e-4  # how far the steps of an observed scale are from those of its format, as a share: rounding
 
 
 class FakeQuantState(Enum):
@@ -59,19 +56,6 @@ SWITCHES = {
     FakeQuantState.VALIDATION: (False, True),
     FakeQuantState._FLOAT: (False, False),
 }
-
-
-class LoadedScale(Enum):
-    """What became of a checkpoint's scale.
-
-    AS_IT_IS: it was taken. CONVERTED: it was for another number format, and its range was taken. DOUBTFUL: it was
-    taken, and may be for another format, which the checkpoint does not say. IGNORED: the model has a given one.
-    """
-
-    AS_IT_IS = "as it is"
-    CONVERTED = "converted"
-    DOUBTFUL = "doubtful"
-    IGNORED = "ignored"
 
 
 def answer_to_torch(cls: type) -> None:
@@ -570,48 +554,12 @@ class FakeQuantize(nn.Module):
             if isinstance(scale, Tensor) and not torch.equal(scale.to(self.scale), self.scale):
                 self.loaded = LoadedScale.IGNORED
         elif isinstance(scale, Tensor) and scale.shape == self.scale.shape:
-            end = _end_of_range(state_dict, prefix, scale)
-            if isinstance(written, Tensor) and written.shape == (2,):
-                smallest, largest = written.tolist()
-                self._fit_scale(scale, (largest - smallest) / 2, end)
-            elif end is not None:
-                self._guess_format(scale, end)
-
-    def _fit_scale(self, scale: Tensor, half_range: float, largest: Tensor | None) -> None:
-        """Take a scale for a format that has so many steps to its largest magnitude; the range stays.
-
-        A scale that was observed follows from the range, by this model's rule; one that was given covers the same.
-
-        Args:
-            largest: the end of its range, if there is one.
-        """
-        mine = (self.quant_max - self.quant_min) / 2
-        if 0.5 < half_range / mine < 2:
-            return
-        fitting = scale * (half_range / mine)
-        if largest is not None:
-            rules = half_range, math.floor(half_range)  # the second is that of `unclipped`
-            is_observed = torch.stack([(largest / scale / half - 1).abs() < _OBSERVED for half in rules]).any(0)
-            fitting = torch.where(is_observed, largest / self.activation_post_process.half_range, fitting)
-        with torch.no_grad():
-            self._store_scale(fitting.clamp(min=self.finest_scale).to(self.scale.device))
-        self.loaded = LoadedScale.CONVERTED
-
-    def _guess_format(self, scale: Tensor, largest: Tensor) -> None:
-        """State dicts did not always have `quant_range`: an observed scale has exactly as many steps as its range says.
-
-        A scale that was given is not that of its range, and stays as it is.
-        """
-        known = (largest > 0) & (scale > self.finest_scale)
-        if not bool(known.any()):
-            return
-        steps = largest[known] / scale[known]
-        mine = self.activation_post_process.half_range
-        nearest = min((mine, *_HALF_RANGES), key=lambda half: abs(float(steps.log().median()) - math.log(half)))
-        if bool(((steps / nearest - 1).abs() < _OBSERVED).all()):
-            self._fit_scale(scale, nearest, largest)
-        elif not 0.5 < nearest / mine < 2:
-            self.loaded = LoadedScale.DOUBTFUL
+            self.loaded, fitting = fitted_scale(
+                scale, end_of_range(state_dict, prefix, scale), written, self.activation_post_process, self.finest_scale
+            )
+            if fitting is not None:
+                with torch.no_grad():
+                    self._store_scale(fitting.to(self.scale.device))
 
 
 class CalibFakeQuantize(FakeQuantize):
@@ -628,14 +576,6 @@ class CalibFakeQuantize(FakeQuantize):
         super().__init__(observer, *args, **kwargs)
 
 
-def _end_of_range(state_dict: dict, prefix: str, scale: Tensor) -> Tensor | None:
-    """The largest magnitudes that a state dict has beside a scale, if they can be its range."""
-    ends = [state_dict.get(f"{prefix}activation_post_process.{name}") for name in ("min_val", "max_val")]
-    if any(not isinstance(end, Tensor) or end.shape != scale.shape or not bool(end.isfinite().all()) for end in ends):
-        return None
-    return torch.maximum(ends[0].abs(), ends[1].abs()).to(scale.device)  # type: ignore[union-attr, arg-type]
-
-
 default_8bit_fake_quant = FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, dtype=qint8)
 default_weight_8bit_fake_quant = FakeQuantize.with_args(
     observer=MovingAveragePerChannelMinMaxObserver, qscheme=torch.per_channel_symmetric, ch_axis=0, dtype=qint8
@@ -644,7 +584,6 @@ default_weight_8bit_fake_quant = FakeQuantize.with_args(
 show_at(
     "quantization.fake_quantize",
     FakeQuantState,
-    LoadedScale,
     FakeQuantize,
     CalibFakeQuantize,
 )

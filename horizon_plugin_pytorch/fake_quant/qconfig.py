@@ -24,7 +24,7 @@ from horizon_plugin_pytorch.statistics.observer import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from horizon_plugin_pytorch.statistics.observer_base import OBSERVERS
+from horizon_plugin_pytorch.statistics.observer_names import OBSERVERS
 from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver, MinMaxObserver, MSEObserver
 from horizon_plugin_pytorch.statistics.partial import Partial
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import QuantDType, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, Usable, named
+from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, Usable
+from horizon_plugin_pytorch.statistics.observer_names import named
 from horizon_plugin_pytorch.statistics.observer_v2 import FixedScaleObserver, HistogramObserver
 
 __all__ = [

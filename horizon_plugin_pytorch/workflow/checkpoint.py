@@ -21,7 +21,8 @@ from horizon_plugin_pytorch.errors import (
     require_module,
     warn,
 )
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, LoadedScale
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.fake_quant.loaded_scale import LoadedScale
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.notes import hidden

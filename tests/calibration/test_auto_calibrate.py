@@ -29,7 +29,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
-from horizon_plugin_pytorch.statistics.observer_base import range_methods
+from horizon_plugin_pytorch.statistics.observer_names import range_methods
 from tests.models import make, shake_norms
 
 

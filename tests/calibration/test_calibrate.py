@@ -40,7 +40,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.observer import NoopObserver, PerChannelMinMaxObserver
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver, MinMaxObserver
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate
-from horizon_plugin_pytorch.statistics.observer_base import range_methods
+from horizon_plugin_pytorch.statistics.observer_names import range_methods
 from tests.processes import run_workers
 
 

@@ -28,7 +28,7 @@ from horizon_plugin_pytorch.quantization.qconfig_template import (
     default_calibration_qconfig_setter,
     default_qat_qconfig_setter,
 )
-from horizon_plugin_pytorch.statistics.observer_base import OBSERVERS
+from horizon_plugin_pytorch.statistics.observer_names import OBSERVERS
 
 
 @pytest.fixture(autouse=True)

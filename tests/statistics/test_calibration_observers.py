@@ -33,7 +33,7 @@ from horizon_plugin_pytorch.quantization.observer_v2 import (
     PercentileObserver,
     SketchObserver,
 )
-from horizon_plugin_pytorch.statistics.observer_base import OBSERVERS, range_methods
+from horizon_plugin_pytorch.statistics.observer_names import OBSERVERS, range_methods
 from horizon_plugin_pytorch.statistics.sketch import Sketch
 
 SEARCHING = [cls for cls in OBSERVERS.values() if issubclass(cls, SketchObserver)]

@@ -19,7 +19,8 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
 )
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver, SketchObserver
-from horizon_plugin_pytorch.statistics.observer_base import OBSERVERS, ObserverBase, named, range_methods
+from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
+from horizon_plugin_pytorch.statistics.observer_names import OBSERVERS, named, range_methods
 from horizon_plugin_pytorch.statistics.sketch import Sketch
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

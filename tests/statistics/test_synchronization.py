@@ -17,7 +17,7 @@ WORKER = textwrap.dedent(
     import torch, torch.distributed as dist
     from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
     from horizon_plugin_pytorch.quantization import observer_v2
-    from horizon_plugin_pytorch.statistics.observer_base import OBSERVERS
+    from horizon_plugin_pytorch.statistics.observer_names import OBSERVERS
     from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver, SketchObserver
 
     rank, place, out = int(sys.argv[1]), sys.argv[2], f"{sys.argv[1]}.json"
