@@ -1,4 +1,4 @@
-"""What torch's functions and tensor methods do with a tensor: the facts that several rooms need.
+"""What torch's functions, methods and modules do with a tensor: facts about torch, in one place.
 
 Which of them write to their arguments is in `writing.py`; which of them have a quantized form, in the operator table.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # a context in which subclasses are tensors like all others
 
@@ -62,6 +62,24 @@ SAME_MEMORY = frozenset({
     "float", "cpu", "cuda", "type", "type_as", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
     "feature_alpha_dropout",
 })  # fmt: skip
+
+# Modules of which the same is true.
+SAME_MEMORY_MODULES = (
+    nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)  # fmt: skip
+
+# Operators of a program that show a tensor in another shape, or a part of it: nothing is computed or moved.
+VIEW_OPERATORS = frozenset(
+    f"aten::{name}"
+    for name in "alias detach view _unsafe_view reshape unsqueeze squeeze expand slice select split t".split()
+)
+# Operators of a TorchScript graph that only pass numbers on, by name: a compiled model has none of them.
+PASSING_OPERATORS = frozenset(
+    "alias detach clone contiguous to size view view_as slice expand expand_as lift_fresh zeros_like ones_like".split()
+)
+
+UNBINDING = (torch.unbind, Tensor.unbind, Tensor.__iter__)  # one tensor for each index of an axis
 
 # Functions and methods that leave every value in its channel.
 _STAYING_NAMES = ("clone", "detach", "contiguous", "relu", "to", "cpu", "cuda")

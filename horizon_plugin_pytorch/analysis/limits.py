@@ -25,11 +25,11 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import positional_arguments
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.tables import Table
+from horizon_plugin_pytorch.torch_functions import UNBINDING
 from horizon_plugin_pytorch.watch.flow import TensorNotes
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.watch import Watch
 
-_UNBINDING = (torch.unbind, Tensor.unbind, Tensor.__iter__)
 _OWN_FORMAT = "give its qconfig an activation of one of these formats"
 
 
@@ -124,7 +124,7 @@ def _attributes_of(call: OperatorCall) -> dict[str, Any]:
     if call.module is None:
         assert call.row is not None
         found = call.row.named(call.args, call.kwargs)
-        if call.function in _UNBINDING:
+        if call.function in UNBINDING:
             found = {**found, "function": "unbind"}
     elif call.method:
         signature = inspect.signature(getattr(call.module, call.method))

@@ -13,11 +13,7 @@ from horizon_plugin_pytorch.errors import at
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.operators.table import row_of_function, row_of_method
 from horizon_plugin_pytorch.program.script import ScriptSteps
-
-# What only passes numbers on, and is no operator of a compiled model.
-_PASSING = frozenset(
-    "alias detach clone contiguous to size view view_as slice expand expand_as lift_fresh zeros_like ones_like".split()
-)
+from horizon_plugin_pytorch.torch_functions import PASSING_OPERATORS
 
 
 def script_findings(script: torch.jit.ScriptModule, args: tuple) -> tuple[list[Finding], int]:
@@ -51,7 +47,7 @@ def script_findings(script: torch.jit.ScriptModule, args: tuple) -> tuple[list[F
 def _is_known(kind: str) -> bool:
     space, name = kind.split("::")
     name = name.rstrip("_")
-    if space == "horizon" or name in _PASSING:
+    if space == "horizon" or name in PASSING_OPERATORS:
         return True
     if name == "unbind":
         return False

@@ -11,10 +11,9 @@ from torch import Tensor, fx
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.program import Program
 from horizon_plugin_pytorch.program.note import Value, note_of, operator_name, value_of
+from horizon_plugin_pytorch.torch_functions import VIEW_OPERATORS
 
 _LAYERS = frozenset({"horizon::conv", "horizon::linear"})
-_PASSING = frozenset(f"aten::{name}" for name in ("alias", "detach", "view", "_unsafe_view", "reshape", "unsqueeze",
-                                                  "squeeze", "expand", "slice", "select", "split", "t"))  # fmt: skip
 _INTEGERS = {"qbool": 1, "qint8": 1, "qint16": 2, "qint32": 4}  # bytes
 
 
@@ -49,7 +48,7 @@ def layer_costs(program: Program, owner: Any) -> list[Cost]:
         if node.op == "call_function":
             read = [formats[source] for source in node.all_input_nodes if source in formats]
             formats[node] = _format(node) or max((x for x in read if x in _INTEGERS), key=_bytes, default="float32")
-    return [_cost(node, owner, formats) for node in program.operators if operator_name(node) not in _PASSING]
+    return [_cost(node, owner, formats) for node in program.operators if operator_name(node) not in VIEW_OPERATORS]
 
 
 def _cost(node: fx.Node, owner: Any, formats: dict[fx.Node, str]) -> Cost:

@@ -5,27 +5,15 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
 from horizon_plugin_pytorch.capture.container_writes import CONTAINER_REMEDY, is_of_container
 from horizon_plugin_pytorch.capture.region import is_size, module_at
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.runtime.node_notes import notes
-from horizon_plugin_pytorch.torch_functions import SAME_MEMORY, is_metadata_name
+from horizon_plugin_pytorch.torch_functions import SAME_MEMORY, SAME_MEMORY_MODULES, is_metadata_name
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, writes, writes_by_name
-
-_SAME_MEMORY_MODULES = (
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.Flatten,
-    nn.Unflatten,
-)
 
 
 def _name(node: fx.Node) -> str:
@@ -53,7 +41,7 @@ def _shares_memory(model: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
         module = module_at(model, str(node.target))
         row = row_of_module(type(module))  # float stubs give back what they get
-        return isinstance(module, _SAME_MEMORY_MODULES) or (row is not None and row.is_stub)
+        return isinstance(module, SAME_MEMORY_MODULES) or (row is not None and row.is_stub)
     if node.op not in ("call_function", "call_method") or _name(node) not in SAME_MEMORY:
         return False
     return not (node.target is operator.getitem and _has_list(node.args[1]))
