@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from horizon_plugin_pytorch.nn.qat.original import restore, rewrite
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.statistics.metrics import relative_error
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
-from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
+from horizon_plugin_pytorch.watch import HeldRun, ModuleWatch, OperatorCall
 
 Part = Literal["weight", "bias"]
 
@@ -110,8 +111,53 @@ class LayerGroup:
         rewrite(self.layers, lambda: write(self.layers[0]))
 
 
-class _Reached(BaseException):
-    """The layers were called as often as they are: the rest of the model need not run."""
+class _Stream:
+    """The run of a model on one batch, which stands before a call of a layer until it is asked to go on.
+
+    Layers are changed while it stands, so one run serves all of them.
+
+    Args:
+        batch: what to run the model on; nobody else has its tensors.
+
+    Attributes:
+        passed: the layers that it has called.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any) -> None:
+        self.passed: set[str] = set()
+        self._model, self._batch = model, batch
+        self._wanted: Container[str] = ()
+        self._at: tuple | None = None
+        self._run = HeldRun(self._work)
+
+    def next_call(self, paths: Container[str]) -> tuple | None:
+        """Go on to the next call of one of some layers: its path, input and residual; None if there is none."""
+        self._wanted, self._at = paths, None
+        self._run.go_on()
+        return self._at
+
+    def stop(self) -> None:
+        """End it where it stands."""
+        self._at = None
+        self._run.stop()
+
+    def _work(self) -> None:
+        _HERE.stream = self
+        run_batch(self._model, self._batch)
+
+    def meet(self, path: str, x: Any, residual: Any) -> None:
+        """A layer is about to be called."""
+        if path in self._wanted:
+            self._at = path, real(x), real(residual)
+            self._run.pause()
+        self.passed.add(path)
+
+
+class _Here(threading.local):
+    stream: _Stream | None = None  # that runs in this thread
+
+
+_HERE = _Here()
 
 
 class LayerWalk:
@@ -119,6 +165,10 @@ class LayerWalk:
 
     A layer's calls are those of the model as it is when its turn comes: a layer sees what was changed before it. The
     float model is that before any method rewrote weights or biases.
+
+    Both models run once on each batch, as streams that stand at the layer whose turn it is; so the cost grows with the
+    number of layers and not with its square. A stream begins anew only where it has called a layer that was changed
+    afterwards: one that is called several times, or in another order than in other batches.
 
     Args:
         model: calibrated; it is put into eval mode and the VALIDATION state.
@@ -138,6 +188,7 @@ class LayerWalk:
         self.left_out: dict[str, str] = {}
         self._model, self._caller, self._part = model, caller, part
         self._batches = pytree.tree_map(_writable, list(batches))
+        self._streams: dict[tuple[bool, int], _Stream] = {}  # by model (is it the quantized one?) and batch
         self._counts: list[Counter[str]] = []  # by batch, of layers that run alike in both models
         self._not_finite: dict[int, str] = {}  # by batch, the first layer that had such values
         layers = self._find_layers(exclude)
@@ -150,10 +201,18 @@ class LayerWalk:
             self._groups = self._joined(layers, self._reached(layers))
 
     def __iter__(self) -> Iterator[tuple[LayerGroup, list[LayerCall]]]:
-        for group in tqdm(self._groups, desc=self._caller, disable=None):
-            calls = self._calls(group)
-            if calls:
-                yield group, calls
+        members = [path for group in self._groups for path in group.members]
+        with ExitStack() as stack:
+            for model in (self._model, self._float):
+                layers = {path: model.get_submodule(path) for path in members}
+                stack.enter_context(ModuleWatch(layers, before=_meet, in_all_threads=True))
+            stack.callback(self._drop_streams)
+            for group in tqdm(self._groups, desc=self._caller, disable=None):
+                calls = self._calls(group)
+                if calls:
+                    yield group, calls
+                    del calls
+                    self._drop_streams(group.members)
         if self._not_finite:
             batches = ", ".join(map(str, self._not_finite))
             warn(
@@ -161,6 +220,28 @@ class LayerWalk:
                 f"`{next(iter(self._not_finite.values()))}`; these calls are left out. Look for NaN in the data.",
                 CalibrationWarning,
             )
+
+    def _drop_streams(self, changed: Iterable[str] | None = None) -> None:
+        """End the runs that have called layers which are others now, or all. What the float model gave stays right."""
+        for key, stream in list(self._streams.items()):
+            if changed is None or not stream.passed.isdisjoint(changed):
+                self._streams.pop(key).stop()
+
+    def _next_calls(self, model: nn.Module, number: int, paths: Collection[str], count: int) -> list[tuple]:
+        """The calls of layers in a batch, as many as they are, or fewer if the model makes fewer."""
+        key = model is self._model, number
+        stream = self._streams.get(key)
+        if stream is None or not stream.passed.isdisjoint(paths):
+            if stream is not None:
+                stream.stop()
+            stream = self._streams[key] = _Stream(model, own_tensors(self._batches[number]))
+        found: list[tuple] = []
+        while len(found) < count:
+            call = stream.next_call(paths)
+            if call is None:
+                break
+            found.append(call)
+        return found
 
     def _find_layers(self, exclude: Sequence[str]) -> dict[str, QATGemm]:
         modules = dict(self._model.named_modules())
@@ -265,13 +346,12 @@ class LayerWalk:
         biases = {path: layer.deployed()[1] for path, layer in group.members.items()}
         found = []
         reason = _OTHERWISE
-        for number, batch in enumerate(self._batches):
+        for number in range(len(self._batches)):
             count = sum(self._counts[number][path] for path in group.members)
             if not count:
                 continue
             here, there = (
-                _run(model, group.members, batch, lambda path, x, residual, _: (path, real(x), real(residual)), count)
-                for model in (self._model, self._float)
+                self._next_calls(model, number, group.members, count) for model in (self._model, self._float)
             )
             if [(path, x.shape) for path, x, _ in here] != [(path, x.shape) for path, x, _ in there]:
                 continue
@@ -300,21 +380,26 @@ def skipped_lines(skipped: dict[str, str]) -> str:
     return "".join(f"\nleft out: {path}: {reason}" for path, reason in skipped.items())
 
 
-def _run(
-    model: nn.Module, paths: Iterable[str], batch: Any, keep: Callable[..., Any], count: int | None = None
-) -> list[Any]:
-    """Run a batch until layers were called so often, and give what `keep` makes of path, x, residual and weight."""
+def _run(model: nn.Module, paths: Iterable[str], batch: Any, keep: Callable[..., Any]) -> list[Any]:
+    """Run a batch and give what `keep` makes of path, x, residual and weight of each call of some layers."""
     found: list[Any] = []
-
-    def called(call: OperatorCall) -> None:
-        given = {"residual": None, "weight": None, **dict(zip(_ARGUMENTS, call.args, strict=False)), **call.kwargs}
-        found.append(keep(call.path, *[given[name] for name in _ARGUMENTS]))
-        if len(found) == count:
-            raise _Reached
-
-    with ModuleWatch({path: model.get_submodule(path) for path in paths}, before=called), suppress(_Reached):
+    layers = {path: model.get_submodule(path) for path in paths}
+    with ModuleWatch(layers, before=lambda call: found.append(keep(call.path, *_arguments(call)))):
         run_batch(model, own_tensors(batch))
     return found
+
+
+def _meet(call: OperatorCall) -> None:
+    """Tell the stream that runs here, if one does, of a call."""
+    stream = _HERE.stream
+    if stream is not None:
+        x, residual, _ = _arguments(call)
+        stream.meet(call.path, x, residual)
+
+
+def _arguments(call: OperatorCall) -> list[Any]:
+    given = {"residual": None, "weight": None, **dict(zip(_ARGUMENTS, call.args, strict=False)), **call.kwargs}
+    return [given[name] for name in _ARGUMENTS]
 
 
 _ARGUMENTS = ("x", "residual", "weight")  # of `QATGemm.forward`

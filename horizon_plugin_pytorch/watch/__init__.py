@@ -2,6 +2,7 @@
 
 from horizon_plugin_pytorch.watch.call_log import CallLog
 from horizon_plugin_pytorch.watch.flow import Flow
+from horizon_plugin_pytorch.watch.held_run import HeldRun
 from horizon_plugin_pytorch.watch.in_step import run_in_step
 from horizon_plugin_pytorch.watch.module_watch import ModuleWatch
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
@@ -9,5 +10,6 @@ from horizon_plugin_pytorch.watch.pairing import Pairing, Unpaired, pair_calls
 from horizon_plugin_pytorch.watch.watch import Watch
 
 __all__ = [
-    "CallLog", "Flow", "ModuleWatch", "OperatorCall", "Pairing", "Unpaired", "Watch", "pair_calls", "run_in_step",
+    "CallLog", "Flow", "HeldRun", "ModuleWatch", "OperatorCall", "Pairing", "Unpaired", "Watch", "pair_calls",
+    "run_in_step",
 ]  # fmt: skip

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import CheckError
 from horizon_plugin_pytorch.watch.call_log import CallLog
+from horizon_plugin_pytorch.watch.held_run import HeldRun
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.pairing import Pairing
 from horizon_plugin_pytorch.watch.watch import Watch
-
-_DEVICES = ("cuda", "cpu")
 
 
 def run_in_step(
@@ -43,6 +40,7 @@ def run_in_step(
     Raises:
         OtherCalls: a model makes other calls than in the run that was paired.
 
+    >>> import torch
     >>> from horizon_plugin_pytorch.watch import CallLog, pair_calls
     >>> one, other, x = nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU()), torch.ones(2)
     >>> pairing = pair_calls(CallLog.of(one, x), CallLog.of(other, x))
@@ -115,6 +113,7 @@ def run_alike(
     Raises:
         NotAlike: at the first call that is another one; the consumer was told of those before.
 
+    >>> import torch
     >>> one, other, x = nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU()), torch.ones(2)
     >>> logs = run_alike(one, other, lambda a, b: print(a.name, b.name), lambda model: model(x))
     0 0
@@ -161,12 +160,8 @@ class _NotThere(OtherCalls):
         super().__init__(f"`{wanted.name}` ran when the calls were paired, and does not run now")
 
 
-class _Stopped(BaseException):
-    """Nobody waits for further calls."""
-
-
 class _Ahead:
-    """A model that runs in a thread of its own, as far as it is asked to: only one of the two threads runs."""
+    """A model that runs in a thread of its own, as far as it is asked to."""
 
     def __init__(
         self,
@@ -177,16 +172,8 @@ class _Ahead:
     ) -> None:
         self._model, self._is_wanted, self._run, self._log = model, is_wanted, run, log
         self._held: dict[int, OperatorCall] = {}
-        self._asked, self._answered = threading.Semaphore(0), threading.Semaphore(0)
         self._until = -1  # the call that is waited for
-        self._is_stopped = False
-        self._is_over = False
-        self._out: Any = None
-        self._error: BaseException | None = None
-        self._random = _random_state()
-        self._settings = _Settings()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+        self._work = HeldRun(self._watched)
 
     @contextmanager
     def taking(self, wanted: OperatorCall) -> Iterator[OperatorCall]:
@@ -200,40 +187,20 @@ class _Ahead:
     def finish(self) -> Any:
         """Let the model run to its end, and give its result."""
         self._go_on(-1)
-        return self._out
+        return self._work.result
 
     def stop(self) -> None:
         """End the thread, wherever it is."""
-        self._is_stopped = True
         self._held.clear()
-        if not self._is_over:
-            self._asked.release()
-        self._thread.join()
+        self._work.stop()
 
     def _go_on(self, until: int) -> None:
-        if not self._is_over:
-            self._until = until
-            mine = _random_state()
-            _set_random_state(self._random)
-            self._asked.release()
-            self._answered.acquire()
-            self._random = _random_state()
-            _set_random_state(mine)
-        if self._error is not None:
-            raise self._error
+        self._until = until
+        self._work.go_on()
 
-    def _work(self) -> None:
-        self._asked.acquire()
-        try:
-            if not self._is_stopped:
-                with self._settings, Watch(self._model, self._keep):
-                    self._out = self._run(self._model)
-        except _Stopped:
-            pass
-        except BaseException as error:
-            self._error = error
-        self._is_over = True
-        self._answered.release()
+    def _watched(self) -> Any:
+        with Watch(self._model, self._keep):
+            return self._run(self._model)
 
     def _keep(self, call: OperatorCall) -> None:
         if self._log is not None:
@@ -242,37 +209,4 @@ class _Ahead:
             self._held[call.index] = call
         if call.index == self._until:
             del call  # the consumer lets it go
-            self._answered.release()
-            self._asked.acquire()
-            if self._is_stopped:
-                raise _Stopped
-
-
-class _Settings:
-    """What torch keeps for each thread: gradients, autocast, the number of threads."""
-
-    def __init__(self) -> None:
-        self._has_gradients, self._is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self._threads = torch.get_num_threads()
-        self._autocast = {d: torch.get_autocast_dtype(d) for d in _DEVICES if torch.is_autocast_enabled(d)}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> None:
-        torch.set_num_threads(self._threads)
-        self._stack.enter_context(torch.inference_mode(self._is_inference))
-        self._stack.enter_context(torch.set_grad_enabled(self._has_gradients))
-        for device, dtype in self._autocast.items():
-            self._stack.enter_context(torch.autocast(device, dtype))
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-
-def _random_state() -> tuple:
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-
-def _set_random_state(state: tuple) -> None:
-    torch.set_rng_state(state[0])
-    if state[1]:
-        torch.cuda.set_rng_state_all(state[1])
+            self._work.pause()

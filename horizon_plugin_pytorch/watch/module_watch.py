@@ -25,6 +25,7 @@ class ModuleWatch:
             end the run there.
         after: is told of a call when it has given its result.
         around: ``around(call, run)`` gives the result of a call: ``run()``, or one that it has kept.
+        in_all_threads: tell of calls in every thread, and not only in the one that entered.
 
     >>> net, seen = nn.Sequential(nn.ReLU(), nn.Sigmoid()), []
     >>> with ModuleWatch({"1": net[1]}, before=lambda call: seen.append((call.path, len(call.inputs)))):
@@ -39,10 +40,11 @@ class ModuleWatch:
         before: Consumer | None = None,
         after: Consumer | None = None,
         around: Around | None = None,
+        in_all_threads: bool = False,
     ) -> None:
         self._modules, self._before, self._after, self._around = dict(modules), before, after, around
         self._undo = ExitStack()
-        self._thread = 0
+        self._thread, self._in_all_threads = 0, in_all_threads
 
     def __enter__(self) -> ModuleWatch:
         self._thread = threading.get_ident()
@@ -61,12 +63,15 @@ class ModuleWatch:
     def __exit__(self, *error: object) -> None:
         self._undo.close()
 
+    def _is_told(self) -> bool:
+        return self._in_all_threads or threading.get_ident() == self._thread
+
     def _call(self, path: str, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any = None) -> OperatorCall:
         return OperatorCall(-1, path, args=args, kwargs=kwargs, output=out, module=module)
 
     def _entered(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            if threading.get_ident() == self._thread and self._before is not None:
+            if self._is_told() and self._before is not None:
                 with as_tool():
                     self._before(self._call(path, module, args, kwargs))
 
@@ -74,7 +79,7 @@ class ModuleWatch:
 
     def _left(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-            if threading.get_ident() == self._thread and self._after is not None:
+            if self._is_told() and self._after is not None:
                 with as_tool():
                     self._after(self._call(path, module, args, kwargs, out))
 
@@ -84,7 +89,7 @@ class ModuleWatch:
         forward = module.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread or self._around is None:
+            if not self._is_told() or self._around is None:
                 return forward(*args, **kwargs)
             return self._around(self._call(path, module, args, kwargs), lambda: forward(*args, **kwargs))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from horizon_plugin_pytorch.calibration.layers import LayerWalk
 from horizon_plugin_pytorch.errors import (
     CalibrationWarning,
     OperatorInputError,
@@ -309,6 +311,55 @@ def test_a_layer_that_only_some_batches_reach(method) -> None:
     result = method(model, data[:1])
     assert [row.layer for row in result.layers] == ["a", "c"]
     assert result.left_out == {"b": "no batch reaches it"}
+
+
+class Orders(nn.Module):
+    """Batches call two layers in either order, and a third one twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.a, self.b, self.c, self.d = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: Tensor, is_turned: bool) -> Tensor:
+        first, second = (self.b, self.a) if is_turned else (self.a, self.b)
+        x = torch.tanh(second(first(self.quant(x))))
+        return self.dequant(self.d(self.c(self.c(x))))
+
+
+@torch.no_grad()
+def test_a_layer_sees_all_that_was_changed_before_it() -> None:
+    data = [(x, bool(number % 2)) for number, x in enumerate(rows(3))]
+    model = calibrated(Orders().eval(), data)
+    met, before = [], threading.active_count()
+    for group, calls in LayerWalk(model, data, "test", "weight"):
+        wanted: list[Tensor] = []
+        [layer] = group.layers
+        hook = layer.register_forward_pre_hook(lambda _, args, kept=wanted: kept.append(args[0].as_real().clone()))
+        for batch in data:
+            model(*batch)
+        hook.remove()
+        assert [call.batch for call in calls] == ([0, 0, 1, 1, 2, 2] if group.path == "c" else [0, 1, 2])
+        assert all(torch.equal(call.x, x) for call, x in zip(calls, wanted, strict=True))
+        group.rewrite(lambda layer: layer.set_weight(-layer.deployed()[0]))
+        met.append(group.path)
+    assert met == ["a", "b", "c", "d"]
+    assert threading.active_count() == before
+
+
+def test_a_deep_network_runs_no_more_often_than_a_flat_one() -> None:
+    def runs(depth: int) -> int:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(16, 16), nn.ReLU())]
+        model = calibrated(QuantWrapper(nn.Sequential(*layers)).eval(), data)
+        calls: list[int] = []
+        model.module[0].register_forward_pre_hook(lambda *_: calls.append(1))  # the float copy has it, too
+        correct_bias(model, data)
+        return len(calls)
+
+    data = rows(2)
+    assert runs(9) == runs(3)
 
 
 class Attending(nn.Module):
