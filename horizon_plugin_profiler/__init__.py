@@ -1,12 +1,13 @@
 """Profiling tools for quantized models, under the import name that the guides use.
 
 `model_profiler` and the tools that it calls: the checks of structure, formats and devices, similarity, statistics,
-weights; memory and `set_preserve_qat_mode`.
+weights; memory and `set_preserve_qat_mode`. `QuantAnalysis` and `ModelProfiler` of `model_profilerv2` are here, too.
 
 >>> __version__.count(".")
 2
 """
 
+from horizon_plugin_profiler.model_profilerv2 import ModelProfiler, QuantAnalysis
 from horizon_plugin_pytorch._version import __version__
 from horizon_plugin_pytorch.utils.quant_profiler import (
     check_deploy_device,
@@ -23,6 +24,8 @@ from horizon_plugin_pytorch.utils.quant_profiler import (
 )
 
 __all__ = [
+    "ModelProfiler",
+    "QuantAnalysis",
     "__version__",
     "check_deploy_device",
     "check_qconfig",

@@ -58,6 +58,8 @@ MODULES = [
     ".utils.serialization",
     ".annotation",
     ".qconfig",
+    "horizon_plugin_profiler",
+    "horizon_plugin_profiler.model_profilerv2",
 ]
 
 # Every path that the vendor's guides, or public code counted in the usage survey, import and that this version has.
@@ -391,7 +393,7 @@ def resolve(path: str) -> Any:
 
 def module_at(path: str) -> ModuleType:
     """The module at a dotted path, also where a function has the same name."""
-    return importlib.import_module(PACKAGE + path.rstrip("."))
+    return importlib.import_module(PACKAGE + path.rstrip(".") if path.startswith(".") else path)
 
 
 def is_ours(x: Any) -> bool:
@@ -483,7 +485,8 @@ def current() -> str:
             value = getattr(module, name)
             # Members of a class are listed once, where it is defined or first shown.
             entry = list(describe(f"{module.__name__}.{name}", value))
-            lines += entry if getattr(value, "__module__", None) == module.__name__ else entry[:1]
+            is_here = getattr(value, "__module__", None) == module.__name__ or path.endswith("v2")
+            lines += entry if is_here else entry[:1]
     lines.append("# paths of the guides")
     for path in GUIDE_PATHS:
         value = resolve(path)

@@ -112,7 +112,7 @@ class Comparison:
     @cached_property
     def pairing(self) -> Pairing:
         pairing = pair_calls(*self.logs)
-        _tell_unpaired(*self.models, pairing, self._who)
+        tell_unpaired(*self.models, pairing, self._who)
         self._parts = _parts_of(pairing.first_only), _parts_of(pairing.second_only)
         return pairing
 
@@ -264,7 +264,12 @@ def _log(run: WatchedRun) -> CallLog:
     return log
 
 
-def _tell_unpaired(model1: nn.Module, model2: nn.Module, pairing: Pairing, who: str) -> None:
+def tell_unpaired(model1: nn.Module, model2: nn.Module, pairing: Pairing, who: str) -> None:
+    """Warn of calls that have no partner in the other model.
+
+    Raises:
+        CheckError: none has one.
+    """
     if not pairing.pairs:
         raise CheckError(
             f"{who}: `{type(model1).__name__}` and `{type(model2).__name__}` have no operator in common. Give two "

@@ -1,0 +1,85 @@
+"""The fewest quantizers that must not round for the bad cases to be good."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from horizon_plugin_pytorch.analysis.quant_analysis.bad_cases import PostProcess
+from horizon_plugin_pytorch.analysis.quant_analysis.outputs import OutputMetric
+from horizon_plugin_pytorch.analysis.quant_analysis.quantizers import PartlyRounded
+from horizon_plugin_pytorch.analysis.quant_analysis.sensitivity import OutputComparison, SensitivityTable
+from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject, Subject
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+
+
+def targets_of(config: Mapping[str, Any], who: str) -> dict[str, tuple[OutputMetric, float]]:
+    """What each output has to reach: ``{"0-0": ("Cosine", 0.99)}`` or ``{"0-0": {"Cosine": 0.99}}``.
+
+    >>> targets_of({"0": {"L1": 0.1}}, "tune_bad_case")["0"][1]
+    0.1
+    """
+    if not isinstance(config, Mapping) or not config:
+        raise QuantizationConfigError(
+            f'{who}: outputs_config is a dictionary of outputs, such as {{"0-0": ("Cosine", 0.99)}}; got {config!r}.'
+        )
+    found = {}
+    for name, wanted in config.items():
+        pairs = list(wanted.items()) if isinstance(wanted, Mapping) else [tuple(wanted)]
+        if len(pairs) != 1 or len(pairs[0]) != 2 or not isinstance(pairs[0][1], (int, float)):
+            raise QuantizationConfigError(
+                f'{who}: output {name!r} needs one metric and its limit, such as ("Cosine", 0.99); got {wanted!r}.'
+            )
+        found[str(name)] = OutputMetric(pairs[0][0], None, who), float(pairs[0][1])
+    return found
+
+
+class Tuner:
+    """Finds how many of the most sensitive quantizers of an output must not round.
+
+    Args:
+        skipped: quantizers of operators whose names start so go on rounding.
+    """
+
+    def __init__(
+        self, baseline: Subject, analysis: ModelSubject, post_process: PostProcess, skipped: Sequence[str], who: str
+    ) -> None:
+        self._baseline, self._analysis, self._post_process = baseline, analysis, post_process
+        self._skipped, self._who = tuple(skipped), who
+
+    def fewest(
+        self, batch: Any, table: SensitivityTable, metric: OutputMetric, limit: float
+    ) -> tuple[list[list[Any]], float, float]:
+        """The rows of the table that must have more precision, what the output reaches then, and what it had.
+
+        The most sensitive rows are taken first, and the number is found by bisection: more precision makes errors
+        smaller as a rule, not always. All of them are given if even that does not reach the limit.
+        """
+        comparison = OutputComparison(self._baseline, batch, self._post_process, [metric], self._who)
+        may = [op for op in table.ops if not (self._skipped and op.site.name.startswith(self._skipped))]
+        with PartlyRounded(self._analysis, batch, self._who) as runs:
+
+            def reached(count: int) -> float:
+                left = {op.site.key for op in may[:count]}
+                off = {site.quantizer for site in runs.sites if site.key in left}
+                rounding = [site.quantizer for site in runs.sites if site.quantizer not in off]
+                return comparison.values(lambda: runs.run(rounding))[table.output][metric.name]
+
+            def is_good(value: float) -> bool:
+                return not math.isnan(value) and (value >= limit if metric.higher_is_better else value <= limit)
+
+            before = reached(0)
+            if is_good(before):
+                return [], before, before
+            low, high, value = 0, len(may), reached(len(may))
+            if not is_good(value):
+                return [op.row for op in may], value, before
+            while high - low > 1:
+                middle = (low + high) // 2
+                found = reached(middle)
+                if is_good(found):
+                    high, value = middle, found
+                else:
+                    low = middle
+            return [op.row for op in may[:high]], value, before

@@ -1,0 +1,357 @@
+"""`QuantAnalysis` on a network by both ways of preparing; robust against what users give it."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from horizon_plugin_profiler.model_profilerv2 import ModelProfiler, QuantAnalysis
+from horizon_plugin_pytorch.analysis.quant_analysis.quantizers import PartlyRounded
+from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject
+from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    convert,
+    get_fake_quantize,
+    get_qconfig,
+    hbdk4,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.qconfig_setter import QconfigSetter, SensitivityTemplate
+from horizon_plugin_pytorch.quantization.qconfig_template import (
+    default_calibration_qconfig_setter,
+    sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter,
+)
+from tests.analysis.quant_analysis.models import Net, batches, calibrated, float_net
+
+pytestmark = pytest.mark.filterwarnings("ignore:calibration. ranges differ")
+NET = float_net()
+_MODELS: dict[str, nn.Module] = {}
+
+
+def model_of(way: str) -> nn.Module:
+    if way not in _MODELS:
+        _MODELS[way] = calibrated(NET, way)
+    return _MODELS[way]
+
+
+def analysis(folder: Path, way: str = "prepare", **kwargs: Any) -> QuantAnalysis:
+    return QuantAnalysis(NET, model_of(way), "fake_quant", out_dir=folder, **kwargs)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x.clone() for name, x in model.state_dict().items() if isinstance(x, Tensor)}
+
+
+@pytest.mark.parametrize("way", ["fx", "prepare"])
+def test_the_whole_pipeline(way: str, tmp_path: Path) -> None:
+    model = model_of(way)
+    before = state(model)
+    qa = analysis(tmp_path, way)
+    cases = qa.auto_find_bad_case(batches())
+    assert list(cases.worst) == ["0-score", "0-position", "0-features-0"]
+    # by hand: the worst batch of an output
+    errors = []
+    for batch in batches():
+        with torch.no_grad():
+            errors.append(float((NET(*batch)["features"][0] - model(*batch)["features"][0]).abs().mean()))
+    index, value = cases.worst["0-features-0"]["L1"][0]
+    assert index == errors.index(max(errors)) and math.isclose(value, max(errors), rel_tol=1e-5)
+    text = (tmp_path / "badcase.txt").read_text()
+    for title in (
+        "The bad case input index of each output:",
+        "The metric results of each badcase:",
+        "The bad case input index of the worst output:",
+    ):
+        assert title in text
+    assert "Name/Index      Cosine    MSE    L1    KL    SQNR" in text and "metric      dataloader index" in text
+
+    qa.run()
+    rows = {row.name: row for row in qa.compare_per_layer()}
+    assert rows["bn1"].types[1] == rows["relu1"].types[1] == "torch.nn.modules.linear.Identity"
+    assert not rows["conv1"].metrics and not rows["bn1"].metrics and rows["relu1"].metrics["Cosine"] > 0.99
+    assert rows["conv1"].types == (
+        "torch.nn.modules.conv.Conv2d", "horizon_plugin_pytorch.nn.qat.conv2d.ConvReLU2d",
+    )  # fmt: skip
+    assert rows["add[add]"].types[0] == "horizon_plugin_pytorch.nn.quantized.functional_modules.FloatFunctional.add"
+    with (tmp_path / "compare_per_layer_out.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert list(table[0])[1:] == [
+        "mod_name", "base_op_type", "analy_op_type", "shape", "quant_dtype", "qscale", "Cosine", "MSE", "L1", "KL",
+        "SQNR", "Atol", "Rtol", "base_model_min", "analy_model_min", "base_model_max", "analy_model_max",
+        "base_model_mean", "analy_model_mean", "base_model_var", "analy_model_var", "max_atol_diff", "max_qscale_diff",
+    ]  # fmt: skip
+    quant = next(row for row in table if row["mod_name"] == "quant")
+    assert math.isclose(
+        float(quant["max_qscale_diff"]), float(quant["max_atol_diff"]) / float(quant["qscale"]), rel_tol=1e-3
+    )
+    for name in ("profiler.html", "abnormal_layer_advisor.csv", "badcase_report.html"):
+        assert (tmp_path / name).stat().st_size
+    for folder in ("baseline_model", "analysis_model"):
+        info = torch.load(next((tmp_path / folder / "op_infos").glob("fc_*.opinfo")), weights_only=True)
+        assert info["output"][0].shape == (2, 5) and info["op_states"]["weight"].shape == (5, 8) and info["loc"]
+        assert (tmp_path / folder / "statistic.csv").exists()
+
+    tables = qa.sensitivity()
+    assert list(tables) == ["0-score", "0-position", "0-features-0"]
+    values = [row[3] for row in tables["0-score"]]
+    assert values == sorted(values, reverse=True) and values[0] > 0
+    kinds = {(row[0], row[1]) for row in tables["0-score"]}
+    assert {("conv1", "weight"), ("conv1", "activation"), ("fc", "weight"), ("side", "activation")} <= kinds
+    dead = {row[0]: row[3] for row in tables["0-features-0"]}
+    assert max(dead["fc"], dead["side"]) < 1e-6  # they are behind the output
+    text = (tmp_path / "output_0-score_L1_sensitive_ops.txt").read_text()
+    assert text.split()[:6] == ["op_name", "sensitive_type", "op_type", "L1", "quant_dtype", "flops"]
+    assert not list(tmp_path.glob("sensitivity_progress*"))
+    after = state(model)
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert get_fake_quantize(model) is FakeQuantState.VALIDATION
+
+
+def test_one_quantizer_alone_by_hand(tmp_path: Path) -> None:
+    """The reference measure: everything in float but the weight of one layer."""
+    model, batch = copy.deepcopy(model_of("fx")), batches()[0]
+    qa = QuantAnalysis(NET, model, "fake_quant", out_dir=tmp_path)
+    qa.set_bad_case(batch)
+    table = {(row[0], row[1]): row[3] for row in qa.sensitivity("MSE")["0-features-0"]}
+    weight = model.conv1.weight_fake_quant.round_weight(model.conv1.weight.detach())
+    bare = copy.deepcopy(NET)
+    bare.bn1 = nn.Identity()
+    bare.conv1.weight.data, bare.conv1.bias.data = weight, model.conv1.bias.detach()
+    with torch.no_grad():
+        expected = float((bare(*batch)["features"][0] - NET(*batch)["features"][0]).square().mean())
+    assert math.isclose(table["conv1", "weight"], expected, rel_tol=1e-4)
+
+
+def test_results_before_a_quantizer_are_kept() -> None:
+    """Runs with kept results give what whole runs give, and run less."""
+    model, batch = model_of("prepare"), batches()[0]
+    calls = 0
+
+    def count(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    with PartlyRounded(ModelSubject(model, None, "test"), batch, "test") as runs:
+        last = next(site for site in runs.sites if site.name == "fc")
+        hook = model.conv1.activation_post_process.register_forward_hook(count)
+        found = runs.run([last.quantizer])["score"]
+        assert runs._kept is not None and calls == 0
+        runs._kept = None
+        assert torch.equal(found, runs.run([last.quantizer])["score"]) and calls == 1
+        hook.remove()
+
+
+def test_tables_feed_the_setters_and_templates(tmp_path: Path) -> None:
+    qa = analysis(tmp_path)
+    qa.auto_find_bad_case(batches())
+    qa.sensitivity()
+    table = torch.load(tmp_path / "output_0-score_L1_sensitive_ops.pt")
+    first = [row[0] for row in table if row[1] == "activation"][:2]
+    setters = [
+        (
+            sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter(table, topk=2),
+            default_calibration_qconfig_setter,
+        ),
+        QconfigSetter(
+            reference_qconfig=get_qconfig(), templates=[SensitivityTemplate(table, 2, sensitive_type="activation")]
+        ),
+    ]
+    for setter in setters:
+        model = calibrated(NET, "prepare", setter)
+        int16 = {
+            name.removesuffix(".activation_post_process")
+            for name, module in model.named_modules()
+            if isinstance(module, FakeQuantize) and str(module.dtype) == "qint16"
+        }
+        assert set(first) <= int16 | {name.rpartition(".")[0] for name in int16}
+
+
+def test_a_planted_operator_is_found_and_raised(tmp_path: Path) -> None:
+    net = float_net()
+    model = calibrated(net, "fx")
+    model.side.activation_post_process.set_qparams(0.5)
+    qa = QuantAnalysis(net, model, "fake_quant", out_dir=tmp_path)
+    qa.auto_find_bad_case(batches(), metric="Cosine")
+    assert qa.sensitivity()["0-score"][0][:2] == ["side", "activation"]
+    rows = qa.tune_bad_case({"0-score": ("Cosine", 0.99999)})["0-score"]
+    assert rows and rows[0][0] == "side" and len(rows) < 5
+    assert "yes" in (tmp_path / "tune_bad_case.txt").read_text()
+    skipped = qa.tune_bad_case({"0-score": {"Cosine": 0.9}}, skip_prefix="side")["0-score"]
+    assert all(row[0] != "side" for row in skipped)
+
+
+def test_selections_are_those_of_the_baseline(tmp_path: Path) -> None:
+    """Two scores that are nearly equal: without, positions would be swapped."""
+
+    class Best(Net):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return super().forward(x, y)["position"].float()
+
+    torch.manual_seed(0)
+    net = Best().eval()
+    net.fc.weight.data[1] = net.fc.weight.data[0]
+    net.fc.bias.data[1] = net.fc.bias.data[0] + 1e-6
+    qa = QuantAnalysis(net, calibrated(net, "prepare"), "fake_quant", out_dir=tmp_path)
+    assert qa.auto_find_bad_case(batches(), metric="L1").worst["0"]["L1"][0][1] == 0
+
+
+def test_state_files(tmp_path: Path) -> None:
+    found = analysis(tmp_path).auto_find_bad_case(batches(), num_steps=2, metric=["L1", "SQNR"], topk=2)
+    assert [len(of["L1"]) for of in found.worst.values()] == [2, 2, 2]
+    qa = analysis(tmp_path)
+    with pytest.raises(CheckError, match="no bad case yet"):
+        qa.run()
+    loaded = qa.load_bad_case()
+    assert loaded.overall == found.overall and loaded.inputs.keys() == found.inputs.keys()
+    qa.run()
+    (tmp_path / "all_badcase_info.pt").write_bytes(b"nothing")
+    with pytest.raises(CheckError, match="not what `auto_find_bad_case` writes"):
+        qa.load_bad_case()
+
+
+@pytest.mark.parametrize("kind", ["pre_export", "export", "convert"])
+def test_later_stages_give_the_same_integers(kind: str, tmp_path: Path) -> None:
+    model, batch = model_of("prepare"), batches(1)[0]
+    made = {
+        "pre_export": lambda: hbdk4.pre_export(model),
+        "export": lambda: hbdk4.export(model, batch),
+        "convert": lambda: convert(copy.deepcopy(model)),
+    }[kind]()
+    qa = QuantAnalysis(model, made, kind, out_dir=tmp_path)
+    found = qa.auto_find_bad_case([batch], metric="L1")
+    assert all(of["L1"][0][1] == 0 for of in found.worst.values())
+    qa.run()
+    rows = {row.name: row for row in qa.compare_per_layer()}
+    assert {"quant", "conv1", "add", "norm", "fc"} <= {name.split("[")[0] for name in rows}
+    assert all(row.atol == 0 for row in rows.values())
+    if kind != "pre_export":
+        with pytest.raises(CheckError, match="one fake quantizer round at a time"):
+            qa.sensitivity()
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    model = model_of("prepare")
+    with pytest.raises(CheckError, match="both models are one"):
+        QuantAnalysis(model, model, "fake_quant", out_dir=tmp_path)
+    with pytest.raises(QuantizationConfigError, match="this is a float model: prepare"):
+        QuantAnalysis(NET, copy.deepcopy(NET), "fake_quant", out_dir=tmp_path)
+    with pytest.raises(QuantizationConfigError, match="one of fake_quant, pre_export, export, convert"):
+        QuantAnalysis(NET, model, "onnx", out_dir=tmp_path)
+    with pytest.raises(CheckError, match="GPUs"):
+        QuantAnalysis(NET, model, "fake_quant", device_ids=[63], out_dir=tmp_path)
+    with pytest.warns(QuantizationWarning, match="old name"):
+        QuantAnalysis(model, hbdk4.pre_export(model), "pt_lut", out_dir=tmp_path)
+    calibrating = copy.deepcopy(model)
+    set_fake_quantize(calibrating, FakeQuantState.CALIBRATION)
+    with pytest.warns(QuantizationWarning, match="CALIBRATION state"):
+        QuantAnalysis(NET, calibrating, "fake_quant", out_dir=tmp_path)
+    assert get_fake_quantize(calibrating) is FakeQuantState.CALIBRATION
+
+
+def test_loaders_that_end_early_or_shuffle(tmp_path: Path) -> None:
+    qa = analysis(tmp_path)
+    with pytest.warns(QuantizationWarning, match="ended after 3 of 5 batches"):
+        qa.auto_find_bad_case(batches(), num_steps=5)
+    with pytest.raises(CheckError, match="gave no batch"):
+        qa.auto_find_bad_case(iter([]))
+    loader = DataLoader([(x[0], y[0]) for x, y in batches()], shuffle=True)
+    with pytest.warns(QuantizationWarning, match="shuffles"):
+        qa.auto_find_bad_case(loader)
+
+
+def test_metrics_of_the_user(tmp_path: Path) -> None:
+    calls = 0
+
+    def gap(one: Tensor, other: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return torch.tensor(torch.nan) if calls == 1 else (one.float() - other.float()).abs().max()
+
+    qa = analysis(tmp_path)
+    with pytest.warns(QuantizationWarning, match="gap of output 0-score is not a number .batch 0., which does not"):
+        found = qa.auto_find_bad_case(batches(), metric=gap)
+    assert found.worst["0-score"]["gap"][0][0] != 0
+    assert "gap" in (tmp_path / "badcase.txt").read_text()
+    tables = qa.sensitivity()
+    assert tables["0-score"] and (tmp_path / "output_0-score_gap_sensitive_ops.pt").exists()
+
+
+def test_what_fails_keeps_what_was_found(tmp_path: Path) -> None:
+    steps = 0
+
+    def broken(out: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps > 4:
+            raise KeyError("boxes")
+        return out
+
+    qa = analysis(tmp_path, post_process=broken)
+    with pytest.raises(CheckError, match=r"post_process, on what `Net` gives, failed at batch 2: KeyError"):
+        qa.auto_find_bad_case(batches())
+    assert "did not come to its end" in (tmp_path / "badcase.txt").read_text()
+    assert not analysis(tmp_path).load_bad_case().is_complete
+
+
+def test_outputs_that_cannot_be_compared(tmp_path: Path) -> None:
+    def kept(out: Any) -> Any:  # as after NMS
+        return out["features"][0].flatten()[: int(out["features"][0].sum() * 1000) % 97], out["score"]
+
+    with pytest.warns(QuantizationWarning, match=r"outputs are left out: 0-0 \(its shape is"):
+        found = analysis(tmp_path, post_process=kept).auto_find_bad_case(batches())
+    assert "0-1" in found.worst
+    with pytest.raises(CheckError, match="no output of the two models can be compared.*NMS"):
+        analysis(tmp_path, post_process=lambda out: "nothing").auto_find_bad_case(batches())
+
+
+def test_an_interrupted_sensitivity_goes_on(tmp_path: Path) -> None:
+    calls = 0
+
+    def stopping(one: Tensor, other: Tensor) -> float:
+        nonlocal calls
+        calls += 1
+        if calls == 12:
+            raise KeyboardInterrupt
+        return float((one - other).abs().max())
+
+    def run() -> dict[str, list[list[Any]]]:
+        qa = analysis(tmp_path)
+        qa.set_bad_case(batches()[0])
+        return qa.sensitivity(stopping, outputs=["0-score"])
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert list(tmp_path.glob("sensitivity_progress*"))
+    found = run()
+    again = calls
+    assert not list(tmp_path.glob("sensitivity_progress*"))
+    run()
+    assert calls - again > again - 12  # the second run did not measure all
+    assert found["0-score"]
+
+
+def test_model_profiler(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with ModelProfiler(NET, tmp_path) as profiler:
+        NET(*batches(1)[0])
+    profiler.get_info_manager().table()
+    assert "torch.nn.modules.conv.Conv2d" in capsys.readouterr().out
+    assert (tmp_path / "statistic.txt").exists()
+    assert profiler.get_info_manager().named("conv1")[0].load()["output"][0].shape == (2, 8, 8, 8)
+
+
+def test_plots(tmp_path: Path) -> None:
+    qa = analysis(tmp_path)
+    qa.set_bad_case(batches()[0])
+    pages = qa.plot_opinfo(prefixes=("conv",)) + qa.plot_opinfo_bar3d(types=(nn.Linear,))
+    assert [Path(page).parent.name for page in pages] == ["plot_opinfo", "plot_opinfo", "plot_opinfo_bar3d"]
+    assert all("<svg" in Path(page).read_text() for page in pages)
