@@ -40,7 +40,7 @@ from horizon_plugin_pytorch.quantization import (
 from horizon_plugin_pytorch.utils.quant_profiler import featuremap_similarity, model_profiler
 
 TIME_LIMIT, MEMORY_LIMIT = 6.0, 3.0
-TOOLS = ("similarity", "profiler")
+TOOLS = ("similarity", "profiler", "profiler, from float")
 
 
 def quietly(job: Callable[[], Any]) -> Callable[[], None]:
@@ -53,11 +53,14 @@ def quietly(job: Callable[[], Any]) -> Callable[[], None]:
     return run
 
 
-def tools(qat: nn.Module, quantized: nn.Module, images: Tensor, folder: str) -> dict[str, Callable[[], None]]:
+def tools(
+    net: nn.Module, qat: nn.Module, quantized: nn.Module, images: Tensor, folder: str
+) -> dict[str, Callable[[], None]]:
     """The tools that are measured."""
     return {
         "similarity": quietly(lambda: featuremap_similarity(qat, quantized, images, out_dir=folder)),
         "profiler": quietly(lambda: model_profiler(qat, quantized, images, "QvsQ", folder)),
+        "profiler, from float": quietly(lambda: model_profiler(net, qat, images, "FvsQ", folder)),
     }
 
 
@@ -71,7 +74,7 @@ def bench_time(rounds: int, size: int) -> list[list[Any]]:
             "float": lambda: models["float"](images),
             "QAT": lambda: qat(images),
             "quantized": lambda: quantized(images),
-            **tools(qat, quantized, images, folder),
+            **tools(models["float"], qat, quantized, images, folder),
         }
         found = interleaved(jobs, rounds, "time", time.process_time)
     limits = {"similarity": f"<= {TIME_LIMIT:g}"}
@@ -91,9 +94,9 @@ def measure(what: str, height: int, width: int) -> None:
     set_fake_quantize(qat, FakeQuantState.QAT)
     quantized = convert_fx(qat)
     with tempfile.TemporaryDirectory() as folder:
-        jobs = tools(qat, quantized, small, folder)
+        jobs = tools(net, qat, quantized, small, folder)
         jobs.get(what, lambda: net(small))()  # what is made once
-        job = tools(qat, quantized, images, folder).get(what, lambda: net(images))
+        job = tools(net, qat, quantized, images, folder).get(what, lambda: net(images))
         Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
         before = _peak()
         job()

@@ -26,10 +26,10 @@ from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.located import FusedAway
-from horizon_plugin_pytorch.watch.flow import TensorNotes
+from horizon_plugin_pytorch.watch.flow import TensorNotes, state_of
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
-from horizon_plugin_pytorch.watch.watch import Consumer, Watch
+from horizon_plugin_pytorch.watch.watch import Consumer, Watch, both
 
 
 @dataclass(frozen=True)
@@ -212,19 +212,13 @@ class _Mark:
     """What is known of a tensor of this run.
 
     Args:
-        seen: what it was as a result, and its `_state` then.
+        seen: what it was as a result, and its `state_of` then.
     """
 
     dtype: str
     producer: int | None
     origin: int | None
     seen: tuple[SeenTensor, Any] | None = None
-
-
-def _state(x: Tensor) -> Any:
-    """What is the same as long as nobody writes to a tensor; nothing is, where torch does not count writes."""
-    plain = x.plain() if isinstance(x, QTensor) else x
-    return (id(x), plain._version) if type(plain) is Tensor and not plain.is_inference() else object()
 
 
 class _Recorder:
@@ -261,7 +255,7 @@ class _Recorder:
             return self._seen(x, self._dtype(x), None, None)
         if mark.producer is not None:
             self.uses[mark.producer] += 1
-        if mark.seen is not None and mark.seen[1] == _state(x):
+        if mark.seen is not None and mark.seen[1] == state_of(x):
             return mark.seen[0]
         return self._seen(x, self._dtype(x), mark.producer, mark.origin)
 
@@ -275,7 +269,7 @@ class _Recorder:
         for x in call.outputs:
             dtype = "torch.float16" if is_half and str(x.dtype) == "torch.float32" else str(x.dtype)
             outputs.append(self._seen(x, dtype, index, index))
-            self._marks[x] = _Mark(dtype, index, index, (outputs[-1], _state(x)))
+            self._marks[x] = _Mark(dtype, index, index, (outputs[-1], state_of(x)))
         # A traced `x * n` learns that n is a number when it runs.
         method = call.method.removesuffix("_scalar") if call.is_generated else call.method
         self.calls.append(CallRow(index, call.path, module, method, call.repetition, inputs, tuple(outputs)))
@@ -304,18 +298,6 @@ class _Recorder:
         """Where an error came from."""
         last = self.calls[-1].name if self.calls else ""
         return Failure(error, path or "", error_line(error), last)
-
-
-@dataclass(frozen=True)
-class _Both:
-    """Two consumers of one run."""
-
-    one: Consumer
-    other: Consumer
-
-    def __call__(self, call: OperatorCall) -> None:
-        self.one(call)
-        self.other(call)
 
 
 def _run_in_training(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[set[str], Failure | None]:
@@ -358,7 +340,7 @@ def record_calls(
     with undisturbed(model), hidden_parts():
         model.eval()
         set_fake_quantize(model, FakeQuantState._FLOAT)
-        with Watch(model, recorder if also is None else _Both(recorder, also)) as watch:
+        with Watch(model, recorder if also is None else both(recorder, also)) as watch:
             try:
                 with comparison or nullcontext():
                     out = model(*fresh(args), **fresh(kwargs))

@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.watch.call_log import CallLog
 from horizon_plugin_pytorch.watch.in_step import OtherCalls, run_alike, run_in_step
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.pairing import Pairing, Unpaired, pair_calls
+from horizon_plugin_pytorch.watch.watch import Consumer, both
 
 Devices = torch.device | str | Sequence[torch.device | str] | None
 # When a model makes other calls than before, and what to do.
@@ -81,6 +82,7 @@ class Comparison:
         inputs: the arguments of both models, as `prepare` takes them.
         devices: one for both models, or a pair; None leaves models and inputs where they are.
         who: the tool that was asked, for messages.
+        also: is told of each call of either model, in the runs by which they are paired.
 
     Attributes:
         models: as they run, perhaps copies on other devices.
@@ -92,7 +94,16 @@ class Comparison:
         CheckError: both are one model, they have nothing in common, or one of them fails on these inputs.
     """
 
-    def __init__(self, model1: nn.Module, model2: nn.Module, inputs: Any, devices: Devices, who: str) -> None:
+    def __init__(
+        self,
+        model1: nn.Module,
+        model2: nn.Module,
+        inputs: Any,
+        devices: Devices,
+        who: str,
+        also: tuple[Consumer, Consumer] | None = None,
+    ) -> None:
+        self._also = also or (None, None)
         for model in (model1, model2):
             require_module(model, who)
         self._who, self._devices = who, pair_of(devices, who)
@@ -107,7 +118,7 @@ class Comparison:
 
     @cached_property
     def logs(self) -> tuple[CallLog, CallLog]:
-        return _log(self._runs[0]), _log(self._runs[1])
+        return _log(self._runs[0], self._also[0]), _log(self._runs[1], self._also[1])
 
     @cached_property
     def pairing(self) -> Pairing:
@@ -207,12 +218,12 @@ class Comparison:
                 f"{self._who}: `{name}` gives {listed(map(str, shapes[0]))} in the first model and "
                 f"{listed(map(str, shapes[1]))} in the second. Give two models that were made of one float model."
             )
+        unit = _only_scale(other.outputs, one.outputs, other.inputs, one.inputs)  # of what becomes float, the input's
+        scale = _only_scale(other.outputs, one.outputs)
+        error = self._same_input(name, one, other, unit)  # before there are real numbers of both, to save memory
         first, second = _joined(one.outputs), _joined(other.outputs)
         second = second.to(first.device)
         atol = largest_difference(first, second)
-        unit = _only_scale(other.outputs, one.outputs, other.inputs, one.inputs)  # of what becomes float, the input's
-        scale = _only_scale(other.outputs, one.outputs)
-        error = self._same_input(name, one, other, unit)
         return ComparedCall(name, one, other, first, second, scale, atol, _steps(atol, unit), error)
 
     def _same_input(self, name: str, one: OperatorCall, other: OperatorCall, scale: float | None) -> float | None:
@@ -258,9 +269,9 @@ def _are_all(pairing: Pairing, logs: tuple[CallLog, CallLog]) -> bool:
     return len(pairing.pairs) == len(logs[0].calls) == len(logs[1].calls)
 
 
-def _log(run: WatchedRun) -> CallLog:
+def _log(run: WatchedRun, also: Consumer | None) -> CallLog:
     log = CallLog(run.model)
-    run.watch(log)
+    run.watch(log if also is None else both(log, also))
     return log
 
 

@@ -25,11 +25,11 @@ from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.statistics.moments import moments
 from horizon_plugin_pytorch.tables import Table
-from horizon_plugin_pytorch.watch.flow import TensorNotes
+from horizon_plugin_pytorch.watch.flow import TensorNotes, state_of
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 
 STATISTICS = "statistic"
-_PROFILE = "profile_featuremap"
+_RECORD, _PROFILE = "get_raw_features", "profile_featuremap"
 _HEADERS = (
     "Module Index", "Module Name", "Module Type", "Input/Output/Attr", "Min", "Max", "Mean", "Var", "Scale", "Dtype",
 )  # fmt: skip
@@ -73,92 +73,159 @@ def get_raw_features(
     >>> [(row["module_name"], row["attr"]) for row in get_raw_features(net, torch.ones(1, 2), types=(nn.ReLU,))]
     [('1', 'input'), ('1', 'output')]
     """
-    who = "get_raw_features"
     features: list[dict[str, Any]] = []
-    chosen = Chosen(who, prefixes, types)
-    settings = preserve_int, use_class_name, skip_identity
-    _record(model, example_inputs, device, _Recorder(features.append, chosen, *settings), who)
+    require_module(model, _RECORD)
+    recorder = _Recorder(features.append, _copy_of, prefixes, types, preserve_int, use_class_name, skip_identity)
+    recorder.chosen.tell_unused(model)
+    WatchedRun(model, example_inputs, device, _RECORD).watch(recorder)
     return features
 
 
-def stream_statistics(
-    model: nn.Module,
-    example_inputs: Any,
-    device: torch.device | str | None = None,
-    record: Mapping[str, Any] | None = None,
-    show: Mapping[str, Any] | None = None,
-    out_dir: str | os.PathLike | None = None,
-) -> list[FeatureRow]:
-    """What `profile_featuremap` writes of what `get_raw_features` gives, without ever holding more than one tensor.
+class StatisticsStream:
+    """What `profile_featuremap` writes of what `get_raw_features` gives, of a run that it is told of call by call.
+
+    No tensor is held, and each is looked at once, however many operators take it; histograms for tensorboard need
+    copies of what is alive. The files are written at the end, also if an error or an interrupt is the end.
 
     Args:
-        device: where to run; None leaves model and inputs where they are.
-        record: further settings of `get_raw_features`.
+        model: that runs.
+        record: settings of `get_raw_features`, but for model, inputs and device.
         show: settings of `profile_featuremap`.
         out_dir: the folder of the files; None is the current one.
     """
-    wanted, shown = dict(record or {}), dict(show or {})
-    chosen = Chosen("get_raw_features", wanted.get("prefixes", ()), wanted.get("types", ()))
-    settings = [bool(wanted.get(name)) for name in ("preserve_int", "use_class_name", "skip_identity")]
-    with ExitStack() as stack:
-        report = _Report(stack, **{**shown, "out_dir": out_dir})
-        try:
-            _record(model, example_inputs, device, _Recorder(report.add, chosen, *settings), "get_raw_features")
-        finally:  # what there was until an error, or an interrupt
-            report.write()
-    return report.rows
+
+    def __init__(
+        self,
+        model: nn.Module,
+        record: Mapping[str, Any] | None = None,
+        show: Mapping[str, Any] | None = None,
+        out_dir: str | os.PathLike | None = None,
+    ) -> None:
+        self._model, self._stack, self._is_written = model, ExitStack(), False
+        self._report = _Report(self._stack, **{**(show or {}), "out_dir": out_dir})
+        keep = _copy_of if self._report.has_histograms else Summary.of
+        self._recorder = _Recorder(self._report.add, keep, **(record or {}))
+        self._recorder.chosen.tell_unused(model)
+
+    def __enter__(self) -> StatisticsStream:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
+        with self._stack:
+            if not self._is_written:
+                self.write()
+            if error is None:
+                self._report.require_all()
+
+    def __call__(self, call: OperatorCall) -> None:
+        """Look at a call."""
+        self._recorder(call)
+
+    def watch(self, example_inputs: Any, device: torch.device | str | None = None) -> None:
+        """Run the model for this alone."""
+        WatchedRun(self._model, example_inputs, device, _RECORD).watch(self)
+
+    def write(self) -> None:
+        """Write the files now rather than at the end."""
+        self._is_written = True
+        self._report.write()
 
 
-def _record(
-    model: nn.Module, example_inputs: Any, device: torch.device | str | None, recorder: _Recorder, who: str
-) -> None:
-    require_module(model, who)
-    recorder.chosen.tell_unused(model)
-    WatchedRun(model, example_inputs, device, who).watch(recorder)
+@dataclass(frozen=True)
+class Summary:
+    """Numbers of a tensor; NaN where there are too few for them."""
+
+    low: float = math.nan
+    high: float = math.nan
+    mean: float = math.nan
+    var: float = math.nan
+    nans: int = 0
+    infs: int = 0
+
+    @classmethod
+    def of(cls, data: Tensor) -> Summary:
+        """Those of a tensor.
+
+        >>> Summary.of(torch.tensor([1, 2, 3]))
+        Summary(low=1.0, high=3.0, mean=2.0, var=1.0, nans=0, infs=0)
+        """
+        if not data.numel():
+            return cls()
+        low, high = (float(end) for end in torch.aminmax(data))
+        mean, var, _ = moments(data)
+        if not data.is_floating_point() or (math.isfinite(low) and math.isfinite(high)):
+            return cls(low, high, mean, var)
+        return cls(low, high, mean, var, int(data.isnan().sum()), int(data.isinf().sum()))
+
+
+def _copy_of(data: Tensor) -> Tensor:
+    return data.clone()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What was kept of a tensor, and its `state_of` then."""
+
+    data: Any
+    state: Any
 
 
 class _Recorder:
-    """Copies what calls take and give, and hands it on."""
+    """Hands on what calls take and give.
+
+    Args:
+        give: is given the dictionaries of `get_raw_features`.
+        keep: what is kept of a tensor's numbers, as ``data``.
+    """
 
     def __init__(
         self,
         give: Callable[[dict[str, Any]], Any],
-        chosen: Chosen,
-        keeps_integers: bool,
-        use_class_name: bool,
-        skip_identity: bool,
+        keep: Callable[[Tensor], Any],
+        prefixes: Sequence[str] = (),
+        types: Sequence[type] = (),
+        preserve_int: bool = False,
+        use_class_name: bool = False,
+        skip_identity: bool = False,
     ) -> None:
-        self.chosen = chosen
-        self._give, self._keeps_integers = give, keeps_integers
+        self.chosen = Chosen(_RECORD, prefixes, types)
+        self._give, self._keep, self._keeps_integers = give, keep, preserve_int
         self._use_class_name, self._skip_identity = use_class_name, skip_identity
-        self._given = TensorNotes()  # copies of float results: a call that writes in place has overwritten its input
+        self._results = TensorNotes()
 
     def __call__(self, call: OperatorCall) -> None:
         is_left_out = self._skip_identity and isinstance(call.module, nn.Identity)
         is_shown = self.chosen.has(call.path, call.module) and not is_left_out
-        outputs = {id(x) for x in call.outputs}
         if is_shown:
+            outputs = {id(x) for x in call.outputs}
             for attr, x in _named("input", call.args, call.kwargs):
-                before = self._given.get(x) if id(x) in outputs else None
-                self._add(call, attr, x if before is None else before)
-        for x in call.outputs:
-            if not isinstance(x, QTensor):
-                self._given[x] = x.detach().clone()
+                self._add(call, attr, x, self._known(x, is_given_back=id(x) in outputs))
+        for x in call.outputs:  # a later call may overwrite it, and show it as its input
+            if is_shown or not isinstance(x, QTensor):
+                self._results[x] = _Kept(self._kept(x), state_of(x))
         if is_shown:
             for attr, x in _named("output", call.output):
-                self._add(call, attr, x)
+                self._add(call, attr, x, self._known(x, is_given_back=True))
             for attr, x in _parameters(call.module) if call.repetition == 0 and call.module is not None else ():
-                self._add(call, attr, x)
+                self._add(call, attr, x, self._kept(x))
 
-    def _add(self, call: OperatorCall, attr: str, x: Tensor) -> None:
+    def _known(self, x: Tensor, is_given_back: bool) -> Any:
+        """What is kept of a tensor; of one that a call gives back, perhaps with other numbers, what it was before."""
+        known = self._results.get(x)
+        if known is not None and (is_given_back or known.state == state_of(x)):
+            return known.data
+        return self._kept(x)
+
+    @torch.no_grad()
+    def _kept(self, x: Tensor) -> Any:
+        if isinstance(x, QTensor):
+            return self._keep((x.int_repr() if self._keeps_integers else x.dequantize()).detach())
+        return self._keep(x.detach())
+
+    def _add(self, call: OperatorCall, attr: str, x: Tensor, data: Any) -> None:
         scale, axis = None, -1
-        with torch.no_grad():
-            if isinstance(x, QTensor):
-                scale, axis = x.q_scale().detach().clone(), x.q_per_channel_axis()
-                data = x.int_repr() if self._keeps_integers else x.dequantize()
-            else:
-                data = x
-            data = data.detach().clone()
+        if isinstance(x, QTensor):
+            scale, axis = x.q_scale().detach().clone(), x.q_per_channel_axis()
         if call.module is None:
             kind = call.operator if self._use_class_name else f"<function '{call.operator}'>"
         else:
@@ -282,6 +349,7 @@ def profile_featuremap(
         for feature in featuremap:
             report.add(feature)
         report.write()
+        report.require_all()
     return report.rows
 
 
@@ -310,6 +378,11 @@ class _Report:
                 self._missing = error
         self.rows: list[FeatureRow] = []
 
+    @property
+    def has_histograms(self) -> bool:
+        """Does it need the tensors themselves?"""
+        return self._log is not None
+
     def add(self, feature: Mapping[str, Any]) -> None:
         """Look at a feature."""
         row = _row(len(self.rows), feature, self._shows_scales)
@@ -324,42 +397,34 @@ class _Report:
         write_report(_page(self.rows), self._out_dir, f"{self._stem}.html", _PROFILE)
         if abnormal:
             print(abnormal)
+
+    def require_all(self) -> None:
+        """Raise what kept histograms from being written, when all else is."""
         if self._missing is not None:
             raise self._missing
 
 
 def _row(number: int, feature: Mapping[str, Any], shows_channels: bool) -> FeatureRow:
-    data, scale = feature["data"].detach(), feature.get("scale")
+    data, scale = feature["data"], feature.get("scale")
     method = f"[{feature['ff_method']}]" if feature.get("ff_method") else ""
     shown = ""
     if scale is not None and (shows_channels or scale.numel() == 1):
         shown = ", ".join(f"{x:.7f}" for x in scale.flatten().tolist())
-    statistics = _statistics(data)
+    found = data if isinstance(data, Summary) else Summary.of(data.detach())
     return FeatureRow(
         int(feature.get("module_index", number)),
         str(feature.get("shown_name", feature["module_name"] + method)),
         str(feature.get("module_type", "")),
         str(feature["attr"]),
-        *statistics,
+        found.low,
+        found.high,
+        found.mean,
+        found.var,
         shown,
-        str(feature.get("dtype", data.dtype)),
-        *_counts(data, *statistics[:2]),
+        str(feature.get("dtype", getattr(data, "dtype", ""))),
+        found.nans,
+        found.infs,
     )
-
-
-def _statistics(data: Tensor) -> tuple[float, float, float, float]:
-    if not data.numel():
-        return math.nan, math.nan, math.nan, math.nan
-    low, high = (float(end) for end in torch.aminmax(data))
-    mean, var, _ = moments(data)
-    return low, high, mean, var
-
-
-def _counts(data: Tensor, low: float, high: float) -> tuple[int, int]:
-    """How many numbers are NaN, and how many infinite, where the smallest or the largest one is."""
-    if not data.is_floating_point() or (math.isfinite(low) and math.isfinite(high)):
-        return 0, 0
-    return int(data.isnan().sum()), int(data.isinf().sum())
 
 
 def _text(rows: Sequence[FeatureRow], abnormal: str) -> str:

@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.statistics.metrics import METRICS, Metric, metric_of
 
 # Where a result of quantization is commonly taken to be poor. The guides name no numbers.
 THRESHOLDS = {"Cosine": 0.99, "MSE": 1.0, "L1": 1.0, "KL": 0.1, "SQNR": 20.0}
+_PART = 1 << 18  # numbers at a time, which stay in the cache
 
 
 class SimilarityFunction:
@@ -97,8 +98,11 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
     >>> largest_difference(torch.tensor([1.0, torch.inf]), torch.tensor([1.5, torch.inf]))
     0.5
     """
-    if not one.numel():
-        return 0.0
+    parts = zip(one.flatten().split(_PART), other.flatten().split(_PART), strict=True)
+    return max((_largest_difference(*pair) for pair in parts if pair[0].numel()), default=0.0)
+
+
+def _largest_difference(one: Tensor, other: Tensor) -> float:
     if one.is_floating_point() and one.dtype == other.dtype:
         low, high = torch.aminmax(one - other)
         largest = max(abs(float(low)), abs(float(high)))

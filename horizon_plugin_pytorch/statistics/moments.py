@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-_PART = 1 << 20
+_PART = 1 << 17  # numbers at a time: their float64 form stays in the cache
 
 
 def moments(x: Tensor) -> tuple[float, float, int]:
@@ -18,8 +18,11 @@ def moments(x: Tensor) -> tuple[float, float, int]:
     """
     count, mean, squares = 0, 0.0, 0.0
     for part in x.detach().flatten().split(_PART):
-        var, middle = torch.var_mean(part.double(), correction=0)
-        count, mean, squares = joined((count, mean, squares), (part.numel(), float(middle), float(var) * part.numel()))
+        numbers = part.to(torch.float64, copy=True)
+        middle = numbers.mean()
+        numbers -= middle  # two passes are several times as fast as torch.var_mean, and as exact
+        new = part.numel(), float(middle), float(torch.dot(numbers, numbers))
+        count, mean, squares = joined((count, mean, squares), new)
     return mean if count else math.nan, squares / (count - 1) if count > 1 else math.nan, count
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from horizon_plugin_pytorch.in_place import FOLLOWERS
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 
 
@@ -44,6 +45,19 @@ class TensorNotes:
         """`x` shows what `other` shows now."""
         if other in self._notes:
             self._notes[x] = self._notes[other]
+
+
+def state_of(x: Tensor) -> Any:
+    """What is the same as long as nobody writes to a tensor; nothing is, where torch does not count writes.
+
+    >>> import torch
+    >>> x = torch.ones(2)
+    >>> before = state_of(x)
+    >>> before == state_of(x), before == state_of(x.zero_())
+    (True, False)
+    """
+    plain = x.plain() if isinstance(x, QTensor) else x
+    return (id(x), plain._version) if type(plain) is Tensor and not plain.is_inference() else object()
 
 
 class Flow:

@@ -31,6 +31,16 @@ from horizon_plugin_pytorch.writing import writes
 Consumer = Callable[[OperatorCall], Any]
 
 
+def both(one: Consumer, other: Consumer) -> Consumer:
+    """Two consumers of one run."""
+
+    def tell(call: OperatorCall) -> None:
+        one(call)
+        other(call)
+
+    return tell
+
+
 class _Part(Enum):
     """What a module is to a watch."""
 

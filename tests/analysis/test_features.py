@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.analysis.features import StatisticsStream
+from horizon_plugin_pytorch.analysis.watched_run import WatchedRun
 from horizon_plugin_pytorch.errors import CheckError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.utils.quant_profiler import get_raw_features, profile_featuremap
+from horizon_plugin_pytorch.watch import OperatorCall
 from tests.watch.models import ROUTES, data, stages
 
 X = data()
@@ -139,3 +143,36 @@ def test_bad_input() -> None:
     Path("file").write_text("")
     with pytest.raises(CheckError, match="could not write statistic.txt"):
         profile_featuremap([], out_dir="file/folder")
+
+
+def test_a_stream_holds_what_the_copies_hold(tmp_path: Path) -> None:
+    """Inputs that a call overwrites are shown as they were, and no tensor lives for it."""
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Sigmoid()), torch.randn(3, 4)
+    rows = profile_featuremap(get_raw_features(net, x), out_dir=tmp_path)
+    written = (tmp_path / "statistic.txt").read_text()
+    alive: list[weakref.ref] = []
+    with StatisticsStream(net, show={"file_name": "streamed"}, out_dir=tmp_path) as stream:
+
+        def tell(call: OperatorCall) -> None:
+            stream(call)
+            alive.append(weakref.ref(call.outputs[0]))
+
+        WatchedRun(net, x, None, "test").watch(tell)
+        assert [ref() for ref in alive] == [None] * 3
+    assert (tmp_path / "streamed.txt").read_text() == written
+    assert rows[4].attr == "input" and rows[4].min < 0 == rows[5].min
+
+
+def test_a_tensor_that_is_written_to_between_two_calls() -> None:
+    class Doubled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.relu(x)
+            y[0] = 7  # by a function that gives no tensor of its own
+            return self.relu(y)
+
+    found = {(f["shown_name"], f["attr"]): f["data"].tolist() for f in get_raw_features(Doubled(), torch.ones(2))}
+    assert found["relu", "output"] == [1, 1] and found["relu(1)", "input"] == [7, 1]

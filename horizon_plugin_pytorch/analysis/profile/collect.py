@@ -41,6 +41,7 @@ from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.statistics.metrics import SQNR
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
+from horizon_plugin_pytorch.watch.watch import Consumer
 
 BINS, FEWER_BINS, MANY_OPERATORS = 128, 32, 1500
 _ROUNDING = 0.51  # of a step
@@ -107,6 +108,7 @@ class Collector:
 
     Args:
         batches: the inputs of each run; the first is taken at once, to pair the calls.
+        also: is told of each call of either model on the first batch.
 
     Attributes:
         about: the parts of the document that are not measured.
@@ -122,6 +124,7 @@ class Collector:
         similarity: SimilarityFunction,
         devices: Devices,
         who: str,
+        also: tuple[Consumer, Consumer] | None = None,
     ) -> None:
         self._models, self._similarity, self._who = (model1, model2), similarity, who
         self._batches = iter(batches)
@@ -129,7 +132,7 @@ class Collector:
             self._inputs = next(self._batches)
         except StopIteration:
             raise CheckError(f"{who}: there is no batch of inputs to run the models on.") from None
-        self._comparison = Comparison(model1, model2, self._inputs, devices, who)
+        self._comparison = Comparison(model1, model2, self._inputs, devices, who, also)
         pairs = self._comparison.pairing.pairs
         self._position = {other.index: number for number, (_, other) in enumerate(pairs)}
         self._bins = BINS if len(pairs) <= MANY_OPERATORS else FEWER_BINS

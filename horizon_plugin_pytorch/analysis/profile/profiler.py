@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from horizon_plugin_pytorch.analysis.call_counts import called_counts
 from horizon_plugin_pytorch.analysis.check_qconfig import QConfigChecker
-from horizon_plugin_pytorch.analysis.comparison import pair_of, require_two_models
-from horizon_plugin_pytorch.analysis.features import STATISTICS, stream_statistics
+from horizon_plugin_pytorch.analysis.comparison import require_two_models
+from horizon_plugin_pytorch.analysis.features import STATISTICS, StatisticsStream
 from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.profile.collect import WITHOUT_WEIGHTS, Collector
 from horizon_plugin_pytorch.analysis.profile.document import Document, Metric
@@ -126,18 +126,33 @@ class _ProfilerRun:
         threshold, devices = given.get("threshold"), given.get("devices")
         has_formats = any(stage_of(model) in PREPARED for model in self._models)
         checker = QConfigChecker(**self._settings.of("check_qconfig")) if has_formats else None
-        collector = Collector(*self._models, chain([self._inputs], batches), similarity, devices, _WHO)
-        collector.describe(title, self._mode, threshold, task, metric)
-        self._structure(collector, checker)
+        with ExitStack() as stack:
+            streams = [stack.enter_context(stream) for stream in self._streams()]
+            inputs = chain([self._inputs], batches)
+            collector = self._collector(inputs, similarity, devices, streams)
+            collector.describe(title, self._mode, threshold, task, metric)
+            self._structure(collector, checker)
 
-        def write(document: Document) -> None:
-            write_similarity(collector.rows, similarity.name, self._folder)
-            self._write(document)
+            def write(document: Document) -> None:
+                write_similarity(collector.rows, similarity.name, self._folder)
+                self._write(document)
 
-        collector.run(write)
-        self._statistics(pair_of(devices, _WHO))
+            collector.run(write)
         tell_poor(collector.rows, similarity, threshold)
         return collector.document
+
+    def _collector(
+        self, inputs: Iterable[Any], similarity: SimilarityFunction, devices: Any, streams: list[StatisticsStream]
+    ) -> Collector:
+        """What compares the models; the runs by which it pairs their calls are those of the statistics, too."""
+        device = self._settings.of("get_raw_features").get("device")
+        also = None if device is not None else (streams[0], streams[1])
+        collector = Collector(*self._models, inputs, similarity, devices, _WHO, also)
+        for stream in streams:
+            if device is not None:
+                stream.watch(self._inputs, device)
+            stream.write()
+        return collector
 
     def _write(self, document: Document) -> None:
         """All forms of the document."""
@@ -169,15 +184,15 @@ class _ProfilerRun:
         with _noting(collector, WITHOUT_WEIGHTS):
             compare_weights(*self._models, **self._settings.of("compare_weights"), out_dir=self._folder)
 
-    def _statistics(self, devices: tuple[Any, Any]) -> None:
+    def _streams(self) -> Iterator[StatisticsStream]:
+        """The statistics of both models, in files that are named after their stages."""
         record, show = self._settings.of("get_raw_features"), self._settings.of("profile_featuremap")
         stem = str(show.pop("file_name", None) or STATISTICS)
-        device = record.pop("device", None)
+        record.pop("device", None)
         stages = [stage_of(model) for model in self._models]
         names = stages if stages[0] != stages[1] else [f"{stages[0]}_1", f"{stages[1]}_2"]
-        for model, name, own in zip(self._models, names, devices, strict=True):
-            shown = {**show, "file_name": f"{stem}_{name}"}
-            stream_statistics(model, self._inputs, device or own, record, shown, self._folder)
+        for model, name in zip(self._models, names, strict=True):
+            yield StatisticsStream(model, record, {**show, "file_name": f"{stem}_{name}"}, self._folder)
 
 
 @contextmanager
