@@ -1,0 +1,256 @@
+"""The answer of `tune`: formats by operator, as a setter, as Python to commit, and as a report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from horizon_plugin_pytorch.analysis.html_page import Curve, chart, page
+from horizon_plugin_pytorch.analysis.tuning.costs import Cost
+from horizon_plugin_pytorch.config.qconfig_setter import QconfigSetter
+from horizon_plugin_pytorch.config.templates import ModuleNameTemplate
+from horizon_plugin_pytorch.dtype import qint16
+from horizon_plugin_pytorch.fake_quant.qconfig import TRAINING_OBSERVER, get_qconfig
+from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.tables import Table
+
+FORMATS, REPORT, PAGE = "tuned_formats.py", "tuning.txt", "tuning.html"
+Formats = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One mixture of formats that was run.
+
+    Args:
+        what: what it is.
+        raised: how many operators are not int8.
+        share: of all operators with a format.
+        value: what it is judged by.
+        error: the squared relative error of the outputs; None where it was not measured.
+        is_met: does it meet the target? None where there is none.
+    """
+
+    what: str
+    raised: int
+    share: float
+    value: float
+    error: float | None
+    is_met: bool | None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How few sites could do, if errors add up. Both bounds are conditional: they hold if the model of errors does.
+
+    Args:
+        chosen: how many sites (results and weights of operators) are raised.
+        additive: the fewest whose errors add up to no more than `error`.
+        corrected: the same with every sum multiplied by `rho`.
+        rho: the lowest real error over the sum of errors, of all mixtures that were run.
+        error: the largest squared relative error of the outputs among the mixtures that met the target.
+    """
+
+    chosen: int
+    additive: int | None
+    corrected: int | None
+    rho: float
+    error: float
+
+    def __str__(self) -> str:
+        def told(count: int | None) -> str:
+            return "no number" if count is None else str(count)
+
+        return (
+            f"{self.chosen} results and weights are raised. If errors added up exactly, at least "
+            f"{told(self.additive)} would be needed for an output error of {self.error:.3g}; if they came to no less "
+            f"than rho = {self.rho:.3f} times their sum, as in all mixtures that were run, at least "
+            f"{told(self.corrected)}. Both bounds are conditional on that."
+        )
+
+
+@dataclass
+class TuningResult:
+    """What `tune` found; printing it gives the report.
+
+    Args:
+        formats: of the operators that are not int8, as `ModuleNameTemplate` takes them.
+        reasons: why, by operator.
+        name: what values are called.
+        value, float_value: of the answer, and of the float model.
+        target: what was asked for; None where a budget was.
+        is_met: does the answer meet the target, or keep the budget?
+        operators: how many operators have a format.
+        steps: the mixtures that were run, in order.
+        sensitivity: rows ``(op_name, sensitive_type, op_type, metric, quant_dtype)``, the most sensitive first, as
+            setters and templates take them; the metric is the squared relative error of the outputs.
+        curve: for each number of raised sites, in the order of the sensitivity, the error that their sum predicts.
+        forwards: runs over the data of the measurement, and calls of `evaluate`; calibration is not counted.
+        costs: of int8 and of the answer.
+        is_verified: did the model, prepared anew with `setter()` and calibrated, give the very same numbers?
+    """
+
+    formats: dict[str, dict[str, Any]]
+    reasons: dict[str, str]
+    name: str
+    value: float
+    float_value: float
+    target: float | None
+    is_met: bool
+    operators: int
+    march: str
+    model: str
+    steps: list[Step] = field(default_factory=list)
+    bounds: Bounds | None = None
+    sensitivity: list[list[Any]] = field(default_factory=list)
+    curve: list[float] = field(default_factory=list)
+    forwards: float = 0.0
+    costs: dict[str, Cost] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    is_verified: bool | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the operators that are not int8."""
+        return len(self.formats) / self.operators if self.operators else 0.0
+
+    def setter(self, qat: bool = False, fix_scale: bool = False) -> QconfigSetter:
+        """A qconfig setter for `prepare`.
+
+        Args:
+            qat: observe as training does, rather than as calibration does.
+            fix_scale: keep the scales of calibration while training.
+        """
+        qconfig = get_qconfig(TRAINING_OBSERVER, fix_scale=fix_scale) if qat else get_qconfig()
+        return QconfigSetter(qconfig, [ModuleNameTemplate(self.formats)], save_dir=None)
+
+    def source(self) -> str:
+        """The setters as Python: to read, to edit, to commit."""
+        return _SOURCE.format(
+            model=self.model, march=self.march, summary=self.summary(), formats="".join(map(self._line, self.formats))
+        )
+
+    def _line(self, path: str) -> str:
+        parts = ", ".join(f'"{part}": {_spelled(dtype)}' for part, dtype in self.formats[path].items())
+        return f"    {path!r}: {{{parts}}},  # {self.reasons.get(path, '')}\n"
+
+    def summary(self) -> str:
+        """The answer in a line."""
+        verdict = "meets" if self.is_met else "does not meet"
+        asked = f"the target {self.target:.6g}" if self.target is not None else "the budget"
+        return (
+            f"{self.name} {self.value:.6g} (float {self.float_value:.6g}) {verdict} {asked} with {len(self.formats)} "
+            f"of {self.operators} operators ({self.share:.1%}) not int8"
+        )
+
+    def __str__(self) -> str:
+        return "\n\n".join(self._parts())
+
+    def _tables(self) -> dict[str, Table]:
+        chosen = [
+            [path, " ".join(f"{part} {_short(dtype)}" for part, dtype in parts.items()), self.reasons.get(path, "")]
+            for path, parts in self.formats.items()
+        ]
+        steps = [
+            [s.what, s.raised, f"{s.share:.1%}", f"{s.value:.6g}", "" if s.error is None else f"{s.error:.3g}", _met(s)]
+            for s in self.steps
+        ]
+        names = sorted({name for cost in self.costs.values() for name in cost.products})
+        costs = [
+            [what, *(f"{cost.products.get(name, 0):,}" for name in names), f"{cost.traffic:,}"]
+            for what, cost in self.costs.items()
+        ]
+        return {
+            "Formats that are not int8": Table(["operator", "formats", "why"], chosen),
+            "What was run": Table(["mixture", "not int8", "share", self.name, "output error", "target"], steps),
+            "Multiply-accumulates by format, and bytes read and written, of one batch": Table(
+                ["", *names, "bytes"], costs
+            ),
+        }
+
+    def _parts(self) -> list[str]:
+        parts = [f"{self.model} on {self.march}: {self.summary()}."]
+        parts += self.notes
+        parts += [f"{title}:\n{table.text()}" for title, table in self._tables().items() if table.rows]
+        if self.bounds is not None:
+            parts.append(str(self.bounds))
+        parts.append(f"{self.forwards:.0f} forwards over the data of the measurement, evaluations among them.")
+        return parts
+
+    def page(self) -> str:
+        """The report as a page that needs no network."""
+        parts = [f"<p>{escape(self.summary())}.</p>"]
+        parts += [f"<p>{escape(note)}</p>" for note in self.notes]
+        ordered = sorted(self.steps, key=lambda step: step.share)
+        labels = [f"{step.share:.1%} not int8: {step.value:.6g} ({step.what})" for step in ordered]
+        parts.append(f"<h2>{escape(self.name)} against the share of operators that are not int8</h2>")
+        parts.append(chart([Curve(self.name, [step.value for step in ordered], labels)]))
+        if self.curve:
+            parts.append("<h2>Output error that is predicted, by raised sites</h2>")
+            told = [f"{count} raised: {value:.3g}" for count, value in enumerate(self.curve)]
+            parts.append(chart([Curve("sum of errors", self.curve, told)]))
+        for title, table in self._tables().items():
+            if table.rows:
+                parts += [f"<h2>{escape(title)}</h2>", table.html()]
+        if self.bounds is not None:
+            parts.append(f"<p>{escape(str(self.bounds))}</p>")
+        rows = Table(["operator", "of its", "type", "output error alone", "format"], self.sensitivity)
+        parts += ["<h2>Sensitivity</h2>", rows.html()]
+        return page(f"Mixed precision of {self.model}", *parts)
+
+    def write(self, folder: str | os.PathLike) -> list[Path]:
+        """Write the setters, the report and the page; their paths."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        texts = {FORMATS: self.source(), REPORT: f"{self}\n", PAGE: self.page()}
+        for name, text in texts.items():
+            write_atomically(text.encode(), target / name)
+        return [target / name for name in texts]
+
+
+def _met(step: Step) -> str:
+    return "" if step.is_met is None else "met" if step.is_met else "missed"
+
+
+def _short(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.").removeprefix("q")
+
+
+def _spelled(dtype: Any) -> str:
+    return "torch.float16" if dtype is torch.float16 else str(qint16 if dtype == qint16 else dtype)
+
+
+_SOURCE = '''"""Number formats of {model} on {march}.
+
+{summary}.
+Everything that is not named is int8. Edit it as you like: it is an ordinary setter.
+"""
+
+import torch
+
+from horizon_plugin_pytorch.dtype import qint8, qint16
+from horizon_plugin_pytorch.quantization import get_qconfig
+from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver
+from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
+
+FORMATS = {{
+{formats}}}
+
+
+def calibration_setter():
+    """For `prepare`, before calibration."""
+    return QconfigSetter(get_qconfig(), [ModuleNameTemplate(FORMATS)], save_dir=None)
+
+
+def qat_setter(fix_scale=False):
+    """For `prepare`, before training; `fix_scale` keeps the scales of calibration."""
+    return QconfigSetter(
+        get_qconfig(MinMaxObserver, fix_scale=fix_scale), [ModuleNameTemplate(FORMATS)], save_dir=None
+    )
+'''

@@ -1,0 +1,227 @@
+"""A float model in every mixture of formats, with what is known of each: values, errors, sensitivities."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from horizon_plugin_profiler.tuning.judge import Judge
+from horizon_plugin_profiler.tuning.survey import Survey
+from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
+from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, run
+from horizon_plugin_pytorch.analysis.tuning.probe import Estimate, measure, probe
+from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, MixedModel, Site, quantizers_of
+from horizon_plugin_pytorch.calibration.calibrate import calibrate
+from horizon_plugin_pytorch.config.qconfig_setter import QconfigSetter
+from horizon_plugin_pytorch.config.templates import ModuleNameTemplate
+from horizon_plugin_pytorch.dtype import qint8, qint16
+from horizon_plugin_pytorch.errors import AccumulatorWarning, QuantizationWarning, TableWarning
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantState
+from horizon_plugin_pytorch.fake_quant.qconfig import get_qconfig
+from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
+from horizon_plugin_pytorch.workflow.prepare import prepare
+
+HALF = {"weight": torch.float16, "output": torch.float16}
+_SKETCH = 4096  # numbers that stand for an error of the outputs: products of two errors are kept, on average
+
+
+@dataclass
+class Data:
+    """Batches to calibrate with, and the first of them, to measure with."""
+
+    calibration: list[Any]
+    measured: list[Any]
+
+
+@dataclass
+class Bench:
+    """One model on the bench.
+
+    Args:
+        model: in float.
+        prepared: what to tell `prepare`.
+        half: operators that are float16 in all mixtures.
+    """
+
+    model: nn.Module
+    data: Data
+    judge: Judge
+    ledger: Ledger
+    bar: tqdm
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    half: frozenset[str] = frozenset()
+    survey: Survey = field(default_factory=Survey)
+    forwards: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.mixed = MixedModel(self._calibrated(qint8), self._calibrated(qint16))
+        self.sites = self.mixed.sites
+        self._number = {site: i for i, site in enumerate(self.sites)}
+        self._prefix = ",".join(sorted(self.half))
+        with self.mixed.in_float() as model:
+            self.wanted = Wanted.of(run(model, self.data.measured))
+        self._count(1)
+
+    def _calibrated(self, dtype: Any) -> nn.Module:
+        """The model with one format wherever the chip has it, calibrated."""
+        rules = {"": {"weight": dtype, "output": dtype}, **dict.fromkeys(sorted(self.half), HALF)}
+        setter = QconfigSetter(get_qconfig(), [ModuleNameTemplate(rules), *self._fixed()], save_dir=None)
+        with quiet():  # formats that a chip does not have are corrected, and none is kept
+            model = prepare(self.model, self.data.calibration[0], (self.survey, setter), out_dir=None, **self.prepared)
+            quantizers = quantizers_of(model)
+
+            def scales() -> dict[str, Tensor]:
+                calibrate(model, self.data.calibration, patience=0, progress=False)
+                return {path: q.scale.detach().clone() for path, q in quantizers.items() if q.has_statistics}
+
+            known = self.ledger.get(f"scales {dtype} {','.join(sorted(self.half))}", scales)
+            return _with_scales(model, known)
+
+    def with_setter(self, setter: Any, raised: Collection[Site]) -> nn.Module:
+        """The model prepared with a setter, with the scales that a mixture has."""
+        model = prepare(self.model, self.data.calibration[0], setter, out_dir=None, **self.prepared)
+        known = {path: q.scale for path, q in quantizers_of(self.mixed.raise_to(raised)).items() if q.has_statistics}
+        return _with_scales(model, known)
+
+    def _fixed(self) -> list[ModuleNameTemplate]:
+        return (
+            [ModuleNameTemplate({path: {"threshold": end} for path, end in self.fixed.items()})] if self.fixed else []
+        )
+
+    def _count(self, forwards: float) -> None:
+        self.forwards += forwards
+        self.bar.update(forwards)
+
+    def key(self, raised: Collection[Site]) -> str:
+        """A name for a mixture."""
+        return f"{self._prefix}|{','.join(map(str, sorted(self._number[site] for site in raised)))}"
+
+    def _outputs(self, raised: Collection[Site]) -> tuple[float, float]:
+        """The squared relative error of a mixture, and how it compares."""
+        key = self.key(raised)
+
+        def compute() -> tuple[float, float]:
+            with quiet():
+                outputs = run(self.mixed.raise_to(raised), self.data.measured)
+            value = self.judge.compared(outputs, self.wanted) if self.judge.evaluate is None else 0.0
+            return self.wanted.error(outputs), value
+
+        if f"outputs {key}" not in self.seen:
+            self.seen.add(f"outputs {key}")
+            found = self.ledger.get(f"outputs {key}", compute)
+            self._count(1)
+            return found
+        return self.ledger.get(f"outputs {key}", compute)
+
+    @property
+    def seen(self) -> set[str]:
+        """What this run has asked for: it counts once, whether it was computed or read."""
+        return self.__dict__.setdefault("_seen", set())
+
+    def error(self, raised: Collection[Site]) -> float:
+        """The squared relative error of the outputs of a mixture."""
+        return self._outputs(raised)[0]
+
+    def known_error(self, raised: Collection[Site]) -> float | None:
+        """The same, if it was measured."""
+        found = self.ledger.values.get(f"outputs {self.key(raised)}")
+        return None if found is None else found[0]
+
+    def real_errors(self) -> dict[frozenset[Site], float]:
+        """The errors of all mixtures whose outputs this run has compared."""
+        found = {}
+        for name in sorted(self.seen):
+            kind, _, key = name.partition(" ")
+            if kind == "outputs" and key.startswith(f"{self._prefix}|"):
+                numbers = key.rpartition("|")[2].split(",")
+                found[frozenset(self.sites[int(n)] for n in numbers if n)] = self.ledger.values[name][0]
+        return found
+
+    def value(self, raised: Collection[Site], what: str) -> float:
+        """What a mixture is judged by."""
+        if self.judge.evaluate is None:
+            return self._outputs(raised)[1]
+        name = f"value {self.key(raised)}"
+
+        def compute() -> float:
+            with quiet():
+                return self.judge.value(self.mixed.raise_to(raised), what)
+
+        if name not in self.seen:
+            self.seen.add(name)
+            self._count(1)
+        return self.ledger.get(name, compute)
+
+    def estimated(self, raised: Collection[Site], draws: int, seed: int) -> dict[Site, Estimate]:
+        """The probe's estimate of the error of each site alone, with these raised."""
+
+        def compute() -> dict[str, list[float]]:
+            self.mixed.raise_to(raised)
+            found = probe(self.mixed, self.data.measured, self.wanted, draws, seed)
+            return {str(self._number[site]): list(value) for site, value in found.items()}
+
+        found = self.ledger.get(f"probe {self.key(raised)}", compute)
+        self._count(PROBE + 2 * draws)
+        return {self.sites[int(number)]: Estimate(*values) for number, values in found.items()}
+
+    def measured(self, site: Site) -> tuple[float, Tensor]:
+        """The documented sensitivity of a site in int8, as an error and as a short form of the vector."""
+
+        def compute() -> tuple[float, Tensor]:
+            self.mixed.raise_to(())
+            vector = measure(self.mixed, site, self.data.measured, self.wanted)
+            return float(vector.double().square().sum()), sketch(vector)
+
+        found = self.ledger.get(f"site {self._prefix}|{self._number[site]}", compute)
+        self._count(1)
+        return found[0], found[1]
+
+    def formats(self, raised: Collection[Site]) -> dict[str, dict[str, Any]]:
+        """A mixture as `ModuleNameTemplate` takes it, in the order of the model."""
+        found: dict[str, dict[str, Any]] = {}
+        for site in sorted(raised, key=self._number.__getitem__):
+            found.setdefault(site.operator, {})[_PART[site.kind]] = qint16
+        found.update({path: dict(HALF) for path in sorted(self.half)})
+        return found
+
+
+def _with_scales(model: nn.Module, scales: Mapping[str, Tensor]) -> nn.Module:
+    """A prepared model with scales, ready to be judged."""
+    for path, quantizer in quantizers_of(model).items():
+        if path in scales and not quantizer.is_fixed:
+            quantizer.set_qparams(scales[path])
+    set_fake_quantize(model.eval(), FakeQuantState.VALIDATION)
+    return model
+
+
+PROBE = 3  # forwards of a probe without its backwards: one, and two of the layers alone
+_PART = {ACTIVATION: "output", WEIGHT: "weight"}
+
+
+def sketch(vector: Tensor) -> Tensor:
+    """A shorter vector whose products with others made so are, on average, those of the whole vectors."""
+    if vector.numel() <= _SKETCH:
+        return vector.float()
+    generator = torch.Generator().manual_seed(0)
+    total = torch.zeros(_SKETCH)
+    for part in vector.float().cpu().split(_SKETCH):
+        signs = torch.randint(0, 2, part.shape, generator=generator, dtype=torch.int8).float().mul_(2).sub_(1)
+        total[: part.numel()] += part * signs
+    return total
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Our own warnings of mixtures that are only tried are not for the user."""
+    with warnings.catch_warnings():
+        for category in (QuantizationWarning, AccumulatorWarning, TableWarning):
+            warnings.simplefilter("ignore", category)
+        yield

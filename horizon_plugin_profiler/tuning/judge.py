@@ -1,0 +1,95 @@
+"""Is a mixture of formats good enough? By the user's function, or by how far outputs are from those in float."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted
+from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.statistics.metrics import METRICS, metric_of
+
+Evaluate = Callable[[nn.Module], Any]
+CLOSER = {"Cosine", "SQNR"}  # higher is better
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What a model is judged by.
+
+    Args:
+        evaluate: the user's function; None compares outputs.
+        metric: how outputs are compared.
+        higher_is_better: of the value of `evaluate`.
+    """
+
+    evaluate: Evaluate | None
+    metric: str
+    higher_is_better: bool
+
+    @classmethod
+    def of(cls, evaluate: Evaluate | None, metric: str, higher_is_better: bool) -> Judge:
+        """Check the arguments.
+
+        Raises:
+            QuantizationConfigError: says what is wrong.
+        """
+        if evaluate is not None and not callable(evaluate):
+            raise QuantizationConfigError(f"tune: evaluate must be a function of the model, got {evaluate!r}.")
+        if metric not in METRICS:
+            raise QuantizationConfigError(f"tune: there is no metric {metric!r}; there are {', '.join(METRICS)}.")
+        return cls(evaluate, metric, higher_is_better if evaluate is not None else metric in CLOSER)
+
+    @property
+    def name(self) -> str:
+        """What tables call the value."""
+        return self.metric if self.evaluate is None else getattr(self.evaluate, "__name__", "evaluate")
+
+    def value(self, model: nn.Module, what: str) -> float:
+        """What the user's function says of a model.
+
+        Raises:
+            CalibrationError: it fails, or gives no number.
+        """
+        assert self.evaluate is not None
+        try:
+            value = float(self.evaluate(model.eval()))
+        except Exception as error:
+            raise CalibrationError(
+                f"tune: evaluate failed on {what}: {type(error).__name__}: {error}. What was measured before is kept; "
+                "call tune again with the same arguments to go on from here."
+            ) from error
+        if math.isnan(value):
+            raise CalibrationError(
+                f"tune: evaluate gave NaN for {what}: nothing can be said of it. Does it divide by a count of 0, or "
+                "does the model give NaN on these data? What was measured before is kept."
+            )
+        return value
+
+    def compared(self, outputs: Sequence[Sequence[Tensor]], wanted: Wanted) -> float:
+        """How far outputs are from those in float: of several, the worst."""
+        values = []
+        for position in range(len(wanted.weights)):
+            metric = metric_of(self.metric)
+            for found, expected in zip(outputs, wanted.outputs, strict=True):
+                metric.update(found[position], expected[position])
+            values.append(metric.result())
+        values = [self.worst if math.isnan(value) else value for value in values]
+        return min(values) if self.higher_is_better else max(values)
+
+    @property
+    def worst(self) -> float:
+        """The worst value that there is."""
+        return -math.inf if self.higher_is_better else math.inf
+
+    def is_met(self, value: float, target: float) -> bool:
+        """Is a value as good as the target?"""
+        return value >= target if self.higher_is_better else value <= target
+
+    def better(self, one: float, other: float) -> bool:
+        """Is the first value the better one?"""
+        return one > other if self.higher_is_better else one < other

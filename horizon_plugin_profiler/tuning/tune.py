@@ -1,0 +1,453 @@
+"""`tune`: the fewest operators in int16 (or float16) that keep a model's accuracy."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from horizon_plugin_profiler.tuning.answer import Bounds, Step, TuningResult
+from horizon_plugin_profiler.tuning.bench import Bench, Data, quiet
+from horizon_plugin_profiler.tuning.judge import Evaluate, Judge
+from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
+from horizon_plugin_pytorch.analysis.tuning.costs import Cost, cost_of, raising_costs
+from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
+from horizon_plugin_pytorch.analysis.tuning.outputs import run
+from horizon_plugin_pytorch.analysis.tuning.search import Additive, Search, compatible, gram_order, lowest_ratio
+from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, Site
+from horizon_plugin_pytorch.calibration.batches import take_batches
+from horizon_plugin_pytorch.calibration.fingerprint import describe, digest
+from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, require_module
+from horizon_plugin_pytorch.march import March, as_march, get_march, require_march, set_march
+from horizon_plugin_pytorch.nested import tensors_in
+from horizon_plugin_pytorch.workflow.float_model import require_float
+
+STATE = "tuning.pt"
+_DRAWS = 4  # vectors of signs of a probe
+_REMEASURED = 0.3  # the share of the sites that is measured exactly
+_SHARE, _LEAST = 0.6, 40  # forwards for each site, and for a small model
+_BOTH = (March.NASH_H, March.NASH_P)  # multiply int16 by int16, whatever the toolchain's version
+
+
+def tune(
+    model: nn.Module,
+    calibration_data: Iterable[Any],
+    *,
+    evaluate: Evaluate | None = None,
+    target: float | None = None,
+    max_loss: float | None = None,
+    higher_is_better: bool = True,
+    metric: str = "Cosine",
+    int16_share: float | None = None,
+    int16_operations: float | None = None,
+    march: March | str | None = None,
+    steps: int | None = None,
+    samples: int = 16,
+    both_int16: bool | None = None,
+    float16: bool = True,
+    own_scales: bool | Iterable[str] = False,
+    fixed_scales: Mapping[str, float] | None = None,
+    prepare_args: Mapping[str, Any] | None = None,
+    out_dir: str | os.PathLike | None = "tuning",
+    resume: bool = True,
+    seed: int = 0,
+    progress: bool = True,
+) -> TuningResult:
+    """Find the fewest operators that need more than int8 for a model to stay as good as it must be.
+
+    It follows the guide: the structure is checked, all-int16 gives the upper bound, all-int8 the lower one; then the
+    operators that matter are found by a probe (a few backwards instead of a forward each), the first of them are
+    measured, and the smallest set that meets the target is searched for, in the formats that the chip has. Where int16
+    is not enough, operators become float16 first. `model` is not changed. The same arguments give the same answer.
+
+    Args:
+        model: in float, as `prepare` takes it.
+        calibration_data: batches, as `calibrate` takes them; all are kept in memory.
+        evaluate: takes a model and gives a number; called on the float model and on mixtures, in eval mode. None judges
+            by how far the outputs are from those in float.
+        target: the value to reach: of `evaluate`, or of `metric` (0.99 for Cosine).
+        max_loss: instead of it, how much worse than the float model the value of `evaluate` may be.
+        higher_is_better: of the value of `evaluate`.
+        metric: Cosine, MSE, L1, KL or SQNR; of several outputs the worst counts.
+        int16_share: instead of a target, the largest share of operators that may be raised: the best value for it.
+        int16_operations: the same, as a share of the multiply-accumulates that may have an int16 operand.
+        march: the chip; None takes the one that is set.
+        steps: how many batches to take; None takes all.
+        samples: how many of the first samples to measure on, at least.
+        both_int16: may input and weight of a layer both be int16? None: on nash-h and nash-p; J6E and J6M take it from
+            OE 3.5 on.
+        float16: may operators become float16, on nash, if int16 is not enough?
+        own_scales: as for `prepare`: calls of shared modules get scales of their own.
+        fixed_scales: largest magnitudes of operators whose range is known, by path: they fix the scale.
+        prepare_args: what else to tell `prepare`, such as ``{"method": "symbolic"}``.
+        out_dir: where ``tuned_formats.py``, the report, its page, the check and the state of the run go; None writes
+            none.
+        resume: go on from the state of an earlier run with the same model, data and settings.
+        progress: show a bar with the time that is left.
+
+    >>> from horizon_plugin_pytorch.quantization import QuantWrapper
+    >>> net = QuantWrapper(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2))).eval()
+    >>> data = [torch.randn(4, 4, generator=torch.Generator().manual_seed(0))]
+    >>> result = tune(net, data, target=0.9, march="nash-m", out_dir=None, progress=False)
+    >>> result.is_met, result.formats
+    (True, {})
+    """
+    require_module(model, "tune")
+    require_float(model, "tune")
+    judge = Judge.of(evaluate, metric, higher_is_better)
+    _check_request(judge, target, max_loss, int16_share, int16_operations)
+    with _march(march):
+        batches = take_batches(model, calibration_data, steps, None, "tune")
+        measured = _first(batches, samples)
+        settings = [str(require_march("tune")), judge.name, str(evaluate is None), str(own_scales), fixed_scales or {}]
+        key = f"{digest([describe(model), batches, len(measured), settings, seed, _DRAWS]):016x}"
+        ledger = Ledger(None if out_dir is None else Path(out_dir) / STATE, key, resume)
+        if not isinstance(own_scales, bool):
+            own_scales = tuple(own_scales)
+        with tqdm(desc="tune", disable=not progress, unit="forward") as bar:
+            bench = Bench(
+                model.eval(), Data(batches, measured), judge, ledger, bar,
+                {**dict(prepare_args or {}), "own_scales": own_scales}, dict(fixed_scales or {}),
+            )  # fmt: skip
+            bar.total = _allowed(bench)
+            tuning = _Tuning(bench, judge, target, max_loss, _dual(both_int16), float16, seed, out_dir)
+            return tuning.run(int16_share, int16_operations)
+
+
+def _check_request(
+    judge: Judge, target: float | None, max_loss: float | None, share: float | None, operations: float | None
+) -> None:
+    given = {"target": target, "max_loss": max_loss, "int16_share": share, "int16_operations": operations}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise QuantizationConfigError(
+            f"tune: give one of {', '.join(given)}; got {' and '.join(named) or 'none of them'}."
+        )
+    value = given[named[0]]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise QuantizationConfigError(f"tune: {named[0]} must be a number, got {value!r}.")
+    if max_loss is not None and (judge.evaluate is None or max_loss < 0):
+        raise QuantizationConfigError("tune: max_loss is for the value of `evaluate`, and not negative; give a target.")
+    if named[0].startswith("int16") and not 0 <= value <= 1:
+        raise QuantizationConfigError(f"tune: {named[0]} is a share between 0 and 1, got {value!r}.")
+
+
+@contextmanager
+def _march(march: March | str | None) -> Iterator[None]:
+    """The chip, in here."""
+    before = get_march()
+    if march is not None:
+        set_march(as_march(march))
+    try:
+        yield
+    finally:
+        set_march(before)
+
+
+def _dual(asked: bool | None) -> bool:
+    return require_march("tune") in _BOTH if asked is None else asked
+
+
+def _first(batches: list[Any], samples: int) -> list[Any]:
+    """The first batches that have so many samples together."""
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise QuantizationConfigError(f"tune: samples must be a whole number of at least 1, got {samples!r}.")
+    count = 0
+    for number, batch in enumerate(batches, 1):
+        first = next((x for x in tensors_in(batch) if x.dim()), None)
+        count += 1 if first is None else first.shape[0]
+        if count >= samples:
+            return batches[:number]
+    return batches
+
+
+def _allowed(bench: Bench) -> int:
+    """How many forwards a run may take."""
+    return max(_LEAST, int(_SHARE * len(bench.sites)))
+
+
+class _Tuning:
+    """One call of `tune`, on a bench."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        judge: Judge,
+        target: float | None,
+        max_loss: float | None,
+        dual: bool,
+        float16: bool,
+        seed: int,
+        out_dir: str | os.PathLike | None,
+    ) -> None:
+        self.bench, self.judge, self.dual, self.float16, self.seed = bench, judge, dual, float16, seed
+        self.out_dir = out_dir
+        self.steps: list[Step] = []
+        self.notes: list[str] = []
+        self.asked: set[str] = set()
+        self.float_value = 1.0 if judge.metric == "Cosine" else math.inf if judge.metric == "SQNR" else 0.0
+        if judge.evaluate is not None:
+            with quiet():
+                self.float_value = bench.ledger.get("float", lambda: judge.value(bench.model, "the float model"))
+        self.target = target
+        if max_loss is not None:
+            self.target = self.float_value - max_loss if judge.higher_is_better else self.float_value + max_loss
+
+    # -- mixtures
+
+    def try_(self, raised: Collection[Site], what: str) -> float:
+        """The value of a mixture, noted as a step."""
+        value = self.bench.value(raised, what)
+        key = self.bench.key(raised)
+        if key not in self.asked:
+            self.asked.add(key)
+            count = len(self.bench.formats(raised))
+            met = None if self.target is None else self.judge.is_met(value, self.target)
+            share = count / max(self.bench.survey.operators, 1)
+            self.steps.append(Step(what, count, share, value, self.bench.known_error(raised), met))
+        return value
+
+    def meets(self, raised: Collection[Site], what: str) -> bool:
+        """Does a mixture meet the target?"""
+        assert self.target is not None
+        return self.judge.is_met(self.try_(raised, what), self.target)
+
+    def conflicts(self, one: Site, other: Site) -> bool:
+        """Would a layer have an int16 input and an int16 weight, on a chip that does not multiply these?"""
+        if self.dual or {one.kind, other.kind} != {ACTIVATION, WEIGHT}:
+            return False
+        weight, activation = (one, other) if one.kind == WEIGHT else (other, one)
+        return activation.operator in self.bench.survey.producers.get(weight.operator, ())
+
+    # -- steps of the guide
+
+    def check(self) -> None:
+        """Look at the structure."""
+        bench = self.bench
+        try:
+            with quiet():
+                found = inspect_model(bench.mixed.raise_to(()), bench.data.measured[0], self.out_dir)
+        except (CheckError, OSError) as error:
+            self.notes.append(f"The check of the structure did not finish: {error}")
+            return
+        several = [row.name for row in found.called_times if row.count > 1]
+        if found.unfused:
+            self.notes.append(f"{len(found.unfused)} groups of modules could be fused and are not: see {RESULT_FILE}.")
+        if several:
+            self.notes.append(
+                f"Called more than once, with one scale for all calls: {', '.join(several[:8])}. If accuracy is not "
+                "enough, own_scales=True gives each call its own."
+            )
+
+    def sensitivities(self) -> tuple[Additive[Site], dict[Site, Tensor]]:
+        """Errors of all sites alone: the probe's, and for the largest of them measured ones with their vectors."""
+        bench = self.bench
+        bench.bar.set_description("tune: probe")
+        found = bench.estimated((), _DRAWS, self.seed)
+        errors = {site: estimate.error for site, estimate in found.items()}
+        left = {site: estimate.wide for site, estimate in found.items()}
+        unseen = [site for site in bench.sites if site not in errors]
+        ranked = sorted(errors, key=lambda site: -errors[site])
+        bench.bar.set_description("tune: sensitivity")
+        vectors: dict[Site, Tensor] = {}
+        for site in unseen + ranked[: max(1, math.ceil(_REMEASURED * len(bench.sites)) - len(unseen))]:
+            narrow, wide = bench.mixed.steps(site)
+            share = left[site] / errors[site] if errors.get(site) else (wide / narrow) ** 2
+            errors[site], vectors[site] = bench.measured(site)
+            left[site] = errors[site] * min(share, 1.0)
+        in_order = {site: errors[site] for site in bench.sites}
+        return Additive(in_order, {site: left[site] for site in bench.sites}), vectors
+
+    def run(self, share: float | None, operations: float | None) -> TuningResult:
+        """The whole call."""
+        bench = self.bench
+        bench.bar.set_description("tune: int8 and int16")
+        self.check()
+        activations = [site for site in bench.sites if site.kind == ACTIVATION]
+        narrow = self.try_((), "all int8")
+        bench.error(())
+        self.try_(activations, "all int16, weights int8")
+        bench.error(activations)
+        self.steps = [
+            replace(step, error=bench.known_error(s)) for step, s in zip(self.steps, ((), activations), strict=False)
+        ]
+        if self.target is not None and self.judge.is_met(narrow, self.target):
+            return self.answer((), {}, None, True)
+        additive, vectors = self.sensitivities()
+        errors = additive.errors
+        by_sum = compatible(additive.order(), self.conflicts)
+        by_gram = compatible(gram_order(bench.sites, vectors, errors), self.conflicts)
+        if self.target is None:
+            return self.within(additive, by_sum, by_gram, share, operations)
+        order = by_sum
+        if not self.meets(order, "every result and weight that can be int16"):
+            order = [site for site in additive.order() if site.kind == ACTIVATION]
+            by_gram = [site for site in gram_order(bench.sites, vectors, errors) if site.kind == ACTIVATION]
+            if not self.meets(order, "all int16, weights int8"):
+                return self.raise_further(additive, by_sum)
+        return self.smallest(additive, order, by_gram)
+
+    def smallest(self, additive: Additive[Site], by_sum: list[Site], by_gram: list[Site]) -> TuningResult:
+        """The fewest sites that meet the target."""
+        bench = self.bench
+        bench.bar.set_description("tune: search")
+        tries = max(8, int(_allowed(bench) - bench.forwards) - 2)
+        names = {"sum": "the most sensitive", "gram": "the most sensitive together", "fewer": "fewer"}
+        stage = ["sum"]
+
+        def meets(raised: frozenset[Site]) -> bool:
+            return self.meets(raised, f"{names[stage[0]]}, {len(raised)}")
+
+        search: Search[Site] = Search(meets, tries)
+        search.asked[frozenset(by_sum)] = True
+        first = search.shortest(by_sum, len(by_sum), self._guess(additive, by_sum))
+        chosen = by_sum[:first]
+        stage[0] = "gram"
+        if first > 1 and search.left > 3 and search.ask(by_gram[: first - 1]):
+            chosen = by_gram[: search.shortest(by_gram, first - 1)]
+        stage[0] = "fewer"
+        chosen = search.refine(chosen, [site for site in by_sum if site not in chosen], additive.gain)
+        return self.answer(chosen, additive.errors, additive, True)
+
+    def _guess(self, additive: Additive[Site], order: list[Site]) -> int:
+        """Where to look first: where the error has fallen as far as the value has to rise, if both go together."""
+        assert self.target is not None
+        if self.judge.evaluate is None and self.judge.metric == "Cosine":
+            found = additive.fewest(2 * (1 - self.target))
+            return len(order) // 2 if found is None else found
+        return max(1, len(order) // 8)
+
+    def within(
+        self,
+        additive: Additive[Site],
+        by_sum: list[Site],
+        by_gram: list[Site],
+        share: float | None,
+        operations: float | None,
+    ) -> TuningResult:
+        """The best mixture for a budget, and what smaller ones give."""
+        bench = self.bench
+        bench.bar.set_description("tune: budget")
+        cost = cost_of(bench.mixed.raise_to(()), bench.data.measured[0])
+        if share is not None:
+            most = int(share * bench.survey.operators + 1e-9)
+            costs = dict.fromkeys(bench.sites, 1.0)
+            limit = float(most)
+        else:
+            assert operations is not None
+            by_taker = raising_costs(bench.survey.takers, cost)
+            costs = {
+                site: float(
+                    by_taker.get(site.operator, 0)
+                    if site.kind == ACTIVATION
+                    else cost.by_operator.get(site.operator, 0)
+                )
+                for site in bench.sites
+            }
+            limit = operations * sum(cost.products.values())
+        candidates: dict[str, list[Site]] = {}
+        for part in (0.25, 0.5, 0.75, 1.0):
+            solved = set(compatible(additive.best_within(costs, part * limit), self.conflicts))
+            candidates[f"{part:.0%} of the budget, by the sum"] = [site for site in by_sum if site in solved]
+        candidates["the budget, by sensitivity together"] = _fill(by_gram, costs, limit)
+        candidates["the budget, by sensitivity"] = _fill(by_sum, costs, limit)
+        best: list[Site] = []
+        for what, raised in candidates.items():
+            value = self.try_(raised, what)
+            if self.judge.better(value, self.try_(best, "all int8")):
+                best = raised
+        return self.answer(best, additive.errors, additive, True)
+
+    def raise_further(self, additive: Additive[Site], widest: list[Site]) -> TuningResult:
+        """int16 is not enough: float16 for what rounds worst in int16, then int16 again for the rest."""
+        self.notes.append("int16 is not enough for this target.")
+        best = max(
+            (widest, [site for site in self.bench.sites if site.kind == ACTIVATION]),
+            key=lambda raised: self.try_(raised, "") * (1 if self.judge.higher_is_better else -1),
+        )
+        return self.answer(best, additive.errors, additive, False)
+
+    # -- the answer
+
+    def answer(
+        self, chosen: Collection[Site], errors: Mapping[Site, float], additive: Additive[Site] | None, is_met: bool
+    ) -> TuningResult:
+        """All that is known, and the files."""
+        bench = self.bench
+        raised = frozenset(chosen)
+        bench.bar.set_description("tune: answer")
+        value = self.bench.value(raised, "the answer")
+        order = [] if additive is None else additive.order()
+        total = sum(errors.values()) or 1.0
+        reasons: dict[str, str] = {}
+        for site in sorted(raised, key=lambda s: -errors[s]):
+            what, alone = "result" if site.kind == ACTIVATION else "weight", errors[site] / total
+            told = f"rank {order.index(site) + 1} of {len(order)}: its {what} alone gives {alone:.1%} of the error"
+            reasons[site.operator] = "; ".join(filter(None, [reasons.get(site.operator, ""), told]))
+        result = TuningResult(
+            bench.formats(raised), reasons, self.judge.name, value, self.float_value, self.target, is_met,
+            bench.survey.operators, str(get_march()), type(bench.model).__name__, self.steps, None,
+            [[s.operator, s.kind, bench.survey.names.get(s.operator, ""), errors[s], "qint8"] for s in order],
+            [] if additive is None else [additive.error(order[:count]) for count in range(len(order) + 1)],
+            notes=self.notes,
+        )  # fmt: skip
+        with quiet():
+            result.costs = {"int8": self._cost(()), "the answer": self._cost(raised)}
+        if additive is not None and is_met and self.target is not None:
+            result.bounds = self.bounds(additive, raised)
+        result.forwards = bench.forwards
+        self.verify(result, raised)
+        if self.out_dir is not None:
+            result.write(self.out_dir)
+        return result
+
+    def _cost(self, raised: Collection[Site]) -> Cost:
+        return cost_of(self.bench.mixed.raise_to(raised), self.bench.data.measured[0])
+
+    def bounds(self, additive: Additive[Site], chosen: frozenset[Site]) -> Bounds:
+        """How few could do."""
+        bench = self.bench
+        met, real = [bench.error(chosen)], bench.real_errors()
+        assert self.target is not None
+        for raised, error in real.items():
+            if bench.key(raised) in self.asked and self.judge.is_met(bench.value(raised, ""), self.target):
+                met.append(error)
+        rho = lowest_ratio(additive, real)
+        error = max(met)
+        return Bounds(len(chosen), additive.fewest(error), additive.fewest(error, rho), rho, error)
+
+    def verify(self, result: TuningResult, raised: Collection[Site]) -> None:
+        """Prepare the model anew with the answer's setter: it must give the same numbers."""
+        bench = self.bench
+        with quiet():
+            expected = run(bench.mixed.raise_to(raised), bench.data.measured)
+            model = bench.with_setter(result.setter(), raised)
+            found = run(model, bench.data.measured)
+        result.is_verified = all(
+            torch.equal(x, y)
+            for one, other in zip(found, expected, strict=True)
+            for x, y in zip(one, other, strict=True)
+        )
+        if not result.is_verified:
+            result.notes.append(
+                "The model that is prepared with this setter gives other numbers than the mixture that was measured: "
+                "evaluate it before you rely on the value above."
+            )
+
+
+def _fill(order: list[Site], costs: Mapping[Site, float], limit: float) -> list[Site]:
+    """As many of an order as a budget takes."""
+    chosen, left = [], limit
+    for site in order:
+        if costs[site] <= left:
+            chosen.append(site)
+            left -= costs[site]
+    return chosen

@@ -1,0 +1,91 @@
+"""What a mixture of formats costs, as far as that is known without the chip: products by format, and bytes moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.calibration.batches import run_batch
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.operators.table import Trait
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.results import own_tensors
+from horizon_plugin_pytorch.watch import OperatorCall, Watch
+
+_BYTES = {"int8": 1, "int16": 2, "float16": 2}
+
+
+@dataclass
+class Cost:
+    """The cost of one forward.
+
+    Args:
+        products: multiply-accumulates by the formats of the operands, such as ``"int16 x int8"``.
+        traffic: bytes that operators read and write.
+        by_operator: multiply-accumulates of each operator.
+    """
+
+    products: dict[str, int] = field(default_factory=dict)
+    traffic: int = 0
+    by_operator: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def wide_share(self) -> float:
+        """The share of the multiply-accumulates with an operand that is not int8."""
+        total = sum(self.products.values())
+        narrow = self.products.get("int8 x int8", 0)
+        return (total - narrow) / total if total else 0.0
+
+
+def cost_of(model: nn.Module, batch: Any) -> Cost:
+    """Run a prepared model on a batch, and count."""
+    cost = Cost()
+
+    def count(call: OperatorCall) -> None:
+        tensors = [x for x in (*call.inputs, *call.outputs) if isinstance(x, QTensor)]
+        cost.traffic += sum(x.numel() * _BYTES.get(_format(x), 4) for x in tensors)
+        products = _products(call)
+        if products:
+            name = " x ".join(_operands(call))
+            cost.products[name] = cost.products.get(name, 0) + products
+            cost.by_operator[call.path] = cost.by_operator.get(call.path, 0) + products
+
+    with torch.no_grad(), Watch(model, count):
+        run_batch(model, own_tensors(batch))
+    return cost
+
+
+def _products(call: OperatorCall) -> int:
+    """How many numbers a call multiplies and sums."""
+    if isinstance(call.module, QATGemm):
+        weight, is_transposed = call.module.weight, "Transpose" in type(call.module).__name__
+        given = call.inputs[0] if is_transposed else next(iter(call.outputs), None)
+        return 0 if given is None else given.numel() * weight[0].numel()
+    shapes = [x.shape for x in call.inputs]
+    if call.row is not None and Trait.PRODUCT in call.row.traits and len(shapes) >= 2 and call.outputs:
+        return call.outputs[0].numel() * shapes[0][-1]
+    if getattr(getattr(call.row, "qat", None), "products_take", "") == "operands" and len(shapes) >= 3:
+        query, key, value = shapes[:3]
+        return query.numel() // query[-1] * key[-2] * (query[-1] + value[-1])
+    return 0
+
+
+def _operands(call: OperatorCall) -> tuple[str, str]:
+    first = _format(call.inputs[0])
+    if isinstance(call.module, QATGemm):
+        dtype = getattr(call.module.weight_fake_quant, "dtype", torch.float16)
+        return first, str(dtype).removeprefix("torch.").removeprefix("q")
+    return first, _format(call.inputs[1])
+
+
+def _format(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.").removeprefix("q")
+
+
+def raising_costs(takers: Mapping[str, list[str]], cost: Cost) -> dict[str, int]:
+    """For each operator, how many multiply-accumulates take its result: they become int16 with it."""
+    return {path: sum(cost.by_operator.get(taker, 0) for taker in set(takes)) for path, takes in takers.items()}

@@ -1,0 +1,70 @@
+"""What a long measurement has found so far, in a file: a run that is interrupted goes on where it was."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from horizon_plugin_pytorch.errors import CalibrationWarning, warn
+from horizon_plugin_pytorch.files import write_atomically
+
+Value = TypeVar("Value")
+_VERSION = 1
+
+
+class Ledger:
+    """Results by name. Each is computed once; the file has all of them after every step.
+
+    Args:
+        path: the file; None keeps them in memory.
+        key: what they depend on: a file with another key is not used.
+        resume: read the file if it is there?
+
+    >>> ledger = Ledger(None, "")
+    >>> ledger.get("sum", lambda: 1 + 1), ledger.get("sum", lambda: 1 / 0)
+    (2, 2)
+    """
+
+    def __init__(self, path: str | os.PathLike | None, key: str, resume: bool = True) -> None:
+        self.path, self.key = None if path is None else Path(path), key
+        self.values: dict[str, Any] = self._read() if resume else {}
+        self.known = len(self.values)  # from an earlier run
+
+    def _read(self) -> dict[str, Any]:
+        if self.path is None or not self.path.is_file():
+            return {}
+        try:
+            kept = torch.load(self.path, weights_only=True)
+            version, key, values = kept["version"], kept["key"], dict(kept["values"])
+        except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
+            warn(f"`{self.path}` cannot be read ({error}): everything is measured again.", CalibrationWarning)
+            return {}
+        if (version, key) != (_VERSION, self.key):
+            warn(
+                f"`{self.path}` is of another model, other data or other settings: everything is measured again. A "
+                "loader that shuffles gives other data in every run.",
+                CalibrationWarning,
+            )
+            return {}
+        return values
+
+    def get(self, name: str, compute: Callable[[], Value]) -> Value:
+        """A result, computed if it is not known."""
+        if name not in self.values:
+            self.values[name] = compute()
+            self.save()
+        return self.values[name]
+
+    def save(self) -> None:
+        """Write the file."""
+        if self.path is not None:
+            buffer = io.BytesIO()
+            torch.save({"version": _VERSION, "key": self.key, "values": self.values}, buffer)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(buffer.getvalue(), self.path)

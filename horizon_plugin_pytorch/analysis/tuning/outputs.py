@@ -1,0 +1,90 @@
+"""What a model gives on the data of a measurement, and how far that is from what it should give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.calibration.batches import run_batch
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.nested import tensors_in
+from horizon_plugin_pytorch.nn.qat.module import real
+from horizon_plugin_pytorch.runtime.results import own_tensors
+
+
+def real_outputs(tree: Any) -> list[Tensor]:
+    """The real tensors of what a model gives, in order; positions, counts and masks are left out."""
+    found = (real(x) for x in tensors_in(tree))
+    return [x for x in found if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the float model gives on each batch, and how each output counts.
+
+    Every output counts the same, whatever its size: differences are divided by the norm of the output over all data.
+
+    Args:
+        outputs: by batch.
+        weights: for each output.
+    """
+
+    outputs: tuple[tuple[Tensor, ...], ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(cls, outputs: Sequence[Sequence[Tensor]]) -> Wanted:
+        """Of the outputs of the float model by batch.
+
+        Raises:
+            QuantizationConfigError: there is nothing to compare, or it is NaN or infinite.
+        """
+        counts = {len(batch) for batch in outputs}
+        if counts == {0} or not counts:
+            raise QuantizationConfigError("the model gives no real tensor: there is no output error to measure.")
+        if len(counts) > 1:
+            raise QuantizationConfigError(
+                f"the model gives {' or '.join(map(str, sorted(counts)))} real tensors, as the data go: outputs cannot "
+                "be compared. Give data for which it gives the same ones."
+            )
+        squares = [sum(float(batch[i].double().square().sum()) for batch in outputs) for i in range(counts.pop())]
+        if not all(0 <= total < float("inf") for total in squares):
+            raise QuantizationConfigError("the float model gives NaN or infinity on these data; leave such data out.")
+        known = sum(total > 0 for total in squares)
+        if not known:
+            raise QuantizationConfigError("all outputs of the float model are 0 on these data.")
+        weights = tuple((total * known) ** -0.5 if total else 0.0 for total in squares)
+        return cls(tuple(tuple(x.detach() for x in batch) for batch in outputs), weights)
+
+    def difference(self, outputs: Sequence[Sequence[Tensor]]) -> Tensor:
+        """How far outputs are off, as one vector; the square of its length is the relative error, squared.
+
+        Raises:
+            QuantizationConfigError: they have other shapes.
+        """
+        parts: list[Tensor] = []
+        for found, wanted in zip(outputs, self.outputs, strict=True):
+            if [x.shape for x in found] != [y.shape for y in wanted]:
+                raise QuantizationConfigError(
+                    "the quantized model gives outputs of other shapes than the float model, which cannot be compared: "
+                    "let the model end before what depends on values (NMS, boolean masks, `nonzero`)."
+                )
+            parts += [((x - y) * w).flatten() for x, y, w in zip(found, wanted, self.weights, strict=True) if w]
+        return torch.cat(parts)
+
+    def error(self, outputs: Sequence[Sequence[Tensor]]) -> float:
+        """The squared relative error of outputs; infinite where they are NaN."""
+        value = float(self.difference(outputs).double().square().sum())
+        return value if value == value else float("inf")
+
+
+@torch.no_grad()
+def run(model: nn.Module, batches: Sequence[Any]) -> list[list[Tensor]]:
+    """What a model gives, batch by batch; where chance has a part, it is the same in every run."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return [[x.detach().clone() for x in real_outputs(run_batch(model, own_tensors(b)))] for b in batches]

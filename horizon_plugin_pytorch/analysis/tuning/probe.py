@@ -1,0 +1,219 @@
+"""How much the rounding of each site moves the outputs, for all sites at once.
+
+A vector of random signs on the outputs has a gradient at every site; its product with the site's rounding error is, in
+expectation over the signs, as large as what that error does to the outputs (to first order). One forward and a few
+backwards thus stand for a forward per site. No labels are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, real_outputs, run
+from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, MixedModel, Site
+from horizon_plugin_pytorch.calibration.batches import run_batch
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.fake_quant.rounding import clamped
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
+from horizon_plugin_pytorch.nn.qat.module import real
+from horizon_plugin_pytorch.runtime.results import own_tensors
+from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
+
+Tell = Callable[[], None]
+
+
+class Estimate(NamedTuple):
+    """The squared relative error that a site gives alone, in its present format, and in int16."""
+
+    error: float
+    wide: float
+
+
+def probe(
+    mixed: MixedModel, batches: Sequence[Any], wanted: Wanted, draws: int = 2, seed: int = 0, tell: Tell = lambda: None
+) -> dict[Site, Estimate]:
+    """An estimate of the squared relative error that the rounding of each site alone gives.
+
+    Sites that the estimate cannot see (no gradient reaches them, or their weight is no layer's) are left out.
+
+    Args:
+        batches: the data; a batch is a sample more for every row of its first axis.
+        wanted: what the float model gives on them.
+        draws: vectors of signs for each batch; two are enough to find the sites that matter.
+        tell: called after each batch.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[Site, Estimate] = {}
+    with mixed.in_float() as model, _Frozen(model):
+        for batch, outputs in zip(batches, wanted.outputs, strict=True):
+            for site, new in _probe_batch(mixed, batch, outputs, wanted.weights, draws, generator).items():
+                before = found.get(site, Estimate(0.0, 0.0))
+                found[site] = Estimate(before.error + new.error, before.wide + new.wide)
+            tell()
+    return found
+
+
+def _probe_batch(
+    mixed: MixedModel,
+    batch: Any,
+    wanted: Sequence[Tensor],
+    weights: Sequence[float],
+    draws: int,
+    generator: torch.Generator,
+) -> dict[Site, Estimate]:
+    samples = max(1, *(x.shape[0] if x.dim() else 1 for x in wanted))
+    listener = _Listener(mixed, samples)
+    with listener, torch.enable_grad():
+        outputs = real_outputs(run_batch(mixed.model, own_tensors(batch)))
+    counted = [(x, w) for x, w in zip(outputs, weights, strict=True) if w and x.requires_grad]
+    total: dict[Site, Tensor] = {}
+    for draw in range(draws if counted else 0):
+        listener.products.clear()
+        signs = [_signs(x, generator) * w for x, w in counted]
+        torch.autograd.backward([x for x, _ in counted], signs, retain_graph=draw < draws - 1)
+        for site, products in listener.products.items():
+            total[site] = total.get(site, torch.zeros(2)) + products.double().square().sum(1) / draws
+    return {site: Estimate(*sums.tolist()) for site, sums in total.items()}
+
+
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    bits = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
+    return bits.to(like).mul_(2).sub_(1)
+
+
+class _Frozen:
+    """The parameters of a model want no gradients, in here: only those at the sites are needed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._learning = [p for p in model.parameters() if p.requires_grad]
+
+    def __enter__(self) -> None:
+        for parameter in self._learning:
+            parameter.requires_grad_(False)
+
+    def __exit__(self, *exception: Any) -> None:
+        for parameter in self._learning:
+            parameter.requires_grad_(True)
+
+
+class _Listener:
+    """Hooks on the sites of a model while it runs: rounding errors on the way forward, products on the way back.
+
+    Args:
+        samples: how many there are in the batch; they do not depend on each other, so each counts by itself.
+    """
+
+    def __init__(self, mixed: MixedModel, samples: int) -> None:
+        self.samples, self.mixed = samples, mixed
+        self.products: dict[Site, Tensor] = {}
+        self._hooks = ExitStack()
+        self._pending: dict[int, tuple[Site, Tensor]] = {}  # by quantizer: what its layer's weight does to its input
+        for site in mixed.sites:
+            for path, quantizer in mixed.at(site).items():
+                owner = mixed.model.get_submodule(path.rpartition(".")[0])
+                if site.kind == ACTIVATION:
+                    hook = partial(self._activation, site, mixed.wide(path))
+                    self._add(quantizer.register_forward_pre_hook(hook, with_kwargs=True))
+                elif isinstance(owner, QATGemm):
+                    self._add(owner.register_forward_pre_hook(partial(self._layer, site)))
+                    if owner.activation_post_process is None:
+                        self._add(owner.register_forward_hook(self._result))
+                    else:
+                        result = owner.activation_post_process
+                        self._add(
+                            result.register_forward_pre_hook(self._before_rounding, with_kwargs=True, prepend=True)
+                        )
+
+    def _add(self, handle: Any) -> None:
+        self._hooks.callback(handle.remove)
+
+    def __enter__(self) -> _Listener:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._hooks.close()
+
+    def _activation(
+        self, site: Site, wide: FakeQuantize, quantizer: FakeQuantize, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict]:
+        x, *rest = args
+        x = _tracked(x)
+        limits = rest[0] if rest else kwargs.get("limits", NO_LIMITS)
+        with torch.no_grad():
+            values = x.detach()
+            plain = values if limits == NO_LIMITS else clamped(values, limits, owned=False)
+            errors = [one.round(values, limits) - plain for one in (quantizer, wide)]
+        self._listen(x, site, *errors)
+        return (x, *rest), kwargs
+
+    @torch.no_grad()
+    def _layer(self, site: Site, layer: QATGemm, args: tuple) -> None:
+        """What rounding a layer's weight does to its result; a hook on that adds the gradient."""
+        x = real(args[0]).detach()
+        quantizer = layer.weight_fake_quant
+        plain = layer.layer(x)
+        quantizer.enable_fake_quant()
+        try:
+            rounded = layer.layer(x)
+        finally:
+            quantizer.disable_fake_quant()
+        result = layer.activation_post_process
+        if result is None and layer.limits != NO_LIMITS and len(args) < 2:
+            plain, rounded = plain.clamp(*layer.limits), rounded.clamp(*layer.limits)
+        self._pending[id(layer if result is None else result)] = (site, rounded - plain)
+
+    def _before_rounding(self, quantizer: FakeQuantize, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        x = _tracked(args[0])
+        self._meet(quantizer, x)
+        return (x, *args[1:]), kwargs
+
+    def _result(self, layer: QATGemm, args: tuple, out: Any) -> Any:
+        x = _tracked(out)
+        self._meet(layer, x)
+        return x
+
+    def _meet(self, module: nn.Module, x: Tensor) -> None:
+        pending = self._pending.pop(id(module), None)
+        if pending is not None and pending[1].shape == x.shape:
+            self._listen(x, *pending)
+
+    def _listen(self, x: Tensor, site: Site, error: Tensor, wide: Tensor | None = None) -> None:
+        """Add the products of a gradient that will come with an error, and with that in int16, sample by sample.
+
+        Weights are never clipped, so theirs in int16 is that of the smaller step.
+        """
+        narrow_step, wide_step = self.mixed.steps(site)
+        ratio = 1.0 if site in self.mixed.raised else wide_step / narrow_step
+
+        def add(gradient: Tensor) -> None:
+            gradient = gradient.as_subclass(Tensor)
+            first = self._by_sample(gradient * error)
+            sums = torch.stack([first, first * ratio if wide is None else self._by_sample(gradient * wide)])
+            before = self.products.get(site)
+            if before is not None and before.shape != sums.shape:
+                before, sums = before.sum(1, keepdim=True), sums.sum(1, keepdim=True)
+            self.products[site] = sums if before is None else before + sums
+
+        x.register_hook(add)
+
+    def _by_sample(self, product: Tensor) -> Tensor:
+        is_split = product.dim() > 0 and product.shape[0] % self.samples == 0
+        return product.reshape(self.samples, -1).sum(1) if is_split else product.sum().reshape(1)
+
+
+def _tracked(x: Tensor) -> Tensor:
+    """A tensor that gradients reach."""
+    x = x.as_subclass(Tensor)
+    return x if x.requires_grad else x.detach().requires_grad_()
+
+
+def measure(mixed: MixedModel, site: Site, batches: Sequence[Any], wanted: Wanted) -> Tensor:
+    """How far the outputs are off with the rounding of one site and no other: the documented sensitivity, a vector."""
+    with mixed.rounding_only(site) as model:
+        return wanted.difference(run(model, batches))

@@ -1,0 +1,126 @@
+"""One prepared model in every mixture of int8 and int16: the places whose format can be chosen, and their switches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
+from horizon_plugin_pytorch.fake_quant.route import written_route
+from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
+from horizon_plugin_pytorch.runtime.located import PlacedModule
+
+ACTIVATION, WEIGHT = "activation", "weight"
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """What has a format of its own: the result of an operator, or its weight.
+
+    Args:
+        operator: the path of the operator's module.
+        kind: ``"activation"`` or ``"weight"``.
+    """
+
+    operator: str
+    kind: str
+
+    def __str__(self) -> str:
+        return self.operator if self.kind == ACTIVATION else f"{self.operator} (weight)"
+
+
+class MixedModel:
+    """A calibrated int8 model whose sites can be given the formats of a calibrated int16 one, and taken them again.
+
+    Ranges are observed on float values, so a mixture has the scales that it would have if it were prepared and
+    calibrated by itself: it runs to the same integers.
+
+    Args:
+        narrow: prepared and calibrated in int8.
+        wide: the same model, prepared and calibrated in int16 wherever the chip has it.
+    """
+
+    def __init__(self, narrow: nn.Module, wide: nn.Module) -> None:
+        self.model = narrow
+        self._narrow, self._wide = quantizers_of(narrow), quantizers_of(wide)
+        if list(self._narrow) != list(self._wide):
+            only = sorted(set(self._narrow) ^ set(self._wide))
+            raise QuantizationConfigError(
+                f"the int8 and the int16 model have other fake quantizers ({', '.join(only[:3])}): prepare the same "
+                "model for both, without formats that its modules decide by themselves."
+            )
+        self.quantizers: dict[Site, tuple[str, ...]] = {}
+        for path, quantizer in self._narrow.items():
+            if quantizer.dtype != self._wide[path].dtype:
+                kind = WEIGHT if path.endswith("weight_fake_quant") else ACTIVATION
+                site = Site(operator_around(narrow, path), kind)
+                self.quantizers[site] = (*self.quantizers.get(site, ()), path)
+        self.raised: frozenset[Site] = frozenset()
+
+    @property
+    def sites(self) -> list[Site]:
+        """In the order of the model's modules."""
+        return list(self.quantizers)
+
+    def raise_to(self, sites: Collection[Site]) -> nn.Module:
+        """The model in the VALIDATION state, with int16 at these sites and int8 at the others."""
+        chosen = frozenset(sites)
+        for site in chosen ^ self.raised:
+            for path in self.quantizers[site]:
+                owner, _, name = path.rpartition(".")
+                source = self._wide if site in chosen else self._narrow
+                self.model.get_submodule(owner)._modules[name] = source[path]
+        self.raised = chosen
+        set_fake_quantize(self.model.eval(), FakeQuantState.VALIDATION)
+        return self.model
+
+    @contextmanager
+    def in_float(self) -> Iterator[nn.Module]:
+        """The model without any rounding, in here; afterwards it is in the VALIDATION state."""
+        set_fake_quantize(self.model.eval(), FakeQuantState._FLOAT)
+        try:
+            yield self.model
+        finally:
+            set_fake_quantize(self.model, FakeQuantState.VALIDATION)
+
+    @contextmanager
+    def rounding_only(self, site: Site) -> Iterator[nn.Module]:
+        """The model with the rounding of one site, in its present format, and no other."""
+        with self.in_float() as model, written_route():
+            for quantizer in self.at(site).values():
+                quantizer.enable_fake_quant()
+            yield model
+
+    def at(self, site: Site) -> dict[str, FakeQuantize]:
+        """The fake quantizers of a site as they are now, by path."""
+        source = self._wide if site in self.raised else self._narrow
+        return {path: source[path] for path in self.quantizers[site]}
+
+    def wide(self, path: str) -> FakeQuantize:
+        """The int16 form of the fake quantizer at a path."""
+        return self._wide[path]
+
+    def steps(self, site: Site) -> tuple[float, float]:
+        """The largest scale of a site in int8, and in int16."""
+        path = self.quantizers[site][0]
+        return float(self._narrow[path].scale.max()), float(self._wide[path].scale.max())
+
+
+def quantizers_of(model: nn.Module) -> dict[str, FakeQuantize]:
+    """The fake quantizers of a model by path."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, FakeQuantize)}
+
+
+def operator_around(model: nn.Module, path: str) -> str:
+    """The path of the outermost operator that a fake quantizer belongs to."""
+    parts = path.split(".")[:-1]
+    module: nn.Module = model
+    for count, part in enumerate(parts, 1):
+        module = module.get_submodule(part)
+        if isinstance(module, PlacedModule):
+            return ".".join(parts[:count])
+    return ".".join(parts)
