@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.route import written_route
-from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 
 ACTIVATION, WEIGHT = "activation", "weight"
@@ -75,17 +75,24 @@ class MixedModel:
                 source = self._wide if site in chosen else self._narrow
                 self.model.get_submodule(owner)._modules[name] = source[path]
         self.raised = chosen
-        set_fake_quantize(self.model.eval(), FakeQuantState.VALIDATION)
+        self._set(FakeQuantState.VALIDATION)
         return self.model
+
+    def _set(self, state: FakeQuantState) -> None:
+        """A state for all. Integer forms are kept, which `set_fake_quantize` would make anew for every mixture."""
+        self.model.eval()
+        for module in self.model.modules():
+            if isinstance(module, (FakeQuantize, DynamicFakeQuantize)):
+                module.set_state(state)
 
     @contextmanager
     def in_float(self) -> Iterator[nn.Module]:
         """The model without any rounding, in here; afterwards it is in the VALIDATION state."""
-        set_fake_quantize(self.model.eval(), FakeQuantState._FLOAT)
+        self._set(FakeQuantState._FLOAT)
         try:
             yield self.model
         finally:
-            set_fake_quantize(self.model, FakeQuantState.VALIDATION)
+            self._set(FakeQuantState.VALIDATION)
 
     @contextmanager
     def rounding_only(self, site: Site) -> Iterator[nn.Module]:
