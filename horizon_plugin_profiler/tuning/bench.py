@@ -62,6 +62,7 @@ class Bench:
     forwards: float = 0.0
 
     def __post_init__(self) -> None:
+        self.seen: set[str] = set()  # what this run has asked for: it counts once, whether it was computed or read
         self.mixed = MixedModel(self._calibrated(qint8), self._calibrated(qint16))
         self.sites = self.mixed.sites
         self._number = {site: i for i, site in enumerate(self.sites)}
@@ -120,11 +121,6 @@ class Bench:
             self._count(1)
             return found
         return self.ledger.get(f"outputs {key}", compute)
-
-    @property
-    def seen(self) -> set[str]:
-        """What this run has asked for: it counts once, whether it was computed or read."""
-        return self.__dict__.setdefault("_seen", set())
 
     def error(self, raised: Collection[Site]) -> float:
         """The squared relative error of the outputs of a mixture."""

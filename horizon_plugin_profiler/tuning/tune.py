@@ -17,6 +17,7 @@ from tqdm import tqdm
 from horizon_plugin_profiler.tuning.answer import Bounds, Step, TuningResult
 from horizon_plugin_profiler.tuning.bench import Bench, Data, quiet
 from horizon_plugin_profiler.tuning.judge import Evaluate, Judge
+from horizon_plugin_profiler.tuning.survey import Survey
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.analysis.tuning.costs import Cost, cost_of, raising_costs
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
@@ -34,6 +35,7 @@ STATE = "tuning.pt"
 _DRAWS = 4  # vectors of signs of a probe
 _REMEASURED = 0.3  # the share of the sites that is measured exactly
 _SHARE, _LEAST = 0.6, 40  # forwards for each site, and for a small model
+_ROUNDS, _MOST = 5, 0.9  # of float16: how often more is tried, and which share of what int16 leaves is taken each time
 _BOTH = (March.NASH_H, March.NASH_P)  # multiply int16 by int16, whatever the toolchain's version
 
 
@@ -282,18 +284,21 @@ class _Tuning:
         if self.target is not None and self.judge.is_met(narrow, self.target):
             return self.answer((), {}, None, True)
         additive, vectors = self.sensitivities()
-        errors = additive.errors
-        by_sum = compatible(additive.order(), self.conflicts)
-        by_gram = compatible(gram_order(bench.sites, vectors, errors), self.conflicts)
         if self.target is None:
+            by_gram = gram_order(bench.sites, vectors, additive.errors)
+            by_sum, by_gram = (compatible(order, self.conflicts) for order in (additive.order(), by_gram))
             return self.within(additive, by_sum, by_gram, share, operations)
-        order = by_sum
-        if not self.meets(order, "every result and weight that can be int16"):
-            order = [site for site in additive.order() if site.kind == ACTIVATION]
-            by_gram = [site for site in gram_order(bench.sites, vectors, errors) if site.kind == ACTIVATION]
-            if not self.meets(order, "all int16, weights int8"):
-                return self.raise_further(additive, by_sum)
-        return self.smallest(additive, order, by_gram)
+        if self.meets(self.widest(additive), ""):
+            return self.search(additive, vectors)
+        return self.raise_further(additive)
+
+    def search(self, additive: Additive[Site], vectors: Mapping[Site, Tensor]) -> TuningResult:
+        """The fewest sites, where the widest mixture is known to meet the target."""
+        by_gram = gram_order(self.bench.sites, vectors, additive.errors)
+        orders = [compatible(order, self.conflicts) for order in (additive.order(), by_gram)]
+        if not self.meets(orders[0], ""):
+            orders = [[s for s in order if s.kind == ACTIVATION] for order in (additive.order(), by_gram)]
+        return self.smallest(additive, *orders)
 
     def smallest(self, additive: Additive[Site], by_sum: list[Site], by_gram: list[Site]) -> TuningResult:
         """The fewest sites that meet the target."""
@@ -366,14 +371,46 @@ class _Tuning:
                 best = raised
         return self.answer(best, additive.errors, additive, True)
 
-    def raise_further(self, additive: Additive[Site], widest: list[Site]) -> TuningResult:
-        """int16 is not enough: float16 for what rounds worst in int16, then int16 again for the rest."""
+    def raise_further(self, additive: Additive[Site]) -> TuningResult:
+        """int16 is not enough: float16 for what rounds worst in int16 and for who reads it, then int16 for the rest."""
         self.notes.append("int16 is not enough for this target.")
-        best = max(
-            (widest, [site for site in self.bench.sites if site.kind == ACTIVATION]),
-            key=lambda raised: self.try_(raised, "") * (1 if self.judge.higher_is_better else -1),
-        )
-        return self.answer(best, additive.errors, additive, False)
+        best = self.bench, self.widest(additive), additive
+        for _ in range(_ROUNDS if self.float16 else 0):
+            half = self.worst(additive)
+            if not half - self.bench.half:
+                break
+            self.bench = replace(self.bench, half=self.bench.half | half, survey=Survey(), forwards=self.bench.forwards)
+            additive, vectors = self.sensitivities()
+            raised = self.widest(additive)
+            if self.judge.better(self.try_(raised, self._told(raised)), best[0].value(best[1], "")):
+                best = self.bench, raised, additive
+            if self.meets(raised, self._told(raised)):
+                told = ", ".join(sorted(self.bench.half))
+                self.notes.append(f"In float16, as int16 does not do for it: {told}.")
+                return self.search(additive, vectors)
+        self.bench, raised, additive = best
+        return self.answer(raised, additive.errors, additive, False)
+
+    def _told(self, raised: Collection[Site]) -> str:
+        return f"{len(self.bench.half)} in float16, {len({site.operator for site in raised})} in int16"
+
+    def widest(self, additive: Additive[Site]) -> list[Site]:
+        """Of the two widest mixtures, weights included and results alone, the better one."""
+        whole = compatible(additive.order(), self.conflicts)
+        results = [site for site in self.bench.sites if site.kind == ACTIVATION]
+        values = [self.try_(raised, self._told(raised)) for raised in (whole, results)]
+        return whole if self.judge.better(values[0], values[1]) else results
+
+    def worst(self, additive: Additive[Site]) -> frozenset[str]:
+        """The operators that have most of what int16 leaves, and those that read their results, if float16 has them."""
+        survey, left = self.bench.survey, additive.left
+        total = sum(left.values())
+        chosen: set[str] = set()
+        for site in sorted(left, key=lambda s: -left[s]):
+            if total <= 0 or sum(left[s] for s in left if s.operator in chosen) >= _MOST * total:
+                break
+            chosen |= {site.operator, *(survey.takers.get(site.operator, ()) if site.kind == ACTIVATION else ())}
+        return frozenset(chosen & survey.has_float16)
 
     # -- the answer
 
