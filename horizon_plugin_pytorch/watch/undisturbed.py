@@ -14,6 +14,7 @@ from torch.fx import immutable_collections
 
 from horizon_plugin_pytorch.capture.plain_state import PlainState
 from horizon_plugin_pytorch.nn.qat.half import Float16
+from horizon_plugin_pytorch.runtime.leaf import LeafCode
 
 _FILLED = (dict, list, set, deque)  # containers that a forward may fill
 _UNCHANGED = (immutable_collections.immutable_list, immutable_collections.immutable_dict)  # of settings
@@ -76,6 +77,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     contents = [(v, v.copy()) for _, of_one in attributes for v in of_one.values() if type(v) in filled]
     buffers = _Values({id(x): x for m in modules for x in m._buffers.values() if x is not None}.values())
     state = PlainState(model)  # what objects hold
+    code = {id(m.handler): m.handler for m in modules if isinstance(m, LeafCode) and m.handler is not None}
+    met = [(handler, dict(handler.sites), handler.has_run) for handler in code.values()]
     random_states = (random.getstate(), torch.get_rng_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
@@ -93,5 +96,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 module._float.training = module.training
         for container, values in contents:
             _refill(container, values)
+        for handler, sites, has_run in met:  # the modules that were made for new calls are gone, too
+            _refill(handler.sites, sites)
+            handler.has_run = has_run
         buffers.restore()
         state.undo()
