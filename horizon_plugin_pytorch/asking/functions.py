@@ -162,6 +162,45 @@ def attribute_writes(function: FunctionType, name: str) -> Iterator[str]:
                 yield line_of(code.co_filename, step.positions.lineno or 0)
 
 
+_WRITERS = frozenset(
+    "append appendleft extend insert update setdefault add setattr __setitem__ __setattr__ put".split()
+)
+
+
+def stores(function: FunctionType) -> tuple[set[str], bool]:
+    """The attributes and globals that a function writes by name; and may it write to anything that outlives it?
+
+    >>> def keep(self, y): self.state, self.seen[0] = y, y
+    >>> stores(keep)
+    ({'state'}, True)
+    >>> stores(lambda x: x.mean())
+    (set(), False)
+    """
+    found: set[str] = set()
+    is_writing = bool(names_in(function) & _WRITERS)
+    pending = [function.__code__]
+    while pending:
+        code = pending.pop()
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        for step in dis.get_instructions(code):
+            if step.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"):
+                found.add(step.argval)
+            is_writing |= step.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR")
+    return found, is_writing
+
+
+def stored_globals(function: FunctionType) -> set[str]:
+    """The globals that a function gives new values.
+
+    >>> def count():
+    ...     global COUNT
+    ...     COUNT = 1
+    >>> stored_globals(count)
+    {'COUNT'}
+    """
+    return {step.argval for step in dis.get_instructions(function.__code__) if step.opname == "STORE_GLOBAL"}
+
+
 def _reads_class(step: dis.Instruction) -> bool:
     is_global = step.opname == "LOAD_GLOBAL" and step.argval == "type"
     return is_global or (step.opname == "LOAD_ATTR" and step.argval == "__class__")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
-from types import FunctionType, MethodType
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from torch import nn
 
 from horizon_plugin_pytorch.asking.functions import held_by, hold, is_user_function, twin
-from horizon_plugin_pytorch.runtime.hooks import KeptHook, NamedHook
 
 
 def rebind_functions(memo: dict[int, Any]) -> None:
@@ -120,27 +119,3 @@ class _Rebinding:
 
     def _held(self, value: Any) -> Any:
         return self._memo[id(value)] if id(value) in self._memo else self._current(value)
-
-
-def reaches_model(hook: Any, model: nn.Module) -> bool:
-    """May a hook write to a model: is it a method of one of its modules, or holds it one, or a container of one?"""
-    modules = list(model.modules())
-    parts = {id(module) for module in modules}
-    parts |= {id(x) for module in modules for x in vars(module).values() if isinstance(x, (list, dict))}
-    return any(id(held) in parts for held in _reached(hook, set()))
-
-
-def _reached(hook: Any, seen: set[int]) -> Iterator[Any]:
-    if id(hook) in seen:
-        return
-    seen.add(id(hook))
-    if isinstance(hook, MethodType):
-        yield hook.__self__
-    elif isinstance(hook, functools.partial):
-        yield from (*hook.args, *hook.keywords.values(), *_reached(hook.func, seen))
-    elif isinstance(hook, (KeptHook, NamedHook)):
-        yield from _reached(hook.function, seen)
-    elif is_user_function(hook):
-        for held in held_by(hook):
-            yield held
-            yield from _reached(held, seen)

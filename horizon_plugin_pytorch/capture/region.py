@@ -125,7 +125,8 @@ def is_constant(model: nn.Module, node: fx.Node, types: tuple[torch.dtype, ...] 
     is_known = notes(node).is_constant
     if is_known is not None:
         return is_known and notes(node).dtype in types
-    return settle(partial(_constant_rule, model), node)
+    is_integer = torch.int64 in types and settle(partial(_integer_rule, model, torch.bool in types), node)
+    return is_integer or settle(partial(_constant_rule, model), node)
 
 
 def _constant_rule(model: nn.Module, node: fx.Node) -> Rule:
@@ -167,6 +168,31 @@ def _stored_rule(model: nn.Module, node: fx.Node) -> Rule:
         if not (yield source):
             return False
     return bool(tensors)
+
+
+def _integer_rule(model: nn.Module, has_booleans: bool, node: fx.Node) -> Rule:
+    """Is it a tensor of integers made of buffers and sizes, such as ``torch.arange(x.shape[1])[:, None]``?"""
+    if node.op == "get_attr":
+        value = value_of(model, node)
+        is_integer = isinstance(value, Tensor) and value.dtype not in REAL and not value.is_complex()
+        return is_integer and (has_booleans or value.dtype != torch.bool)
+    if node.op not in ("call_function", "call_method") or is_fact(node):
+        return False
+    gives_booleans = node.kwargs.get("dtype") == torch.bool or getattr(node.target, "__name__", node.target) in _ANSWERS
+    if gives_booleans and not has_booleans:
+        return False
+    tensors = [source for source in value_inputs(node) if not is_size(source)]
+    for source in tensors:
+        if not (yield source):
+            return False
+    return bool(tensors) or node.target in MAKERS
+
+
+# Functions and methods that give booleans.
+_ANSWERS = frozenset(
+    "lt le gt ge eq ne less less_equal greater greater_equal not_equal logical_and logical_or logical_not logical_xor "
+    "isin isnan isinf isfinite bool any all to type".split()
+)
 
 
 class Region:

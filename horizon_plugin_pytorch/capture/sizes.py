@@ -31,7 +31,9 @@ def is_fact(node: fx.Node) -> bool:
     """Does the node ask about a tensor (its shape, its device) rather than compute with it?"""
     if node.op == "call_method":
         return node.target in SIZE_METHODS
-    return node.op == "call_function" and node.target is getattr and node.args[1] not in TENSOR_ATTRIBUTES
+    if node.op != "call_function" or node.target is not getattr or node.args[1] in TENSOR_ATTRIBUTES:
+        return False
+    return hasattr(torch.Tensor, str(node.args[1]))  # or it is a field of what wrapped code gives
 
 
 def is_size(node: fx.Node) -> bool:

@@ -24,10 +24,10 @@ from horizon_plugin_pytorch.asking.questions import (
 from horizon_plugin_pytorch.asking.stack import user_frames, user_line
 from horizon_plugin_pytorch.capture.container_writes import only_writes
 from horizon_plugin_pytorch.capture.given import Arguments, Place
-from horizon_plugin_pytorch.capture.kept_functions import reaches_model
 from horizon_plugin_pytorch.capture.leaves import is_functional, is_leaf, is_marked
 from horizon_plugin_pytorch.capture.made_tensors import MadeTensors, TracedCalls
 from horizon_plugin_pytorch.capture.number_types import NumberTypes
+from horizon_plugin_pytorch.capture.outside import OutsideState
 from horizon_plugin_pytorch.capture.proxies import (
     UNKNOWN_TRUTH,
     KnownItems,
@@ -39,7 +39,7 @@ from horizon_plugin_pytorch.capture.proxies import (
 )
 from horizon_plugin_pytorch.capture.sizes import class_of_fact, count_of_sizes, empty_as_zeros, is_shape, is_size
 from horizon_plugin_pytorch.capture.type_tests import answered_types
-from horizon_plugin_pytorch.errors import TraceError, at, source_line
+from horizon_plugin_pytorch.errors import TraceError, at, listed, source_line
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.operators.arguments import by_position, operands_by_position
 from horizon_plugin_pytorch.operators.table import Trait, row_of_function, row_of_method, row_of_module
@@ -96,6 +96,9 @@ class QuantizationTracer(torch.fx.Tracer):
         self._calls: tuple[ModuleCall, ...] = ()
         self._called: Counter[str] = Counter()
         self.lost_hooks: dict[str, None] = {}  # hooks that the graph does not call
+        self.outside: OutsideState | None = None  # what hooks may write to
+        self.written_globals: list[str] = []  # which had values of the traced forward
+        self.unseen_hooks: dict[str, None] = {}  # hooks that write what the forward reads, and that need numbers
         self.lost_backwards: dict[str, None] = {}  # functions with a backward of their own, which the graph lacks
         self.tested_results: dict[str, None] = {}  # of wrapped code: it may give None, and the forward asks
         self.unknown_classes: dict[str, None] = {}  # lines that ask for the class of a value of which nothing is known
@@ -334,10 +337,17 @@ class QuantizationTracer(torch.fx.Tracer):
         What they give is not taken: the layer's hooks run with the layer.
         """
         for number, hook in list(getattr(module, kind).items()):
-            if reaches_model(hook, self.root):
-                given = (args, kwargs) if number in getattr(module, f"{kind}_with_kwargs") else (args,)
-                with contextlib.suppress(Exception):  # it computes with numbers, which only a run has
-                    hook(module, *given, *out)
+            if self.outside is None or not self.outside.is_shared(hook):
+                continue
+            given = (args, kwargs) if number in getattr(module, f"{kind}_with_kwargs") else (args,)
+            try:
+                hook(module, *given, *out)
+            except Exception as error:  # it computes with numbers, which only a run has
+                names = listed(f"`{name}`" for name in self.outside.common_names(hook))
+                if names:
+                    reason = (str(error) or type(error).__name__).splitlines()[0]
+                    what = f"{_spelt_hook(hook)} of `{self.path_of_module(module)}` with {names}: {reason}"
+                    self.unseen_hooks[what] = None
 
     def _is_registered(self, module: nn.Module) -> bool:
         """Is a module one of the model's? The parts of another, such as a slice of a Sequential, must be.
@@ -386,9 +396,7 @@ class QuantizationTracer(torch.fx.Tracer):
         return call
 
     def _lose(self, hook: Any, path: str) -> None:
-        line = definition_line(hook)
-        name = getattr(hook, "__qualname__", type(hook).__name__)
-        self.lost_hooks[f"`{name}`{f' ({line})' if line else ''} of `{path}`"] = None
+        self.lost_hooks[f"{_spelt_hook(hook)} of `{path}`"] = None
 
     @contextlib.contextmanager
     def called(self, path: str) -> Iterator[None]:
@@ -484,6 +492,12 @@ class QuantizationTracer(torch.fx.Tracer):
         answers = answered_types(root) if isinstance(root, nn.Module) else contextlib.nullcontext()
         with self._functional_calls(root), self._sizes_as_arguments(), self._own_backwards(), answers:
             return super().trace(root, concrete_args)
+
+
+def _spelt_hook(hook: Any) -> str:
+    line = definition_line(hook)
+    name = getattr(hook, "__qualname__", type(hook).__name__)
+    return f"`{name}`{f' ({line})' if line else ''}"
 
 
 def _is_tensor(value: Any) -> bool:

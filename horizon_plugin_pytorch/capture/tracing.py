@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments
 from horizon_plugin_pytorch.capture.modes import tell_modes
+from horizon_plugin_pytorch.capture.outside import OutsideState
 from horizon_plugin_pytorch.capture.plain_state import PlainState, is_of_users
 from horizon_plugin_pytorch.capture.proxies import UNKNOWN_TRUTH
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, stored_tensors
@@ -62,12 +63,13 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
     if arguments.guard.facts:
         model.__dict__[GUARD] = arguments.guard
     _tell_lost(model, tracer.lost_hooks)
+    _tell_unseen(model, tracer.unseen_hooks)
     _tell_backwards(model, tracer.lost_backwards)
     _tell_tested(model, tracer.tested_results)
     _tell_looked_up(model, tracer.looked_up)
     _tell_classes(model, tracer.unknown_classes)
     changing = _changing(model, state, arguments)
-    _tell_written(model, before, changing)
+    _tell_written(model, before, [*tracer.written_globals, *changing])
     _tell_kept(model, tracer, arguments, lambda x: state.has(x, changing))
     _tell_drawn(model, tracer.made.drawn)
     tell_type_tests(model, has_own_forward=False)
@@ -89,7 +91,7 @@ def _traced(model: nn.Module, arguments: Arguments) -> tuple[QuantizationTracer,
         graph = tracer.trace(model)
         if tracer.keeps_proxies:  # does the next forward read them?
             tracer.successor = QuantizationTracer()
-            tracer.successor.arguments = arguments
+            tracer.successor.arguments, tracer.successor.outside = arguments, tracer.outside
             with contextlib.suppress(Exception):
                 tracer.successor.trace(model)
     return tracer, graph
@@ -186,6 +188,19 @@ def _tell_lost(model: nn.Module, hooks: Iterable[str]) -> None:
         )
 
 
+def _tell_unseen(model: nn.Module, hooks: Iterable[str]) -> None:
+    """Name the hooks of layers that write what the forward reads, and that cannot be followed."""
+    shown = listed(hooks)
+    if shown:
+        warn(
+            f"`{type(model).__name__}`: symbolic trace cannot follow hooks whose code has names of the forward's: "
+            f"{shown}. Where the forward reads what such a hook writes, the prepared model has what was there when it "
+            "was traced. Prepare with `PrepareMethod.JIT_STRIP`, whose model runs its own forward with all hooks; or "
+            "compute it in the forward.",
+            QuantizationWarning,
+        )
+
+
 def _tell_backwards(model: nn.Module, functions: Iterable[str]) -> None:
     """Name the functions whose own backward the prepared model does not have."""
     shown = listed(functions)
@@ -238,13 +253,16 @@ def _tell_tested(model: nn.Module, results: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _own_attributes(model: nn.Module, tracer: QuantizationTracer) -> Iterator[None]:
-    """Attributes that hold values of the traced forward afterwards get back what they were."""
+    """Attributes and globals that hold values of the traced forward afterwards get back what they were."""
     before = [(vars(m), {k: (v, _items(v)) for k, v in vars(m).items()}) for m in model.modules()]
     classes = {cls: dict(vars(cls)) for m in model.modules() for cls in type(m).__mro__ if is_of_users(cls)}
+    tracer.outside = OutsideState(model)
     try:
         yield
     finally:
         has_proxies = tracer.successor is not None or tracer.keeps_proxies
+        if has_proxies:
+            tracer.written_globals = tracer.outside.restore()
         for attributes, values in before if has_proxies else ():
             for name in _with_proxies(attributes):
                 if name not in values:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Iterable
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from horizon_plugin_pytorch.capture.kept_functions import OwnFunction
+from horizon_plugin_pytorch.capture.plain_state import is_of_users
+from horizon_plugin_pytorch.runtime.hooks import ALL
 
 _INTERNAL = frozenset(vars(nn.Module()))  # what torch keeps of a module
 
@@ -31,30 +37,71 @@ def keep_attributes(new: nn.Module, old: nn.Module) -> nn.Module:
 
 
 def replace_references(root: nn.Module, replaced: Iterable[tuple[nn.Module, nn.Module]]) -> None:
-    """Put the new modules also where the model keeps the old ones outside of its tree: in plain lists and functions.
+    """Put the new modules also where the model keeps the old ones outside of its tree: in lists, objects, functions.
+
+    Handles of hooks that the model keeps remove them from the new modules.
 
     Args:
         replaced: pairs of the old module and the new.
     """
     pairs = [(old, new) for old, new in replaced if old is not new]
-    successors = {id(old): new for old, new in pairs}
-    if not successors:
+    if not pairs:
         return
+    references = _References(pairs)
+    for module in root.modules():
+        is_ours = type(module).__module__.startswith("horizon_plugin_pytorch.")  # which knows whom it came of
+        for name, value in vars(module).items():
+            if name not in _INTERNAL and not (is_ours and isinstance(value, nn.Module)):
+                module.__dict__[name] = references.current(value)
+            elif name in ALL and value:
+                for hook in value.values():
+                    references.current(getattr(hook, "__self__", None))
 
-    def current(value: Any) -> Any:
+
+class _References:
+    """What takes the place of references to modules that were replaced.
+
+    Args:
+        pairs: of the old module and the new.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[nn.Module, nn.Module]]) -> None:
+        pairs = list(pairs)
+        self._modules = {id(old): new for old, new in pairs}
+        self._hooks = {id(vars(old)[kind]): vars(new)[kind] for old, new in pairs for kind in ALL}
+        self._seen: dict[int, Any] = {}
+
+    def current(self, value: Any) -> Any:
+        """A value with the new modules: the same object where it can be written to."""
         if isinstance(value, nn.Module):
-            return successors.get(id(value), value)
-        if type(value) is list:
-            value[:] = map(current, value)
-        elif type(value) is dict:
-            value.update({k: current(v) for k, v in value.items()})
-        elif type(value) is tuple:
-            return tuple(map(current, value))
-        elif isinstance(value, OwnFunction):
-            value.replace(successors)
+            return self._modules.get(id(value), value)
+        if type(value) is tuple:
+            items = tuple(map(self.current, value))
+            return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        if isinstance(value, MethodType) and id(value.__self__) in self._modules:
+            return getattr(self._modules[id(value.__self__)], value.__name__, value)
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self._write(value)
         return value
 
-    for module in root.modules():
-        for name, value in vars(module).items():
-            if name not in _INTERNAL and type(value) in (list, dict, tuple, OwnFunction):
-                module.__dict__[name] = current(value)
+    def _write(self, value: Any) -> None:
+        if isinstance(value, (list, deque)):
+            for index, item in enumerate(value):
+                if (new := self.current(item)) is not item:
+                    value[index] = new
+        elif isinstance(value, OwnFunction):
+            value.replace(self._modules)
+        elif isinstance(value, RemovableHandle):
+            self._write_handle(value)
+        elif isinstance(value, (dict, SimpleNamespace)) or is_of_users(type(value)):
+            own = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+            for key, item in list(own.items()):
+                if (new := self.current(item)) is not item:
+                    own[key] = new
+
+    def _write_handle(self, handle: Any) -> None:
+        """torch's handles know the dictionaries of a module that a hook is in."""
+        current = lambda ref: weakref.ref(self._hooks[id(ref())]) if id(ref()) in self._hooks else ref  # noqa: E731
+        handle.hooks_dict_ref = current(handle.hooks_dict_ref)
+        handle.extra_dict_ref = tuple(map(current, handle.extra_dict_ref))

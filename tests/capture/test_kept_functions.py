@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.capture.plain_model import copy_model
+from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert
 from tests.routes import calibrate, prepared_on
 
@@ -64,10 +67,74 @@ class Extractor(Body):
         return self.dequant(y + self.features["conv"] * self.features["before"])
 
 
+FEATURES: dict[str, Any] = {}
+STORE = SimpleNamespace(out=None)
+LATEST: Any = None
+
+
+def _keep_globally(m: nn.Module, args: tuple, out: Tensor) -> None:
+    global LATEST
+    FEATURES["kept"], STORE.out, LATEST = [out], out, out
+
+
+class GlobalExtractor(Body):
+    """A hook that keeps what the forward reads in globals: a dictionary, an object, a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv.register_forward_hook(lambda m, args, out: _keep_globally(m, args, out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.gate(torch.relu(self.conv(self.quant(x))))
+        return self.dequant((y + FEATURES["kept"][0]) * STORE.out + LATEST)
+
+
+class Tap:
+    """An object that is no module, with a hook and its handle."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.out: Any = None
+        self.handle = layer.register_forward_hook(self.keep)
+
+    def keep(self, m: nn.Module, args: tuple, out: Tensor) -> None:
+        self.out = out
+
+
+class TappedExtractor(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.taps = [Tap(self.conv)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.gate(self.conv(self.quant(x))) + self.taps[0].out)
+
+
+class Head:
+    """An object that is no module and calls some."""
+
+    def __init__(self, layers: Any, run: Any) -> None:
+        self.layers, self.run = layers, run
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.run(self.layers[0](x))
+
+
+class HeldByObjects(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = SimpleNamespace(call=Head(deque([self.conv]), self.gate.forward))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.head.call(self.quant(x)))
+
+
 MODELS = {
     "functions": Functions,
     "hooks": functools.partial(Extractor, True),
     "methods as hooks": functools.partial(Extractor, False),
+    "hooks that write globals": GlobalExtractor,
+    "hooks of objects": TappedExtractor,
+    "layers of objects": HeldByObjects,
 }
 
 
@@ -128,3 +195,66 @@ def test_hooks_of_others_are_not_called_by_tracing() -> None:
     net.conv.register_forward_hook(lambda m, args, out: seen.append(out))
     prepared_on("traced", net, (x,))
     assert seen == []
+
+
+@pytest.mark.parametrize("route", ["traced", "JIT_STRIP", "eager"])
+def test_handles_of_hooks_are_those_of_the_prepared_model(route: str) -> None:
+    net: Any = HeldByObjects().eval()
+    net.tap = Tap(net.conv)
+    x = torch.randn(2, 4, 6, 6)
+    prepared: Any = calibrate(prepared_on(route, net, (x,)), (x,))
+    for model in (prepared, copy.deepcopy(prepared), convert(copy.deepcopy(prepared))):
+        assert model.tap is not net.tap
+        model.tap.out = None
+        model(x)
+        assert model.tap.out is not None
+        model.tap.handle.remove()
+        assert not model.conv._forward_hooks
+    assert net.conv._forward_hooks
+
+
+class ByNumbers(Body):
+    """Hooks that need numbers: the forward reads what one of them writes, and not what the other does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level, self.seen = 1.0, []
+        self.conv.register_forward_hook(self._measure)
+        self.gate.register_forward_hook(self._log)
+
+    def _measure(self, m: nn.Module, args: tuple, out: Tensor) -> None:
+        self.level = float(out.abs().max())
+
+    def _log(self, m: nn.Module, args: tuple, out: Tensor) -> None:
+        self.seen.append(float(out.abs().max()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.gate(self.conv(self.quant(x)))) / self.level
+
+
+def test_a_hook_that_cannot_be_followed_is_named() -> None:
+    with pytest.warns(
+        QuantizationWarning, match=r"`ByNumbers._measure` \(test_kept_functions.py:\d+\) of `conv` with `level`"
+    ) as told:
+        prepared_on("traced", ByNumbers().eval(), (torch.randn(2, 4, 6, 6),))
+    assert not any("_log" in str(w.message) for w in told)
+
+
+LOG: dict[str, Any] = {}
+
+
+class Logging(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(self.quant(x))
+        LOG["conv"] = y
+        return self.dequant(self.gate(y))
+
+
+def test_globals_hold_no_values_of_a_traced_forward() -> None:
+    before = LOG["conv"] = torch.zeros(1)
+    with pytest.warns(QuantizationWarning, match="its forward writes to `LOG`"):
+        prepared_on("traced", Logging().eval(), (torch.randn(2, 4, 6, 6),))
+    assert list(LOG.values()) == [before]
+    prepared_on("traced", GlobalExtractor().eval(), (torch.randn(2, 4, 6, 6),))
+    kept = (*FEATURES.get("kept", ()), STORE.out, LATEST)
+    assert not any(isinstance(value, torch.fx.Proxy) for value in kept)

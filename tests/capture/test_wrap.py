@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import dataclass
 from math import hypot
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +209,35 @@ def test_a_class_that_tracing_does_not_enter_is_quantized_by_running_too(method:
     assert_one_arithmetic(qat, (x,), tmp_path)
     with torch.no_grad():
         assert float((qat(x) - net(x)).norm() / net(x).norm()) < 0.05
+
+
+@dataclass
+class Level:
+    feature: Tensor
+    rest: dict[str, Any]
+    stride: int
+    gain: float
+
+
+class GivesFields(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(3, 4, 1)
+
+    @wrap()
+    def level(self, x: Tensor) -> Level:
+        y = self.conv(x)
+        return Level(y, {"mean": [y.mean(1, keepdim=True)]}, 2, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = self.level(self.quant(x))
+        y = torch.sigmoid(level.feature) * level.rest["mean"][0]
+        return self.dequant(F.max_pool2d(y, level.stride) * level.gain)
+
+
+def test_fields_of_what_wrapped_code_gives_are_quantized(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = GivesFields().eval()
+    qat = calibrate(prepare_qat_fx(net, {"": qconfig("qint16")}), (X,))
+    assert torch.allclose(qat(X), net(X), atol=2e-3)
+    assert_one_arithmetic(qat, (X,), tmp_path)

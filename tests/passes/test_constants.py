@@ -48,6 +48,8 @@ class _Constants(nn.Module):
         lambda m, x: x + m.positions[:, : x.size(1)],
         lambda m, x: x + m.positions[:, :4].expand(x.shape[0], -1, -1),
         lambda m, x: torch.cat([x, torch.zeros(x.shape[0], 1, 8)], 1),
+        lambda m, x: x * torch.arange(8) + m.index[:, None],  # integers count as numbers
+        lambda m, x: (x - torch.arange(x.shape[1]).flip(0)[:, None]) * (m.index > 1)[:, None] * (torch.arange(8) < 5),
     ],
 )
 def test_constants_that_indices_and_sizes_select(function: Any, tmp_path: Any) -> None:
