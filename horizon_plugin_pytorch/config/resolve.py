@@ -76,12 +76,21 @@ def _given(qconfig: Any, rule: str, is_fixed: bool = False) -> Choice:
 
 def named_modules_of(qconfig_dict: dict | None) -> list[str]:
     """The paths that a qconfig_dict names."""
-    return list(_pairs((qconfig_dict or {}).get("module_name", {}), "module_name"))
+    return list(_pairs(_as_dictionary(qconfig_dict).get("module_name", {}), "module_name"))
+
+
+def _as_dictionary(qconfig_dict: Any) -> dict:
+    if qconfig_dict is not None and not isinstance(qconfig_dict, dict):
+        raise QuantizationConfigError(
+            f"qconfig_dict is a {type(qconfig_dict).__name__}, and must be a dictionary: `{{'': qconfig}}` for the "
+            "whole model, with 'module_type' and 'module_name' for parts of it."
+        )
+    return qconfig_dict or {}
 
 
 def resolve_qconfigs(model: nn.Module, qconfig_dict: dict | None) -> dict[str, Choice]:
     """The choice for every module path; functions take the choice of the module that calls them."""
-    qconfig_dict = qconfig_dict or {}
+    qconfig_dict = _as_dictionary(qconfig_dict)
     unknown = [k for k in qconfig_dict if k not in _KEYS]
     if unknown:
         raise QuantizationConfigError(

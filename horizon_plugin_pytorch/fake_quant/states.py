@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.errors import require_module
+from horizon_plugin_pytorch.errors import QuantizationWarning, require_module, warn_once
 from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
 from horizon_plugin_pytorch.fake_quant.fake_quantize import SWITCHES, FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.statistics.clipping import tell_clipped
@@ -85,6 +85,18 @@ def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
         if hasattr(type(module), "forget_twin"):  # a module takes long to say that it has no such attribute
             module.forget_twin()  # type: ignore[operator]
     tell_clipped(clipped, "calibration")
+    if not any(_has_state(module) for module in model.modules()):
+        warn_once(
+            f"set_fake_quantize: `{type(model).__name__}` is a float model and has no states: nothing has changed. "
+            "Give it the result of `prepare`, `prepare_qat_fx` or `prepare_qat`, which is another model.",
+            QuantizationWarning,
+        )
+
+
+def _has_state(module: nn.Module) -> bool:
+    """Is it a fake quantizer, or a module of a prepared or converted model? The latter have one state."""
+    is_quantizer = isinstance(module, (FakeQuantize, DynamicFakeQuantize))
+    return is_quantizer or hasattr(type(module), "forget_twin") or hasattr(type(module), "from_qat")
 
 
 def get_fake_quantize(model: nn.Module) -> FakeQuantState | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable
@@ -12,8 +11,15 @@ import pytest
 import torch
 from torch import nn
 
+from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
-from tests.test_public_api import MODULES, PACKAGE
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    get_default_qconfig,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from tests.test_public_api import MODULES, module_at
 
 GIVEN = {
     "'model.pt': load the file": "model.pt",
@@ -32,7 +38,7 @@ _SECOND = {"modules_to_fuse": ["conv"], "state_dict": {}, "batches": [torch.ones
 def _verbs() -> dict[str, Callable]:
     found: dict[str, Callable] = {}
     for name in MODULES:
-        module = importlib.import_module(PACKAGE + name.rstrip("."))
+        module = module_at(name)
         for what, verb in inspect.getmembers(module, inspect.isfunction):
             first = next(iter(inspect.signature(verb).parameters), "")
             if first.endswith("model") or first in {"module", "graph_module"}:
@@ -59,3 +65,14 @@ def test_what_is_no_model_is_said(name: str) -> None:
 
 def test_all_are_walked() -> None:
     assert {"prepare", "prepare_qat_fx", "calibrate", "convert", "export_quantized_onnx"} <= VERBS.keys()
+
+
+def test_the_state_of_a_float_model_is_no_state() -> None:
+    with pytest.warns(QuantizationWarning, match="`Linear` is a float model and has no states"):
+        set_fake_quantize(nn.Linear(2, 2), FakeQuantState.VALIDATION)
+
+
+def test_a_qconfig_is_no_dictionary_of_them() -> None:
+    set_march(March.NASH_M)
+    with pytest.raises(QuantizationConfigError, match="qconfig_dict is a QConfig, and must be a dictionary: `{'': qc"):
+        prepare_qat_fx(nn.Linear(2, 2), get_default_qconfig())
