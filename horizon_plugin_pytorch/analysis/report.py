@@ -38,6 +38,8 @@ def render(check: ModelCheck) -> str:
         sections.append("\n".join(["Abnormal compute types:", *lines]))
     if check.mistakes:
         sections.append(f"Common mistakes:\n{message_table(check.mistakes)}")
+    if check.powers is not None:
+        sections.append(check.powers.text)
     if check.shared_ranges:
         sections.append(f"Ranges of modules called several times:\n{shared_range_table(check.shared_ranges)}")
     return "\n\n".join(sections) + "\n"

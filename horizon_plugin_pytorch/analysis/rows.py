@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from horizon_plugin_pytorch.analysis.calls import CallRow, Recording, SeenTensor
+from horizon_plugin_pytorch.analysis.power_scales import PowerScales, power_scales
 from horizon_plugin_pytorch.analysis.unfused import Member, unfused_patterns
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
@@ -147,6 +148,7 @@ class ModelCheck:
     Args:
         failure: where and why the model could not run to its end; the rows are those of the calls before. Empty if it
             could.
+        powers: of a model that was prepared with a consistency level, its scales.
     """
 
     unfused: tuple[tuple[Member, ...], ...]
@@ -160,6 +162,7 @@ class ModelCheck:
     mistakes: tuple[Message, ...]
     shared_ranges: tuple[SharedRange, ...]
     failure: str = ""
+    powers: PowerScales | None = None
 
 
 def check_recording(recording: Recording) -> ModelCheck:
@@ -176,6 +179,7 @@ def check_recording(recording: Recording) -> ModelCheck:
         mistakes=tuple(mistakes(recording)),
         shared_ranges=tuple(shared_ranges(recording)),
         failure="" if recording.failure is None else str(recording.failure),
+        powers=power_scales(recording.operators),
     )
 
 

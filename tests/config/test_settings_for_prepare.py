@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,21 @@ def test_levels_make_scales_powers_of_two(level: int, method: PrepareMethod) -> 
             assert not is_power_of_two(quantizer.scale), path
     assert torch.equal(convert(model)(X), model(X))
     assert float((model(X) - net(X)).norm() / net(X).norm()) < 0.05
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_the_check_shows_the_level(level: int, tmp_path: Path) -> None:
+    ConsistencyStrategy.set_consistency_level(level)
+    net = float_net()
+    prepare(net, (X,), qconfig_dict={"": get_default_qconfig()}, out_dir=str(tmp_path))
+    text = (tmp_path / "model_check_result.txt").read_text()
+    found = [line for line in text.splitlines() if line.startswith("Consistency level")]
+    if not level:
+        assert not found
+        return
+    assert found[0].startswith(f"Consistency level {level}: the scales of ")
+    assert f"and {2 * (level - 1)} of 2 weights" in found[0]
+    assert "Given as another number: fixed (0.1)" in found[0]
 
 
 def test_levels_and_what_they_refuse() -> None:
