@@ -60,6 +60,9 @@ MODULES = [
     ".qconfig",
     "horizon_plugin_profiler",
     "horizon_plugin_profiler.model_profilerv2",
+    "horizon_plugin_profiler.hbir_model_profiler",
+    "horizon_plugin_profiler.consistency_profiler",
+    "horizon_plugin_profiler.utils.model_helper",
 ]
 
 # Every path that the vendor's guides, or public code counted in the usage survey, import and that this version has.
@@ -485,7 +488,7 @@ def current() -> str:
             value = getattr(module, name)
             # Members of a class are listed once, where it is defined or first shown.
             entry = list(describe(f"{module.__name__}.{name}", value))
-            is_here = getattr(value, "__module__", None) == module.__name__ or path.endswith("v2")
+            is_here = getattr(value, "__module__", None) == module.__name__ or not path.startswith(".")
             lines += entry if is_here else entry[:1]
     lines.append("# paths of the guides")
     for path in GUIDE_PATHS:

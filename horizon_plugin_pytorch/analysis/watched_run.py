@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,13 +27,21 @@ class WatchedRun:
         inputs: the model's arguments, as `prepare` takes them.
         device: where to run; None leaves model and inputs where they are. A model that is elsewhere is copied.
         who: the tool that was asked, for messages.
+        infer: runs a model on inputs, ``infer(model, inputs)``; None calls it with them.
 
     Attributes:
         model, inputs: where they run.
     """
 
-    def __init__(self, model: nn.Module, inputs: Any, device: torch.device | str | None, who: str) -> None:
-        self._who = who
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        device: torch.device | str | None,
+        who: str,
+        infer: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self._who, self._infer = who, infer
         if device is not None:
             device = torch.device(device)
             if device.type == "cuda" and device.index is None and torch.cuda.is_available():
@@ -42,7 +50,7 @@ class WatchedRun:
                 model = copy.deepcopy(model).to(device)
             inputs = map_tensors(lambda x: x.to(device), inputs)
         self.model, self.inputs = model, inputs
-        self._args, self._kwargs = arguments_of(model, inputs, None)
+        self._args, self._kwargs = arguments_of(model, inputs, None) if infer is None else ((), {})
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Copies of the inputs for one run, which may write to them."""
@@ -50,6 +58,8 @@ class WatchedRun:
 
     def __call__(self) -> Any:
         """Run it once; each run has inputs of its own."""
+        if self._infer is not None:
+            return self._infer(self.model, map_tensors(lambda x: x.clone(), self.inputs))
         args, kwargs = self.arguments()
         return self.model(*args, **kwargs)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,6 +21,26 @@ from horizon_plugin_pytorch.program.note import Quantization, Value, value_of
 from horizon_plugin_pytorch.program.structure import filled, slot_paths
 from horizon_plugin_pytorch.program.text import program_text
 from horizon_plugin_pytorch.qtensor import QTensor
+
+_WATCHES: ContextVar[tuple[tuple[Any, Callable[[fx.Node, Any], None]], ...]] = ContextVar("watches", default=())
+
+
+@contextmanager
+def watching(program: Program, tell: Callable[[fx.Node, Any], None]) -> Iterator[None]:
+    """Tell of each node that runs of a program compute in here, and of its value, as `Program.run` gives them.
+
+    >>> from horizon_plugin_pytorch.program import record_program
+    >>> program, seen = record_program(nn.ReLU(), torch.zeros(2)), []
+    >>> with watching(program, lambda node, value: seen.append(node.op)):
+    ...     _ = program(torch.ones(2))
+    >>> seen
+    ['placeholder', 'call_function', 'output']
+    """
+    token = _WATCHES.set((*_WATCHES.get(), (program, tell)))
+    try:
+        yield
+    finally:
+        _WATCHES.reset(token)
 
 
 @dataclass(eq=False)
@@ -102,6 +124,7 @@ class Program:
         """
         given = iter(self._given(args))
         values: dict[fx.Node, Any] = {}
+        told = [tell for program, tell in _WATCHES.get() if program is self]
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 values[node] = next(given)
@@ -113,6 +136,8 @@ class Program:
                 with torch.no_grad():
                     values[node] = inputs[0] if node.op == "output" else node.target(*inputs, **options)
                 del inputs, options
+            for tell in told:
+                tell(node, values[node])
             yield node, values[node]
             for used in self._last_uses[node]:
                 del values[used]

@@ -64,6 +64,8 @@ class QuantAnalysis:
             None leaves models and data where they are.
         post_process: is applied to what each model gives before outputs are compared.
         out_dir: the folder of the files.
+        infer_func: runs a model on a batch, ``infer_func(model, batch)``, and gives what is compared; None calls the
+            model with the batch's arguments.
 
     Raises:
         CheckError: both are one model.
@@ -97,6 +99,7 @@ class QuantAnalysis:
         device_ids: int | Sequence[int] | None = None,
         post_process: Callable[[Any], Any] | None = None,
         out_dir: str | os.PathLike = OUT_DIR,
+        infer_func: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         require_module(baseline_model, _WHO)
         if post_process is not None and not callable(post_process):
@@ -106,8 +109,8 @@ class QuantAnalysis:
             require_two_models(baseline_model, analysis_model, _WHO)
         devices = _devices(device_ids)
         torch.backends.cudnn.deterministic = True  # as the documents say: runs are compared
-        self._baseline = ModelSubject(baseline_model, devices[0], _WHO)
-        self._analysis: Subject = subject_of(analysis_model, self._baseline.model, devices[1], _WHO)
+        self._baseline = ModelSubject(baseline_model, devices[0], _WHO, infer_func)
+        self._analysis: Subject = subject_of(analysis_model, self._baseline.model, devices[1], _WHO, infer_func)
         self._post_process, self._devices = post_process, devices
         self.out_dir = os.fspath(out_dir)
         self._cases: BadCases | None = None
@@ -265,7 +268,7 @@ class QuantAnalysis:
 
     def _page(self, model: nn.Module, who: str) -> None:
         assert self._case is not None
-        batch = self._found(who).inputs[self._case]
+        batch = self._baseline.inputs(self._found(who).inputs[self._case])
         similarity = SimilarityFunction("Cosine", who)
         models = self._baseline.model, model
         devices = [device for device in self._devices if device is not None] or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from horizon_plugin_pytorch.analysis.profile.stages import stage_of
 from horizon_plugin_pytorch.analysis.quant_analysis.op_infos import OpInfoManager
@@ -21,6 +22,7 @@ from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.nested import map_tensors
 from horizon_plugin_pytorch.program import Program
 from horizon_plugin_pytorch.program.note import note_of, value_of
+from horizon_plugin_pytorch.program.program import watching
 from horizon_plugin_pytorch.runtime.arguments import positional_arguments
 from horizon_plugin_pytorch.watch.call_log import CallLog
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
@@ -50,10 +52,17 @@ class ModelSubject(Subject):
     Args:
         device: where to run; None leaves model and inputs where they are.
         who: the tool that was asked, for messages.
+        infer: runs a model on a batch, ``infer(model, batch)``; None calls it with the batch's arguments.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device | str | None, who: str) -> None:
-        self.model, self._device, self._who = model, device, who
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device | str | None,
+        who: str,
+        infer: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self.model, self._device, self._who, self._infer = model, device, who, infer
         if stage_of(model) == "calibration":
             warn(
                 f"{who}: `{type(model).__name__}` is in the CALIBRATION state, in which nothing is rounded; a copy of "
@@ -76,7 +85,31 @@ class ModelSubject(Subject):
             yield
 
     def run(self, batch: Any) -> Any:
-        return WatchedRun(self.model, batch, self._device, self._who)()
+        return self._run_on(batch)()
+
+    def inputs(self, batch: Any) -> Any:
+        """What the model is called with, as `prepare` takes example inputs."""
+        if self._infer is None:
+            return batch
+        given: list[tuple[tuple, dict[str, Any]]] = []
+
+        def note(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            given.append(map_tensors(lambda x: x.detach().clone(), (args, kwargs)))
+
+        hook = self.model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            with self.quiet():
+                self.run(batch)
+        finally:
+            hook.remove()
+        if not given:
+            raise CheckError(f"{self._who}: infer_func does not call {self.name}.")
+        args, kwargs = given[0]
+        signature = inspect.signature(self.model.forward)
+        return dict(signature.bind(*args, **kwargs).arguments) if kwargs else args
+
+    def _run_on(self, batch: Any) -> WatchedRun:
+        return WatchedRun(self.model, batch, self._device, self._who, self._infer)
 
     def watch(self, batch: Any, consumer: Callable[[OperatorCall], Any]) -> CallLog:
         """Run it once and tell of each call; the log has no tensors."""
@@ -86,7 +119,7 @@ class ModelSubject(Subject):
             log(call)
             consumer(call)
 
-        WatchedRun(self.model, batch, self._device, self._who).watch(tell)
+        self._run_on(batch).watch(tell)
         return log
 
 
@@ -95,10 +128,11 @@ class ProgramSubject(Subject):
 
     Args:
         like: the model whose arguments it takes.
+        infer: runs it on a batch; None calls it with the batch's arguments.
     """
 
-    def __init__(self, program: Program, like: nn.Module, who: str) -> None:
-        self.program, self._like, self._who = program, like, who
+    def __init__(self, program: Program, like: nn.Module, who: str, infer: Callable[[Any], Any] | None = None) -> None:
+        self.program, self._like, self._who, self._infer = program, like, who, infer
 
     @property
     def name(self) -> str:
@@ -109,6 +143,8 @@ class ProgramSubject(Subject):
         return map_tensors(lambda x: x.detach().cpu(), positional_arguments(self._like, batch))
 
     def run(self, batch: Any) -> Any:
+        if self._infer is not None:
+            return self._infer(map_tensors(lambda x: x.clone(), batch))
         return self.program(*self.arguments(batch))
 
     def write(self, batch: Any, calls: Sequence[OperatorCall], manager: OpInfoManager) -> dict[int, int]:
@@ -136,15 +172,17 @@ class ProgramSubject(Subject):
                 continue  # as many nodes for each call, or it is not known which are whose
             wanted[group[len(group) // times[call.path] * (call.repetition + 1) - 1]] = call
         found: dict[int, int] = {}
-        for node, value in self.program.run(*self.arguments(batch)):
+
+        def keep(node: fx.Node, value: Any) -> None:
             if node in wanted:
                 asked = wanted[node]
-                out = OperatorCall(
-                    len(found), asked.path, asked.repetition, line=note_of(node).line, output=value_of(node).wrap(value)
-                )
-                op_type = f"{self.program.classes.get(asked.path, '')} {node.target}".strip()
-                manager.add(out, op_type, dict)
+                given = value_of(node).wrap(value)
+                out = OperatorCall(len(found), asked.path, asked.repetition, line=note_of(node).line, output=given)
+                manager.add(out, f"{self.program.classes.get(asked.path, '')} {node.target}".strip(), dict)
                 found[asked.index] = out.index
+
+        with watching(self.program, keep):
+            self.run(batch)
         return found
 
 
@@ -162,20 +200,23 @@ class FunctionSubject(Subject):
         return self._function(map_tensors(lambda x: x.clone(), batch))
 
 
-def subject_of(model: Any, like: nn.Module | None, device: Any, who: str) -> Subject:
+def subject_of(
+    model: Any, like: nn.Module | None, device: Any, who: str, infer: Callable[[Any, Any], Any] | None = None
+) -> Subject:
     """What there is to analyse.
 
     Args:
         model: a model; a `Program`, or what holds one as `program`; a function of a batch.
         like: the model whose arguments an integer graph takes.
+        infer: runs a model, or an integer graph, on a batch.
     """
     if isinstance(model, Subject):
         return model
-    if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
-        return ModelSubject(model, device, who)
     program = model if isinstance(model, Program) else getattr(model, "program", None)
     if isinstance(program, Program) and like is not None:
-        return ProgramSubject(program, like, who)
+        return ProgramSubject(program, like, who, None if infer is None else lambda batch: infer(model, batch))
+    if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
+        return ModelSubject(model, device, who, infer)
     if callable(model):
         return FunctionSubject(model, f"`{getattr(model, '__name__', type(model).__name__)}`")
     raise CheckError(

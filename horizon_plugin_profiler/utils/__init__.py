@@ -1,0 +1,1 @@
+"""Helpers of the profiler, under the paths that public code imports."""
