@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch import sharing
 from horizon_plugin_pytorch.asking.stack import is_recomputing
+from horizon_plugin_pytorch.byte_tensor import ByteTensor
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qbool, qint8
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.function_handlers import (  # noqa: F401  # some were defined here, and can still be imported
@@ -88,7 +89,7 @@ class QTensor(TensorWithScale):
     _scale: Tensor
     _format: QuantDType
     _axis: int
-    _grid: Tensor | None
+    _bytes: ByteTensor | None = None  # the integers, while nobody has asked for them in another type
     _is_integer: bool
     _is_rounded: bool
     _is_deferred: bool = False
@@ -166,6 +167,39 @@ class QTensor(TensorWithScale):
         return self._is_deferred
 
     @property
+    def _grid(self) -> Tensor | None:
+        """The integers beside real values."""
+        self._unpack()
+        return self.__dict__["_grid"]
+
+    @_grid.setter
+    def _grid(self, grid: Tensor | None) -> None:
+        self.__dict__["_grid"] = grid
+
+    def _unpack(self) -> None:
+        """Let integers that are here as bytes be here as float32."""
+        if self._bytes is None:
+            return
+        with plain_tensors(), torch.inference_mode(self.is_inference()):  # as this tensor was made
+            floats = self._bytes.floats()
+            if floats.is_inference() != self.is_inference():  # made for another one
+                floats = floats.clone()
+        if self._is_integer:
+            with plain_tensors():
+                self.data = floats
+            self._is_deferred = False
+        else:
+            self.__dict__["_grid"] = floats
+        self._bytes = None
+
+    def as_bytes(self) -> Tensor:
+        """The integers for a layer that takes them as int8 too: in this type if that is how they are here."""
+        if self._bytes is None:
+            return self.as_grid()
+        self._require_unchanged()
+        return self._bytes.values
+
+    @property
     def grid(self) -> Tensor | None:
         """The integers, if this tensor was computed on them; None on the approximate training route."""
         if self._is_integer or self._format == qbool:
@@ -207,6 +241,7 @@ class QTensor(TensorWithScale):
         return self._payload()
 
     def _payload(self) -> Tensor:
+        self._unpack()
         with plain_tensors():
             if self._is_deferred:
                 assert self._grid is not None
@@ -286,6 +321,11 @@ class QTensor(TensorWithScale):
 
     def as_integers(self) -> QTensor:
         """The same numbers as a converted model has them: the integers themselves."""
+        if self._bytes is not None:
+            self._require_unchanged()
+            out = byte_qtensor(self._bytes, self._scale, self._format)
+            out._range = self._range
+            return out
         out = integer_qtensor(self.as_grid(), self._scale, self._format, self._axis)
         out._range = self._range
         return out
@@ -326,7 +366,7 @@ class QTensor(TensorWithScale):
 
     def alias(self) -> QTensor:
         """Another tensor object of the same values."""
-        if self._is_deferred:
+        if self._is_deferred and not self._is_integer:
             assert self._grid is not None
             return self.with_grid(self._grid)
         return self.like(self.plain().view_as(self.plain()), self._grid)
@@ -526,8 +566,12 @@ def _placeholder(grid: Tensor) -> Tensor:
 
 def exact_qtensor(integers: QTensor, scale: Tensor) -> QTensor:
     """A training-stage QTensor of known integers. Its real values are computed when something asks for them."""
-    grid = integers.plain()
     is_deferred = not is_recorded()  # who records does not see the values that fill a tensor later
+    if is_deferred and integers._bytes is not None:
+        out = byte_qtensor(integers._bytes, scale, integers._format)
+        out._is_integer, out._range = False, integers._range
+        return out
+    grid = integers.plain()
     values = _placeholder(grid) if is_deferred else _real(grid, scale, integers._axis)
     out = real_qtensor(values, scale, integers._format, integers._axis, grid)
     out._is_deferred, out._range = is_deferred, integers._range
@@ -539,6 +583,13 @@ def integer_qtensor(grid: Tensor, scale: Tensor, dtype: QuantDType, per_channel_
     out = grid.as_subclass(QTensor)
     out._scale, out._format, out._axis, out._grid = scale, dtype, per_channel_axis, None
     out._is_integer, out._is_rounded, out._forward = True, True, current_forward()
+    return out
+
+
+def byte_qtensor(integers: ByteTensor, scale: Tensor, dtype: QuantDType) -> QTensor:
+    """A converted-stage QTensor of integers that are here as bytes, until somebody asks for them in float32."""
+    out = integer_qtensor(integers.placeholder(), scale, dtype)
+    out._bytes, out._is_deferred = integers, True
     return out
 
 

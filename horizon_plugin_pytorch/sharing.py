@@ -208,6 +208,8 @@ def _member(x: Any) -> _Membership:
 
 def _memory(x: Any) -> Tensor:
     """What holds the numbers of a tensor: its integers where they are known, while its real values may not be there."""
+    if x.__dict__.get("_bytes") is not None:
+        x.plain()
     grid = x.__dict__.get("_grid")
     return x if grid is None else grid
 

@@ -13,6 +13,7 @@ from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     split_digits,
 )
 from horizon_plugin_pytorch.fixed_point.angle import AngleTables, atan2, build_angles
+from horizon_plugin_pytorch.fixed_point.byte_layers import ByteLayer
 from horizon_plugin_pytorch.fixed_point.coarsening import coarsen
 from horizon_plugin_pytorch.fixed_point.comparison import (
     choose_comparison,
@@ -37,6 +38,7 @@ from horizon_plugin_pytorch.fixed_point.elementwise import (
     requantize,
     smallest_divisor,
 )
+from horizon_plugin_pytorch.fixed_point.kernels import are_kernels_used, integer_kernels, use_integer_kernels
 from horizon_plugin_pytorch.fixed_point.library import flatten, unflatten
 from horizon_plugin_pytorch.fixed_point.mixing import choose_mix, mix_channels
 from horizon_plugin_pytorch.fixed_point.norm import (
@@ -92,14 +94,15 @@ from horizon_plugin_pytorch.fixed_point.table import (
 
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
-    "AngleTables", "Blocks", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add", "affine",
-    "along", "atan2", "avg_pool2d", "avg_pool3d", "away_from_zero", "bev_pool", "bilinear_matrix", "bilinear_positions",
-    "block_scale", "build_angles", "build_segments", "build_table", "choose_affine", "choose_comparison",
-    "choose_factor", "choose_logarithm", "choose_mix", "choose_quotient_factor", "choose_slopes", "choose_sum_factors",
-    "coarsen", "compare", "conv", "correlation", "cumsum", "deformable_attention", "dequantize", "div",
-    "divide_by_norm", "dynamic_linear", "evaluate", "extremum", "flatten", "grid_factors", "grid_sample",
-    "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul",
-    "multiplier_and_shift", "norm", "normalize", "on_grid_between", "plan_accumulator", "prelu", "quantize",
-    "requantize", "resample2d", "resample3d", "rescale_", "resize2d", "rle", "roi_align", "scatter_rows",
-    "smallest_divisor", "softmax", "split_digits", "sum", "sum_dtype", "topk", "unflatten", "weight_bits",
+    "AngleTables", "Blocks", "ByteLayer", "Division", "Geometry", "SegmentTable", "Table", "adaptive_matrix", "add",
+    "affine", "along", "are_kernels_used", "atan2", "avg_pool2d", "avg_pool3d", "away_from_zero", "bev_pool",
+    "bilinear_matrix", "bilinear_positions", "block_scale", "build_angles", "build_segments", "build_table",
+    "choose_affine", "choose_comparison", "choose_factor", "choose_logarithm", "choose_mix",
+    "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen", "compare", "conv", "correlation",
+    "cumsum", "deformable_attention", "dequantize", "div", "divide_by_norm", "dynamic_linear", "evaluate",
+    "extremum", "flatten", "grid_factors", "grid_sample", "integer_kernels", "is_beyond_float32", "is_wide",
+    "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift", "norm", "normalize",
+    "on_grid_between", "plan_accumulator", "prelu", "quantize", "requantize", "resample2d", "resample3d",
+    "rescale_", "resize2d", "rle", "roi_align", "scatter_rows", "smallest_divisor", "softmax", "split_digits",
+    "sum", "sum_dtype", "topk", "unflatten", "use_integer_kernels", "weight_bits",
 ]  # fmt: skip

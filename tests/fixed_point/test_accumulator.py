@@ -155,7 +155,25 @@ def check(layer: Layer) -> fp.AccumulatorPlan:
     assert torch.equal(x, before), "the input must not change"
 
     assert_defined(got, acc, 1, scale, bias, residual, plan, low, high)
+    on_bytes = fp.ByteLayer.of(plan, module.geometry, (lowest, highest), layer.weight_bits)
+    if on_bytes is not None and fp.are_kernels_used():
+        assert_same_on_bytes(on_bytes, x, residual, acc.shape, got)
     return plan
+
+
+def assert_same_on_bytes(
+    layer: fp.ByteLayer, x: Tensor, residual: Tensor | None, shape: tuple[int, ...], expected: Tensor
+) -> None:
+    """Integer kernels give what float32 gives, to the bit; from floats and from bytes."""
+    small = [None if t is None or t.abs().max() > 128 or t.max() > 127 else t.to(torch.int8) for t in (x, residual)]
+    for taken, added in ((x, residual), (small[0], small[1])):
+        if taken is None or (added is None and residual is not None):
+            continue
+        out = layer(taken, added)
+        if out is None:  # a residual of another shape
+            assert residual is not None and residual.shape != shape
+            continue
+        assert torch.equal(out.float(), expected + 0.0)
 
 
 def assert_defined(
@@ -394,6 +412,9 @@ def test_any_linear_layer_gives_the_defined_integers(
     got = Linear().compute(x, residual, plan)
     acc = x.long().numpy() @ weight.long().numpy().T
     assert_defined(got, np.asarray(acc), acc.ndim - 1, scale, bias, residual, plan, low, high)
+    on_bytes = fp.ByteLayer.of(plan, None, (-(1 << (bits - 1)), (1 << (bits - 1)) - 1), 8)
+    if on_bytes is not None and fp.are_kernels_used():
+        assert_same_on_bytes(on_bytes, x, residual, acc.shape, got)
 
 
 @pytest.mark.parametrize("inputs", [1023, 1024, 1300, 2049, 5000])

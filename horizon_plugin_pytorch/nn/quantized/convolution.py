@@ -36,12 +36,19 @@ class Convolution(QuantizedGemm):
     def compute(self, x: Tensor, residual: Tensor | None, plan: fp.AccumulatorPlan) -> Tensor:
         if x.dim() == len(self.geometry.stride) + 1:  # one image without a batch axis
             return self.compute(x.unsqueeze(0), None if residual is None else residual.unsqueeze(0), plan).squeeze(0)
-        if self.explicit_padding:
-            if self.padding_mode == "circular":
-                x = pad_circular(x, self.explicit_padding)
-            else:
-                x = F.pad(x, self.explicit_padding, "constant" if self.padding_mode == "zeros" else self.padding_mode)
-        return fp.conv(x, residual, *fp.flatten(plan, self.geometry))
+        return fp.conv(self.padded(x), residual, *fp.flatten(plan, self.geometry))
+
+    def padded(self, x: Tensor) -> Tensor:
+        if not self.explicit_padding:
+            return x
+        if self.padding_mode == "circular":
+            return pad_circular(x, self.explicit_padding)
+        if self.padding_mode == "zeros":
+            return F.pad(x, self.explicit_padding)
+        return F.pad(x if x.is_floating_point() else x.float(), self.explicit_padding, self.padding_mode)
+
+    def _walk(self) -> fp.Geometry | None:
+        return self.geometry
 
 
 class TransposedConvolution(Convolution):

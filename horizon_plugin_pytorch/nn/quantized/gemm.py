@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,15 @@ from horizon_plugin_pytorch.march import March, get_march
 from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd, Form, check_rank
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.untraced import is_recorded
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """The arithmetic of a layer for one kind of input, and the same on integer kernels where these can do it."""
+
+    accumulator: fp.AccumulatorPlan
+    on_bytes: fp.ByteLayer | None
 
 
 class QuantizedGemm(CalledByAdd, QuantizedModule):
@@ -70,7 +80,7 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
         input_range: tuple[int, int],
         residual_scale: Tensor | None = None,
         residual_dtype: QuantDType | None = None,
-    ) -> fp.AccumulatorPlan:
+    ) -> LayerPlan:
         """The arithmetic for inputs of these scales, formats and ranges."""
         scales = (input_scale,) if residual_scale is None else (input_scale, residual_scale)
         return self._plans.get(
@@ -86,7 +96,7 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
         input_range: tuple[int, int],
         residual_scale: Tensor | None,
         residual_dtype: QuantDType | None,
-    ) -> fp.AccumulatorPlan:
+    ) -> LayerPlan:
         weight_scale = self.weight_scale.double()
         if self.output_axis == 1 and weight_scale.numel() > 1:
             weight_scale = weight_scale.repeat(self.groups)
@@ -136,21 +146,37 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
                 AccumulatorWarning,
                 stacklevel=2,
             )
-        return plan
+        return LayerPlan(plan, fp.ByteLayer.of(plan, self._walk(), input_range, self.weight_dtype.bits))
+
+    def _walk(self) -> fp.Geometry | None:
+        """How a convolution walks over its input; None for a linear layer."""
+        return None
 
     def forward(self, x: QTensor, residual: QTensor | None = None) -> QTensor | Tensor:
         """Integers to integers, or to real numbers where the output has high precision."""
         x = self.quantized_input(x)
         check_rank(x, self.input_rank)
-        if residual is None:
-            plan, added = self.plan(x.scale, x.dtype, x.range), None
-        else:
+        if residual is not None:
             residual = self.quantized_input(residual)
-            plan, added = self.plan(x.scale, x.dtype, x.range, residual.scale, residual.dtype), residual.plain()
-        out = self.compute(x.plain(), added, plan)
+            plan = self.plan(x.scale, x.dtype, x.range, residual.scale, residual.dtype)
+        else:
+            plan = self.plan(x.scale, x.dtype, x.range)
+        out = self._on_bytes(x, residual, plan)
+        if out is None:
+            out = self.compute(x.plain(), None if residual is None else residual.plain(), plan.accumulator)
         if self.scale is not None:
-            return self.output(out, plan.low, plan.high)
+            return self.output(out, plan.accumulator.low, plan.accumulator.high)
         return self.real_output(out)
+
+    def _on_bytes(self, x: QTensor, residual: QTensor | None, plan: LayerPlan) -> Tensor | None:
+        """What the layer gives on integer kernels; None where it does not run on them."""
+        if plan.on_bytes is None or not fp.are_kernels_used() or is_recorded():
+            return None
+        return plan.on_bytes(self.padded(x.as_bytes()), None if residual is None else residual.as_bytes())
+
+    def padded(self, x: Tensor) -> Tensor:
+        """The input with what the layer's plan does not know of."""
+        return x
 
     def real_output(self, out: Tensor) -> QTensor | Tensor:
         """Real numbers as this layer's output: limited, and in its format."""

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.byte_tensor import ByteTensor
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import CalibrationWarning, ConversionError, warn
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, require_same_range
 from horizon_plugin_pytorch.nn.quantized.former_parameter import FormerParameter
 from horizon_plugin_pytorch.nn.quantized.plans import PlanCache
-from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
+from horizon_plugin_pytorch.qtensor import QTensor, byte_qtensor, integer_qtensor
 from horizon_plugin_pytorch.running import asked_by_model, asked_in_forward
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.statistics.cache import Cache
@@ -189,7 +190,10 @@ class QuantizedModule(PlacedModule):
     def output(self, grid: Tensor, low: int | None = None, high: int | None = None) -> QTensor:
         """Integers as this module's output, with the range that they can take if it is narrower than the format's."""
         assert self.scale is not None and self.out_dtype is not None
-        out = integer_qtensor(grid, self.scale, self.out_dtype)
+        if grid.dtype == torch.int8:
+            out = byte_qtensor(ByteTensor(grid), self.scale, self.out_dtype)
+        else:
+            out = integer_qtensor(grid, self.scale, self.out_dtype)
         out.set_range(self.low if low is None else low, self.high if high is None else high)
         return out
 

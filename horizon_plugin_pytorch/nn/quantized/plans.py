@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.statistics.cache import lasting
 from horizon_plugin_pytorch.untraced import untraced
@@ -102,6 +103,8 @@ def _memory_of(plan: Any) -> Iterator[tuple[int, int]]:
     elif isinstance(plan, (list, tuple)):
         for part in plan:
             yield from _memory_of(part)
+    elif isinstance(plan, fp.ByteLayer):
+        yield id(plan), plan.nbytes
     elif dataclasses.is_dataclass(plan):
         for field in dataclasses.fields(plan):
             yield from _memory_of(getattr(plan, field.name))

@@ -1,0 +1,52 @@
+"""``python -m horizon_plugin_pytorch``: what is installed here, what it runs on, and where to go next."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+
+import torch
+
+from horizon_plugin_pytorch import __version__, fixed_point
+from horizon_plugin_pytorch.fixed_point.kernels import VARIABLE
+from horizon_plugin_pytorch.march import March
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _facts() -> list[tuple[str, str]]:
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return [
+        ("version", __version__),
+        ("marches", ", ".join(march.value for march in March)),
+        ("integer kernels", fixed_point.integer_kernels()),
+        ("environment", f"{VARIABLE}={os.environ[VARIABLE]}" if VARIABLE in os.environ else f"{VARIABLE} is not set"),
+        ("python", f"{platform.python_version()} on {platform.platform()}"),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"),
+        ("cuda device", cuda),
+        *[(name, _version_of(name)) for name in ("numpy", "onnx", "onnxruntime")],
+    ]
+
+
+def main() -> int:
+    """Print it."""
+    facts = _facts()
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        print(f"{name:<{width}}  {value}")
+    print(
+        "\nNext: docs/quick-start.md takes a model to integers, `python -m horizon_plugin_profiler check` looks at"
+        "\nyours, and docs/integer-kernels.md tells more about kernels."
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Integers of 8 bits as layers hand them to each other: a quarter of the memory of float32, images channels last."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class ByteTensor:
+    """Integers in int8, which nobody writes to; as float32 when somebody asks for them so.
+
+    >>> ByteTensor(torch.tensor([3, -7], dtype=torch.int8)).floats()
+    tensor([ 3., -7.])
+    """
+
+    __slots__ = ("_floats", "values")
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._floats: Tensor | None = None
+
+    def floats(self) -> Tensor:
+        """The same integers in float32, laid out as float layers do: one tensor for all who ask."""
+        if self._floats is None:
+            # First the layout, then the type: the longer way through memory is made on bytes.
+            self._floats = self.values.contiguous().float()
+        return self._floats
+
+    def placeholder(self) -> Tensor:
+        """A float32 tensor of that shape without memory of its own."""
+        return torch.empty(()).expand(self.values.shape)

@@ -1,0 +1,223 @@
+"""Sums of products of bytes on the CPU's integer instructions.
+
+torch has such kernels (oneDNN's), but not in its public API: this file alone calls them. On a CPU without dot products
+of bytes (VNNI) they saturate sums of 16 bits and are wrong, so that nothing is taken on trust: before the first use in
+a process they must give the exact sums of operands that would saturate. Where they do not, and where they are
+turned off, layers run on float32 as `accumulator.py` has it. The integers are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from horizon_plugin_pytorch.untraced import untraced
+
+VARIABLE = "HORIZON_INTEGER_KERNELS"
+_OFF = frozenset({"0", "off", "no", "false"})
+_ON = frozenset({"", "1", "on", "yes", "true"})
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How a convolution walks over images of two axes."""
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+class PackedConv:
+    """Weights in the layout that the kernel wants, for inputs with one zero point.
+
+    Args:
+        weight: int8, [out, in / groups, two axes].
+        zero_point: the byte of the input that stands for 0; padding is made of it.
+        shape: of an input, for which the layout is chosen. Others are taken too, some at the cost of another layout.
+    """
+
+    def __init__(self, weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> None:
+        self._zero_point = zero_point
+        self._scale = torch.ones(len(weight))
+        self._zeros = torch.zeros(len(weight), dtype=torch.long)
+        self._geometry = list(walk.stride), list(walk.padding), list(walk.dilation), walk.groups
+        self._packed = torch.ops.onednn.qconv_prepack(weight, self._scale, 1.0, zero_point, *self._geometry, shape)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Sums and bias in float32, channels last: exact while they stay below 2**24.
+
+        Args:
+            x: uint8, channels last.
+        """
+        return torch.ops.onednn.qconv2d_pointwise(
+            x, 1.0, self._zero_point, self._packed, self._scale, self._zeros, bias, *self._geometry,
+            1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of two int8 matrices, in int32."""
+    if a.shape[1] == 1:  # torch 2.13 gives numbers that were in the memory before
+        return a.int() * b.int()
+    return torch._int_mm(a, b)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels that are proved and used: `PackedConv` and `multiply`, or others with their arguments."""
+
+    conv: Callable[[Tensor, Walk, int, torch.Size], Callable[[Tensor, Tensor | None], Tensor]] = PackedConv
+    multiply: Callable[[Tensor, Tensor], Tensor] = multiply
+
+
+# Input channels, output channels, kernel, walk, image: those of real layers, and odd ones. oneDNN has a kernel of its
+# own for each kind.
+_CONVOLUTIONS = {
+    "dense 3x3": (64, 64, (3, 3), Walk((1, 1), (1, 1)), (6, 7)),
+    "dense 3x3, long sums": (513, 17, (3, 3), Walk((2, 2), (1, 1)), (4, 4)),
+    "three channels 7x7": (3, 20, (7, 7), Walk((2, 2), (3, 3)), (15, 9)),
+    "pointwise": (96, 24, (1, 1), Walk(), (5, 5)),
+    "pointwise, odd": (37, 5, (1, 1), Walk((2, 1)), (5, 3)),
+    "dilated 5x3": (19, 33, (5, 3), Walk((1, 2), (2, 1), (2, 1)), (9, 8)),
+    "two groups": (34, 10, (3, 3), Walk((1, 1), (1, 1), groups=2), (5, 5)),
+    "many groups": (48, 64, (3, 3), Walk((1, 1), (0, 1), groups=16), (5, 5)),
+    "depthwise 3x3": (50, 50, (3, 3), Walk((1, 1), (1, 1), groups=50), (7, 6)),
+    "depthwise 5x5, stride 2": (64, 64, (5, 5), Walk((2, 2), (2, 2), groups=64), (9, 9)),
+    "depthwise, more outputs": (6, 12, (3, 3), Walk((1, 1), (1, 1), groups=6), (5, 5)),
+    "one row": (16, 16, (1, 5), Walk((1, 1), (0, 2)), (1, 33)),
+}
+_PRODUCTS = ((33, 1025, 40), (1, 64, 16), (17, 5, 9), (64, 384, 128), (3, 1, 5), (2, 2, 3), (5, 3, 1))
+_FILLS = {
+    "largest": lambda shape, generator: torch.full(shape, 127.0),
+    "smallest": lambda shape, generator: torch.full(shape, -128.0),
+    "ends": lambda shape, generator: torch.randint(2, shape, generator=generator) * 255.0 - 128,
+    "high": lambda shape, generator: torch.randint(120, 128, shape, generator=generator).float(),
+    "small": lambda shape, generator: torch.randint(-1, 2, shape, generator=generator).float(),
+}
+# Of the input and of the weights. The last has small sums, whose terms with a zero point are beyond 2**24.
+_PATTERNS = (("largest", "largest"), ("largest", "smallest"), ("smallest", "ends"), ("ends", "ends"), ("small", "high"))
+
+
+def disproof(kernels: Kernels) -> str:
+    """What shows that the kernels are not exact on this machine; empty if they give every sum.
+
+    >>> disproof(Kernels(multiply=lambda a, b: (a.float() @ b.float()).clamp(-32768, 32767).int()))
+    'a product of 33x1025 by 1025x40 matrices, largest by largest, has wrong sums'
+    """
+    try:
+        return next(_failures(kernels), "")
+    except (RuntimeError, AttributeError, TypeError, NotImplementedError) as error:
+        return f"torch refuses a call: {str(error).splitlines()[0]}"
+
+
+def _failures(kernels: Kernels) -> Iterator[str]:
+    generator = torch.Generator().manual_seed(0)
+    for (inputs, weights), (rows, length, columns) in itertools.product(_PATTERNS, _PRODUCTS):
+        a, b = _FILLS[inputs]((rows, length), generator), _FILLS[weights]((columns, length), generator)
+        got = kernels.multiply(a.to(torch.int8), b.to(torch.int8).t())
+        if not torch.equal(got.double(), a.double() @ b.double().t()):
+            yield f"a product of {rows}x{length} by {length}x{columns} matrices, {inputs} by {weights}, has wrong sums"
+    for name, (channels, outputs, kernel, walk, image) in _CONVOLUTIONS.items():
+        for inputs, weights in _PATTERNS:
+            x = _FILLS[inputs]((2, channels, *image), generator)
+            w = _FILLS[weights]((outputs, channels // walk.groups, *kernel), generator)
+            for zero_point in (128, 0) if inputs == "largest" else (128,):
+                if not _is_exact(kernels, x, w, walk, zero_point):
+                    yield f"a convolution ({name}), {inputs} by {weights}, zero point {zero_point}, has wrong sums"
+
+
+def _is_exact(kernels: Kernels, x: Tensor, weight: Tensor, walk: Walk, zero_point: int) -> bool:
+    """Does the kernel give the sums, as float32 numbers?"""
+    exact = F.conv2d(x.double(), weight.double(), None, walk.stride, walk.padding, walk.dilation, walk.groups)
+    bias: Tensor | None = torch.arange(len(weight)).float() - 3
+    if float(exact.abs().max()) + len(weight) < 1 << 24:
+        exact += bias.reshape(-1, 1, 1)  # type: ignore[union-attr]
+    else:  # rounded to float32, once
+        bias = None
+    taken = (x + zero_point).to(torch.uint8).contiguous(memory_format=torch.channels_last)
+    conv = kernels.conv(weight.to(torch.int8), walk, zero_point, x.shape)
+    return torch.equal(conv(taken, bias), exact.float())
+
+
+class _Choice:
+    """Whether the kernels are used in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_wanted: bool | None = None  # None: as the environment has it
+        self._disproof: str | None = None  # None: not tried yet
+
+    def want(self, is_wanted: bool | None) -> None:
+        self._is_wanted = is_wanted
+
+    @property
+    def is_set(self) -> bool:
+        return self._is_wanted is not None
+
+    @property
+    def is_wanted(self) -> bool:
+        if self._is_wanted is not None:
+            return self._is_wanted
+        return _asked_for(os.environ.get(VARIABLE, ""))
+
+    @property
+    def disproof(self) -> str:
+        if self._disproof is None:
+            with self._lock:
+                if self._disproof is None:
+                    self._disproof = _try(Kernels())
+        return self._disproof
+
+
+def _asked_for(value: str) -> bool:
+    word = value.strip().lower()
+    if word not in _OFF | _ON:
+        raise ValueError(f"The environment variable {VARIABLE} is {value!r}: say 1 to use integer kernels, 0 not to.")
+    return word in _ON
+
+
+@untraced
+def _try(kernels: Kernels) -> str:
+    modes: Any = torch.utils._python_dispatch._disable_current_modes()
+    with modes, torch.inference_mode(False), torch.no_grad():
+        return disproof(kernels)
+
+
+_choice = _Choice()
+
+
+def use_integer_kernels(is_wanted: bool | None) -> None:
+    """Turn integer kernels off, on, or back to what the environment variable says (None), in this process.
+
+    They are used only where they are exact, whatever is wanted: see `integer_kernels`.
+
+    >>> use_integer_kernels(False)
+    >>> integer_kernels()
+    'off: turned off by use_integer_kernels'
+    >>> use_integer_kernels(None)
+    """
+    _choice.want(is_wanted)
+
+
+def are_kernels_used() -> bool:
+    """Do layers run on integer kernels: wanted, and proved exact? The first call in a process tries them."""
+    return _choice.is_wanted and not _choice.disproof
+
+
+def integer_kernels() -> str:
+    """Whether layers run on integer kernels in this process, and why not if they do not."""
+    if not _choice.is_wanted:
+        is_set = _choice.is_set
+        return f"off: turned off by {'use_integer_kernels' if is_set else f'the environment variable {VARIABLE}'}"
+    if _choice.disproof:
+        return f"off: not exact on this machine ({_choice.disproof}); layers run on float32, with the same integers"
+    return "on: oneDNN's, proved exact on this machine"

@@ -1,0 +1,324 @@
+"""Integer kernels: the proof that they are exact, how they are turned off, and what runs where they are not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.fixed_point import kernels
+from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk, disproof
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    QuantWrapper,
+    convert_fx,
+    get_default_qconfig,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+
+
+@pytest.fixture(autouse=True)
+def as_the_environment_says() -> Iterator[None]:
+    yield
+    fp.use_integer_kernels(None)
+
+
+def exact_conv(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> Callable[..., Tensor]:
+    """What the kernel should do, in float64."""
+
+    def run(x: Tensor, bias: Tensor | None) -> Tensor:
+        walked = walk.stride, walk.padding, walk.dilation, walk.groups
+        acc = F.conv2d(x.double() - zero_point, weight.double(), None, *walked).float()
+        return acc if bias is None else acc + bias.reshape(-1, 1, 1)
+
+    return run
+
+
+def exact_multiply(a: Tensor, b: Tensor) -> Tensor:
+    return (a.double() @ b.double()).int()
+
+
+def paired_multiply(a: Tensor, b: Tensor) -> Tensor:
+    """As CPUs without VNNI do: products of unsigned and signed bytes, two of them in 16 bits that saturate."""
+    length = a.shape[1] // 2 * 2
+    terms = (a.int() + 128).unsqueeze(-1) * b.int()
+    pairs = (terms[:, :length:2] + terms[:, 1:length:2]).clamp(-(1 << 15), (1 << 15) - 1)
+    return pairs.sum(1) + terms[:, length:].sum(1) - 128 * b.int().sum(0)
+
+
+def paired_conv(only: Callable[[Walk, Tensor], bool]) -> Callable[..., Callable[..., Tensor]]:
+    """A convolution that saturates pairs of products in the layers that `only` names."""
+
+    def pack(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> Callable[..., Tensor]:
+        exact = exact_conv(weight, walk, zero_point, shape)
+
+        def run(x: Tensor, bias: Tensor | None) -> Tensor:
+            if not only(walk, weight):
+                return exact(x, bias)
+            pad = F.pad(x, [walk.padding[1]] * 2 + [walk.padding[0]] * 2, value=zero_point)
+            columns = F.unfold(pad.float(), weight.shape[2:], walk.dilation, 0, walk.stride)
+            size = weight[0].numel()
+            columns = columns.reshape(len(x), walk.groups, size, -1)
+            grouped = weight.float().reshape(walk.groups, -1, size)
+            terms = torch.einsum("ngip,goi->ngoip", columns, grouped)
+            even = size // 2 * 2
+            pairs = (terms[..., 0:even:2, :] + terms[..., 1:even:2, :]).clamp(-(2.0**15), 2.0**15 - 1)
+            acc = pairs.sum(-2) + terms[..., even:, :].sum(-2) - zero_point * grouped.sum(-1).unsqueeze(-1)
+            out = acc.reshape(exact(x, None).shape)
+            return out if bias is None else out + bias.reshape(-1, 1, 1)
+
+        return run
+
+    return pack
+
+
+def test_exact_stand_ins_are_accepted() -> None:
+    assert disproof(Kernels(exact_conv, exact_multiply)) == ""
+
+
+@pytest.mark.parametrize(
+    ("only", "name"),
+    [
+        (lambda walk, weight: walk.groups == 1, "dense"),
+        (lambda walk, weight: walk.groups > 1 and weight.shape[1] == 1, "depthwise"),
+        (lambda walk, weight: walk.groups > 1 and weight.shape[1] > 1, "groups"),
+        (lambda walk, weight: weight.shape[2:] == (1, 1), "pointwise"),
+        (lambda walk, weight: walk.dilation != (1, 1), "dilated"),
+        (lambda walk, weight: weight.shape[2] == 1 and weight.shape[3] > 1, "one row"),
+    ],
+)
+def test_a_convolution_that_saturates_in_one_kind_of_layer_is_refused(only, name: str) -> None:
+    assert name in disproof(Kernels(paired_conv(only), exact_multiply))
+
+
+def test_a_product_of_matrices_that_saturates_is_refused() -> None:
+    assert "matrices" in disproof(Kernels(exact_conv, paired_multiply))
+
+
+def test_sums_that_are_rounded_before_the_zero_point_is_taken_off_are_refused() -> None:
+    def pack(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> Callable[..., Tensor]:
+        bare = Walk(walk.stride, (0, 0), walk.dilation, walk.groups)
+        raw = exact_conv(weight, bare, 0, shape)
+
+        def run(x: Tensor, bias: Tensor | None) -> Tensor:
+            walked = F.pad(x, [walk.padding[1]] * 2 + [walk.padding[0]] * 2, value=zero_point)
+            out = raw(walked, None) - raw(torch.full_like(walked, zero_point), None)
+            return out if bias is None else out + bias.reshape(-1, 1, 1)
+
+        return run
+
+    assert "long sums" in disproof(Kernels(pack, exact_multiply))
+
+
+def test_what_torch_does_not_have_is_no_error() -> None:
+    def missing(*args: object) -> Tensor:
+        raise RuntimeError("could not create a primitive\nmore")
+
+    assert disproof(Kernels(exact_conv, missing)) == "torch refuses a call: could not create a primitive"
+
+
+def test_a_machine_whose_kernels_saturate_runs_on_float32() -> None:
+    """oneDNN with the instructions of older CPUs: the real kernels of those, which are wrong on any machine."""
+    run = subprocess.run(
+        [sys.executable, "-c", "from horizon_plugin_pytorch import fixed_point as fp; print(fp.integer_kernels())"],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "HORIZON_INTEGER_KERNELS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.startswith("off: not exact on this machine (a product of 33x1025 by 1025x40 matrices")
+
+
+def test_the_environment_turns_them_off_and_other_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.VARIABLE, "0")
+    assert fp.integer_kernels() == "off: turned off by the environment variable HORIZON_INTEGER_KERNELS"
+    assert not fp.are_kernels_used()
+    fp.use_integer_kernels(True)
+    assert "environment" not in fp.integer_kernels()
+    fp.use_integer_kernels(False)
+    assert fp.integer_kernels() == "off: turned off by use_integer_kernels"
+    fp.use_integer_kernels(None)
+    monkeypatch.setenv(kernels.VARIABLE, "sometimes")
+    with pytest.raises(ValueError, match="HORIZON_INTEGER_KERNELS is 'sometimes': say 1"):
+        fp.are_kernels_used()
+
+
+def test_the_package_tells_what_it_runs_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    from horizon_plugin_pytorch import __version__
+    from horizon_plugin_pytorch.__main__ import main
+
+    monkeypatch.setenv(kernels.VARIABLE, "0")
+    assert main() == 0
+    said = capsys.readouterr().out
+    for part in (__version__, "nash-p", "off: turned off by the environment", f"{kernels.VARIABLE}=0", "quick-start"):
+        assert part in said
+
+
+def test_only_one_file_knows_the_private_operators() -> None:
+    from pathlib import Path
+
+    root = Path(fp.__file__).parents[1]
+    found = {
+        path.name
+        for path in root.rglob("*.py")
+        if any(name in path.read_text() for name in ("ops.onednn", "_int_mm", "ops.quantized."))
+    }
+    assert found == {"kernels.py"}
+
+
+class Net(nn.Module):
+    """Layers of every kind, a residual, and what is not on kernels between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, 2, 1)
+        self.depthwise = nn.Conv2d(16, 16, 3, 1, 1, groups=16)
+        self.grouped = nn.Conv2d(16, 16, 3, 1, "same", groups=4)
+        self.wrapped = nn.Conv2d(16, 16, 3, 1, 1, padding_mode="circular")
+        self.reflected = nn.Conv2d(16, 16, 3, 1, 1, padding_mode="reflect", bias=False)
+        self.pointwise = nn.Conv2d(16, 16, 1)
+        self.head = nn.Linear(16, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        y = self.grouped(F.relu(self.depthwise(x)))
+        y = self.reflected(self.wrapped(y))
+        x = F.relu(self.pointwise(y) + x)
+        x = F.max_pool2d(x, 2)
+        return self.head(x.flatten(2).transpose(1, 2)).mean(1)
+
+
+def models() -> tuple[nn.Module, nn.Module, Tensor]:
+    torch.manual_seed(0)
+    set_march(March.BAYES)
+    data = torch.randn(4, 3, 16, 16)
+    qat = prepare_qat_fx(QuantWrapper(Net()).eval(), {"": get_default_qconfig()}).eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        qat(data)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    return qat, convert_fx(qat), data
+
+
+needs_kernels = pytest.mark.skipif(
+    bool(disproof(Kernels())), reason="the kernels of this machine are not exact, or torch has none"
+)
+
+
+@needs_kernels
+def test_models_give_the_same_bits_with_and_without() -> None:
+    qat, quantized, data = models()
+    results = []
+    with torch.no_grad():
+        for is_wanted in (True, False, True):
+            fp.use_integer_kernels(is_wanted)
+            assert fp.are_kernels_used() is is_wanted
+            results += [qat(data), quantized(data), quantized(data[:1].expand(4, -1, -1, -1))]
+        with torch.inference_mode():
+            fp.use_integer_kernels(True)
+            results += [qat(data), quantized(data), quantized(data[:1].expand(4, -1, -1, -1))]
+    for first, other in zip(results[:3] * 3, results[3:], strict=True):
+        assert torch.equal(first, other)
+    assert torch.equal(results[0], results[1])
+
+
+@needs_kernels
+def test_several_threads_give_the_same_bits() -> None:
+    fp.use_integer_kernels(True)
+    _, quantized, data = models()
+    expected: list[Tensor] = []
+    found: list[Tensor] = []
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in range(5):
+                found.append(quantized(data))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    fp.use_integer_kernels(False)
+    with torch.no_grad():
+        expected.append(quantized(data))
+    assert len(found) == 20 and all(torch.equal(out, expected[0]) for out in found)
+
+
+@needs_kernels
+def test_written_weights_are_seen() -> None:
+    fp.use_integer_kernels(True)
+    qat, quantized, data = models()
+    with torch.no_grad():
+        before = qat(data), quantized(data)
+        for module in quantized.modules():
+            if isinstance(getattr(module, "weight", None), Tensor) and module.weight.dtype == torch.int8:
+                module.weight.data.neg_()
+        qat.module.head.weight.data.mul_(-0.5)
+        after = qat(data), quantized(data)
+        fp.use_integer_kernels(False)
+        assert torch.equal(after[0], qat(data)) and torch.equal(after[1], quantized(data))
+    assert not torch.equal(before[0], after[0]) and not torch.equal(before[1], after[1])
+
+
+@needs_kernels
+def test_programs_and_traces_have_the_operators_of_before() -> None:
+    from horizon_plugin_pytorch.program import record_program
+    from horizon_plugin_pytorch.program.exported import exported_program
+
+    fp.use_integer_kernels(True)
+    _, quantized, data = models()
+    with torch.no_grad():
+        expected = quantized(data)
+        program = record_program(quantized, data)
+        traced = torch.jit.trace(quantized, data, check_trace=False)
+        exported = exported_program(program).module()
+        assert torch.equal(program(data), expected)
+        assert torch.equal(traced(data), expected)
+        assert torch.equal(exported(data)[0], expected)
+    for text in (str(program), str(traced.inlined_graph), str(exported.graph)):
+        assert "horizon" in text and "conv" in text and "onednn" not in text and "int_mm" not in text
+
+
+@needs_kernels
+def test_integers_travel_as_bytes_until_somebody_asks() -> None:
+    fp.use_integer_kernels(True)
+    _, quantized, data = models()
+    seen: list[QTensor] = []
+    layers = [m for m in quantized.modules() if type(m).__name__.startswith("Conv")]
+    for layer in layers:
+        layer.register_forward_hook(lambda module, inputs, out: seen.append(out))
+    with torch.no_grad():
+        quantized(data)
+    assert any(x._bytes is not None for x in seen)
+    for x in seen:
+        integers = x.plain()
+        assert x._bytes is None and integers.is_contiguous() and integers.dtype == torch.float32
+        assert torch.equal(x.int_repr(), integers.to(torch.int8))
+        low, high = x.range
+        assert low <= int(integers.min()) and int(integers.max()) <= high
+
+
+def test_a_layer_that_has_no_kernel_says_so() -> None:
+    weight = torch.full((4, 3, 1, 1), 9.0)
+    scale = torch.full((4,), 1e-4, dtype=torch.float64)
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": -128, "high": 127}
+    plan = fp.plan_accumulator(weight, None, scale, torch.tensor([0.01]), input_range=(-128, 127), **facts)
+    flat = fp.Geometry([1, 1], [0, 0], [1, 1], [0, 0], 1, False)
+    assert fp.ByteLayer.of(plan, flat, (-128, 127), 8) is not None
+    assert fp.ByteLayer.of(plan, flat, (-128, 127), 16) is None
+    assert fp.ByteLayer.of(plan, fp.Geometry([1] * 3, [0] * 3, [1] * 3, [0] * 3, 1, False), (-128, 127), 8) is None
+    layer = fp.ByteLayer.of(plan, flat, (-128, 127), 8)
+    assert layer is not None
+    assert layer(torch.empty(0, 3, 2, 2), None) is None
