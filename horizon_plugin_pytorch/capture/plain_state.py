@@ -185,8 +185,11 @@ def _functions(classes: set[type], given: list[Any]) -> Iterator[FunctionType]:
     methods = (value for cls in classes for value in vars(cls).values())
     for value in itertools.chain(methods, given):
         found = getattr(value, "__func__", value)
-        found = inspect.unwrap(found) if isinstance(found, FunctionType) else found
-        if isinstance(found, FunctionType) and is_user_function(found):
+        if type(found) is not FunctionType:
+            continue
+        if "__wrapped__" in found.__dict__:  # few are, and of each module all of torch's methods come by
+            found = inspect.unwrap(found)
+        if is_user_function(found):
             yield found
 
 

@@ -103,8 +103,10 @@ def keep_reads(quantized: nn.Module, module: QATModule) -> None:
 
 def read_float(model: fx.GraphModule) -> None:
     """Let a converted graph read the float weights, and not the integers."""
+    is_other = False
     for node in model.graph.nodes:
         owner, _, name = str(node.target).rpartition(".")
         if node.op == "get_attr" and name == "weight" and "float_weight" in model.get_submodule(owner)._buffers:
-            node.target = f"{owner}.float_weight"
-    model.recompile()
+            node.target, is_other = f"{owner}.float_weight", True
+    if is_other:
+        model.recompile()

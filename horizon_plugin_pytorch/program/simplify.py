@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -26,7 +27,7 @@ def simplified(program: Program, operators: Collection[Any]) -> Program:
     Args:
         operators: such as ``torch.ops.aten._safe_softmax``.
     """
-    table: Mapping[Any, Callable] = get_decompositions(list(operators))
+    table = _definitions(tuple(operators))
     if not any(node.target in table for node in program.graph.nodes):
         return program
     graph, constants = fx.Graph(), dict(program.constants)
@@ -43,6 +44,12 @@ def simplified(program: Program, operators: Collection[Any]) -> Program:
     return Program(
         program.name, graph, constants, program.input_paths, program.outputs, program.results, program.classes
     )
+
+
+@functools.cache
+def _definitions(operators: tuple[Any, ...]) -> Mapping[Any, Callable]:
+    """As torch defines them; it goes through all operators that it knows."""
+    return get_decompositions(operators)
 
 
 class _Definitions(ProgramRecorder):

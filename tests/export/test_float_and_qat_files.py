@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +54,7 @@ from tests.operators.cases import (
 from tests.operators.cases.calls import calls_of
 from tests.routes import calibrate, prepared, qconfig, run_onnx
 from tests.sequences.comparison import open_session
+from tests.tiers import in_soak
 
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(3))
 
@@ -115,11 +117,16 @@ def test_a_float_file_gives_what_the_model_gives(name: str, opset: int) -> None:
             _assert_close(run_onnx(file, inputs, optimization), model(*inputs))
 
 
+_NETS = ("resnet", "mobilenet", "vit", "recurrent")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("opset", "dtype"), [(11, "qint8"), (11, "qint16"), (13, "qint8"), (21, "qint8"), (21, "qint16")]
-)
-@pytest.mark.parametrize("name", ["resnet", "mobilenet", "vit", "recurrent"])
+@pytest.mark.parametrize(("name", "opset", "dtype"), [
+    *itertools.chain(*(((name, 11, "qint8"), (name, 21, "qint16")) for name in _NETS)),
+    ("resnet", 13, "qint8"),
+    *in_soak(*itertools.chain(*(((name, 11, "qint16"), (name, 21, "qint8")) for name in _NETS))),
+    *in_soak(*((name, 13, "qint8") for name in _NETS[1:])),
+])  # fmt: skip
 def test_a_qat_file_gives_what_training_gives(name: str, opset: int, dtype: str) -> None:
     qat, inputs = _prepared_net(name, dtype)
     set_fake_quantize(qat, FakeQuantState.VALIDATION)

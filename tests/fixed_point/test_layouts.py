@@ -116,8 +116,11 @@ def run(g: Geometry, x: Tensor, weight: Tensor, formats: tuple[int, int, str], h
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [6, 1 << 18, *in_soak(1, 50)])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("name", "chunk"), [
+    *zip(LAYOUTS, itertools.cycle((6, 1 << 18))),
+    *in_soak(*zip(LAYOUTS, itertools.cycle((1 << 18, 6)))),
+    *in_soak(*itertools.product(LAYOUTS, (1, 50))),
+])  # fmt: skip
 def test_blocks_of_any_size_give_the_defined_integers(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulator, "_CHUNK", chunk)
     g = LAYOUTS[name]

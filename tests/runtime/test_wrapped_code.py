@@ -30,6 +30,7 @@ from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.utils.fx_helper import wrap
 from tests.routes import as_numbers, assert_one_arithmetic, qconfig
 from tests.runtime.wrapped_models import CODE, Code, Head, Parts, Single, X, near, train
+from tests.tiers import in_soak
 
 
 @pytest.fixture(autouse=True)
@@ -209,8 +210,10 @@ CALLS: dict[str, Code] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_fused", [False, True])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("name", "is_fused"), [
+    *((name, number % 3 == 0) for number, name in enumerate(CALLS)),
+    *in_soak(*((name, number % 3 != 0) for number, name in enumerate(CALLS))),
+])  # fmt: skip
 def test_code_is_called_in_every_way(name: str, is_fused: bool, tmp_path: Any) -> None:
     net = Called(CALLS[name]).eval()
     qat = prepare_qat_fx(fuse_fx(net) if is_fused else net, {"": qconfig()})

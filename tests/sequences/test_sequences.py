@@ -10,7 +10,7 @@ from tests.sequences.parts import sample
 from tests.sequences.usual import USUAL
 
 _AT_ONCE = 30
-_PAIRS = 90
+_PAIRS = 60
 FORMATS = ("qint8", "qint16")
 
 
