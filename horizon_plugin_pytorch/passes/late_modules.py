@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from horizon_plugin_pytorch.passes.inputs import fit_inputs
 from horizon_plugin_pytorch.passes.own_scales import OwnScales
 from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
 from horizon_plugin_pytorch.passes.replace import replace_functions
+from horizon_plugin_pytorch.passes.steps import Pass, on_model, run_steps
 from horizon_plugin_pytorch.passes.stub_links import link_stubs
 from horizon_plugin_pytorch.passes.swap import (
     follow_consistency,
@@ -105,15 +107,106 @@ class _Growing(Captured):
         self.added.append(path)
 
 
+@dataclass
+class LatePreparation(RecordedPreparation):
+    """Of one call that a model meets while it runs.
+
+    Args:
+        node: the call.
+        owner: the path of the module that is called, or whose method; None for a function.
+        skipped: how many arguments are before the operands: the FloatFunctional itself is none.
+    """
+
+    node: Any = None
+    owner: str | None = None
+    skipped: int = 0
+
+    @property
+    def site(self) -> CallSite:
+        """Where the call is written."""
+        site = notes(self.node).site
+        assert site is not None
+        return site
+
+
+def mark_call(prep: LatePreparation) -> None:
+    """The call is the quantized part."""
+    prep.region.add(prep.node, *given_kinds(prep.model, prep.node, prep.region))
+
+
+def note_stubs(prep: LatePreparation) -> None:
+    """Let the call of a module know the stubs of its operands, by their places."""
+    variants = prep.sites.setdefault(prep.site, [])
+    if prep.owner is None:
+        return
+    known = {variant.path for variant in variants}
+    operands = prep.node.args[prep.skipped :], prep.node.kwargs
+    for place, leaf in enumerate(pytree.tree_leaves(operands, is_leaf=lambda v: v is None)):
+        if isinstance(leaf, fx.Node) and leaf.op == "call_module" and leaf.target not in known:
+            variants.append(Variant(str(leaf.target), "QuantStub", {"place": place}))
+
+
+def choose_quietly(prep: LatePreparation) -> None:
+    """Setters choose formats; what they say of a whole model was said when it was prepared."""
+    if prep.qconfig_setter is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            apply_setters(prep.view(), prep.qconfig_setter)
+
+
+def swap_added(prep: LatePreparation) -> None:
+    """Put QAT modules in place of those that were added."""
+    devices = (device for node in prep.graph.nodes if (device := notes(node).device) is not None)
+    home, line = next(devices, None), prep.site.line
+    for path in prep.model.added:
+        owner, name, module = _place(prep.root, path)
+        row = row_of_module(type(module))
+        assert row is not None
+        qat = qat_form(path, module, row, prep.choices, prep.march, home, line)
+        if qat is not None:
+            owner._modules[name] = qat
+            warn_wide_weights(qat, prep.march, path)
+            follow_consistency(qat, prep.march)
+            name_modules(qat, dict.fromkeys(prep.model.added, line), path)
+
+
+def link_stubs_of_functions(prep: LatePreparation) -> None:
+    """Let the stubs of a function's operands know each other; of a module each call has its own."""
+    if prep.owner is None:
+        link_stubs(prep.model)
+
+
+LATE: tuple[Pass, ...] = (
+    Pass(on_model(mark_constants)),
+    Pass(mark_call),
+    Pass(replace_functions),
+    Pass(note_stubs),
+    Pass(choose_quietly),
+    Pass(check_modules),
+    Pass(fit_inputs),
+    Pass(swap_added),
+    Pass(link_stubs_of_functions),
+)
+
+
+def _place(root: nn.Module, path: str) -> tuple[nn.Module, str, nn.Module]:
+    """Where a module is, its name there, and the module."""
+    parent, _, name = path.rpartition(".")
+    owner = root.get_submodule(parent)
+    module = owner._modules[name]
+    assert module is not None
+    return owner, name, module
+
+
 class _OneCall:
-    """A graph of one call, which goes through the passes that graphs go through."""
+    """A graph of one call, which goes through passes that graphs go through."""
 
     def __init__(self, root: nn.Module, site: CallSite, sites: dict[CallSite, list[Variant]]) -> None:
         self.root, self.site, self.sites = root, site, sites
         self.graph = fx.Graph()
         self.graph.owning_module = root  # type: ignore[assignment]
         self.model: Any = _Growing(root, self.graph)
-        self.prep = RecordedPreparation(
+        self.prep = LatePreparation(
             self.model,
             note_of(root, "march"),
             OwnScales(),
@@ -127,63 +220,32 @@ class _OneCall:
 
     def prepare(self, op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> list[str]:
         """Put the module of the call and the stubs of its operands into the model, in their QAT forms; their paths."""
-        prep, choices, march = self.prep, self.prep.choices, self.prep.march
         args, kwargs = self._arguments((args, kwargs))
         node = self.graph.create_node(op, target, args, kwargs)
         node.stack_trace = user_frames()
         here = notes(node)
         here.site, here.scope, here.is_wrapped = self.site, self.site.scope, True
-        called = target if op == "call_module" else None if self._functional is None else str(self._functional.target)
-        skipped = 0 if op == "call_module" else 1  # the FloatFunctional itself is no operand
-        if called is not None:
+        prep = self.prep
+        prep.node, prep.skipped = node, 0 if op == "call_module" else 1
+        prep.owner = (
+            target if op == "call_module" else None if self._functional is None else str(self._functional.target)
+        )
+        if prep.owner is not None:
             here.generated_name = name_of_site(self.site)
             known = self.sites.get(self.site, ())
-            prep.stubs = {(called, variant.settings["place"] + skipped): variant.path for variant in known}
-        mark_constants(self.model)
-        prep.region.add(node, *given_kinds(self.model, node, prep.region))
-        replace_functions(prep)
-        if called is not None:
-            self._note_stubs(node, skipped)
-        self.sites.setdefault(self.site, [])
-        if prep.qconfig_setter is not None:
-            with warnings.catch_warnings():  # what setters say of a whole model was said when it was prepared
-                warnings.simplefilter("ignore")
-                apply_setters(prep.view(), prep.qconfig_setter)
-        check_modules(prep)
-        fit_inputs(prep)
-        line = dict.fromkeys(self.model.added, self.site.line)
-        for path in self.model.added:
-            owner, name, module = self._place(path)
-            row = row_of_module(type(module))
-            assert row is not None
-            qat = qat_form(path, module, row, choices, march, next(self._devices(), None), self.site.line)
-            if qat is not None:
-                owner._modules[name] = qat
-                warn_wide_weights(qat, march, path)
-                follow_consistency(qat, march)
-                name_modules(qat, line, path)
-        if called is None:  # of a module each call has its own
-            link_stubs(self.model)
+            prep.stubs = {(prep.owner, variant.settings["place"] + prep.skipped): variant.path for variant in known}
+        run_steps(prep, LATE)
         return self.model.added
-
-    def _note_stubs(self, node: fx.Node, skipped: int) -> None:
-        """Let the call of a module know the stubs of its operands, by their places."""
-        known = {variant.path for variant in self.sites.get(self.site, ())}
-        operands = node.args[skipped:], node.kwargs
-        for place, leaf in enumerate(pytree.tree_leaves(operands, is_leaf=lambda v: v is None)):
-            if isinstance(leaf, fx.Node) and leaf.op == "call_module" and leaf.target not in known:
-                stub = Variant(str(leaf.target), "QuantStub", {"place": place})
-                self.sites.setdefault(self.site, []).append(stub)
 
     def undo(self) -> None:
         """The model as it was before."""
         for path in self.model.added:
-            owner, name, _ = self._place(path)
+            owner, name, _ = _place(self.root, path)
             del owner._modules[name]
 
     def finish(self, path: str, like: FakeQuantize | None, is_converted: bool) -> None:
         """Let a module have the scale that was loaded for it and the state of its neighbours."""
-        owner, name, module = self._place(path)
+        owner, name, module = _place(self.root, path)
         take_unmet(self.root, path, module)
         module.train(owner.training)
         for quantizer in module.modules():
@@ -196,16 +258,6 @@ class _OneCall:
             owner._modules[name] = to_quantized(holder)._modules[name]
         if not isinstance(owner, LeafCode):
             hide_added(owner, _own_children(owner, name))
-
-    def _place(self, path: str) -> tuple[nn.Module, str, nn.Module]:
-        parent, _, name = path.rpartition(".")
-        owner = self.root.get_submodule(parent)
-        module = owner._modules[name]
-        assert module is not None
-        return owner, name, module
-
-    def _devices(self) -> Iterator[torch.device]:
-        return (device for node in self.graph.nodes if (device := notes(node).device) is not None)
 
     # -- operands
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from horizon_plugin_pytorch.capture.graph_module import write_later, write_now
 from horizon_plugin_pytorch.capture.region import called_path, has_stub, mark_constants, quantized_nodes
@@ -32,12 +29,13 @@ from horizon_plugin_pytorch.passes.hybrid import split_devices
 from horizon_plugin_pytorch.passes.inplace import follow_writes
 from horizon_plugin_pytorch.passes.inputs import fit_inputs
 from horizon_plugin_pytorch.passes.own_scales import add_names, share_weights, unshare
-from horizon_plugin_pytorch.passes.preparation import Preparation, RecordedPreparation, TracedPreparation
+from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.passes.read_tensors import answer_facts, answer_types, mark_reads
 from horizon_plugin_pytorch.passes.replace import replace_functions, replace_fusable
 from horizon_plugin_pytorch.passes.scores import mark_scores
 from horizon_plugin_pytorch.passes.skipped import note_skipped
 from horizon_plugin_pytorch.passes.states import refuse_states, warn_states
+from horizon_plugin_pytorch.passes.steps import Pass, on_model, on_root, recorded, run_steps, traced
 from horizon_plugin_pytorch.passes.stub_links import link_stubs
 from horizon_plugin_pytorch.passes.swap import to_qat, warn_int16
 from horizon_plugin_pytorch.passes.tied_scales import tie_scales, tied_groups
@@ -52,59 +50,6 @@ from horizon_plugin_pytorch.passes.wrapped_code import (
 from horizon_plugin_pytorch.qat_mode import tricks
 from horizon_plugin_pytorch.runtime.float_parts import keep_float
 from horizon_plugin_pytorch.runtime.stochastic import refuse_stochastic
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One step of a prepare.
-
-    Args:
-        run: does it.
-        only: the route that it is for; None means both.
-    """
-
-    run: Callable[[Any], None]
-    only: type[Preparation] | None = None
-
-    @property
-    def name(self) -> str:
-        """As the list has it."""
-        return self.run.__name__
-
-    def is_for(self, route: type[Preparation]) -> bool:
-        """Is it a step of that route?"""
-        return self.only is None or issubclass(route, self.only)
-
-
-def traced(run: Callable[[TracedPreparation], None]) -> Pass:
-    """A step for models that are traced."""
-    return Pass(run, TracedPreparation)
-
-
-def recorded(run: Callable[[RecordedPreparation], None]) -> Pass:
-    """A step for models that keep their forward."""
-    return Pass(run, RecordedPreparation)
-
-
-def on_model(function: Callable[[Any], Any]) -> Callable[[Preparation], None]:
-    """A step that looks at the model and its graph alone."""
-
-    @functools.wraps(function)
-    def run(prep: Preparation) -> None:
-        function(prep.model)
-
-    return run
-
-
-def on_root(function: Callable[[Any], Any]) -> Callable[[Preparation], None]:
-    """A step that looks at the modules alone."""
-
-    @functools.wraps(function)
-    def run(prep: Preparation) -> None:
-        function(prep.root)
-
-    return run
-
 
 # -- steps that ask the rooms below
 
@@ -304,5 +249,4 @@ def steps_of(route: type[Preparation], passes: Sequence[Pass] | None = None) -> 
 
 def run_passes(prep: Preparation, passes: Sequence[Pass] | None = None) -> None:
     """Run the steps of a preparation's route, one after the other."""
-    for step in steps_of(type(prep), passes):
-        step.run(prep)
+    run_steps(prep, steps_of(type(prep), passes))

@@ -5,45 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from horizon_plugin_pytorch.capture.captured import Captured
-from horizon_plugin_pytorch.capture.leaves import is_leaf
 from horizon_plugin_pytorch.capture.plain_model import copy_model, unwrapped
 from horizon_plugin_pytorch.capture.recording import record
-from horizon_plugin_pytorch.capture.region import quantized_nodes
 from horizon_plugin_pytorch.capture.type_tests import tell_given_memory, tell_type_tests
-from horizon_plugin_pytorch.config.choice import Choice
-from horizon_plugin_pytorch.config.graph_view import PLACEHOLDER, GraphView, ModuleView
-from horizon_plugin_pytorch.config.resolve import resolve_qconfigs
-from horizon_plugin_pytorch.config.setters import apply_setters
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import QuantizationWarning, listed, require_module, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.march import March, require_march
-from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.nn.qat.notes import share_notes
-from horizon_plugin_pytorch.notes import keep_notes
-from horizon_plugin_pytorch.operators.table import row_of_module
-from horizon_plugin_pytorch.passes.batches import follow_batches
-from horizon_plugin_pytorch.passes.inputs import warn_unfit
+from horizon_plugin_pytorch.passes.eager import EAGER, EagerPreparation
 from horizon_plugin_pytorch.passes.own_scales import OwnScales, own_scales_of
-from horizon_plugin_pytorch.passes.pipeline import find_lines
-from horizon_plugin_pytorch.passes.preparation import RecordedPreparation
-from horizon_plugin_pytorch.passes.skipped import note_skipped
-from horizon_plugin_pytorch.passes.states import refuse_states_when_running
-from horizon_plugin_pytorch.passes.swap import to_qat, warn_int16
+from horizon_plugin_pytorch.passes.steps import run_steps
 from horizon_plugin_pytorch.passes.tied_scales import (
     TiedOperators,
     is_effective,
-    tie_scales,
-    tied_groups,
 )
 from horizon_plugin_pytorch.passes.unmet import keep_state_of
-from horizon_plugin_pytorch.running import HYBRID
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
-from horizon_plugin_pytorch.runtime.dispatch import OnCpu
-from horizon_plugin_pytorch.runtime.float_parts import keep_float
 from horizon_plugin_pytorch.workflow.checkpoint import report_mismatches
 from horizon_plugin_pytorch.workflow.float_model import as_written, require_float
 from horizon_plugin_pytorch.workflow.mappings import (
@@ -105,105 +85,49 @@ def prepare_qat(
     model = as_written(model, is_eager=True)
     tell_type_tests(model, has_own_forward=True)
     tell_given_memory(model)
-    groups = _tied(model, march, optimize_graph, optimize_kwargs, example_inputs, example_kw_inputs)
-    choices, lines = resolve_qconfigs(model, None), None
-    if qconfig_setter is not None:
-        choices = resolve_qconfigs(model, {"": PLACEHOLDER})
-        lines = _set_qconfigs(model, choices, march, qconfig_setter, example_inputs, example_kw_inputs)
-    prepared = to_qat(model, choices, march, lines)
-    tie_scales(prepared, groups)
-    if hybrid:
-        _accept_integers(prepared)
-        prepared.__dict__[HYBRID] = True
-    else:
-        keep_float((path, m) for path, m in prepared.named_modules() if row_of_module(type(m)) is not None)
-    if not any(isinstance(m, QATModule) and m.fake_quantizers() for m in prepared.modules()):
-        warn(
-            f"`{type(model).__name__}`: no module has a qconfig, so nothing is quantized. Set one before: "
-            "`model.qconfig = default_qat_8bit_fake_quant_qconfig`.",
-            QuantizationWarning,
-        )
-    follow_batches(prepared)
-    refuse_states_when_running(prepared)
-    warn_int16(prepared, march)
-    share_notes(prepared)
-    keep_notes(prepared, march=march, choices=choices)
+    tied = _tied(march, optimize_graph, optimize_kwargs, example_inputs, example_kw_inputs)
+    has_inputs = example_inputs is not None or bool(example_kw_inputs)
+    has_graph = has_inputs and (tied is not None or qconfig_setter is not None)
+    graph = record(model, *arguments_of(model, example_inputs, example_kw_inputs)) if has_graph else fx.Graph()
+    prep = EagerPreparation(
+        Captured(model, graph),
+        march,
+        OwnScales(),
+        name=type(model).__name__,
+        qconfig_setter=qconfig_setter,
+        tied=tied,
+        has_graph=has_graph,
+        takes_integers=hybrid,
+    )
+    run_steps(prep, EAGER)
+    prepared = prep.root
     report_mismatches(prepared)
     if verbose:
         check_verbosely(prepared, example_inputs, "prepare_qat")
     return prepared
 
 
-def _set_qconfigs(
-    model: nn.Module,
-    choices: dict[str, Choice],
-    march: March,
-    qconfig_setter: Any,
-    example_inputs: Any,
-    example_kw_inputs: dict[str, Any] | None,
-) -> dict[str, str] | None:
-    """Let setters choose. With example inputs they see the graph, found by running the model, and only its quantized
-    part changes: the paths of its modules come back, with the lines that call them.
-    """
-    if example_inputs is None and not example_kw_inputs:
-        warn(
-            "prepare_qat: without example_inputs setters see modules, not what feeds them: no output is in high "
-            "precision, and no grid of grid_sample is int16. Give example_inputs.",
-            QuantizationWarning,
-        )
-        apply_setters(ModuleView(model, choices, march), qconfig_setter)
-        return None
-    captured = _captured(model, example_inputs, example_kw_inputs)
-    prep = RecordedPreparation(captured, march, OwnScales(), quantized_nodes(captured), choices)
-    apply_setters(prep.view(), qconfig_setter)
-    warn_unfit(prep)
-    note_skipped(prep)
-    find_lines(prep)
-    return prep.lines
-
-
-def _captured(model: nn.Module, example_inputs: Any, example_kw_inputs: dict[str, Any] | None) -> Any:
-    """The model with its graph, found by running it."""
-    return Captured(model, record(model, *arguments_of(model, example_inputs, example_kw_inputs)))
-
-
 def _tied(
-    model: nn.Module,
     march: March,
     optimize_graph: bool,
     optimize_kwargs: dict | None,
     example_inputs: Any,
     example_kw_inputs: dict[str, Any] | None,
-) -> list[list[str]]:
-    """The modules that are to have one scale, in groups."""
+) -> TiedOperators | None:
+    """The operators that are to have one scale with what they take."""
     tied = TiedOperators.of(optimize_kwargs, "prepare_qat")
     if optimize_kwargs and not optimize_graph:
         warn("prepare_qat: optimize_kwargs is for optimize_graph=True, and changes nothing.", QuantizationWarning)
     if tied is None or not optimize_graph or not is_effective(march, "prepare_qat"):
-        return []
+        return None
     if example_inputs is None and not example_kw_inputs:
         warn(
             "prepare_qat: optimize_graph needs example_inputs: eager mode does not see what a cat takes, and every "
             "scale stays as it is. Give them, or use `prepare_qat_fx`.",
             QuantizationWarning,
         )
-        return []
-    captured = _captured(model, example_inputs, example_kw_inputs)
-    return tied_groups(GraphView(captured, captured.graph, quantized_nodes(captured), {}, march), tied)
-
-
-def _accept_integers(model: nn.Module) -> None:
-    """Let the float modules of a hybrid model take quantized tensors, as real values."""
-    for module in list(model.children()):
-        if isinstance(module, QATModule):
-            module.is_hybrid = True
-        row = row_of_module(type(module))
-        if isinstance(module, (QATModule, FakeQuantize)) or (row is not None and row.qat is None):
-            continue  # the last ones move what they get, with its scale
-        if is_leaf(module):
-            OnCpu().attach(module)
-        else:
-            _accept_integers(module)
+        return None
+    return tied
 
 
 def convert(

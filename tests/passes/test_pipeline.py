@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.capture.captured import Captured
 from horizon_plugin_pytorch.capture.graph_module import ObservedGraphModule
@@ -14,13 +14,19 @@ from horizon_plugin_pytorch.capture.recording import record_runs
 from horizon_plugin_pytorch.capture.tracing import trace
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.nn.stubs import DeQuantStub, QuantStub
 from horizon_plugin_pytorch.passes import pipeline
+from horizon_plugin_pytorch.passes.eager import EAGER, EagerPreparation
+from horizon_plugin_pytorch.passes.late_modules import LATE
 from horizon_plugin_pytorch.passes.own_scales import OwnScales
-from horizon_plugin_pytorch.passes.pipeline import PIPELINE, Pass, run_passes, steps_of
+from horizon_plugin_pytorch.passes.pipeline import FUSION, PIPELINE, run_passes, steps_of
 from horizon_plugin_pytorch.passes.preparation import Preparation, RecordedPreparation, TracedPreparation
+from horizon_plugin_pytorch.passes.steps import Pass, run_steps
+from horizon_plugin_pytorch.quantization import prepare_qat
 from horizon_plugin_pytorch.quantization.prepare import PrepareMethod, prepare
 from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
+from horizon_plugin_pytorch.quantization.qconfig_template import default_qat_qconfig_setter
 from horizon_plugin_pytorch.quantization.quantize_fx import prepare_qat_fx
 
 ROUTES = (TracedPreparation, RecordedPreparation)
@@ -71,8 +77,43 @@ def test_the_list_has_the_life_of_a_model_in_order(route: type[Preparation]) -> 
     assert len(set(names)) == len(names)
 
 
-def test_every_step_says_what_it_does() -> None:
-    assert not [step.name for step in PIPELINE if not (step.run.__doc__ or "").strip()]
+@pytest.mark.parametrize("steps", [PIPELINE, FUSION, EAGER, LATE], ids=["pipeline", "fusion", "eager", "late"])
+def test_every_step_says_what_it_does_and_is_there_once(steps: tuple[Pass, ...]) -> None:
+    assert not [step.name for step in steps if not (step.run.__doc__ or "").strip()]
+    assert len({step.name for step in steps}) == len(steps)
+
+
+def test_eager_mode_stops_between_two_steps_too() -> None:
+    net = Net()
+    net.qconfig = default_qat_8bit_fake_quant_qconfig
+    prep = EagerPreparation(Captured(net, fx.Graph()), March.BAYES, OwnScales(), name="Net")
+    names = [step.name for step in EAGER]
+    run_steps(prep, EAGER[: names.index("swap_modules")])
+    assert prep.choices["conv"].qconfig is default_qat_8bit_fake_quant_qconfig
+    assert not any(isinstance(module, QATModule) for module in prep.root.modules())
+    run_steps(prep, EAGER[names.index("swap_modules") :])
+    assert isinstance(prep.root.conv, QATModule)
+
+
+def test_eager_mode_runs_the_model_once_for_setters_and_tied_scales() -> None:
+    class Counted(nn.Module):
+        runs = []
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant, self.ff = QuantStub(), DeQuantStub(), FloatFunctional()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.runs.append(self.training)
+            x = self.quant(x)
+            return self.dequant(self.ff.cat([x, x], 1))
+
+    set_march(March.BERNOULLI2)
+    prepare_qat(
+        Counted(), example_inputs=(X,), qconfig_setter=default_qat_qconfig_setter, optimize_graph=True,
+        optimize_kwargs={"opt_types": ("unify_inputs_scale",), "methods": ("cat",)},
+    )  # fmt: skip
+    assert Counted.runs.count(False) == 1
 
 
 def test_steps_of_one_route_are_not_run_on_the_other() -> None:
