@@ -47,13 +47,13 @@ def _random(make: Callable[[], nn.Module], size: int, name: str) -> Net:
 def resnet50() -> Net:
     """Random weights, statistics of data."""
     config = hf.ResNetConfig(num_labels=100)
-    return _random(lambda: hf.ResNetForImageClassification(config), 96, "bench_resnet50")
+    return _random(lambda: hf.ResNetForImageClassification(config), 64, "bench_resnet50")
 
 
 def swin_t() -> Net:
     """Random weights."""
-    config = hf.SwinConfig(image_size=112, num_labels=100)
-    return _random(lambda: hf.SwinForImageClassification(config), 112, "bench_swin")
+    config = hf.SwinConfig(image_size=56, num_labels=100)
+    return _random(lambda: hf.SwinForImageClassification(config), 56, "bench_swin")
 
 
 def detector() -> Net:
@@ -68,13 +68,13 @@ def detector() -> Net:
     )  # fmt: skip
     torch.manual_seed(0)
     net = Wrapped(hf.DetrForObjectDetection(config), outputs=("logits", "pred_boxes"))
-    architectures.ARCHITECTURES["bench_detector"] = lambda: (net, architectures.image(128))
-    return architectures.build("bench_detector")[0], list(torch.randn(8, 3, 128, 128).split(4))
+    architectures.ARCHITECTURES["bench_detector"] = lambda: (net, architectures.image(96))
+    return architectures.build("bench_detector")[0], list(torch.randn(8, 3, 96, 96).split(4))
 
 
 def efficientnet(size: int) -> Net:
     """Pretrained, on photographs."""
-    images, _ = load_photographs(224)
+    images, _ = load_photographs(128)
     return load_net(size), list(images[:8].split(4))
 
 

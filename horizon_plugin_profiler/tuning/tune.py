@@ -32,7 +32,7 @@ from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.workflow.float_model import require_float
 
 STATE = "tuning.pt"
-_DRAWS = 4  # vectors of signs of a probe
+_DRAWS = 2  # vectors of signs of a probe
 _REMEASURED = 0.3  # the share of the sites that is measured exactly
 _SHARE, _LEAST = 0.6, 40  # forwards for each site, and for a small model
 _ROUNDS, _MOST = 5, 0.9  # of float16: how often more is tried, and which share of what int16 leaves is taken each time

@@ -51,6 +51,10 @@ class ChannelPair:
         second: Any = model.get_submodule(self.second)
         return second.in_features if isinstance(second, nn.Linear) else second.in_channels
 
+    def measured(self, model: nn.Module) -> tuple[nn.Module, bool]:
+        """The module at which the channels can be seen, and whether they are in its result."""
+        return model.get_submodule(self.second), False
+
     def factors(self, model: nn.Module, ranges: Tensor) -> Tensor:
         """What each channel is to be divided by, given its largest magnitude."""
         second: Any = model.get_submodule(self.second)
@@ -97,7 +101,7 @@ def find_pairs(model: nn.Module, graphs: Sequence[fx.Graph]) -> list[ChannelPair
         model: whose layers the graphs call.
         graphs: recorded on several inputs, which may take different ways.
     """
-    readers = _readers(model, graphs)
+    readers = WeightReaders(model, graphs)
     found = [list(_Chains(model, graph, readers).pairs()) for graph in graphs]
     called = [{str(n.target) for n in graph.nodes if n.op == "call_module"} for graph in graphs]
     return [
@@ -107,12 +111,20 @@ def find_pairs(model: nn.Module, graphs: Sequence[fx.Graph]) -> list[ChannelPair
     ]
 
 
-def _readers(model: nn.Module, graphs: Sequence[fx.Graph]) -> Counter[int]:
+class WeightReaders:
     """How many modules, other attributes and calls of functions have the memory of a parameter."""
-    owners = [t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values(), *vars(m).values())]
-    memory = {path: _memory(t) for path, t in (*model.named_parameters(), *model.named_buffers())}
-    reads = {str(n.target) for graph in graphs for n in graph.nodes if n.op == "get_attr"}
-    return Counter([_memory(t) for t in owners if isinstance(t, Tensor)] + [memory[p] for p in reads if p in memory])
+
+    def __init__(self, model: nn.Module, graphs: Sequence[fx.Graph]) -> None:
+        modules = model.modules()
+        owners = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values(), *vars(m).values())]
+        memory = {path: _memory(t) for path, t in (*model.named_parameters(), *model.named_buffers())}
+        reads = {str(n.target) for graph in graphs for n in graph.nodes if n.op == "get_attr"}
+        owned = [_memory(t) for t in owners if isinstance(t, Tensor)]
+        self._counts = Counter(owned + [memory[p] for p in reads if p in memory])
+
+    def is_alone(self, module: nn.Module) -> bool:
+        """Does nobody else read the parameters of a module?"""
+        return all(self._counts[_memory(p)] == 1 for p in module._parameters.values() if p is not None)
 
 
 def _memory(x: Tensor) -> int:
@@ -122,7 +134,7 @@ def _memory(x: Tensor) -> int:
 class _Chains:
     """The chains of a graph: a layer, what passes factors on, and another layer."""
 
-    def __init__(self, model: nn.Module, graph: fx.Graph, readers: Counter[int]) -> None:
+    def __init__(self, model: nn.Module, graph: fx.Graph, readers: WeightReaders) -> None:
         self._graph, self._readers = graph, readers
         self._modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
         self._calls = Counter(id(self._modules[str(n.target)]) for n in graph.nodes if n.op == "call_module")
@@ -155,7 +167,7 @@ class _Chains:
             return None
         tensors = {name: p for name, p in module._parameters.items() if p is not None}
         is_plain = "weight" in tensors and tensors.keys() <= {"weight", "bias"}
-        return module if is_plain and all(self._readers[_memory(p)] == 1 for p in tensors.values()) else None
+        return module if is_plain and self._readers.is_alone(module) else None
 
     def _passed(self, node: fx.Node, axis: int, source: fx.Node) -> int | None:
         """Where the channels are after a call; None if it does not pass a channel's factor on unchanged."""
@@ -190,6 +202,11 @@ def _flattened(shape: tuple[int, ...], axis: int, start: Any, end: Any) -> int |
 
 def _channel_axis(layer: Any, rank: int) -> int:
     return rank - layer.weight.dim() + 1
+
+
+def result_shape(node: fx.Node) -> tuple[int, ...] | None:
+    """The shape of what a node gives; None for what is no tensor."""
+    return notes(node).shape
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.calibration.batches import Process, run_batch, take_batches
-from horizon_plugin_pytorch.calibration.channel_pairs import ChannelPair, find_pairs
+from horizon_plugin_pytorch.calibration.channel_pairs import find_pairs
 from horizon_plugin_pytorch.capture.plain_model import copy_model
 from horizon_plugin_pytorch.capture.recording import record
 from horizon_plugin_pytorch.errors import (
@@ -102,72 +102,124 @@ def equalize(model: nn.Module, batches: Iterable[Any], batch_process_func: Proce
     >>> len(equalize(net, [x]).pairs), torch.allclose(net(x), before, atol=1e-4)
     (1, True)
     """
-    require_module(model, "equalize")
+    return rewrite(model, batches, batch_process_func, find_pairs, "equalize", _ROUNDS)
+
+
+class Group(Protocol):
+    """Modules between which a channel can be made smaller in the first and larger in those that read it."""
+
+    @property
+    def first(self) -> str:
+        """The path of the first."""
+
+    @property
+    def second(self) -> str:
+        """The path of one that reads it."""
+
+    def channels(self, model: nn.Module) -> int:
+        """How many channels there are."""
+
+    def measured(self, model: nn.Module) -> tuple[nn.Module, bool]:
+        """The module at which the channels can be seen, and whether they are in its result."""
+
+    def factors(self, model: nn.Module, ranges: Tensor) -> Tensor:
+        """What each channel is to be divided by."""
+
+    def divide(self, model: nn.Module, factors: Tensor) -> None:
+        """Make the channels smaller in the first and larger in the others."""
+
+
+G = TypeVar("G", bound=Group)
+
+
+@torch.no_grad()
+def rewrite(
+    model: nn.Module,
+    batches: Iterable[Any],
+    process: Process | None,
+    find: Callable[[nn.Module, Sequence[fx.Graph]], list[G]],
+    caller: str,
+    rounds: int,
+) -> EqualizationResult:
+    """Change the sizes of channels in place, where that does not change what the model computes.
+
+    Args:
+        find: the groups of modules in the graphs of a model.
+        caller: whom messages name.
+        rounds: how often all groups are gone through, as one can change the channels of another.
+    """
+    require_module(model, caller)
     for path, module in model.named_modules():
         if isinstance(module, (QATModule, QuantizedModule, FakeQuantize)):
             raise QuantizationConfigError(
-                f"equalize: the model is prepared already or converted (`{path}` is a {type(module).__name__}); give "
+                f"{caller}: the model is prepared already or converted (`{path}` is a {type(module).__name__}); give "
                 "the float model, and prepare it afterwards."
             )
-    data = take_batches(model, batches, None, batch_process_func, "equalize")
-    copied = copy_model(model, "equalize")  # a run may change what a model keeps
-    pairs = find_pairs(model, list(_graphs(copied, data)))
-    ranges, wanted = _measured(copied, pairs, data)
-    for pair in _unsound(model, pairs, data, wanted):
-        ranges.pop(pair)
+    data = take_batches(model, batches, None, process, caller)
+    copied = copy_model(model, caller)  # a run may change what a model keeps
+    groups = find(model, list(_graphs(copied, data, caller)))
+    ranges, wanted = _measured(copied, groups, data, caller)
+    for group in _unsound(model, groups, data, wanted, caller):
+        ranges.pop(group)
         warn(
-            f"equalize: `{pair.first}` and `{pair.second}` stay as they are: with other channels between them the "
+            f"{caller}: `{group.first}` and `{group.second}` stay as they are: with other channels between them the "
             "model does not compute the same. Something else reads their weights, or what is between them.",
             CalibrationWarning,
         )
-    before = {pair: _spread(channels) for pair, channels in ranges.items()}
-    equalized = copy_model(model, "equalize")
-    _equalize(equalized, ranges)
+    before = {group: _spread(channels) for group, channels in ranges.items()}
+    equalized = copy_model(model, caller)
+    _equalize(equalized, ranges, rounds)
     change = _change(_outputs(equalized, data), wanted)
     if change > _ROUNDING:
         raise CalibrationError(
-            f"equalize: rounding alone changes the model's outputs by {change:.1%}: numbers leave the range of their "
+            f"{caller}: rounding alone changes the model's outputs by {change:.1%}: numbers leave the range of their "
             "format, or the outputs hang on a threshold, as after non-maximum suppression. The model is as it was. "
-            "Equalize it in float32, or only the part before the threshold."
+            "Do it in float32, or only to the part before the threshold."
         )
     for path, parameter in model.named_parameters():
         parameter.copy_(equalized.get_parameter(path))
     return EqualizationResult(
-        [EqualizedPair(p.first, p.second, before[p], _spread(channels)) for p, channels in ranges.items()], change
+        [EqualizedPair(g.first, g.second, before[g], _spread(channels)) for g, channels in ranges.items()], change
     )
 
 
-def _graphs(model: nn.Module, data: Sequence[Any]) -> Iterator[fx.Graph]:
+def _graphs(model: nn.Module, data: Sequence[Any], caller: str) -> Iterator[fx.Graph]:
     for index, batch in enumerate(data):
         try:
             yield record(model, *arguments_of(model, batch))
         except TraceError as error:
-            raise TraceError(f"equalize: the model cannot run on batch {index}: {error.__cause__ or error}") from error
+            raise TraceError(f"{caller}: the model cannot run on batch {index}: {error.__cause__ or error}") from error
 
 
 def _measured(
-    model: nn.Module, pairs: Sequence[ChannelPair], data: Sequence[Any]
-) -> tuple[dict[ChannelPair, Tensor], Outputs]:
-    """The largest magnitude of each channel that enters the second layers, and the model's outputs."""
-    found: dict[ChannelPair, Tensor] = {}
-    by_layer: dict[str, list[ChannelPair]] = {}
-    for pair in pairs:
-        by_layer.setdefault(pair.second, []).append(pair)
+    model: nn.Module, groups: Sequence[G], data: Sequence[Any], caller: str
+) -> tuple[dict[G, Tensor], Outputs]:
+    """The largest magnitude of each channel of the groups, and the model's outputs."""
+    found: dict[G, Tensor] = {}
+    paths = {module: path for path, module in model.named_modules()}
+    at = {group: group.measured(model) for group in groups}
 
-    def measure(call: OperatorCall) -> None:
-        x, weight = (*call.args, *call.kwargs.values())[0].detach().abs(), call.module.weight  # type: ignore[union-attr]
-        by_channel = x.transpose(0, x.dim() - weight.dim() + 1).flatten(1).amax(1)  # type: ignore[operator]
+    def measure(call: OperatorCall, is_result: bool) -> None:
+        values = call.output if is_result else (*call.args, *call.kwargs.values())[0]
+        x, weight = values.detach().abs(), call.module.weight  # type: ignore[union-attr]
+        axis = x.dim() - (1 if is_result else weight.dim() - 1)  # type: ignore[operator]
+        by_channel = x.transpose(0, axis).flatten(1).amax(1)
         if not bool(by_channel.isfinite().all()):
             raise CalibrationError(
-                f"equalize: NaN or infinity reaches `{call.path}`. Leave such data out, or look for a division by zero "
+                f"{caller}: NaN or infinity reaches `{call.path}`. Leave such data out, or look for a division by zero "
                 "or an overflow in the model."
             )
-        for pair in by_layer[call.path]:
-            found[pair] = torch.maximum(found[pair], by_channel) if pair in found else by_channel
+        for group, (module, gives) in at.items():
+            if module is call.module and gives == is_result:
+                found[group] = torch.maximum(found[group], by_channel) if group in found else by_channel
 
-    with ModuleWatch({path: model.get_submodule(path) for path in by_layer}, before=measure):
+    with ModuleWatch(
+        {paths[module]: module for module, _ in at.values()},
+        before=lambda call: measure(call, False) if (call.module, False) in at.values() else None,
+        after=lambda call: measure(call, True) if (call.module, True) in at.values() else None,
+    ):
         outputs = list(_outputs(model, data))
-    return {pair: found[pair] for pair in pairs if pair in found}, outputs
+    return {group: found[group] for group in groups if group in found}, outputs
 
 
 def _outputs(model: nn.Module, data: Sequence[Any]) -> Iterator[list[Tensor]]:
@@ -189,36 +241,36 @@ def _change(found: Iterable[list[Tensor]], wanted: Outputs) -> float:
     return largest
 
 
-def _unsound(model: nn.Module, pairs: Sequence[ChannelPair], data: Sequence[Any], wanted: Outputs) -> list[ChannelPair]:
-    """Pairs that cannot have other channels between them without changing the outputs."""
+def _unsound(model: nn.Module, groups: Sequence[G], data: Sequence[Any], wanted: Outputs, caller: str) -> list[G]:
+    """Groups that cannot have other channels between them without changing the outputs."""
 
-    def changes(among: Sequence[ChannelPair]) -> bool:
-        trial = copy_model(model, "equalize")
+    def changes(among: Sequence[G]) -> bool:
+        trial = copy_model(model, caller)
         generator = torch.Generator().manual_seed(0)
         for pair in among:
             powers = torch.randint(-2, 3, (pair.channels(model),), generator=generator)
-            weight = trial.get_submodule(pair.second).weight
-            pair.divide(trial, torch.exp2(powers).to(weight))  # type: ignore[arg-type]
+            weight = next(trial.get_submodule(pair.first).parameters())
+            pair.divide(trial, torch.exp2(powers).to(weight))
         return _change(_outputs(trial, data), wanted) > _SAME
 
-    def culprits(among: Sequence[ChannelPair]) -> list[ChannelPair]:
+    def culprits(among: Sequence[G]) -> list[G]:
         if not changes(among):
             return []
         middle = len(among) // 2
         return culprits(among[:middle]) + culprits(among[middle:]) if middle else list(among)
 
-    found = culprits(pairs) if pairs else []
+    found = culprits(groups) if groups else []
     if found and changes([]):
         raise CalibrationError(
-            "equalize: the model gives other outputs when it runs on the same data again, so that it cannot be seen "
+            f"{caller}: the model gives other outputs when it runs on the same data again, so that it cannot be seen "
             "whether it computes the same afterwards. Take chance out of its forward in eval mode."
         )
     return found
 
 
-def _equalize(model: nn.Module, ranges: dict[ChannelPair, Tensor]) -> None:
+def _equalize(model: nn.Module, ranges: dict[G, Tensor], rounds: int) -> None:
     """Bring channels and weights to one size, pair by pair until nothing moves; `ranges` follow."""
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         largest_change = 0.0
         for pair, channels in ranges.items():
             factors = pair.factors(model, channels)

@@ -14,13 +14,18 @@ import torch
 from horizon_plugin_pytorch.config.graph_view import GraphView
 from horizon_plugin_pytorch.config.resolve import check_qconfig
 from horizon_plugin_pytorch.config.setters import QconfigSetterBase, require_templates
-from horizon_plugin_pytorch.config.templates import get_common_templates
+from horizon_plugin_pytorch.config.templates import (
+    ConvDtypeTemplate,
+    MatmulDtypeTemplate,
+    ModuleNameTemplate,
+    get_common_templates,
+)
 from horizon_plugin_pytorch.doors import show_at
-from horizon_plugin_pytorch.dtype import QuantDType
+from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant.dynamic import is_dynamic
 from horizon_plugin_pytorch.fake_quant.fake_cast import is_cast
-from horizon_plugin_pytorch.fake_quant.qconfig import QConfig, format_of, get_qconfig, unasked
+from horizon_plugin_pytorch.fake_quant.qconfig import TRAINING_OBSERVER, QConfig, format_of, get_qconfig, unasked
 from horizon_plugin_pytorch.files import write_atomically
 
 CHANGELOG, DTYPES, READABLE = "qconfig_changelogs.txt", "qconfig_dtypes.pt", "qconfig_dtypes.pt.py"
@@ -100,6 +105,24 @@ class QconfigSetter(QconfigSetterBase):
         return f"QconfigSetter({self.reference_qconfig}, templates=[{', '.join(map(repr, self.templates))}])"
 
 
+def get_int8_gemm_setter(qat: bool = False, fix_scale: bool = False) -> QconfigSetter:
+    """int8 for what convolutions, linear layers and products of matrices multiply, int16 for everything else.
+
+    Sums, norms and softmax keep int16, and a QuantStub makes int8 of what a layer reads: multiply-accumulates are those
+    of int8. Transformers lose much less so than in plain int8.
+
+    Args:
+        qat: observe as training does, rather than as calibration does.
+        fix_scale: keep the scales of calibration while training.
+
+    >>> get_int8_gemm_setter().templates[1:3]
+    (ConvDtypeTemplate(input_dtype='qint8', weight_dtype='qint8'), MatmulDtypeTemplate(input_dtypes=('qint8', 'qint8')))
+    """
+    reference = get_qconfig(TRAINING_OBSERVER if qat else None, out_dtype=qint16, fix_scale=fix_scale)
+    templates = [ModuleNameTemplate({"": qint16}), ConvDtypeTemplate(qint8, qint8), MatmulDtypeTemplate(qint8)]
+    return QconfigSetter(reference, templates, save_dir=None)
+
+
 def rule_of(
     qconfig: QConfig, has_weight: bool, is_fixed: bool = False, products: tuple[Any, Any] | None = None
 ) -> dict[str, Any]:
@@ -150,4 +173,4 @@ def _threshold(part: Any) -> float | None:
     return float(scale) * -dtype.min
 
 
-show_at("quantization.qconfig_setter.setter", QconfigSetter, rule_of)
+show_at("quantization.qconfig_setter.setter", QconfigSetter, get_int8_gemm_setter, rule_of)

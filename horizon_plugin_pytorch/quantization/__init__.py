@@ -54,6 +54,7 @@ from horizon_plugin_pytorch.quantization.weight_reconstruction import mix_calibr
 from horizon_plugin_pytorch.calibration.bias_correction import correct_bias
 from horizon_plugin_pytorch.calibration.bn_reestimation import reestimate_bn
 from horizon_plugin_pytorch.calibration.equalization import equalize
+from horizon_plugin_pytorch.calibration.smoothing import smooth_norms
 from horizon_plugin_pytorch.workflow.checkpoint import load_calib_state_dict
 from horizon_plugin_pytorch.quantization.fuse_modules import (
     fuse_conv_shared_modules,
@@ -152,6 +153,7 @@ __all__ = [
     "reestimate_bn",
     "set_fake_quantize",
     "set_qat_mode",
+    "smooth_norms",
     "visualize_model",
     "weight_reconstruction",
 ]
