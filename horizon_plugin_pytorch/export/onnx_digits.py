@@ -7,11 +7,12 @@ is a product of matrices there: channels last, the values under each place of th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.export.onnx_forms import Integers, blocks_of, integers_of
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import INT32_MAX, Geometry, reaches
 
@@ -89,7 +90,32 @@ def _made_positive(g: OnnxGraph, x: str) -> tuple[str, str, str]:
 
 def byte_digits(g: OnnxGraph, x: str, ends: tuple[int, int]) -> list[Digit]:
     """The two bytes of 16-bit integers; as `float_digits`."""
+    if has_cheap_bytes(g, x):
+        return g.once(("byte digits", x), lambda: _bytes_of_blocks(g, x))
     return g.once(("byte digits", x, ends[0] < 0), lambda: _byte_digits(g, x, ends[0] < 0))
+
+
+def has_cheap_bytes(g: OnnxGraph, x: str) -> bool:
+    """Are there int32 numbers, none of them negative, that its bytes can be made of?"""
+    known = [integers_of(g, block.name) for block in blocks_of(g, x, 0)]
+    return all(each is not None and 0 <= each.low <= each.high < 1 << 15 for each in known)
+
+
+def _bytes_of_blocks(g: OnnxGraph, x: str) -> list[Digit]:
+    by_block = [_bytes_of_integers(g, integers_of(g, block.name)) for block in blocks_of(g, x, 0)]
+    if len(by_block) == 1:
+        return by_block[0]
+    names = [g.node("Concat", *(digit.name for digit in same), axis=1) for same in zip(*by_block, strict=True)]
+    return [replace(digit, name=name) for name, digit in zip(names, by_block[0], strict=True)]
+
+
+def _bytes_of_integers(g: OnnxGraph, integers: Integers | None) -> list[Digit]:
+    """A cast of integers to bytes keeps their lower eight bits; one of real numbers cuts off the rest."""
+    assert integers is not None
+    whole = g.node("Clip", integers.name, *(g.constant(end, torch.int32) for end in (integers.low, integers.high)))
+    upper = g.node("DequantizeLinear", whole, g.scalar(1 / _SIZE, torch.float32))
+    digits = ((whole, 1, _SIZE - 1), (upper, _SIZE, integers.high // _SIZE))
+    return [Digit(g.cast(name, torch.uint8), 0, size, (0, end)) for name, size, end in digits]
 
 
 def _byte_digits(g: OnnxGraph, x: str, is_signed: bool) -> list[Digit]:

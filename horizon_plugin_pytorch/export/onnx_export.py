@@ -61,9 +61,15 @@ class _Exporter:
     """Writes the nodes of a program one by one."""
 
     def __init__(
-        self, program: Program, opset: int, reserved: list[str], is_fast: bool = False, fewest: int | None = _FEWEST
+        self,
+        program: Program,
+        opset: int,
+        reserved: list[str],
+        is_fast: bool = False,
+        fewest: int | None = _FEWEST,
+        is_sized: bool = True,
     ) -> None:
-        self.graph = OnnxGraph(opset, reserved, is_fast)
+        self.graph = OnnxGraph(opset, reserved, is_fast, is_sized)
         self._program = program
         self._names: dict[fx.Node, str] = {}
         self._parts: dict[fx.Node, list[str | None]] = {}  # of nodes that give several tensors
@@ -286,11 +292,11 @@ def build_onnx(
 
     with _no_collection():
         if not dynamic_axes:
-            return _built(model, args, input_names, output_names, opset, takes_real, is_fast)
+            return _built(model, args, input_names, output_names, opset, takes_real, is_fast, is_sized=True)
         given, names = positional_arguments(model, args), argument_names(model, args)
         inputs = port_names([(names[path[0]], *path[1:]) for path, _ in located(given)], "input", input_names)
         return with_dynamic_axes(
-            lambda resized: _built(model, resized, input_names, output_names, opset, takes_real, is_fast),
+            lambda resized: _built(model, resized, input_names, output_names, opset, takes_real, is_fast, False),
             args, tensors_of(given), dynamic_sizes(dynamic_axes, inputs, tensors_of(given), output_names),
         )  # fmt: skip
 
@@ -303,11 +309,12 @@ def _built(
     opset: int,
     takes_real: bool,
     is_fast: bool,
+    is_sized: bool,
 ) -> Any:
     program = program_to_write(model, args, opset, takes_real)
     if not program.results:
         raise ExportError(f"`{type(model).__name__}` gives no tensor on these inputs: there is nothing to export.")
-    return _written(program, input_names, output_names, opset, is_fast)[0]
+    return _written(program, input_names, output_names, opset, is_fast, is_sized=is_sized)[0]
 
 
 def program_to_write(model: nn.Module, args: Any, opset: int, takes_real: bool = False) -> Program:
@@ -403,8 +410,9 @@ def _with_operators(
     opset: int,
     is_fast: bool = False,
     fewest: int | None = _FEWEST,
+    is_sized: bool = True,
 ) -> _Exporter:
-    exporter = _Exporter(program, opset, inputs + outputs, is_fast, fewest)
+    exporter = _Exporter(program, opset, inputs + outputs, is_fast, fewest, is_sized)
     for name, node in zip(inputs, program.placeholders, strict=True):
         exporter.bind(node, exporter.graph.add_input(name, value_of(node).dtype, value_of(node).shape))
     for node in program.graph.nodes:
@@ -420,15 +428,17 @@ def _written(
     opset: int,
     is_fast: bool = False,
     fewest: int | None = _FEWEST,
+    is_sized: bool = True,
 ) -> tuple[Any, dict[str, str]]:
     """The file of a program, and what in it may differ from the program.
 
     Args:
         fewest: steps that repeat are a loop where there are not fewer of them.
+        is_sized: operators may be chosen by sizes of images; not where the file is for several.
     """
     inputs = port_names(program.input_paths, "input", input_names)
     outputs = port_names(program.output_paths, "output", output_names, inputs)
-    exporter = _with_operators(program, inputs, outputs, opset, is_fast, fewest)
+    exporter = _with_operators(program, inputs, outputs, opset, is_fast, fewest, is_sized)
     exporter.graph.scope = Scope()
     types: list[tuple[str, torch.dtype, Sequence[int]]] = []
     for name, node, value in zip(outputs, program.returned, program.results, strict=True):

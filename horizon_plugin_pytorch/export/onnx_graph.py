@@ -86,12 +86,15 @@ class Scope:
 class OnnxGraph:
     """Nodes and constants of a graph under construction; values are known by their names."""
 
-    def __init__(self, opset: int = OPSET, reserved: Iterable[str] = (), is_fast: bool = False) -> None:
+    def __init__(
+        self, opset: int = OPSET, reserved: Iterable[str] = (), is_fast: bool = False, is_sized: bool = True
+    ) -> None:
         import onnx_ir
 
         self._ir = onnx_ir
         self.opset = opset
         self.is_fast = is_fast  # int8 kernels also where they round other than the model does
+        self.is_sized = is_sized  # what is written may depend on sizes of images
         self.inexact: dict[str, str] = {}  # what does so, by module or node, and why
         self.scope = Scope()
         self._nodes: list[Any] = []
@@ -299,6 +302,10 @@ class OnnxGraph:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    def made(self, key: Any) -> Any:
+        """What was made with `once`; None if it was not."""
+        return self._made.get(key)
 
     def cast(self, x: str, dtype: torch.dtype) -> str:
         """Change the element type.

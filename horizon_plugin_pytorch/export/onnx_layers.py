@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,9 +26,18 @@ from horizon_plugin_pytorch.export.onnx_digits import (
     float_digit_ends,
     float_digits,
     halves_of_weight,
+    has_cheap_bytes,
     linear_of_digits,
 )
 from horizon_plugin_pytorch.export.onnx_fixed_point import is_byte, lowers, rescale
+from horizon_plugin_pytorch.export.onnx_forms import (
+    Block,
+    Integers,
+    block_size,
+    blocks_of,
+    joined,
+    note_integers,
+)
 from horizon_plugin_pytorch.export.onnx_graph import TYPES, OnnxGraph, Site
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     INT32_MAX,
@@ -43,6 +52,8 @@ from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, is_exact
 from horizon_plugin_pytorch.program.note import Value
 
 _FEWEST_CHANNELS = 128  # of inputs and outputs, from which products of bytes are faster than those of floats
+# The same of products of matrices with more inputs than outputs, and of the latter where bytes cost little.
+_FEWEST_INPUTS, _FEWEST_OUTPUTS, _FEWEST_OF_CHEAP = 96, 64, 24
 _BLOCK = 16  # channels
 _MANY_CHANNELS = 8  # from here on a convolution of signed weights and twice the channels is faster
 
@@ -84,19 +95,19 @@ def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any
             g.tell_inexact("its sum has 8 bits before the residual is added")
             return _conv_and_residual(g, site, x, residual, plan, geometry)
 
-    def product(a: str, w: str, b: Tensor | None) -> str:
-        return g.conv(a, w, None if b is None else g.constant(b, hint="bias"), geometry)
-
     is_lifted = residual is not None and len(site.inputs[1].shape) > site.rank
     layer = _Layer(
-        product, g.compact, geometry.input_axis, 1, geometry.groups, geometry.spread, _ends(site.inputs[0]),
-        _residual_ends(site, residual), is_lifted=is_lifted,
+        _convolution(g, geometry), g.compact, geometry.input_axis, 1, geometry.groups, geometry.spread,
+        _ends(site.inputs[0]), _residual_ends(site, residual), is_lifted=is_lifted,
     )  # fmt: skip
-    if geometry.groups == 1 and not geometry.is_transposed and _takes_digits(g, plan):
+    if geometry.groups == 1 and not geometry.is_transposed and _takes_digits(g, x, plan):
         total = conv_of_digits(g, x, _whole_weight(plan), geometry, layer.ends)
         return _finish(g, total, residual, plan, layer)
     if _is_pointwise(site, residual, plan, geometry):
         return _pointwise(g, site, x, residual, plan, geometry)
+    blocks = blocks_of(g, x, site.input_shape[1])
+    if len(blocks) > 1 and residual is None and _is_depthwise(plan, geometry):
+        return _depthwise(g, blocks, plan, geometry, layer.ends)
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
 
 
@@ -113,15 +124,17 @@ def linear(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: A
 
     ends = _ends(site.inputs[0]), _residual_ends(site, residual)
     layer = _Layer(product, stored, 1, site.rank - 1, 1, (-1,), *ends, True)
-    if site.rank > 1 and _takes_digits(g, plan):
+    if site.rank > 1 and _takes_digits(g, x, plan):
         total = linear_of_digits(g, x, _whole_weight(plan), layer.ends)
         return _finish(g, total, residual, plan, layer)
     if residual is None and _is_scaled_matrix(plan):
-        return _matrix_in_float64(g, x, site.rank, 0, plan, layer)
+        if len(plan.weights[0]) <= site.input_shape[-1]:
+            return _matrix_in_float64(g, x, plan, layer)
+        return _scaled_rows(g, _with_one(g, x, site.rank, site.rank - 1), 0, plan, layer)
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
 
 
-def _takes_digits(g: OnnxGraph, plan: AccumulatorPlan) -> bool:
+def _takes_digits(g: OnnxGraph, x: str, plan: AccumulatorPlan) -> bool:
     """Is it a layer of 16-bit inputs and 8-bit weights, large enough to be computed in bytes?"""
     if not g.has_bytes or plan.input_digits == 1 or plan.factor.dtype != torch.float64 or plan.parts == 0:
         return False
@@ -129,8 +142,11 @@ def _takes_digits(g: OnnxGraph, plan: AccumulatorPlan) -> bool:
     is_whole = plan.weights[0].dtype == torch.float64 or len(plan.weights) == plan.parts
     if not is_narrow or not is_whole:
         return False
-    outputs, inputs = _whole_weight(plan).shape[:2]
-    return min(outputs, inputs) >= _FEWEST_CHANNELS
+    outputs, inputs, *kernel = _whole_weight(plan).shape
+    if min(outputs, inputs) >= _FEWEST_CHANNELS:
+        return True
+    fewest = _FEWEST_OF_CHEAP if has_cheap_bytes(g, x) else _FEWEST_OUTPUTS
+    return math.prod(kernel) == 1 and inputs >= max(_FEWEST_INPUTS, 2 * outputs) and outputs >= fewest
 
 
 def _whole_weight(plan: AccumulatorPlan) -> Tensor:
@@ -150,14 +166,12 @@ def _pointwise(
 ) -> str:
     """A convolution of 1x1 kernels as a product of matrices, for which ONNX Runtime needs no other layout."""
     batch, outputs, *places = site.output_shape
+    channels = site.input_shape[1]
     if any(step > 1 for step in geometry.stride):
         axes = list(range(2, site.rank))
         bounds = ([0] * len(axes), site.input_shape[2:], axes, list(geometry.stride))
         x = g.node("Slice", x, *(g.constant(v, torch.int64, "slice") for v in bounds))
     count = math.prod(places) and -1  # as for any size of the image
-    x = g.reshape(x, [batch, site.input_shape[1], count])
-    if residual is not None:
-        residual = g.reshape(residual, [batch, outputs, count])
 
     def product(a: str, w: str, b: Tensor | None) -> str:
         out = g.node("MatMul", w, a)
@@ -165,8 +179,13 @@ def _pointwise(
 
     ends = _ends(site.inputs[0]), _residual_ends(site, residual)
     layer = _Layer(product, lambda w: g.compact(w.flatten(1)), 1, 1, 1, (-1, 1), *ends, True)
+    x = g.reshape(x, [batch, channels, count])
     if residual is None and _is_scaled_matrix(plan):
-        return g.reshape(_matrix_in_float64(g, x, 3, 1, plan, layer), site.output_shape)
+        if outputs <= channels:
+            return g.reshape(_matrix_in_float64(g, x, plan, layer), site.output_shape)
+        return _rows_in_blocks(g, _with_one(g, x, 3, 1), site.output_shape, plan, layer)
+    if residual is not None:
+        residual = g.reshape(residual, [batch, outputs, count])
     return g.reshape(_finish(g, _accumulate(g, x, plan, layer), residual, plan, layer), site.output_shape)
 
 
@@ -188,27 +207,86 @@ def _is_scaled_matrix(plan: AccumulatorPlan) -> bool:
     return plan.weights[0].dtype == torch.float64 and plan.worst_case <= INT32_MAX and not plan.is_real
 
 
-def _matrix_in_float64(g: OnnxGraph, x: str, rank: int, channels: int, plan: AccumulatorPlan, layer: _Layer) -> str:
-    """A product of matrices whose weights hold the factor; they are multiplied when the file is loaded.
-
-    Where there are more outputs than inputs, bias and half are the weight of one more input, which is 1.
-
-    Args:
-        rank, channels: axes of the input, and the weight's axis of input channels.
-    """
-    weight = g.node("Mul", layer.stored(plan.weights[0]), g.constant(plan.factor.reshape(layer.spread), hint="factor"))
+def _matrix_in_float64(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> str:
+    """A product of matrices whose weights hold the factor; they are multiplied when the file is loaded."""
     shift = _shift(plan)
     offset = g.constant(_offset(plan, shift).reshape(layer.spread), hint="offset")
-    outputs, inputs = plan.weights[0].shape[:2]
-    if outputs <= inputs:
-        scaled = layer.product(g.cast(x, torch.float64), weight, None)
-        return _cut_off(g, g.node("Add", scaled, offset), plan, shift)
+    scaled = layer.product(g.cast(x, torch.float64), _scaled_weight(g, plan, layer), None)
+    return _cut_off(g, g.node("Add", scaled, offset), plan, shift)
+
+
+def _scaled_weight(g: OnnxGraph, plan: AccumulatorPlan, layer: _Layer) -> str:
+    factor = g.constant(plan.factor.reshape(layer.spread), hint="factor")
+    return g.node("Mul", layer.stored(plan.weights[0]), factor)
+
+
+def _with_one(g: OnnxGraph, x: str, rank: int, axis: int) -> str:
+    """The input in float64 with one more channel, which is 1: bias and half are its weight."""
     pads = [0] * 2 * rank
-    pads[rank + layer.input_axis] = 1
-    x = g.node("Pad", x, g.constant(pads, torch.int64, "pads"), g.scalar(1.0, torch.float32))
+    pads[rank + axis] = 1
+    return g.cast(g.node("Pad", x, g.constant(pads, torch.int64, "pads"), g.scalar(1.0, torch.float32)), torch.float64)
+
+
+def _scaled_rows(g: OnnxGraph, wide: str, channels: int, plan: AccumulatorPlan, layer: _Layer) -> str:
+    """As `_matrix_in_float64`, of an input with a channel of 1.
+
+    Args:
+        channels: the weight's axis of input channels, as it is stored.
+    """
+    shift = _shift(plan)
+    offset = g.constant(_offset(plan, shift).reshape(layer.spread), hint="offset")
     row = offset if layer.spread != (-1,) else g.reshape(offset, [1, -1])
-    scaled = layer.product(g.cast(x, torch.float64), g.node("Concat", weight, row, axis=channels), None)
-    return _cut_off(g, scaled, plan, shift)
+    weight = g.node("Concat", _scaled_weight(g, plan, layer), row, axis=channels)
+    return _cut_off(g, layer.product(wide, weight, None), plan, shift)
+
+
+def _rows_in_blocks(g: OnnxGraph, wide: str, shape: list[int], plan: AccumulatorPlan, layer: _Layer) -> str:
+    """The output of a pointwise layer, of this shape, in blocks of channels."""
+    batch, outputs, *places = shape
+    size = block_size(g, outputs, math.prod(places))
+    found = []
+    for start in range(0, outputs, size):
+        count = min(size, outputs - start)
+        part = _scaled_rows(g, wide, 1, _rows(plan, start, start + size), layer)
+        found.append(Block(g.reshape(part, [batch, count, *places]), count))
+    return joined(g, found)
+
+
+def _rows(plan: AccumulatorPlan, start: int, end: int) -> AccumulatorPlan:
+    """The part of a layer that gives these output channels."""
+    outputs = len(plan.weights[0])
+
+    def some(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.reshape(-1).expand(outputs)[start:end]
+
+    factor = some(plan.factor)
+    assert factor is not None
+    return replace(plan, weights=[w[start:end] for w in plan.weights], bias=some(plan.bias), factor=factor)
+
+
+def _is_depthwise(plan: AccumulatorPlan, geometry: Geometry) -> bool:
+    """Is it a layer with a kernel for each channel, of 16-bit inputs and 8-bit weights, whose sums are whole?"""
+    is_alone = geometry.groups == len(plan.weights[0]) and plan.weights[0].shape[1] == 1 and not geometry.is_transposed
+    is_plain = plan.factor.dtype == torch.float64 and not plan.is_real and plan.worst_case <= INT32_MAX
+    return is_alone and is_plain and plan.input_digits == 1 and len(plan.weights) == plan.parts
+
+
+def _depthwise(
+    g: OnnxGraph, blocks: list[Block], plan: AccumulatorPlan, geometry: Geometry, ends: tuple[int, int]
+) -> str:
+    """A layer with a kernel for each channel, in the blocks of its input."""
+    found, start = [], 0
+    for block in blocks:
+        own = replace(geometry, groups=block.size)
+        layer = _Layer(_convolution(g, own), g.compact, 1, 1, block.size, geometry.spread, ends)
+        rows = _rows(plan, start, start + block.size)
+        found.append(Block(_finish(g, _accumulate(g, block.name, rows, layer), None, rows, layer), block.size))
+        start += block.size
+    return joined(g, found)
+
+
+def _convolution(g: OnnxGraph, geometry: Geometry) -> Callable[[str, str, Tensor | None], str]:
+    return lambda a, w, b: g.conv(a, w, None if b is None else g.constant(b, hint="bias"), geometry)
 
 
 def _is_of_bytes(site: Site, plan: AccumulatorPlan, geometry: Geometry) -> bool:
@@ -435,10 +513,13 @@ def _cut_off(g: OnnxGraph, scaled: str, plan: AccumulatorPlan, shift: int | None
     """What is left of a half is cut off; beyond 2**24 float32 rounds, but that is beyond every range too."""
     if shift is None:
         return g.clip(g.cast(g.node("Floor", scaled), torch.float32), plan.low, plan.high)
-    out = g.cast(g.cast(scaled, torch.int32), torch.float32)
+    integers = g.cast(scaled, torch.int32)
+    out = g.cast(integers, torch.float32)
     if shift:
-        out = g.node("Sub", out, g.scalar(shift, torch.float32))
-    return g.clip(out, plan.low, plan.high)
+        return g.clip(g.node("Sub", out, g.scalar(shift, torch.float32)), plan.low, plan.high)
+    out = g.clip(out, plan.low, plan.high)
+    note_integers(g, out, Integers(integers, plan.low, plan.high))
+    return out
 
 
 def _cut(plan: AccumulatorPlan, layer: _Layer) -> Cut:

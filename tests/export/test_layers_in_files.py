@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.export import onnx_forms
 from horizon_plugin_pytorch.export.onnx_digits import byte_digits, float_digit_ends, float_digits
+from horizon_plugin_pytorch.export.onnx_forms import Integers, note_integers
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import INT32_MAX
 from horizon_plugin_pytorch.march import March, set_march
@@ -307,6 +309,65 @@ def test_digits_of_every_16_bit_integer(is_signed: bool) -> None:
         assert int((parts[1] % 256).count_nonzero()) == 0
         for part, limit in zip(parts, limits or (), strict=limits is not None):
             assert limit[0] <= int(part.min()) and int(part.max()) <= limit[1]
+
+
+def test_bytes_of_int32_numbers_that_are_clamped() -> None:
+    """Beyond the range on both sides, and every number in it; at every level, as casts are what optimisers merge."""
+    values = torch.cat([torch.arange(-300, 33100), torch.tensor([-(2**31), -65536, 65535, 2**31 - 1])]).int()
+    for low, high in ((0, 32767), (5, 20000)):
+        g = OnnxGraph()
+        g.add_input("n", torch.int32, values.shape)
+        x = g.clip(g.cast("n", torch.float32), low, high)
+        note_integers(g, x, Integers("n", low, high))
+        digits = byte_digits(g, x, (0, high))
+        assert [digit.ends for digit in digits] == [(0, 255), (0, high // 256)]
+        named = [(g.output(f"y{i}", digit.name), torch.uint8, values.shape) for i, digit in enumerate(digits)]
+        file = g.model(["n"], named, "bytes")
+        assert "Cast" in kinds(file) and "QuantizeLinear" not in kinds(file)
+        for level in LEVELS:
+            given = open_session(file.SerializeToString(), level, 1).run(None, {"n": values.numpy()})
+            wanted = values.clamp(low, high)
+            assert np.array_equal(given[0], (wanted % 256).numpy()) and np.array_equal(
+                given[1], (wanted // 256).numpy()
+            )
+
+
+class Inverted(nn.Module):
+    """Few channels that become many, a kernel for each of these, and few again; what is many is read twice, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few, self.expand = nn.Conv2d(3, 6, 1), nn.Sequential(nn.Conv2d(6, 100, 1), nn.ReLU6())
+        self.depthwise = nn.Sequential(nn.Conv2d(100, 100, 3, 2, 1, groups=100), nn.ReLU())
+        self.project, self.other = nn.Conv2d(100, 24, 1), nn.Conv2d(100, 24, 3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        many = self.expand(self.few(x))
+        return self.project(self.depthwise(many)) + self.other(many)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["random", "at their ends"])
+def test_int16_layers_in_blocks_of_channels_are_exact_at_every_level(
+    weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_forms, "_IN_CACHE", 1 << 11)  # so that small images are large ones
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 3, 9, 8, generator=generator)
+    torch.manual_seed(2)
+    net = Between(Inverted()).eval()
+    model = convert_fx(prepared(widen_(net) if weights != "random" else net, (x,), "qint16"))
+    file = exported(model, x)
+    nodes = [(node.op_type, node.output[0].split("/")[1]) for node in file.graph.node if "/" in node.output[0]]
+    assert nodes.count(("MatMul", "expand")) == 7 and nodes.count(("BatchNormalization", "depthwise")) == 7
+    assert nodes.count(("Concat", "expand")) == 8  # the weights', and the one that `other` reads
+    assert nodes.count(("MatMulInteger", "_generated_add_0")) == 3
+    ends = torch.where(torch.rand(x.shape, generator=generator) < 0.5, -1e9, 1e9)
+    assert_same_bits(file, model, [x, 3 * x, ends, torch.full_like(x, 1e9), torch.full_like(x, -1e9)])
+    opened = export_quantized_onnx(
+        model, x, io.BytesIO(), input_names=["x"], dynamic_axes={"x": {0: "n", 2: "h", 3: "w"}}
+    )
+    assert_same_bits(opened, model, [x, torch.randn(1, 3, 11, 13, generator=generator)])
 
 
 class Deep(nn.Module):
