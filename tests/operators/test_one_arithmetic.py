@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, Qu
 from tests.operators.cases import CASES, Case
 from tests.operators.cases.base import Body
 from tests.routes import assert_one_arithmetic, prepared
+from tests.tiers import in_soak
 
 
 class Run(NamedTuple):
@@ -31,11 +33,30 @@ BY_NAME = {case.name: case for case in CASES}
 _BY_RESULT = sorted(CASES, key=lambda case: case.picks == ())
 RUNS = [Run(case.name, dtype) for case in _BY_RESULT for dtype in case.formats]
 WITH_VALUES = [run for run in RUNS if BY_NAME[run.name].picks != ()]
+_SPELLING = re.compile(r"^(torch|Tensor|method|operator|functional)-")
+
+
+def _repeated() -> set[Run]:
+    """Runs of which another spelling of the same call is one: of several spellings each has one format, in turns."""
+    spellings: dict[str, list[str]] = {}
+    for name in BY_NAME:
+        spellings.setdefault(_SPELLING.sub("", name), []).append(name)
+    return {
+        Run(name, dtype)
+        for names in spellings.values()
+        for place, name in enumerate(names)
+        for number, dtype in enumerate(BY_NAME[name].formats)
+        if len(names) > 1 and _SPELLING.match(name) and len(BY_NAME[name].formats) > 1 and number != place % 2
+    }
 
 
 def of_each(runs: list[Run]) -> pytest.MarkDecorator:
     """All tests of a run come one after the other, so that they share a prepared model."""
-    return pytest.mark.parametrize("run", runs, ids="-".join, scope="module")
+    repeated = _repeated()
+    chosen = [run for run in runs if run not in repeated]
+    broad = in_soak(*((run,) for run in runs if run in repeated))
+    ids = ["-".join(run) for run in chosen] + ["-".join(case.values[0]) for case in broad]
+    return pytest.mark.parametrize("run", [*chosen, *broad], ids=ids, scope="module")
 
 
 def _on_grid(qat: nn.Module, inputs: tuple[Tensor, ...], count: int) -> list[Tensor]:
