@@ -1,4 +1,4 @@
-"""Integers of 8 bits as layers hand them to each other: a quarter of the memory of float32, images channels last."""
+"""Integers of 8 and 16 bits as layers hand them to each other: in little memory, images with channels last."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class ByteTensor:
-    """Integers in int8, which nobody writes to; as float32 when somebody asks for them so.
+    """Integers in int8 or int16, which nobody writes to; as float32 when somebody asks for them so.
 
     >>> ByteTensor(torch.tensor([3, -7], dtype=torch.int8)).floats()
     tensor([ 3., -7.])

@@ -192,8 +192,13 @@ class QTensor(TensorWithScale):
             self.__dict__["_grid"] = floats
         self._bytes = None
 
+    @property
+    def has_bytes(self) -> bool:
+        """Are its integers here in int8 or int16, as layers on integer kernels hand them on?"""
+        return self._bytes is not None
+
     def as_bytes(self) -> Tensor:
-        """The integers for a layer that takes them as int8 too: in this type if that is how they are here."""
+        """The integers for a layer that takes int8 and int16 too: in such a type if that is how they are here."""
         if self._bytes is None:
             return self.as_grid()
         self._require_unchanged()
@@ -395,6 +400,12 @@ class QTensor(TensorWithScale):
             return self.like(self._scaled(grid), grid)
         out = self.like(_placeholder(grid), grid)
         out._is_deferred = True
+        return out
+
+    def with_bytes(self, values: Tensor) -> QTensor:
+        """Other integers of this scale and format, in int8 or int16."""
+        out = byte_qtensor(ByteTensor(values), self._scale, self._format)
+        out._is_integer, out._range, out._forward = self._is_integer, self._range, self._forward
         return out
 
     def with_scale(self, scale: Tensor, factor: float) -> QTensor:

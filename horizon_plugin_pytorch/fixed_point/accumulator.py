@@ -26,7 +26,7 @@ Product = Callable[[Tensor, Tensor, "Tensor | None", int], Tensor]
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """Where channels are: the weight's and the input's input-channel axis, groups, and how channel values broadcast."""
 
     weight_axis: int
@@ -49,7 +49,7 @@ class _Piece:
     channels: Tensor | None = None
 
 
-def _pieces(product: Product, x: Tensor, plan: AccumulatorPlan, layout: _Layout) -> Iterator[_Piece]:
+def _pieces(product: Product, x: Tensor, plan: AccumulatorPlan, layout: Layout) -> Iterator[_Piece]:
     weights, parts = plan.weights, plan.parts
     per_part = len(weights) // parts
     sizes = [w.shape[layout.weight_axis] for w in weights[::per_part]]
@@ -65,7 +65,7 @@ def _pieces(product: Product, x: Tensor, plan: AccumulatorPlan, layout: _Layout)
                 yield _Piece(product(digit, kernel, None, layout.groups), 256.0 ** (i + j))
 
 
-def _few_channels(kernel: Tensor, layout: _Layout) -> Tensor | None:
+def _few_channels(kernel: Tensor, layout: Layout) -> Tensor | None:
     """Channels of a depthwise kernel that are not zero, if they are less than half."""
     is_depthwise = layout.groups > 1 and layout.weight_axis == 1 and kernel.shape[:2] == (layout.groups, 1)
     if not is_depthwise:
@@ -93,7 +93,7 @@ def _chunks(x: Tensor, residual: Tensor | None) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _run(product: Product, x: Tensor, residual: Tensor | None, plan: AccumulatorPlan, layout: _Layout) -> Tensor:
+def _run(product: Product, x: Tensor, residual: Tensor | None, plan: AccumulatorPlan, layout: Layout) -> Tensor:
     def spread(values: Tensor | None) -> Tensor | None:
         return None if values is None else values.reshape(layout.spread)
 
@@ -111,14 +111,14 @@ def _run(product: Product, x: Tensor, residual: Tensor | None, plan: Accumulator
 
     if x.dim() == 1:
         return _run(product, x.unsqueeze(0), None if residual is None else residual.unsqueeze(0), plan, layout)[0]
-    finish = _WideFinish(plan, factor.double(), spread(plan.bias), residual_factor)
+    finish = WideFinish(plan, factor.double(), spread(plan.bias), residual_factor)
     # Other devices may pick transforms (Winograd, TF32) that are not exact on integers; float64 and a round are.
     is_double = plan.is_double or x.device.type != "cpu"
     is_scaled = is_double and x.device.type == "cpu" and finish.is_plain and residual is None
     pieces = [] if is_double else list(_pieces(product, x, plan, layout))
     if pieces and finish.is_plain and residual is None and layout.has_images and _is_large(pieces):
         return finish.in_blocks(pieces)
-    kernel = (plan.weights[1] if is_scaled else _whole(plan.weights, plan.parts, layout)) if is_double else None
+    kernel = (plan.weights[1] if is_scaled else whole_weight(plan.weights, plan.parts, layout)) if is_double else None
     out = None if is_double else pieces[0].value
     for rows in _chunks(x if is_double else pieces[0].value, residual):
         if kernel is not None and is_scaled:
@@ -166,7 +166,7 @@ def _sum_pieces(pieces: Iterable[_Piece]) -> Tensor:
     return total
 
 
-def _whole(weights: list[Tensor], parts: int, layout: _Layout) -> Tensor:
+def whole_weight(weights: list[Tensor], parts: int, layout: Layout) -> Tensor:
     """The layer's weights in float64, put together from parts and digits."""
     if weights[0].dtype == torch.float64:
         return weights[0]  # the second are scaled
@@ -178,7 +178,7 @@ def _whole(weights: list[Tensor], parts: int, layout: _Layout) -> Tensor:
     return torch.stack(joined).sum(0) if layout.groups > 1 else torch.cat(joined, layout.weight_axis)
 
 
-class _WideFinish:
+class WideFinish:
     """Bias, residual, saturation and requantization of a float64 sum, chunk by chunk."""
 
     def __init__(
@@ -258,7 +258,7 @@ def conv(x: Tensor, residual: Tensor | None, *constants: Any) -> Tensor:
         with torch.backends.nnpack.flags(enabled=False):
             return run(a, w, b, stride, padding, dilation, groups)
 
-    layout = _Layout(geometry.input_axis, 1, geometry.groups, geometry.spread)
+    layout = Layout(geometry.input_axis, 1, geometry.groups, geometry.spread)
     return _run(product, x, residual, plan, layout)
 
 
@@ -275,7 +275,7 @@ def linear(x: Tensor, residual: Tensor | None, *constants: Any) -> Tensor:
 
 
 def _linear(x: Tensor, residual: Tensor | None, plan: AccumulatorPlan) -> Tensor:
-    return _run(lambda a, w, b, groups: F.linear(a, w, b), x, residual, plan, _Layout(1, -1, 1, (-1,)))
+    return _run(lambda a, w, b, groups: F.linear(a, w, b), x, residual, plan, Layout(1, -1, 1, (-1,)))
 
 
 @operator("matmul(Tensor a, Tensor b, Tensor factor, bool is_double, int low, int high, bool is_real) -> Tensor")

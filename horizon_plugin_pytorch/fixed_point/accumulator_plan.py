@@ -111,7 +111,7 @@ def reaches(weight: Tensor, low: float, high: float) -> Tensor:
     return torch.stack([positive * high + negative * -low, negative * high + positive * -low])
 
 
-def _channel_parts(weight: Tensor, channels: int, low: float, high: float, bias: Tensor) -> int:
+def channel_parts(weight: Tensor, channels: int, low: float, high: float, bias: Tensor) -> int:
     """How many slices of the input channels keep every slice's partial sums below 2**24; 0 if none does.
 
     Args:
@@ -289,7 +289,7 @@ def _choose_cut(
     is_byte = max(-input_range[0], input_range[1]) <= _DIGIT
     low, high = min(input_range[0], 0), max(input_range[1], 0)
     if weight_bits <= 8:
-        parts = _channel_parts(by_output, channels, low, high, bias)
+        parts = channel_parts(by_output, channels, low, high, bias)
         if parts == 1 or (parts and is_byte):
             return cut_layer(weight, 1, 1, parts, input_axis, groups)
         if groups > 1 and output_axis == 0:  # a few channels of a depthwise layer may need a second piece
@@ -300,5 +300,5 @@ def _choose_cut(
                 return Cut(1, 1, parts, [weight * (masks == index) for index in range(parts)])
     input_digits, weight_digits = (1 if is_byte else 2), (1 if weight_bits <= 8 else 2)
     digits = by_output if weight_digits == 1 else by_output.clamp(-_DIGIT, _DIGIT)
-    parts = _channel_parts(digits, channels, -_DIGIT, _DIGIT, torch.zeros_like(bias))
+    parts = channel_parts(digits, channels, -_DIGIT, _DIGIT, torch.zeros_like(bias))
     return cut_layer(weight, input_digits, weight_digits, parts, input_axis, groups)

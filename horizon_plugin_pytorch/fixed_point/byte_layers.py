@@ -1,26 +1,64 @@
 """Layers on integer kernels: the sums of `accumulator.py`, by the same plans, with the same integers.
 
-Activations are int8, images with channels last. A kernel's sums leave it in float32 and are finished there as the plan
-says, an image or a block of rows at a time, while they are in the cache.
+Activations are int8 or int16, images with channels last; integers of 16 bits go through the kernels as two bytes. A
+kernel's sums leave it in float32 and are finished as the plan says, some images or rows at a time, while they are in
+the cache.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.fixed_point import kernels
-from horizon_plugin_pytorch.fixed_point.accumulator_plan import AccumulatorPlan, Geometry
+from horizon_plugin_pytorch.fixed_point.accumulator import Layout, WideFinish, whole_weight
+from horizon_plugin_pytorch.fixed_point.accumulator_plan import AccumulatorPlan, Geometry, channel_parts, cut_layer
 
 _CHUNK = 1 << 19  # sums that are finished together: two megabytes
-_BYTE = (-128, 127)
+_FEW_PRODUCTS = 256  # of a sum: to cut 16 bits into bytes takes longer than what kernels save
+_BYTE, _TWO_BYTES = (-128, 127), (-(1 << 15), (1 << 15) - 1)
 
 
 def _is_plain(x: Tensor) -> bool:
     return type(x) is Tensor and x.device.type == "cpu" and not x.requires_grad and x.numel() > 0
+
+
+def _is_within(limits: tuple[int, int], others: tuple[int, int]) -> bool:
+    return limits[0] >= others[0] and limits[1] <= others[1]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A sum that the kernel gives exactly: of one byte of the input, over some of its channels (None: all)."""
+
+    weight: Tensor
+    digit: int
+    channels: slice | None
+
+
+def _pieces(plan: AccumulatorPlan, groups: int, digits: int) -> list[_Piece] | None:
+    """The pieces of a convolution; None where no cut of the channels makes them small enough."""
+    weights = plan.weights
+    if digits == 2 or plan.is_double:
+        whole = whole_weight(weights, plan.parts, Layout(1, 1, groups, (-1, 1, 1))).float()
+        nothing = torch.zeros(len(whole), dtype=torch.float64)
+        by_output = whole.flatten(1)
+        ranges = [(0, 255), _BYTE] if digits == 2 else [_BYTE]
+        counts = [channel_parts(by_output, whole.shape[1], *ends, nothing) for ends in ranges]
+        if min(counts) == 0:
+            return None
+        weights = cut_layer(whole, 1, 1, max(counts), 1, groups).weights
+    pieces, start = [], 0
+    for weight in weights:
+        stop = start + weight.shape[1]
+        channels = slice(start, stop) if groups == 1 and len(weights) > 1 else None
+        pieces += [_Piece(weight, digit, channels) for digit in range(digits)]
+        start = stop
+    return pieces
 
 
 class ByteLayer:
@@ -29,62 +67,101 @@ class ByteLayer:
     Args:
         geometry: of a convolution; None for a linear layer.
         input_range: smallest and largest integer of the input.
+        pieces: of a convolution.
     """
 
-    def __init__(self, plan: AccumulatorPlan, geometry: Geometry | None, input_range: tuple[int, int]) -> None:
-        self._plan, self._geometry = plan, geometry
-        self._zero_point = 0 if input_range[0] >= 0 else 128
+    def __init__(
+        self,
+        plan: AccumulatorPlan,
+        geometry: Geometry | None,
+        input_range: tuple[int, int],
+        pieces: list[_Piece],
+    ) -> None:
+        self._plan, self._geometry, self._pieces = plan, geometry, pieces
+        self._digits = 1 if _is_within(input_range, _BYTE) else 2
+        self._has_negative = input_range[0] < 0
         self._walk = kernels.Walk() if geometry is None else _walk(geometry)
         self._lock = threading.Lock()
-        self._conv: kernels.PackedConv | None = None
+        self._convs: list[kernels.PackedConv] = []
         self._matrix: Tensor | None = None
+        self._offset: Tensor | None = None
         spread = (-1,) if geometry is None else (-1, 1, 1)
         self._factor = plan.factor.reshape(spread)
         self._residual_factor = None if plan.residual_factor is None else plan.residual_factor.reshape(spread)
+        bias = None if plan.bias is None else plan.bias.reshape(spread)
+        is_wide = plan.factor.dtype == torch.float64
+        self._wide = WideFinish(plan, self._factor, bias, self._residual_factor) if is_wide else None
+        self._bias = bias
 
     @classmethod
     def of(
         cls, plan: AccumulatorPlan, geometry: Geometry | None, input_range: tuple[int, int], weight_bits: int
     ) -> ByteLayer | None:
         """The layer, if there is a kernel for it."""
-        if geometry is not None and (geometry.is_transposed or len(geometry.stride) > 2):
+        if weight_bits > 8 or not _is_within(input_range, _TWO_BYTES) or plan.factor.device.type != "cpu":
             return None
-        is_byte = weight_bits <= 8 and input_range[0] >= _BYTE[0] and input_range[1] <= _BYTE[1]
-        is_one = plan.factor.dtype == torch.float32 and len(plan.weights) == 1
-        return cls(plan, geometry, input_range) if is_byte and is_one and plan.factor.device.type == "cpu" else None
+        if geometry is None:
+            return cls(plan, geometry, input_range, [])
+        if geometry.is_transposed or len(geometry.stride) > 2:
+            return None
+        digits = 1 if _is_within(input_range, _BYTE) else 2
+        if digits == 2 and plan.weights[0][0].numel() < _FEW_PRODUCTS:
+            return None
+        pieces = _pieces(plan, geometry.groups, digits)
+        return None if pieces is None else cls(plan, geometry, input_range, pieces)
 
     @property
     def nbytes(self) -> int:
         """Memory of the packed weights, about."""
-        return self._plan.weights[0].numel()
+        weights = [piece.weight for piece in self._pieces] or self._plan.weights[:1]
+        return sum(weight.numel() for weight in weights)
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
-        """The layer's output: int8, channels last; real numbers where the plan says so. None if it cannot take these.
+        """The layer's output: int8 or int16, channels last; real numbers where the plan says so.
+
+        None if it cannot take these.
 
         Args:
-            x, residual: int8, or integers in float32.
+            x, residual: int8 or int16, or integers in float32.
         """
         if not _is_plain(x) or (residual is not None and not _is_plain(residual)):
             return None
         return self._linear(x, residual) if self._geometry is None else self._convolve(x, residual)
 
     def _linear(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
-        if self._matrix is None:
-            with torch.inference_mode(False), torch.no_grad():
-                self._matrix = self._plan.weights[0].to(torch.int8).t()
-        shape = (*x.shape[:-1], self._matrix.shape[1])
+        matrix = self._matrix if self._matrix is not None else self._transpose()
+        shape = (*x.shape[:-1], matrix.shape[1])
         if residual is not None and residual.shape != shape:
             return None
         rows = x.reshape(-1, x.shape[-1])
         added = None if residual is None else residual.reshape(-1, shape[-1])
         out = self._new_output((len(rows), shape[-1]), torch.contiguous_format)
-        step = max(_CHUNK // max(shape[-1], x.shape[-1]), 1)
-        for part in _slices(len(rows), step):
-            acc = kernels.multiply(rows[part].to(torch.int8), self._matrix).float()
-            if self._plan.bias is not None:
-                acc.add_(self._plan.bias)
+        for part in _slices(len(rows), max(_CHUNK // max(shape[-1], x.shape[-1]), 1)):
+            acc = self._sums_of_rows(rows[part], matrix)
             self._finish(acc, None if added is None else added[part], out[part])
         return out.reshape(shape)
+
+    def _transpose(self) -> Tensor:
+        """The matrix of a linear layer, and what the sums with the low byte lack: that byte is taken 128 smaller."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if self._matrix is None:
+                whole = whole_weight(self._plan.weights, self._plan.parts, Layout(1, -1, 1, (-1,)))
+                self._offset = whole.sum(1).mul_(128)
+                self._matrix = whole.to(torch.int8).t()
+        return self._matrix
+
+    def _sums_of_rows(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        dtype = torch.float32 if self._wide is None else torch.float64
+        if self._digits == 1:
+            acc = kernels.multiply(rows.to(torch.int8), matrix).to(dtype)
+        else:
+            assert self._offset is not None
+            low, high = _low_and_high(rows.to(torch.int16))
+            acc = kernels.multiply(high, matrix).double().mul_(256).add_(self._offset)
+            acc += kernels.multiply(low.bitwise_xor_(128).view(torch.int8), matrix)
+        if self._wide is None and self._bias is not None:
+            acc.add_(self._bias)
+        return acc
 
     def _convolve(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         assert self._geometry is not None
@@ -101,43 +178,77 @@ class ByteLayer:
         if min(sizes) <= 0 or (residual is not None and residual.shape != sizes):
             return None
         out = self._new_output(sizes, torch.channels_last)
-        for part in _slices(len(x), max(_CHUNK // sizes[1:].numel(), 1)):
-            taken = self._unsigned(x[part])
-            conv = self._conv or self._pack(taken.shape)
-            self._finish(conv(taken, self._plan.bias), None if residual is None else residual[part], out[part])
+        most = _CHUNK if self._wide is None else _CHUNK // 2
+        for part in _slices(len(x), max(most // sizes[1:].numel(), 1)):
+            acc = self._sums_of_images(self._bytes_of(x[part]))
+            self._finish(acc, None if residual is None else residual[part], out[part])
         return out
 
+    def _sums_of_images(self, digits: list[Tensor]) -> Tensor:
+        convs = self._convs or self._pack(digits[0].shape)
+        if self._wide is None and len(convs) == 1:
+            return convs[0](digits[0], self._plan.bias)
+        total: Tensor | None = None
+        for conv, piece in zip(convs, self._pieces, strict=True):
+            taken = digits[piece.digit]
+            if piece.channels is not None:
+                taken = taken[:, piece.channels].contiguous(memory_format=torch.channels_last)
+            value = conv(taken, None)
+            if self._wide is not None:
+                value = value.double()
+            if piece.digit:
+                value.mul_(256)
+            total = value if total is None else total.add_(value)
+        assert total is not None
+        if self._wide is None and self._bias is not None:
+            total.add_(self._bias)
+        return total
+
     def _output_sizes(self, x: Tensor) -> torch.Size:
-        walk, weight = self._walk, self._plan.weights[0]
+        walk, weight = self._walk, self._pieces[0].weight
         kernel = (1, *weight.shape[2:])[-2:]
         axes = zip(x.shape[2:], kernel, walk.stride, walk.padding, walk.dilation, strict=True)
         return torch.Size([len(x), len(weight), *[(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]])
 
-    def _pack(self, shape: torch.Size) -> kernels.PackedConv:
-        with self._lock, torch.inference_mode(False), torch.no_grad():  # it outlives the call
-            if self._conv is None:
-                weight = self._plan.weights[0].to(torch.int8)
-                weight = weight.unsqueeze(2) if weight.dim() == 3 else weight
-                self._conv = kernels.PackedConv(weight, self._walk, self._zero_point, shape)
-        return self._conv
+    def _pack(self, shape: torch.Size) -> list[kernels.PackedConv]:
+        with self._lock, torch.inference_mode(False), torch.no_grad():  # they outlive the call
+            if not self._convs:
+                self._convs = [self._packed(piece, shape) for piece in self._pieces]
+        return self._convs
 
-    def _unsigned(self, x: Tensor) -> Tensor:
-        """The bytes that a convolution takes: channels last, 128 more if there are negative integers."""
-        if x.dtype != torch.int8:
-            x = torch.empty(x.shape, dtype=torch.int8, memory_format=torch.channels_last).copy_(x)
-        taken = x.contiguous(memory_format=torch.channels_last).view(torch.uint8)
-        return taken.bitwise_xor(128) if self._zero_point else taken
+    def _packed(self, piece: _Piece, shape: torch.Size) -> kernels.PackedConv:
+        weight = piece.weight.to(torch.int8)
+        weight = weight.unsqueeze(2) if weight.dim() == 3 else weight
+        is_signed = self._has_negative and piece.digit == self._digits - 1
+        count, _, height, width = shape
+        channels = weight.shape[1] * self._walk.groups
+        seen = torch.Size([count, channels, height, width])
+        return kernels.PackedConv(weight, self._walk, 128 if is_signed else 0, seen)
+
+    def _bytes_of(self, x: Tensor) -> list[Tensor]:
+        """What convolutions take: unsigned bytes, channels last; the signed one 128 more if there are negatives."""
+        dtype = torch.int8 if self._digits == 1 else torch.int16
+        if x.dtype != dtype:
+            x = torch.empty(x.shape, dtype=dtype, memory_format=torch.channels_last).copy_(x)
+        x = x.contiguous(memory_format=torch.channels_last)
+        if self._digits == 1:
+            top = x.view(torch.uint8)
+            return [top.bitwise_xor(128) if self._has_negative else top]
+        low, high = _low_and_high(x)
+        top = high.view(torch.uint8)
+        return [low, top.bitwise_xor_(128) if self._has_negative else top]
 
     def _new_output(self, shape: torch.Size | tuple[int, ...], layout: torch.memory_format) -> Tensor:
-        dtype = torch.int8 if self._is_byte_output else torch.float32
+        limits, dtype = (self._plan.low, self._plan.high), torch.float32
+        if not self._plan.is_real and _is_within(limits, _TWO_BYTES):
+            dtype = torch.int8 if _is_within(limits, _BYTE) else torch.int16
         return torch.empty(shape, dtype=dtype, memory_format=layout)
-
-    @property
-    def _is_byte_output(self) -> bool:
-        return not self._plan.is_real and self._plan.low >= _BYTE[0] and self._plan.high <= _BYTE[1]
 
     def _finish(self, acc: Tensor, residual: Tensor | None, out: Tensor) -> None:
         """Residual, requantization and the output's type, of sums that this may write to."""
+        if self._wide is not None:
+            out.copy_(self._wide(acc, residual))
+            return
         plan = self._plan
         if residual is not None and self._residual_factor is not None:
             acc.add_(torch.mul(residual, self._residual_factor).add_(0.5).floor_())
@@ -146,6 +257,11 @@ class ByteLayer:
             torch.add(acc, 0.0, out=out)
         else:
             out.copy_(acc.round_().clamp_(plan.low, plan.high))
+
+
+def _low_and_high(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The bytes of int16 numbers: ``x == 256 * high + low``, `low` unsigned."""
+    return x.to(torch.uint8), (x >> 8).to(torch.int8)
 
 
 def _walk(geometry: Geometry) -> kernels.Walk:

@@ -27,14 +27,38 @@ def max_pool2d(
     tensor([[[[ 5.,  7.],
               [13., 15.]]]])
     """
-    windows = _windows(input, kernel_size, stride or kernel_size, padding)
+    is_image = input.is_floating_point() and input.is_contiguous()
+    windows = _windows(input, kernel_size, stride or kernel_size, padding) if is_image else None
     if windows is None or ceil_mode or return_indices or _pair(dilation) != (1, 1):
         torchs: Any = F.max_pool2d
         return torchs(input, kernel_size, stride or None, padding, dilation, ceil_mode, return_indices)
     out = input
     for axis, window in zip((-2, -1), windows, strict=True):
-        out = _largest(out, axis, *window)
+        out = _largest(out, axis, *window, torch.contiguous_format)
     return out
+
+
+def max_pool_bytes(
+    values: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    """The same of integers with channels last, which torch does not pool; None for what is not done here.
+
+    >>> x = torch.arange(16, dtype=torch.int8).reshape(1, 1, 4, 4)
+    >>> max_pool_bytes(x, 3, 2, 1).tolist()
+    [[[[5, 7], [13, 15]]]]
+    """
+    windows = _windows(values, kernel_size, stride or kernel_size, padding)
+    if windows is None or ceil_mode or return_indices or _pair(dilation) != (1, 1):
+        return None
+    for axis, window in zip((-2, -1), windows, strict=True):
+        values = _largest(values, axis, *window, torch.channels_last)
+    return values
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -45,7 +69,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 def _windows(x: Tensor, kernel_size: Any, stride: Any, padding: Any) -> list[tuple[int, int, int]] | None:
     """Size, step and padding along each axis; None for what torch does better, or refuses."""
-    if x.device.type != "cpu" or x.dim() != 4 or not x.is_floating_point() or not x.is_contiguous() or not x.numel():
+    if x.device.type != "cpu" or x.dim() != 4 or not x.numel():
         return None
     windows = list(zip(*(_pair(value) for value in (kernel_size, stride, padding)), strict=True))
     for (size, step, around), length in zip(windows, x.shape[2:], strict=True):
@@ -55,7 +79,7 @@ def _windows(x: Tensor, kernel_size: Any, stride: Any, padding: Any) -> list[tup
     return windows
 
 
-def _largest(x: Tensor, axis: int, size: int, step: int, around: int) -> Tensor:
+def _largest(x: Tensor, axis: int, size: int, step: int, around: int, layout: torch.memory_format) -> Tensor:
     """The largest value of each window along an axis; what is around the image is never the largest."""
     count = _count(x.shape[axis], size, step, around)
 
@@ -68,7 +92,7 @@ def _largest(x: Tensor, axis: int, size: int, step: int, around: int) -> Tensor:
 
     # Every window has a value at offset 0; the others of the first and last may lie outside.
     offsets = [offset for offset in range(-around, size - around) if offset]
-    out = at(0, 0, count - 1).clone(memory_format=torch.contiguous_format)
+    out = at(0, 0, count - 1).clone(memory_format=layout)
     for offset in offsets:
         first = -(offset // step) if offset < 0 else 0
         last = min(count - 1, (x.shape[axis] - 1 - offset) // step)

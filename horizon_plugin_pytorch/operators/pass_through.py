@@ -21,7 +21,7 @@ from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.function_handlers import described, handle
 from horizon_plugin_pytorch.operators import casts as casts  # it registers handlers
 from horizon_plugin_pytorch.operators.arguments import arguments_by_name
-from horizon_plugin_pytorch.operators.max_pool import max_pool2d
+from horizon_plugin_pytorch.operators.max_pool import max_pool2d, max_pool_bytes
 from horizon_plugin_pytorch.operators.scale_keeping import keep_scale, only_qtensor, warn_beyond
 from horizon_plugin_pytorch.operators.support import (
     EVERYWHERE,
@@ -39,6 +39,7 @@ from horizon_plugin_pytorch.operators.support import (
 from horizon_plugin_pytorch.operators.table import Call, Kind, Operator, ScaleRule, Trait, advise, is_pair, register
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.torch_functions import REAL, pad_circular
+from horizon_plugin_pytorch.untraced import is_recorded
 
 Handler = Callable[[Callable, tuple, dict], Any]
 _VALUES = (Kind.QUANTIZED,)
@@ -121,11 +122,23 @@ def _relu(func: Callable, args: tuple, kwargs: dict) -> Any:
     return keep_scale(torch.relu, args[:1] or (kwargs["input"],), {})
 
 
+def _pooled_bytes(x: QTensor, args: tuple, kwargs: dict) -> QTensor | None:
+    """Max pooling of integers that are here as bytes, if there is a way on bytes."""
+    if not x.has_bytes:
+        return None
+    call = _POOLING(*args, **kwargs)
+    del call["input"]
+    out = max_pool_bytes(x.as_bytes(), **call)
+    return None if out is None else x.with_bytes(out)
+
+
 def _max_pool(func: Callable, args: tuple, kwargs: dict) -> Any:
     x = args[0] if args else kwargs["input"]
-    is_recorded = x.is_integer or is_written()  # the file has torch's operator
+    is_in_file = x.is_integer or is_written()  # the file has torch's operator
     is_trained = torch.is_grad_enabled() and x.requires_grad
-    return keep_scale(func if is_recorded or is_trained else max_pool2d, args, kwargs)
+    if isinstance(x, QTensor) and not is_recorded() and (pooled := _pooled_bytes(x, args, kwargs)) is not None:
+        return pooled
+    return keep_scale(func if is_in_file or is_trained else max_pool2d, args, kwargs)
 
 
 _FOLD = arguments_by_name("input, output_size, kernel_size, dilation=1, padding=0, stride=1")
@@ -213,6 +226,9 @@ def _with_axes(x: QTensor, parts: list[Any]) -> tuple[QTensor, list[Any]]:
     return x, parts
 
 
+_POOLING = arguments_by_name(
+    "input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False"
+)
 _TOPK = arguments_by_name("input, k, dim=-1, largest=True, sorted=True")
 
 

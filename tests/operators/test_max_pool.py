@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from horizon_plugin_pytorch.operators.max_pool import max_pool2d
+from horizon_plugin_pytorch.operators.max_pool import max_pool2d, max_pool_bytes
 
 SIZES = [1, 2, 3, 5, (2, 3), (5, 1), 7, [3], (6, 2)]
 STRIDES: list[Any] = [None, 1, 2, 3, (1, 2), [2, 1]]
@@ -29,6 +29,8 @@ def test_the_values_and_errors_are_those_of_torch(shape: tuple[int, ...]) -> Non
         given = max_pool2d(x, size, stride, padding, ceil_mode=ceil)
         assert given.shape == wanted.shape and torch.equal(given, wanted), (size, stride, padding, ceil)
         assert given.data_ptr() != x.data_ptr() or not x.numel()
+        small = max_pool_bytes(x.to(torch.int8), size, stride, padding, ceil_mode=ceil)
+        assert small is None or (small.dtype == torch.int8 and torch.equal(small.float(), wanted))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -46,3 +48,12 @@ def test_other_layouts_dilations_and_positions_are_left_to_torch() -> None:
     values, positions = max_pool2d(x, 3, return_indices=True)
     assert torch.equal(positions, F.max_pool2d(x, 3, return_indices=True)[1])
     assert torch.equal(values, max_pool2d(x, 3))
+
+
+def test_bytes_stay_bytes_with_channels_last() -> None:
+    x = torch.randint(-128, 128, (2, 3, 9, 9), generator=torch.Generator().manual_seed(0)).to(torch.int16)
+    pooled = max_pool_bytes(x.contiguous(memory_format=torch.channels_last), 3, 2, 1)
+    assert pooled is not None and pooled.dtype == torch.int16
+    assert pooled.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(pooled.float(), F.max_pool2d(x.float(), 3, 2, 1))
+    assert max_pool_bytes(x, 3, dilation=2) is None and max_pool_bytes(x, 3, return_indices=True) is None

@@ -190,7 +190,7 @@ class QuantizedModule(PlacedModule):
     def output(self, grid: Tensor, low: int | None = None, high: int | None = None) -> QTensor:
         """Integers as this module's output, with the range that they can take if it is narrower than the format's."""
         assert self.scale is not None and self.out_dtype is not None
-        if grid.dtype == torch.int8:
+        if not grid.is_floating_point():
             out = byte_qtensor(ByteTensor(grid), self.scale, self.out_dtype)
         else:
             out = integer_qtensor(grid, self.scale, self.out_dtype)
