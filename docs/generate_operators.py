@@ -5,6 +5,7 @@ Run ``python -m docs.generate_operators`` after a row of the table changed; a te
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,11 @@ NASH_P).
 |---|---|---|---|---|
 """
 
+_METHODS = (
+    """`FloatFunctional` has the methods {}. Classes with `Add`, `ReLU` or `BN` in their name are made by fusion."""
+)
 _LIMITS = """
-`FloatFunctional` has the methods {methods}. Classes with `Add`, `ReLU` or `BN` in their name are made by fusion.
+{methods}
 
 ## Formats and limits
 
@@ -103,7 +107,7 @@ def page() -> str:
     ordered = sorted(rows(), key=lambda row: row.name.lower())
     forms = [_line([r.name, _forms(r), _path(r.qat), _path(r.quantized), r.scale_rule.value]) for r in ordered]
     limits = [_line([r.name, *(_support(r.marches.get(group)) for group in GROUPS)]) for r in ordered]
-    methods = ", ".join(f"`{name}`" for name in FUNCTIONAL_METHODS)
+    methods = textwrap.fill(_METHODS.format(", ".join(f"`{name}`" for name in FUNCTIONAL_METHODS)), 120)
     middle = _LIMITS.format(methods=methods, groups=" | ".join(GROUPS), rule="|".join(["---"] * len(GROUPS)))
     return _HEAD + "\n".join(forms) + "\n" + middle + "\n".join(limits) + "\n"
 

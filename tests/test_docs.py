@@ -44,6 +44,22 @@ def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
         assert result.failed == 0, "".join(report)
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.stem)
+def test_prose_is_wrapped(page):
+    """At 120 columns; tables, code, and what has no space to break at go on."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    is_code = False  # indented, after an empty line or more of it
+    wide, before = [], ""
+    for line in prose.splitlines():
+        is_code = (
+            line.startswith("    ") and (is_code or not before.strip()) and not re.match(r" *([*+-]|\d+\.) ", line)
+        )
+        if len(line) > 120 and not is_code and not line.lstrip().startswith("|") and " " in line.strip()[:120]:
+            wide.append(line)
+        before = line
+    assert not wide
+
+
 def test_operators_page_is_what_the_operator_table_gives():
     spec = importlib.util.spec_from_file_location("generate_operators", DOCS / "generate_operators.py")
     generator = importlib.util.module_from_spec(spec)
