@@ -27,7 +27,7 @@ class AddMatmul(nn.Module):
 
 
 class Einsum(nn.Module):
-    """`torch.einsum` of two tensors.
+    """`torch.einsum` of two tensors or more.
 
     Args:
         equation: such as ``"bhqd,bhkd->bhqk"``.
@@ -40,8 +40,8 @@ class Einsum(nn.Module):
         super().__init__()
         self.equation = equation
 
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.einsum(self.equation, a, b)
+    def forward(self, *operands: Tensor) -> Tensor:
+        return torch.einsum(self.equation, *operands)
 
     def extra_repr(self) -> str:
         return self.equation
@@ -88,6 +88,33 @@ class Product:
         )  # fmt: skip
 
 
+def pairwise(equation: str) -> list[str]:
+    """The equations of two operands each that an equation of several is, from the left to the right.
+
+    >>> pairwise("bij,bjk,kl->bil")
+    ['bij,bjk->bik', 'bik,kl->bil']
+    >>> pairwise("i,j,ij->")
+    ['i,j->ij', 'ij,ij->']
+    """
+    operands, arrow, out = equation.replace(" ", "").partition("->")
+    first, *others = operands.split(",")
+    if len(others) < 2:
+        return [equation]
+    if not arrow:
+        once = sorted(c for c in set(operands) - set(".,") if operands.count(c) == 1)
+        out = ("..." if "..." in operands else "") + "".join(once)
+    steps = []
+    for index, other in enumerate(others):
+        later = "".join(others[index + 1 :]) + out
+        both = dict.fromkeys((first + other).replace(".", ""))
+        kept = out if index == len(others) - 1 else "".join(c for c in both if c in later)
+        if "..." in first + other and "..." not in kept:
+            kept = f"...{kept}"
+        steps.append(f"{first},{other}->{kept}")
+        first = kept
+    return steps
+
+
 def split_equation(equation: str) -> tuple[str, str, str]:
     """Left, right and result of an equation; raises `ValueError` with what to write instead.
 
@@ -97,10 +124,7 @@ def split_equation(equation: str) -> tuple[str, str, str]:
     operands, arrow, out = equation.replace(" ", "").partition("->")
     sides = operands.split(",")
     if len(sides) != 2:
-        raise ValueError(
-            "einsum takes two operands; write several as one einsum after the other, and one as permute, sum or "
-            "torch.diagonal"
-        )
+        raise ValueError("einsum of one operand is permute, sum or torch.diagonal: write it so")
     left, right = sides
     for axes in sides:
         letters = axes.replace("...", "")

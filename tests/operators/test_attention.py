@@ -42,7 +42,7 @@ def _on_bayes() -> None:
     [
         (lambda x, y: torch.einsum("ii,ij->ij", x, y), "diagonal"),
         (lambda x, y: torch.einsum("ij,jk->k", x, y), "sums i of one operand"),
-        (lambda x, y: torch.einsum("ij,jk,kl->il", x, y, x), "two operands"),
+        (lambda x, y: torch.einsum("ij,jk,km->i", x, y, x), "sums m of one operand"),
         (lambda x, y: torch.einsum("ij->ji", x) + y, "permute"),
         (lambda x, y: torch.addmm(x, x, y, alpha=-1.0), "x \\+ a @ b"),
     ],

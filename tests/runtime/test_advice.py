@@ -28,7 +28,6 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "remainder": (lambda x: x % 1.0, "whole period"),
     "floor-divide": (lambda x: x // 0.3, r"torch\.floor"),
     "product": (lambda x: x.prod(-1), "add logarithms"),
-    "lerp": (lambda x: torch.lerp(x, x, 0.3), "x \\+ weight"),
     "unknown": (lambda x: x.cummax(-1)[0], "DeQuantStub before and a QuantStub after"),
     "mode": (lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic"), "mode='nearest'"),
 }

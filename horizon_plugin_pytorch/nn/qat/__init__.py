@@ -11,6 +11,7 @@ from horizon_plugin_pytorch.nn.qat.avg_pool2d import AvgPool2d
 from horizon_plugin_pytorch.nn.qat.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from horizon_plugin_pytorch.nn.qat.bev_pool_v2 import BevPoolV2
 from horizon_plugin_pytorch.nn.qat.channel_scale import ChannelScale2d
+from horizon_plugin_pytorch.nn.qat.combination import AddProduct, AddQuotient, Lerp, LogSumExp
 from horizon_plugin_pytorch.nn.qat.conv1d import Conv1d
 from horizon_plugin_pytorch.nn.qat.conv2d import (
     Conv2d,
@@ -64,14 +65,15 @@ from horizon_plugin_pytorch.nn.qat.where import Where
 
 __all__ = [
     "GLU", "GRU", "LSTM", "RNN", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AddMatmul",
-    "AffineGrid", "Assign", "Atan2", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
-    "BevPoolV2", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d", "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d",
-    "ConvBN1d", "ConvBN2d", "ConvBN3d", "ConvBNAdd2d", "ConvBNAddReLU2d", "ConvBNAddReLU62d", "ConvBNReLU2d",
-    "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
-    "Correlation", "CumSum", "DeQuantStub", "Div", "Einsum", "Embedding", "FloatFunctional", "GRUCell", "GridSample",
-    "GroupNorm", "InstanceNorm", "Interpolate", "LSTMCell", "LayerNorm", "Linear", "LinearBN", "LogSoftmax",
+    "AddProduct", "AddQuotient", "AffineGrid", "Assign", "Atan2", "AvgPool1d", "AvgPool2d", "AvgPool3d",
+    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "BevPoolV2", "ChannelScale2d", "Conv1d", "Conv2d", "Conv3d",
+    "ConvAdd2d", "ConvAddReLU2d", "ConvAddReLU62d", "ConvBN1d", "ConvBN2d", "ConvBN3d", "ConvBNAdd2d",
+    "ConvBNAddReLU2d", "ConvBNAddReLU62d", "ConvBNReLU2d", "ConvBNReLU62d", "ConvReLU2d", "ConvReLU62d",
+    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Correlation", "CumSum", "DeQuantStub", "Div",
+    "Einsum", "Embedding", "FloatFunctional", "GRUCell", "GridSample", "GroupNorm", "InstanceNorm", "Interpolate",
+    "LSTMCell", "LayerNorm", "Lerp", "Linear", "LinearBN", "LogSoftmax", "LogSumExp",
     "MultiScaleDeformableAttention", "MultiScaleRoIAlign", "MultiheadAttention", "Norm", "Normalize", "PReLU",
-    "PointPillarsScatter", "QuantStub", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "RoIAlign", "ScaledDotProductAttention",
-    "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "Std", "SyncBatchNorm", "Upsample", "UpsamplingBilinear2d",
-    "UpsamplingNearest2d", "Var", "VarMean", "Where",
+    "PointPillarsScatter", "QuantStub", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "RoIAlign",
+    "ScaledDotProductAttention", "SegmentLUT", "Softmax", "SoftmaxBernoulli2", "Std", "SyncBatchNorm", "Upsample",
+    "UpsamplingBilinear2d", "UpsamplingNearest2d", "Var", "VarMean", "Where",
 ]  # fmt: skip

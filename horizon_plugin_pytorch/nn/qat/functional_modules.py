@@ -334,7 +334,4 @@ advise(
     "write it with torch.cat, which names its axis",
     torch.hstack, torch.vstack, torch.dstack, torch.column_stack, torch.row_stack,
 )  # fmt: skip
-advise("write it as `x + value * a * b`", torch.addcmul, "addcmul", "addcmul_")
-advise("write it as `x + value * a / b`", torch.addcdiv, "addcdiv", "addcdiv_")
-advise("write it as `x + weight * (y - x)`", torch.lerp, "lerp", "lerp_")
 assert set(FUNCTIONAL_METHODS) <= set(dir(FloatFunctional))

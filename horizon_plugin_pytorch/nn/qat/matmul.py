@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.fake_quant.qconfig import default_qat_8bit_fake_quant_qconfig
 from horizon_plugin_pytorch.nn import matmul as floats
 from horizon_plugin_pytorch.nn.qat.composite import Composite, Times, inner_qconfig
 from horizon_plugin_pytorch.nn.qat.functional_modules import FloatFunctional
@@ -70,7 +72,10 @@ class AddMatmul(Composite):
 
 
 class Einsum(Composite):
-    """An einsum of two operands as permutations around one matrix product, or around one elementwise product."""
+    """An einsum as permutations around matrix products and elementwise products, one for each two operands.
+
+    Those before the last are in int16.
+    """
 
     follows = frozenset({"equation"})
 
@@ -78,6 +83,9 @@ class Einsum(Composite):
         super().__init__()
         self.equation, self.qconfig = equation, qconfig
         self.is_real = qconfig.activation is None  # only matrix products have a high-precision output
+        count = len(floats.pairwise(equation)) - 1
+        if count:
+            self.inner = nn.ModuleList(FloatFunctional(_inner(qconfig)) for _ in range(count))
         self.product = FloatFunctional(qconfig)
 
     @classmethod
@@ -85,11 +93,21 @@ class Einsum(Composite):
         """The QAT form."""
         return cls(mod.equation, mod.qconfig)
 
-    def forward(self, a: Any, b: Any) -> Any:
-        return floats.multiply(self.equation, a, b, self.product.matmul, None if self.is_real else self.product.mul)
+    def forward(self, a: Any, *others: Any) -> Any:
+        *steps, last = zip(floats.pairwise(self.equation), others, strict=True)
+        for i, (equation, b) in enumerate(steps):
+            part = self.inner[i]
+            a = floats.multiply(equation, a, b, part.matmul, part.mul)
+        equation, b = last
+        return floats.multiply(equation, a, b, self.product.matmul, None if self.is_real else self.product.mul)
 
     def extra_repr(self) -> str:
         return self.equation
+
+
+def _inner(qconfig: Any) -> Any:
+    """The qconfig of a product that is not the last: also where that has a high-precision output."""
+    return inner_qconfig(qconfig if qconfig.activation is not None else default_qat_8bit_fake_quant_qconfig)
 
 
 def _matmul(x: Any, other: Any = None, *, tensor: Any = None, tensor2: Any = None, mat2: Any = None, vec: Any = None,
@@ -118,7 +136,8 @@ def _einsum(equation: Any, *operands: Any) -> Call:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     try:
-        floats.split_equation(equation)
+        for step in floats.pairwise(equation):
+            floats.split_equation(step)
     except ValueError as error:
         raise NotBindable(str(error)) from error
     return Call(floats.Einsum, operands, settings={"equation": equation})

@@ -52,6 +52,7 @@ ARITHMETIC = cases(
     ("add-alpha", lambda x, y: torch.add(x, y, alpha=0.3)),
     ("sub-alpha", lambda x, y: x.sub(y, alpha=2)),
     ("rsub-tensors", lambda x, y: torch.rsub(x, y)),
+    ("rsub-alpha", lambda x, y: torch.rsub(x, y, alpha=0.5)),
     ("functional-stack", functional(lambda f, x, y: f.stack([x, y], 1))),
     ("stack", lambda x, y: torch.stack((x, y))),
     ("stack-dim", lambda x, y: torch.stack([x, y, x], dim=-1)),
@@ -189,6 +190,38 @@ def _filled(x, y):
     return x
 
 
+# The parts are in int16: in int16 their roundings count.
+COMBINATIONS = cases(
+    ("torch-addcmul", lambda x, a, b: torch.addcmul(x, a, b)),
+    ("torch-addcmul-names", lambda x, a, b: torch.addcmul(input=x, tensor1=a, tensor2=b, value=-0.5)),
+    ("method-addcmul-in-place", lambda x, a, b: x.addcmul_(a, b, value=2)),
+    ("torch-lerp", lambda x, y: torch.lerp(x, y, 0.3), dict(shapes=PAIR)),
+    ("method-lerp-negative", lambda x, y: x.lerp(y, -0.3), dict(shapes=PAIR)),
+    ("torch-lerp-tensor", lambda x, a, b: torch.lerp(x, a, weight=b)),
+    ("method-lerp-in-place", lambda x, a, b: x.lerp_(a, b)),
+    shapes=(*PAIR, PAIR[0]),
+    steps8=0.53,
+    steps16=1.6,
+)
+QUOTIENT_SUMS = cases(
+    ("torch-addcdiv", lambda x, a, b: torch.addcdiv(x, a, b)),
+    ("method-addcdiv-value", lambda x, a, b: x.addcdiv(a, b, value=-0.5)),
+    shapes=(*PAIR, PAIR[0]),
+    steps8=1.1,
+    steps16=4.0,
+    train_steps=2.0,
+    train_steps16=4.0,
+    **POSITIVE,
+)
+LOGARITHMS_OF_SUMS = cases(
+    ("torch-logsumexp", lambda x: torch.logsumexp(x, 1)),
+    ("method-logsumexp", lambda x: x.logsumexp(dim=-1, keepdim=True)),
+    ("special-logsumexp", lambda x: torch.special.logsumexp(x, (2, 3))),
+    steps8=0.6,
+    steps16=3.0,
+    train_steps16=3.0,
+)
+
 CHOICES = cases(
     ("assign", _assigned),
     ("assign-number", _filled),
@@ -310,5 +343,6 @@ COMPARISONS = cases(
 
 
 CASES = [
-    *ARITHMETIC, *MATMULS, *SCALARS, *DIVISIONS, *QUOTIENTS, *CHOICES, *BUFFERS, *COMPARISONS,
+    *ARITHMETIC, *MATMULS, *SCALARS, *DIVISIONS, *QUOTIENTS, *COMBINATIONS, *QUOTIENT_SUMS, *LOGARITHMS_OF_SUMS,
+    *CHOICES, *BUFFERS, *COMPARISONS,
 ]  # fmt: skip

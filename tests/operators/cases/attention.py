@@ -54,6 +54,10 @@ SUMS = cases(
     ("method-baddbmm", lambda x, a, b: x.baddbmm(batch1=a, batch2=b),
      dict(shapes=((3, 5, 4), (3, 5, 8), (3, 8, 4)))),
     ("torch-addmv", lambda x, a, b: torch.addmv(x, a, b), dict(shapes=((5,), (5, 8), (8,)))),
+    ("einsum-three", lambda x, a, b: torch.einsum("bij,bjk,kl->bil", x, a, b),
+     dict(shapes=((3, 4, 5), (3, 5, 6), (6, 2)), low=0.2)),
+    ("einsum-three-weighted", lambda x, a, b: torch.einsum("nhwc,nhw,c->nc", x, a, b),
+     dict(shapes=((2, 3, 4, 5), (2, 3, 4), (5,)), low=0.2)),
     steps8=0.53,
     steps16=1.1,
 )  # fmt: skip
