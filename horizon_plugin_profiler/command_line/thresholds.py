@@ -215,7 +215,7 @@ def worsening(before: Document, after: Document) -> Document:
             found.append(
                 Operator(operator.index, operator.name, operator.path, operator.type, inputs=operator.inputs, **values)
             )
-    return Document(after.title, after.mode, after.first, after.second, operators=tuple(found))
+    return Document(after.title, after.mode, after.first, after.second, operators=tuple(found), returned=after.returned)
 
 
 def _worse(quantity: str, before: Operator, after: Operator, document: Document) -> Any:

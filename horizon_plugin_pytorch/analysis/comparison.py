@@ -271,7 +271,7 @@ def _are_all(pairing: Pairing, logs: tuple[CallLog, CallLog]) -> bool:
 
 def _log(run: WatchedRun, also: Consumer | None) -> CallLog:
     log = CallLog(run.model)
-    run.watch(log if also is None else both(log, also))
+    log.end(run.watch(log if also is None else both(log, also)))
     return log
 
 

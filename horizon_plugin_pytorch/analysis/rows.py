@@ -339,7 +339,7 @@ def mistakes(recording: Recording) -> Iterator[Message]:
     for call in recording.calls:
         texts = [
             _low_precision(recording, call), _not_dequantized(recording, call), _float_input(recording, call),
-            _unread(recording, call), _off_centre(call), _clipped(call), _vanishing(recording, call),
+            _unread(recording, call), _off_centre(recording, call), _clipped(call), _vanishing(recording, call),
             _format(recording, call), _dual_int16(call),
         ]  # fmt: skip
         if isinstance(call.module, FloatFunctional) and counts[call.path] > 1 and not call.repetition:
@@ -479,9 +479,21 @@ def is_image(shape: tuple[int, ...]) -> bool:
     return (a in (1, 3) and min(b, c) >= _SMALLEST_IMAGE) or (c in (1, 3) and min(a, b) >= _SMALLEST_IMAGE)
 
 
-def _off_centre(call: CallRow) -> str:
+def is_factor(takers: Iterable[str]) -> bool:
+    """Is a tensor that these operators take, by their names, a mask or a weight rather than an image?
+
+    >>> is_factor(["mul"]), is_factor(["mul", "conv2d"]), is_factor([])
+    (True, False, False)
+    """
+    names = set(takers)
+    return bool(names) and names <= {"mul"}
+
+
+def _off_centre(recording: Recording, call: CallRow) -> str:
     """An image, as far as a shape can tell, that uses one half of the integers."""
     if not isinstance(call.module, QuantStub) or len(call.inputs) != 1:
+        return ""
+    if is_factor(taker.method or type(taker.module).__name__ for taker in recording.consumers(call)):
         return ""
     (x,) = call.inputs
     if not is_image(x.shape) or x.low is None or x.high is None or x.low < 0 or x.high <= 0:

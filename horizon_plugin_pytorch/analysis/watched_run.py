@@ -43,8 +43,8 @@ class WatchedRun:
     ) -> None:
         self._who, self._infer = who, infer
         if device is not None:
-            device = torch.device(device)
-            if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+            device = usable_device(device, who)
+            if device.type == "cuda" and device.index is None:
                 device = torch.device("cuda", torch.cuda.current_device())
             if any(is_elsewhere(x.device, device) for x in (*model.parameters(), *model.buffers())):
                 model = copy.deepcopy(model).to(device)
@@ -78,6 +78,24 @@ class WatchedRun:
                 place = at(watch.failed_in or "", error_line(error))
                 text = f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
                 raise CheckError(f"{self._who}: the model failed {place}: {text}.") from error
+
+
+def usable_device(device: torch.device | str, who: str) -> torch.device:
+    """A device that torch can use here.
+
+    Raises:
+        CheckError: it cannot.
+
+    >>> usable_device("cpu", "featuremap_similarity")
+    device(type='cpu')
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        text = str(error).splitlines()[0].rstrip(".")
+        raise CheckError(f"{who}: the device {str(device)!r} cannot be used here: {text}.") from error
+    return found
 
 
 def is_elsewhere(held: torch.device, wanted: torch.device) -> bool:

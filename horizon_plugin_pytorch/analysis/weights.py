@@ -174,7 +174,7 @@ def paired_weights(float_model: nn.Module, other: nn.Module, tells: bool = True)
         has_pairs = True
         layer = module.module if isinstance(module, _Packed) else module
         yield PairedWeight(path, name, layer, first.detach(), second.detach(), isinstance(layer, QuantizedModule))
-    alone += [path for path in mine if path not in theirs]
+    alone += [path for path in mine if path not in theirs and not _has_other_numbers(other, path)]
     if not has_pairs:
         raise CheckError(
             f"compare_weights: `{type(float_model).__name__}` and `{type(other).__name__}` have no weight in common. "
@@ -183,6 +183,14 @@ def paired_weights(float_model: nn.Module, other: nn.Module, tells: bool = True)
         )
     if tells:
         _tell(alone, sorted(unfused), shapes, shared)
+
+
+def _has_other_numbers(model: nn.Module, path: str) -> bool:
+    """Is a module there and converted, but without a weight, as a batch norm on its own is?"""
+    try:
+        return isinstance(model.get_submodule(path), QuantizedModule)
+    except AttributeError:
+        return False
 
 
 def _tell(alone: list[str], unfused: list[str], shapes: list[str], shared: list[str]) -> None:
@@ -200,7 +208,9 @@ def _tell(alone: list[str], unfused: list[str], shapes: list[str], shared: list[
             QuantizationWarning,
         )
     if alone or unfused:
-        parts = [f"{listed(alone)} have no partner in the other model and are not compared"] if alone else []
+        parts = (
+            [f"the weights of {listed(alone)} have no partner in the other model and are not compared"] if alone else []
+        )
         parts += [f"batch norms are folded into {listed(unfused)} in one model only"] if unfused else []
         warn(
             f"compare_weights: {'; '.join(parts)}. Fuse the float model as the other is, before you compare: "

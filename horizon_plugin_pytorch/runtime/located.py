@@ -27,6 +27,7 @@ from horizon_plugin_pytorch.errors import (
 from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.function_handlers import calling_line
 from horizon_plugin_pytorch.in_place import LentValuesError, write
+from horizon_plugin_pytorch.nested import map_tensors
 from horizon_plugin_pytorch.operators.arguments import by_position
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import asked_by_forward, current_forward, interceptor
@@ -35,6 +36,7 @@ from horizon_plugin_pytorch.runtime.fixed_settings import FixedSettings, is_same
 from horizon_plugin_pytorch.runtime.hooks import NAMED_NOW, keep_names
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked
 from horizon_plugin_pytorch.runtime.stub_input import MAPPED, is_mapped
+from horizon_plugin_pytorch.untraced import is_traced
 
 # Of quantized tensors that a model keeps from one forward to the next.
 STATE_REASON = (
@@ -490,6 +492,8 @@ def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = by_position(method, args, kwargs)
+        if is_traced():
+            args, kwargs = _numbers_of_sizes((args, kwargs))
         module = self.of_call()
         if module is not self:
             return getattr(module, method.__name__)(*args, **kwargs)
@@ -510,6 +514,19 @@ def _stubbed(method: Callable[..., Any]) -> Callable[..., Any]:
         return self.real_result(out, is_run) if self.gives_real or self.gives_accumulator else out
 
     return call
+
+
+def _numbers_of_sizes(tree: Any) -> Any:
+    """Numbers for what is computed from sizes, ``x.shape[-1] ** -0.5``.
+
+    In a trace of `torch.jit.trace` they are tensors, for which an operator has no scale; torch warns of what it fixes.
+    """
+
+    def number(x: Tensor) -> Any:
+        is_plain = x.dim() == 0 and not isinstance(x, QTensor) and not x.requires_grad
+        return x.item() if is_plain else x
+
+    return map_tensors(number, tree)
 
 
 Listener = Callable[[PlacedModule, str, tuple, dict[str, Any], Any], None]

@@ -165,6 +165,8 @@ def test_different_models() -> None:
         featuremap_similarity(nn.Sequential(nn.ReLU(), nn.Tanh()), nn.Sequential(nn.ReLU()), x)
     with pytest.raises(CheckError, match="featuremap_similarity: the model failed at `0`"):
         featuremap_similarity(nn.Sequential(nn.Conv2d(3, 2, 1)), nn.Sequential(nn.Conv2d(3, 2, 1)), x[:, :2])
+    with pytest.raises(CheckError, match="featuremap_similarity: the device 'cuda:99' cannot be used here"):
+        featuremap_similarity(nn.ReLU(), nn.ReLU(), x, devices="cuda:99")
     with pytest.raises(TypeError, match="a pair of devices"):
         featuremap_similarity(nn.ReLU(), nn.ReLU(), x, devices=("cpu",))
     with pytest.raises(QuantizationConfigError, match="no metric"):

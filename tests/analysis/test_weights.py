@@ -194,3 +194,11 @@ def test_packed_weights_of_attention() -> None:
         for number, name in enumerate(names[:3]):
             assert torch.equal(found[name]["float"], net.attention.in_proj_weight.chunk(3)[number])
             assert torch.allclose(found[name]["float"], found[name]["quantized"], atol=0.01)
+
+
+def test_a_batch_norm_on_its_own_needs_no_partner() -> None:
+    """Converted it has other numbers than a weight, and there is nothing that a user could do."""
+    qat = qat_of(moved(QuantWrapper(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(compare_weights(qat, convert(copy.deepcopy(qat)))) == {"module.2.weight"}

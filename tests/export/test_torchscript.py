@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.jit import save
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.program import record_program
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import (
@@ -31,7 +32,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from tests.operators.cases import CASES
-from tests.routes import calibrate, prepared, qconfig
+from tests.routes import calibrate, prepared, prepared_on, qconfig
 from tests.tiers import in_soak
 
 ROUTES = ("fx", "eager", "JIT", "JIT_STRIP")
@@ -234,3 +235,25 @@ def test_a_file_runs_in_a_new_process(state: str, tmp_path: Path) -> None:
     assert done.stdout == "equal\n", done.stderr
     foreign = subprocess.run([sys.executable, "-c", FOREIGN, files[0]], capture_output=True, text=True)
     assert "Unknown builtin op: horizon::" in foreign.stderr  # what the docs explain
+
+
+class Scaled(Net):
+    """As attention scales its products: by a number that comes of a size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        factor = x.shape[-1] ** -0.5
+        return self.dequant(self.scale.mul(x, factor) if hasattr(self, "scale") else x * factor)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("route", ["traced", "eager", "JIT_STRIP"])
+def test_numbers_that_come_of_sizes(route: str) -> None:
+    set_march(March.NASH_E)
+    net = Scaled().eval()
+    if route == "eager":
+        net.scale = FloatFunctional()
+    qat = calibrate(prepared_on(route, net, (X,)), (X,))
+    integers = convert_fx(qat) if route == "traced" else convert(qat)
+    for model in (qat, integers):
+        assert torch.equal(torch.jit.trace(model, X)(OTHER), model(OTHER))

@@ -149,6 +149,7 @@ class Collector:
             package_version=__version__,
             similarity_function=similarity.name,
             is_complete=False,
+            returned=tuple(sorted(self._operators_of(self._comparison.logs[1].returned))),
         )
         if alone := unexpected(self._comparison.pairing):
             self.add_note(f"Calls without a partner in the other model are left out: {listed(map(str, alone))}.")
@@ -268,7 +269,7 @@ class Collector:
             other.path,
             other.operator if other.module is None else type(other.module).__name__,
             line=other.line or one.line,
-            inputs=tuple(sorted(self._producers(other.index))),
+            inputs=tuple(sorted(self._operators_of(self._comparison.logs[1].producers[other.index]))),
             shape=tuple(other.outputs[0].shape) if other.outputs else (),
             format=_format(other),
             input_formats=tuple(str(x.dtype) for x in other.inputs),
@@ -279,10 +280,10 @@ class Collector:
             operator=other.operator,
         )
 
-    def _producers(self, index: int) -> set[int]:
-        """The operators whose results a call of the second model takes, through calls that are no operators here."""
+    def _operators_of(self, calls: Iterable[int | None]) -> set[int]:
+        """The operators behind calls of the second model: those before them, where they are no operators here."""
         producers, found, seen = self._comparison.logs[1].producers, set(), set()
-        waiting = [p for p in producers[index] if p is not None]
+        waiting = [call for call in calls if call is not None]
         while waiting:
             call = waiting.pop()
             if call in seen:

@@ -180,6 +180,7 @@ class Document:
         task: whose thresholds judge the errors: ``classification``, ``detection``, ...; empty for the general ones.
         is_complete: False while it is being written, or when an error or an interrupt ended the run.
         notes: what was left out, and why.
+        returned: the operators that give what the model returns, by index; empty if that is not known.
     """
 
     title: str
@@ -202,18 +203,39 @@ class Document:
     batches: int = 0
     inputs: str = ""
     is_complete: bool = True
+    returned: tuple[int, ...] = ()
     version: int = field(default=VERSION)
 
     @property
     def outputs(self) -> list[Operator]:
-        """The operators whose results no other one takes.
+        """The operators that give what the model returns; if that is not known, those whose results no other one takes.
 
         >>> conv, relu = Operator(0, "conv", "conv", "Conv2d"), Operator(1, "relu", "relu", "ReLU", inputs=(0,))
         >>> [operator.name for operator in Document("net", "FvsQ", "float", "qat", operators=(conv, relu)).outputs]
         ['relu']
         """
+        returned = [operator for operator in self.operators if operator.index in self.returned]
+        if returned:
+            return returned
         taken = {index for operator in self.operators for index in operator.inputs}
         return [operator for operator in self.operators if operator.index not in taken]
+
+    @property
+    def keys(self) -> list[str]:
+        """A name for each operator that no other one has, as in links to the page: ``conv``, ``conv#2``.
+
+        >>> same = tuple(Operator(index, "add", "", "add") for index in range(2))
+        >>> Document("net", "FvsQ", "float", "qat", operators=same).keys
+        ['add', 'add#2']
+        """
+        found: dict[str, None] = {}
+        for operator in self.operators:
+            key, number = operator.name, 1
+            while key in found:
+                number += 1
+                key = f"{operator.name}#{number}"
+            found[key] = None
+        return list(found)
 
     def to_json(self) -> str:
         """As JSON; NaN and infinities, which JSON does not have, are ``"nan"``, ``"inf"`` and ``"-inf"``.

@@ -18,7 +18,7 @@ from typing import Any
 from horizon_plugin_pytorch.analysis.profile.advice.texts import TEXTS, Sentences, sentences
 from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Histogram, Operator, Weight
 from horizon_plugin_pytorch.analysis.profile.layout import Box, layout_of
-from horizon_plugin_pytorch.analysis.profile.tasks import TASKS
+from horizon_plugin_pytorch.analysis.profile.tasks import ERROR_BAD, METRIC_BAD, METRIC_WATCH, TASKS
 from horizon_plugin_pytorch.analysis.similarity_function import THRESHOLDS
 from horizon_plugin_pytorch.statistics.metrics import METRICS
 
@@ -70,7 +70,8 @@ def page_script() -> str:
         name: {"threshold": THRESHOLDS[name], "higher_is_better": metric.higher_is_better}
         for name, metric in METRICS.items()
     }
-    facts = {"texts": texts, "tasks": tasks, "metrics": metrics}
+    bounds = {"error_bad": ERROR_BAD, "metric_watch": METRIC_WATCH, "metric_bad": METRIC_BAD}
+    facts = {"texts": texts, "tasks": tasks, "metrics": metrics, "bounds": bounds}
     known = json.dumps(facts, ensure_ascii=False).replace("</", "<\\/")
     files: dict[str, str] = {}
     _collect("main", files)
@@ -105,10 +106,21 @@ def _data(documents: Sequence[Document]) -> dict[str, Any]:
     layouts: dict[tuple[Box, ...], int] = {}
     # Runs of one model have one layout.
     chosen = [layouts.setdefault(layout_of(document.operators), len(layouts)) for document in documents]
+    merging = _merging(documents)
     return {
-        "documents": _plain(documents, _merging(documents)),
+        "documents": [_document(document, merging) for document in documents],
         "layouts": [[_box(box) for box in layout] for layout in layouts],
         "layout_of": chosen,
+    }
+
+
+def _document(document: Document, merging: int) -> dict[str, Any]:
+    """With what follows from it: its outputs, and the keys of operators whose names others have."""
+    named = zip(document.operators, document.keys, strict=True)
+    return {
+        **_plain(document, merging),
+        "outputs": [operator.index for operator in document.outputs],
+        "keys": {operator.index: key for operator, key in named if key != operator.name},
     }
 
 

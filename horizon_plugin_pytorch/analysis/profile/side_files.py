@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 from horizon_plugin_pytorch.analysis.profile.document import Document, Operator, Values
+from horizon_plugin_pytorch.analysis.profile.tasks import ERROR_BAD, task_of
+from horizon_plugin_pytorch.statistics.metrics import METRICS
 from horizon_plugin_pytorch.tables import Table
 
 CSV_FILE = "profiler.csv"
@@ -45,14 +48,50 @@ def _cells(operator: Operator) -> list[object]:
 def node_data(document: Document, measure: str) -> str:
     """Numbers of the operators as node data of Model Explorer, which shows them as colours on its own graph.
 
+    Nodes go by `Document.keys`. Colours are those of the page's verdict, where there is a limit: the threshold of
+    similarity, or the error that the task allows; otherwise they run from the best operator to the worst.
+
     Args:
-        measure: ``similarity``, ``sqnr`` or ``error``; operators for which it is not a number are left out.
+        measure: ``similarity``, ``sqnr`` or ``error``; operators for which it is not known are left out.
 
     >>> net = Document("net", "FvsQ", "float", "qat", operators=(Operator(0, "conv", "conv", "Conv2d", sqnr=31.5),))
     >>> json.loads(node_data(net, "sqnr"))["results"]
-    {'conv': {'value': 31.5}}
+    {'conv': {'value': 31.5, 'bgColor': '#1a9850'}}
     """
-    found = {operator.name: getattr(operator, measure) for operator in document.operators}
-    results = {name: {"value": x} for name, x in found.items() if x is not None and math.isfinite(x)}
-    gradient = [{"stop": number / 2, "bgColor": colour} for number, colour in enumerate(_GRADIENTS[measure])]
-    return json.dumps({"results": results, "gradient": gradient}, ensure_ascii=False)
+    found = zip(document.keys, (getattr(operator, measure) for operator in document.operators), strict=True)
+    known = {key: x for key, x in found if x is not None}
+    finite = [x for x in known.values() if math.isfinite(x)]
+    limits = _limits(document, measure)
+    if limits is None:
+        colours = _GRADIENTS[measure]
+        rest = {"gradient": [{"stop": at / (len(colours) - 1), "bgColor": colour} for at, colour in enumerate(colours)]}
+        results: dict[str, Any] = {key: {"value": x} for key, x in known.items() if math.isfinite(x)}
+    else:
+        largest = max([*finite, *(end for end, _ in limits[:-1])])
+        ends = [(end if math.isfinite(end) else largest, colour) for end, colour in limits]
+        rest = {"thresholds": [{"value": end, "bgColor": colour} for end, colour in ends]}
+        results = {key: {"value": _value(x), "bgColor": _colour(x, limits)} for key, x in known.items()}
+    return json.dumps({"results": results, **rest}, ensure_ascii=False, allow_nan=False)
+
+
+def _limits(document: Document, measure: str) -> list[tuple[float, str]] | None:
+    """The upper end of each range of numbers, and its colour; None where nobody knows a limit."""
+    if measure == "sqnr":
+        limit = task_of(document.task).error
+        bad, poor = (-20 * math.log10(error) for error in (limit * ERROR_BAD, limit))
+        return [(bad, _BAD), (poor, _BETWEEN), (math.inf, _GOOD)]
+    if measure != "similarity" or document.threshold is None:
+        return None
+    function = document.similarity_function
+    is_higher_better = function in METRICS and METRICS[function].higher_is_better
+    colours = (_BAD, _GOOD) if is_higher_better else (_GOOD, _BAD)
+    return [(document.threshold, colours[0]), (math.inf, colours[1])]
+
+
+def _colour(x: float, limits: list[tuple[float, str]]) -> str:
+    return _BAD if math.isnan(x) else next(colour for end, colour in limits if x <= end)
+
+
+def _value(x: float) -> float | str:
+    """JSON has no infinities: they are text."""
+    return x if math.isfinite(x) else str(x)

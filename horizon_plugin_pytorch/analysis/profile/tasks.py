@@ -22,6 +22,8 @@ class Task:
     chinese: str
 
 
+ERROR_BAD = 2  # beyond so many times a task's limit, an error is bad; below, it deserves a look
+METRIC_WATCH, METRIC_BAD = 0.01, 0.03  # the share of a metric whose loss deserves a look, and is bad
 GENERAL = Task("", 0.1, "通用")
 TASKS: dict[str, Task] = {
     task.name: task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import math
 import warnings
@@ -219,3 +220,23 @@ def test_models_that_see_other_numbers() -> None:
     qat = calibrate(prepared_on("JIT", net, (x,)), (x,))
     with pytest.warns(QuantizationWarning, match=r"`?net\.quant`? got other numbers in the two models"):
         collect(net, qat, [x])
+
+
+class _Levels(nn.Module):
+    """Returns what another layer takes, too, and computes something that it does not return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse, self.unused = (nn.Conv2d(3, 3, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        fine = self.fine(x)
+        self.unused(fine)
+        return {"fine": fine, "coarse": self.coarse(fine).flatten(1)}
+
+
+def test_outputs_are_what_the_model_returns() -> None:
+    net, x = _Levels().eval(), torch.randn(1, 3, 4, 4)
+    found = collect(net, copy.deepcopy(net), [x])
+    assert [operator.name for operator in found.outputs] == ["fine", "[reshape]"]
+    assert [operator.name for operator in dataclasses.replace(found, returned=()).outputs] == ["unused", "[reshape]"]

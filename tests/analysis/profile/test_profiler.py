@@ -57,6 +57,7 @@ def test_files(models: dict[str, nn.Module], tmp_path: Path) -> None:
     assert [float(line["similarity"]) for line in lines] == [o.similarity for o in found.operators]
     nodes = json.loads((folder / "model_explorer_similarity.json").read_text())
     assert nodes["results"]["stem"]["value"] == next(o.similarity for o in found.operators if o.name == "stem")
+    assert nodes["thresholds"][0]["value"] == found.threshold == 0.99
     for operator in found.operators:
         assert f"{operator.similarity:.7f}" in (folder / "similarity.txt").read_text()
 

@@ -157,12 +157,12 @@ class Evidence:
                 found[source].append(operator)
         return found
 
-    def is_output(self, operator: Operator) -> bool:
+    def is_dequantized(self, operator: Operator) -> bool:
         """Does its result go to DeQuantStubs only, perhaps through functions?"""
-        return operator.index in self._outputs
+        return operator.index in self._dequantized
 
     @cached_property
-    def _outputs(self) -> set[int]:
+    def _dequantized(self) -> set[int]:
         found: set[int] = set()
         for operator in reversed(self.operators):
             consumers = self.consumers[operator.index]
@@ -177,7 +177,7 @@ class Evidence:
         return row is not None and Trait.DEQUANT in row.traits
 
     def functions_behind(self, operator: Operator) -> list[str]:
-        """The functions between an output and its DeQuantStubs that a deployed model has something for."""
+        """The functions between an operator and its DeQuantStubs that a deployed model has something for."""
         behind = {operator.index: operator}
         for before in (waiting := [operator]):
             new = [one for one in self.consumers[before.index] if one.index not in behind and not self._is_dequant(one)]
@@ -190,11 +190,6 @@ class Evidence:
     def _does_nothing(self, operator: Operator) -> bool:
         row = self.row(operator)
         return row is not None and row.does_nothing
-
-    def outputs(self) -> list[Operator]:
-        """What leaves the quantized part of the model; all that nobody takes, where there are no DeQuantStubs."""
-        found = [operator for operator in self.operators if self._is_dequant(operator)]
-        return found or self.document.outputs
 
     def sources(self, operator: Operator) -> list[Operator]:
         """The operators whose results it takes."""

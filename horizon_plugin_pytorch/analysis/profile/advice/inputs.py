@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from horizon_plugin_pytorch.analysis.profile.advice.evidence import Evidence, largest_of, percent
 from horizon_plugin_pytorch.analysis.profile.advice.resolution import LARGEST_INT8, wider
 from horizon_plugin_pytorch.analysis.profile.document import Advice
-from horizon_plugin_pytorch.analysis.rows import is_image
+from horizon_plugin_pytorch.analysis.rows import is_factor, is_image
 
 _FIXED = "QuantStub(scale=1 / 128)"
 
@@ -20,6 +20,8 @@ def images(evidence: Evidence) -> Iterator[Advice]:
         if not evidence.is_input(operator) or not is_image(operator.shape) or values is None:
             continue
         if values.low is None or values.high is None or values.low < 0 or values.high <= 0:
+            continue
+        if is_factor(one.operator for one in evidence.consumers[operator.index]):
             continue
         noise = evidence.noise(operator)
         error = None if noise is None else noise.rounding_error

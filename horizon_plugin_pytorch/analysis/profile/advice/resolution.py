@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from horizon_plugin_pytorch.analysis.profile.advice.evidence import Evidence, Noise, percent, reach_of
 from horizon_plugin_pytorch.analysis.profile.document import Advice, Operator
 
@@ -57,7 +59,7 @@ def int8_wide_range(evidence: Evidence) -> Iterator[Advice]:
         is_wide = operator.format == "qint8" and noise is not None and min(noise.largest, noise.end) > LARGEST_INT8
         if not is_wide or noise is None or operator.index in evidence.claimed or not evidence.has_own_scale(operator):
             continue
-        is_end = evidence.is_input(operator) or evidence.is_output(operator)
+        is_end = evidence.is_input(operator) or evidence.is_dequantized(operator)
         error = noise.error
         if operator.index in coarse or (is_end and error > _EXACT and (evidence.error(operator) or 0) > _EXACT):
             yield evidence.advice(
@@ -83,15 +85,24 @@ def too_coarse(evidence: Evidence) -> Iterator[Advice]:
 
 def accumulated(evidence: Evidence) -> Iterator[Advice]:
     """Outputs that are poor although no operator is: the largest of many small errors."""
-    poor = [operator for operator in evidence.outputs() if evidence.is_poor(operator)]
+    poor = [operator for operator in evidence.document.outputs if evidence.is_poor(operator)]
     noises = [(one, noise) for one in evidence.operators if (noise := evidence.noise(one)) is not None]
     own = [pair for pair in noises if evidence.has_own_scale(pair[0]) and pair[0].format == "qint8"]
     if not poor or evidence.claimed or not own:
         return
-    worst = sorted(own, key=lambda pair: -pair[1].error)[:_SHOWN]
+    worst = sorted(own, key=lambda pair: -pair[1].error)
     error = max(evidence.error(operator) or 0.0 for operator in poor)
+    chosen = _enough(worst, 1 - (evidence.task.error / error) ** 2)
+    line = "ModuleNameTemplate({'': qint16})" if len(chosen) > _SHOWN else wider(chosen)
     yield evidence.advice(
-        "accumulated-error", "hint", poor[0].path, [operator.index for operator in poor],
-        wider([operator for operator, _ in worst]), error, error=percent(error), limit=percent(evidence.task.error),
-        module=worst[0][0].path, own=percent(worst[0][1].error),
+        "accumulated-error", "hint", poor[0].path, [operator.index for operator in poor], line, error,
+        error=percent(error), limit=percent(evidence.task.error), module=worst[0][0].path,
+        own=percent(worst[0][1].error),
     )  # fmt: skip
+
+
+def _enough(worst: list[tuple[Operator, Noise]], share: float) -> list[Operator]:
+    """The first operators that have this share of the noise, as if all of it went through to the end alike."""
+    noise = torch.tensor([noise.error**2 for _, noise in worst], dtype=torch.float64).cumsum(0)
+    count = int((noise < share * noise[-1]).sum()) + 1
+    return [operator for operator, _ in worst[:count]]

@@ -133,21 +133,26 @@ def _chooser(evidence: Evidence, operator: Operator) -> Operator | None:
 
 def outputs(evidence: Evidence) -> Iterator[Advice]:
     """Outputs whose accumulator could leave as it is."""
-    for operator in evidence.operators:
-        row = evidence.row(operator)
-        if row is None or not row.has_real_output or operator.scale is None or not operator.format.startswith("qint"):
+    for path, calls in evidence.calls():
+        found = [call for call in calls if _is_rounded_output(evidence, call)]
+        if not found:
             continue
-        if not evidence.is_output(operator):
-            continue
-        calls = next((calls for path, calls in evidence.calls() if path == operator.path), [operator])
-        is_shared = any(not evidence.is_output(call) for call in calls)
-        between = evidence.functions_behind(operator)
+        operator = found[0]
+        is_shared = any(not evidence.is_dequantized(call) for call in calls)
+        between = list(dict.fromkeys(name for call in found for name in evidence.functions_behind(call)))
         rule = "shared-output" if is_shared else "output-before-functions" if between else "low-precision-output"
-        noise = evidence.noise(operator)
-        error = 0.0 if noise is None else noise.error
+        error = max(0.0 if noise is None else noise.error for noise in map(evidence.noise, found))
         numbers = {"between": ", ".join(f"`{name}`" for name in between)} if rule == "output-before-functions" else {}
         yield evidence.advice(
-            rule, "warning" if evidence.is_poor(operator) else "hint", operator.path, [operator.index],
-            f"ModuleNameTemplate({{{operator.path!r}: torch.float32}})" if rule == "low-precision-output" else "",
+            rule, "warning" if any(map(evidence.is_poor, found)) else "hint", path, [call.index for call in found],
+            f"ModuleNameTemplate({{{path!r}: torch.float32}})" if rule == "low-precision-output" else "",
             error, format=operator.format, scale=operator.scale, error=percent(error), **numbers,
         )  # fmt: skip
+
+
+def _is_rounded_output(evidence: Evidence, operator: Operator) -> bool:
+    """Does a layer hand integers to a DeQuantStub, where it could hand out its accumulator?"""
+    row = evidence.row(operator)
+    if row is None or not row.has_real_output or operator.scale is None or not operator.format.startswith("qint"):
+        return False
+    return evidence.is_dequantized(operator)

@@ -93,7 +93,7 @@ def sensitive(evidence: Evidence) -> Iterator[Advice]:
     """Outputs that are poor although no operator is: does the float model do the same with a little noise?"""
     if evidence.claimed or not evidence.inputs or evidence.document.first != "float":
         return
-    if not any(evidence.is_poor(operator) for operator in evidence.outputs()):
+    if not any(evidence.is_poor(operator) for operator in evidence.document.outputs):
         return
     generator = torch.Generator().manual_seed(0)
 
@@ -113,6 +113,6 @@ def sensitive(evidence: Evidence) -> Iterator[Advice]:
     error = max((relative_error(x, y) for x, y in pairs if y.is_floating_point()), default=0.0)
     if error > _SENSITIVE * _NOISE:
         yield evidence.advice(
-            "sensitive-model", "warning", "model", [operator.index for operator in evidence.outputs()],
+            "sensitive-model", "warning", "model", [operator.index for operator in evidence.document.outputs],
             "ModuleNameTemplate({'': qint16})", error, noise=percent(_NOISE), error=percent(error),
         )  # fmt: skip

@@ -18,19 +18,13 @@
  *            metric: {name: string, first: number, second: number, higher_is_better: boolean}|null,
  *            operators: Operator[], weights: Weight[], called: {name: string, count: number}[], unfused: string[][],
  *            messages: {name: string, type: string, text: string, remedy: string}[], advice: Advice[],
- *            notes: string[], batches: number, inputs: string, is_complete: boolean}} Document
+ *            notes: string[], batches: number, inputs: string, is_complete: boolean, outputs: number[], keys: Record<number, string>}} Document
  * @typedef {{path: string, label: string, members: [string, number, number, number][], routes: number[][]}} Box
  * @typedef {{key: string, position: number, operators: (Operator|null)[]}} Row
  * @typedef {"good" | "watch" | "bad" | "unknown"} Grade
  */
 
 import { number } from "./numbers.js";
-
-/** A metric may fall by this share before it is worth a look, and before it is bad. */
-const METRIC_WATCH = 0.01;
-const METRIC_BAD = 0.03;
-/** A relative error may be this many times the limit before it is bad. */
-const BAD = 2;
 
 const OPERATOR_NUMBERS = ["scale", "scale_low", "saturation", "at_end", "similarity", "sqnr", "atol", "error", "same_input_error"];
 
@@ -50,8 +44,7 @@ export class Run {
     this.consumers = document.operators.map(() => []);
     readNumbers(document);
     for (const operator of this.operators) {
-      operator.key = operator.name;
-      for (let n = 2; this.byKey.has(operator.key); n++) operator.key = `${operator.name}#${n}`;
+      operator.key = document.keys[operator.index] ?? operator.name;
       this.byKey.set(operator.key, operator);
       for (const source of operator.inputs) this.consumers[source]?.push(operator.index);
     }
@@ -74,9 +67,9 @@ export class Run {
     return this.higherIsBetter ? operator.similarity < this.threshold : operator.similarity > this.threshold;
   }
 
-  /** Operators whose results nothing takes. */
+  /** The operators that give what the model returns. */
   get outputs() {
-    return this.operators.filter((operator) => this.consumers[operator.index].length === 0);
+    return this.document.outputs.map((index) => this.operators[index]);
   }
 
   /**
@@ -153,7 +146,7 @@ export function limitOf(task) {
 export function errorClass(error, limit) {
   if (error === null) return -1;
   if (Number.isNaN(error)) return 4;
-  return [limit / 10, limit / 3, limit, limit * BAD].filter((end) => error > end).length;
+  return [limit / 10, limit / 3, limit, limit * KNOWN.bounds.error_bad].filter((end) => error > end).length;
 }
 
 /**
@@ -181,7 +174,7 @@ export function judge(run, limit) {
   if (metric) {
     drop = (metric.first - metric.second) * (metric.higher_is_better ? 1 : -1);
     const share = metric.first === 0 ? (drop > 0 ? Infinity : 0) : drop / Math.abs(metric.first);
-    byMetric = Number.isNaN(share) || share > METRIC_BAD ? "bad" : share > METRIC_WATCH ? "watch" : "good";
+    byMetric = Number.isNaN(share) || share > KNOWN.bounds.metric_bad ? "bad" : share > KNOWN.bounds.metric_watch ? "watch" : "good";
   }
   return { grade: metric ? byMetric : byOutput, byOutput, byMetric, drop, worst: outputs[0] ?? null, beyond, compared };
 }
@@ -189,7 +182,7 @@ export function judge(run, limit) {
 /** @param {number | null} error @param {number} limit @returns {Grade} */
 function gradeOf(error, limit) {
   if (error === null) return "unknown";
-  if (Number.isNaN(error) || error > limit * BAD) return "bad";
+  if (Number.isNaN(error) || error > limit * KNOWN.bounds.error_bad) return "bad";
   return error > limit ? "watch" : "good";
 }
 

@@ -20,7 +20,7 @@ def test_functions_behind_what_does_nothing() -> None:
     names = ("linear", "dropout", "sigmoid", "dequant")
     evidence = evidence_of(*(operator_of(i, name, *range(max(i - 1, 0), i)) for i, name in enumerate(names)))
     head = evidence.operators[0]
-    assert evidence.is_output(head) and evidence.functions_behind(head) == ["sigmoid"]
+    assert evidence.is_dequantized(head) and evidence.functions_behind(head) == ["sigmoid"]
 
 
 def test_functions_that_meet_again_and_again() -> None:
@@ -28,4 +28,4 @@ def test_functions_that_meet_again_and_again() -> None:
     count = 200
     chain = [operator_of(i, "mul", *range(max(i - 2, 0), i)) for i in range(count)]
     evidence = evidence_of(*chain, operator_of(count, "dequant", count - 2, count - 1))
-    assert evidence.is_output(chain[0]) and evidence.functions_behind(chain[0]) == ["mul"]
+    assert evidence.is_dequantized(chain[0]) and evidence.functions_behind(chain[0]) == ["mul"]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.analysis.calls import record_calls
 from horizon_plugin_pytorch.analysis.profile.advice.rules import advise
+from horizon_plugin_pytorch.analysis.profile.advice.texts import TEXTS
 from horizon_plugin_pytorch.analysis.profile.document import Document, Operator, Values
+from horizon_plugin_pytorch.analysis.rows import mistakes
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import DeQuantStub, FakeQuantState, QuantStub, convert, get_qconfig
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
 from tests.analysis.profile.advice.healthy import (
@@ -345,6 +350,37 @@ def test_outputs() -> None:
     assert places == {("shared-output", "right.0"), ("output-before-functions", "left.0")}
 
 
+def test_an_output_layer_of_several_levels_is_told_once() -> None:
+    plain = QconfigSetter(get_qconfig(), [ModuleNameTemplate({"": qint8})], enable_optimize=False, save_dir=None)
+    net = make(Detector)
+    batches = batches_for(net, 2)
+    found = advice_for(net, calibrated(net, batches, qconfig_setter=plain), batches)
+    assert {(advice.rule, advice.place, len(advice.operators)) for advice in found} == {
+        ("low-precision-output", "boxes", 2), ("low-precision-output", "scores", 2),
+    }  # fmt: skip
+    assert len(found) == 2
+
+
+def test_a_mask_is_no_image() -> None:
+    """It is on one side of 0, as an image may be, and has nothing to be centred."""
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.mask, self.dequant = QuantStub(), QuantStub(), DeQuantStub()
+            self.product, self.conv = FloatFunctional(), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            product = self.product.mul(self.quant(x), self.mask(x.mean(1, True).sigmoid()))
+            return self.dequant(self.conv(product))
+
+    torch.manual_seed(0)
+    net, batches = Product().eval(), [torch.randn(2, 3, 24, 24) for _ in range(2)]
+    qat = calibrated(net, batches)
+    assert advice_for(net, qat, batches) == []
+    assert "mask" not in [message.name for message in mistakes(record_calls(qat, batches[0]))]
+
+
 # -- training
 
 
@@ -414,6 +450,42 @@ def test_a_model_that_is_sensitive() -> None:
     assert [advice.rule for advice in found] == ["sensitive-model"]
     mended = calibrated(net, batches, [tried(found[0].configuration)])
     assert error_of(net, mended, batches) > error_of(net, qat, batches) + 3
+
+
+class Deep(nn.Module):
+    """Layers that hand on every error, and add a little."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(depth))
+        for layer in self.layers:
+            nn.init.orthogonal_(layer.weight, 1.2)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.dequant(x)
+
+
+def test_errors_that_add_up() -> None:
+    """No operator is to blame, and there are many; half as many are fine."""
+    torch.manual_seed(0)
+    net, batches = Deep(60).eval(), [torch.randn(64, 16) for _ in range(2)]
+    qat = calibrated(net, batches)
+    found = only(advice_for(net, qat, batches), "accumulated-error", "dequant")
+    assert found.severity == "hint" and "the task allows 10 %" in found.evidence
+    mended = calibrated(net, batches, [tried(found.configuration)])
+    assert advice_for(net, mended, batches) == []
+    del net.layers[30:]
+    assert advice_for(net, calibrated(net, batches), batches) == []
+
+
+def test_every_rule_has_a_fault() -> None:
+    text = Path(__file__).read_text()
+    assert [rule for rule in TEXTS if f'"{rule}"' not in text] == []
 
 
 def test_the_worst_comes_first() -> None:
