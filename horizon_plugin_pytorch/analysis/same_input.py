@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.nested import map_tensors, tensors_of
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, exact_qtensor, integer_qtensor
 from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.runtime.real_tensor import unmarked
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.writing import writes
@@ -26,7 +27,7 @@ class NotComparable(Exception):
 
 def real_of(x: Tensor) -> Tensor:
     """A tensor's real numbers."""
-    return (x.as_real() if isinstance(x, QTensor) else x).detach()
+    return (x.as_real() if isinstance(x, QTensor) else unmarked(x)).detach()
 
 
 def is_float(call: OperatorCall) -> bool:

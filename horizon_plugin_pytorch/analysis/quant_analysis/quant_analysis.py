@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.analysis.profile.page import page_of
 from horizon_plugin_pytorch.analysis.profile.stages import PREPARED, stage_of
 from horizon_plugin_pytorch.analysis.quant_analysis import layers
 from horizon_plugin_pytorch.analysis.quant_analysis.bad_cases import STATE_FILE, BadCases, Search
+from horizon_plugin_pytorch.analysis.quant_analysis.estimate import METRIC, estimate
 from horizon_plugin_pytorch.analysis.quant_analysis.op_infos import OpInfoManager
 from horizon_plugin_pytorch.analysis.quant_analysis.outputs import GivenMetric, MetricFunction, OutputMetric, metrics_of
 from horizon_plugin_pytorch.analysis.quant_analysis.plots import plot_bars, plot_histograms
@@ -298,7 +299,9 @@ class QuantAnalysis:
         Args:
             metric: None is that of the search; L1, if it had several.
             prefixes, types: only operators whose names start so, and those of these classes.
-            use_sensitivity_v2: is refused: no document says what it measures.
+            use_sensitivity_v2: estimate the mean squared errors of all quantizers at once, by gradients, in a few
+                runs for each output instead of one for each quantizer. The documents have the name; this is what it
+                does here. It finds the operators that matter, not exact numbers.
             outputs: names of the outputs, as ``badcase.txt`` has them; None is all.
 
         Returns:
@@ -308,15 +311,15 @@ class QuantAnalysis:
             CheckError: the analysed model has no fake quantizers, or there is no bad case.
         """
         who = "sensitivity"
-        if use_sensitivity_v2:
-            raise QuantizationConfigError(
-                f"{who}: use_sensitivity_v2=True is not here, as no document says what it measures; leave it out."
-            )
-        tables = self._tables(self._metric(metric, self._found(who), who), Chosen(who, prefixes, types), outputs, who)
+        cases, chosen = self._found(who), Chosen(who, prefixes, types)
+        if use_sensitivity_v2 and metric not in (None, METRIC):
+            raise QuantizationConfigError(f"{who}: use_sensitivity_v2=True estimates {METRIC}; leave the metric out.")
+        wanted = self._metric(METRIC if use_sensitivity_v2 else metric, cases, who)
+        tables = self._tables(wanted, chosen, outputs, who, is_estimated=use_sensitivity_v2)
         return {table.output: table.rows for table in tables}
 
     def _tables(
-        self, metric: OutputMetric, chosen: Chosen, outputs: Sequence[str] | None, who: str
+        self, metric: OutputMetric, chosen: Chosen, outputs: Sequence[str] | None, who: str, is_estimated: bool = False
     ) -> list[SensitivityTable]:
         analysis, cases = self._prepared(who), self._found(who)
         chosen.tell_unused(analysis.model)
@@ -333,7 +336,11 @@ class QuantAnalysis:
         run = SensitivityRun(self._baseline, analysis, [metric], self._post_process, chosen, self.out_dir, who)
         found: list[SensitivityTable] = []
         for case, asked in by_case.items():
-            values = run.measure(cases.inputs[case])
+            if is_estimated:
+                every = estimate(self._baseline, analysis, cases.inputs[case], asked, self._post_process, who)
+                values = {key: one for key, one in every.items() if chosen.has(one[0].name, one[0].module)}
+            else:
+                values = run.measure(cases.inputs[case])
             there = list(dict.fromkeys(name for _, of in values.values() for name in of))
             found += tables_of(values, metric, there if asked is None else asked, case)
         order = {name: number for number, name in enumerate(cases.outputs)}

@@ -64,6 +64,7 @@ class PartlyRounded:
         self._model = subject.model
         self._quantizers = [m for m in self._model.modules() if isinstance(m, FakeQuantize)]
         self._kept: list[tuple[str, Any]] | None = None
+        self._has_kept = False  # or tried to
         self._stack = ExitStack()
         self.sites: list[Site] = []
         self._first: dict[FakeQuantize, int] = {}  # how many kept calls are before the operator of a quantizer
@@ -75,8 +76,6 @@ class PartlyRounded:
             for quantizer in self._quantizers:
                 quantizer.set_state(FakeQuantState.VALIDATION)
             self._find_sites()
-            self._switch(())
-            self._keep_results()
         except BaseException:
             self._stack.close()
             raise
@@ -89,6 +88,9 @@ class PartlyRounded:
     def run(self, quantizers: Iterable[FakeQuantize]) -> Any:
         """What the model gives if only these round."""
         rounding = list(quantizers)
+        if not self._has_kept:
+            self._switch(())
+            self._keep_results()
         self._switch(rounding)
         count = min((self._first.get(q, 0) for q in rounding), default=0) if self._kept else 0
         if not count:
@@ -143,6 +145,7 @@ class PartlyRounded:
 
     def _keep_results(self) -> None:
         """Run without any rounding, and keep what each module gives, if the model gives the same with what is kept."""
+        self._has_kept = True
         wanted = [call.path for call in self._log.calls if _is_forward(call)]
         kept: list[tuple[str, Any]] = []
         size = 0

@@ -147,17 +147,22 @@ class SensitivityRun:
 
 
 class OutputComparison:
-    """What a model gives on one batch, compared with what the baseline gives, as often as is wanted."""
+    """What a model gives on one batch, compared with what the baseline gives, as often as is wanted.
+
+    Attributes:
+        wanted: what the baseline gives.
+        selections: what it selects.
+    """
 
     def __init__(
         self, baseline: Subject, batch: Any, post_process: PostProcess, metrics: Sequence[OutputMetric], who: str
     ) -> None:
         self._post_process, self._metrics, self._who = post_process, metrics, who
-        self._selections = Selections()
+        self.selections = Selections()
         self._refused: dict[str, str] = {}
         self._not_numbers: dict[str, int] = {}
-        with baseline.quiet(), torch.no_grad(), self._selections.noting():
-            self._wanted = kept(named_outputs(self._processed(lambda: baseline.run(batch))))
+        with baseline.quiet(), torch.no_grad(), self.selections.noting():
+            self.wanted = kept(named_outputs(self._processed(lambda: baseline.run(batch))))
 
     def _processed(self, run: Callable[[], Any]) -> Any:
         out = run()
@@ -165,9 +170,9 @@ class OutputComparison:
 
     def values(self, run: Callable[[], Any]) -> Values:
         """The metrics of each output that a run gives."""
-        with torch.no_grad(), self._selections.taking():
+        with torch.no_grad(), self.selections.taking():
             found = named_outputs(self._processed(run))
-        pairs = compared(self._wanted, found, self._refused.__setitem__)
+        pairs = compared(self.wanted, found, self._refused.__setitem__)
         if not pairs:
             why = listed(f"{name} ({reason})" for name, reason in self._refused.items())
             raise CheckError(f"{self._who}: no output can be compared: {why or 'the models give no tensor'}.")

@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization.qconfig_setter import QconfigSetter, SensitivityTemplate
 from horizon_plugin_pytorch.quantization.qconfig_template import (
+    ModuleNameQconfigSetter,
     default_calibration_qconfig_setter,
     sensitive_op_calibration_8bit_weight_16bit_act_qconfig_setter,
 )
@@ -143,6 +144,7 @@ def test_results_before_a_quantizer_are_kept() -> None:
 
     with PartlyRounded(ModelSubject(model, None, "test"), batch, "test") as runs:
         last = next(site for site in runs.sites if site.name == "fc")
+        runs.run([])
         hook = model.conv1.activation_post_process.register_forward_hook(count)
         found = runs.run([last.quantizer])["score"]
         assert runs._kept is not None and calls == 0
@@ -188,6 +190,39 @@ def test_a_planted_operator_is_found_and_raised(tmp_path: Path) -> None:
     assert "yes" in (tmp_path / "tune_bad_case.txt").read_text()
     skipped = qa.tune_bad_case({"0-score": {"Cosine": 0.9}}, skip_prefix="side")["0-score"]
     assert all(row[0] != "side" for row in skipped)
+
+
+def test_the_estimate_finds_what_the_measure_finds(tmp_path: Path) -> None:
+    def named(out: Any) -> Any:
+        return [out["score"] * 2, out["features"][0].mean(1)]
+
+    qa = analysis(tmp_path, post_process=named)
+    qa.auto_find_bad_case(batches(), metric="MSE")
+    measured, estimated = qa.sensitivity(), qa.sensitivity(use_sensitivity_v2=True)
+    for output in ("0-0", "0-1"):
+        exact = {(row[0], row[1]): row[3] for row in measured[output]}
+        found = [(row[0], row[1]) for row in estimated[output]]
+        assert set(found) == set(exact)
+        top = len(exact) // 3
+        assert sum(exact[key] for key in found[:top]) > 0.9 * sum(sorted(exact.values())[-top:])
+        assert math.isclose(estimated[output][0][3], exact[found[0]], rel_tol=2)
+    with pytest.raises(QuantizationConfigError, match="estimates MSE"):
+        qa.sensitivity("Cosine", use_sensitivity_v2=True)
+    apart = analysis(tmp_path, post_process=lambda out: torch.tensor(out["score"].detach().numpy()))
+    apart.set_bad_case(batches()[0])
+    with pytest.raises(CheckError, match="no gradient"):
+        apart.sensitivity(use_sensitivity_v2=True)
+
+
+def test_float16_between_integers(tmp_path: Path) -> None:
+    """Results of such operators are of a class of their own while the model runs."""
+    float16 = get_qconfig(in_dtype=torch.float16, weight_dtype=torch.float16, out_dtype=torch.float16)
+    half = ModuleNameQconfigSetter({"add": float16})
+    model = calibrated(NET, "prepare", (half, default_calibration_qconfig_setter))
+    qa = QuantAnalysis(NET, model, "fake_quant", out_dir=tmp_path)
+    qa.set_bad_case(batches()[0])
+    rows = {row.name: row for row in qa.compare_per_layer()}
+    assert rows["relu2"].quant_dtype == "torch.float16" and qa.sensitivity()["0-score"]
 
 
 def test_selections_are_those_of_the_baseline(tmp_path: Path) -> None:
