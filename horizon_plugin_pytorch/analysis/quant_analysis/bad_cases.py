@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ from horizon_plugin_pytorch.nested import map_tensors
 from horizon_plugin_pytorch.tables import Table
 
 TEXT_FILE, STATE_FILE, PAGE_FILE = "badcase.txt", "all_badcase_info.pt", "badcase_report.html"
+_SECONDS = 60.0  # between two writings of what there is so far
 PostProcess = Callable[[Any], Any] | None
 
 
@@ -172,9 +174,13 @@ class Search:
         try:
             with self._subjects[0].quiet(), self._subjects[1].quiet():
                 bar = tqdm(itertools.islice(batches, count), total=total, desc=self._who, disable=None)
+                written = time.monotonic()
                 for step, batch in enumerate(bar):
                     self._look_at(step, batch)
                     steps = step + 1
+                    if time.monotonic() - written > _SECONDS and self.found.worst:
+                        write(self.found)
+                        written = time.monotonic()
             self.found.is_complete = True
         finally:
             if self.found.worst:

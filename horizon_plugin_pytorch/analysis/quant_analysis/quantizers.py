@@ -20,6 +20,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import current_forward
 from horizon_plugin_pytorch.watch.module_watch import ModuleWatch
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
+from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 
 _MOST_KEPT = 1 << 30  # bytes of results that are kept to run only what is behind a quantizer
 
@@ -50,7 +51,7 @@ class PartlyRounded:
     """Runs of a prepared model in which only some of its fake quantizers round, on the training route.
 
     What runs before the first of them gives what it gives without any rounding: it is run once, and its results are
-    kept, as far as memory allows.
+    kept, as far as memory allows. A model that keeps something of a run for the next one begins each with what it had.
 
     Args:
         batch: the inputs of all runs.
@@ -65,6 +66,7 @@ class PartlyRounded:
         self._quantizers = [m for m in self._model.modules() if isinstance(m, FakeQuantize)]
         self._kept: list[tuple[str, Any]] | None = None
         self._has_kept = False  # or tried to
+        self._is_stateless = True  # does a run give the same as the one before?
         self._stack = ExitStack()
         self.sites: list[Site] = []
         self._first: dict[FakeQuantize, int] = {}  # how many kept calls are before the operator of a quantizer
@@ -90,8 +92,12 @@ class PartlyRounded:
         rounding = list(quantizers)
         if not self._has_kept:
             self._switch(())
-            self._keep_results()
+            with undisturbed(self._model):
+                self._keep_results()
         self._switch(rounding)
+        if not self._is_stateless:
+            with undisturbed(self._model):
+                return self._subject.run(self._batch)
         count = min((self._first.get(q, 0) for q in rounding), default=0) if self._kept else 0
         if not count:
             return self._subject.run(self._batch)
@@ -162,7 +168,8 @@ class PartlyRounded:
 
         with ModuleWatch({path: self._model.get_submodule(path) for path in dict.fromkeys(wanted)}, around=keep):
             out = self._subject.run(self._batch)
-        if size > _MOST_KEPT or [path for path, _ in kept] != wanted:
+        self._is_stateless = _are_equal(out, self._subject.run(self._batch))
+        if not self._is_stateless or size > _MOST_KEPT or [path for path, _ in kept] != wanted:
             return
         self._kept = kept
         try:

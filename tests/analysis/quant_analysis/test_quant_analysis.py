@@ -18,12 +18,16 @@ from horizon_plugin_pytorch.analysis.quant_analysis.quantizers import PartlyRoun
 from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject
 from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
     FakeQuantState,
+    QuantStub,
     convert,
     get_fake_quantize,
     get_qconfig,
     hbdk4,
+    prepare,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.qconfig_setter import QconfigSetter, SensitivityTemplate
@@ -151,6 +155,35 @@ def test_results_before_a_quantizer_are_kept() -> None:
         runs._kept = None
         assert torch.equal(found, runs.run([last.quantizer])["score"]) and calls == 1
         hook.remove()
+
+
+def test_a_model_that_remembers_begins_each_run_anew(tmp_path: Path) -> None:
+    """What a forward keeps for the next one does not leak from one measurement into another."""
+
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.fc, self.relu, self.dequant = QuantStub(), nn.Linear(4, 4), nn.ReLU(), DeQuantStub()
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.dequant(self.relu(self.fc(self.quant(x)))) + self.seen
+            self.seen += 1
+            return out
+
+    torch.manual_seed(0)
+    net, x = Remembering().eval(), torch.randn(3, 4)
+    set_march(March.NASH_E)
+    model = prepare(copy.deepcopy(net), x, default_calibration_qconfig_setter, out_dir=None)
+    set_fake_quantize(model.eval(), FakeQuantState.CALIBRATION)
+    model(x)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    for one in (net, model):
+        one.seen.zero_()
+    qa = QuantAnalysis(net, model, "fake_quant", out_dir=tmp_path)
+    assert max(of["L1"][0][1] for of in qa.auto_find_bad_case([x, x]).worst.values()) < 0.1
+    assert max(row[3] for row in qa.sensitivity()["0"]) < 0.1
+    assert float(net.seen) == float(model.seen) == 0
 
 
 def test_tables_feed_the_setters_and_templates(tmp_path: Path) -> None:
