@@ -12,22 +12,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.calibration.batches import (
     Process,
     place_of,
     require_quantizers,
-    run_batch,
     split_unseen,
     take_batches,
     undone_after_an_error,
     unseen_lines,
 )
+from horizon_plugin_pytorch.calibration.judge import Judge, operators_of
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import (
-    CalibrationError,
     CalibrationWarning,
     QuantizationConfigError,
     require_module,
@@ -35,24 +33,14 @@ from horizon_plugin_pytorch.errors import (
 )
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
-from horizon_plugin_pytorch.nested import tensors_of
-from horizon_plugin_pytorch.nn.qat.composite import Composite
-from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.nn.qat.stubs import DeQuantStub
-from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.running import current_forward
-from horizon_plugin_pytorch.runtime.results import own_tensors
-from horizon_plugin_pytorch.statistics.metrics import Metric, RelativeError
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
 from horizon_plugin_pytorch.statistics.observer_names import make_like, range_methods
 from horizon_plugin_pytorch.statistics.observer_v2 import CountingObserver, HistogramObserver
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.tables import Table
-from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 
 _JUDGED = 4  # batches on which candidates are compared; the result is checked on all
 _SAME = 1e-3  # candidates whose ranges differ by less than this share are one
-_WORSE = 1.1  # a candidate whose error on the first batches is so many times the best is not tried on the others
 _OF_WEIGHTS = ("mse", "min_max")  # few on purpose: every candidate of every weight is tried on the whole model
 _CONFIGURED, _CHOSEN, _TOGETHER = "as configured", "as chosen", "{} of all data"
 
@@ -129,9 +117,10 @@ def auto_calibrate(
 
     In one pass over the data all candidates observe what every tensor holds. Then, operator by operator in the order in
     which they run, weight and output are quantized, with all earlier operators quantized and the later ones float, and
-    the candidate is kept with which the model's outputs (what its DeQuantStubs give) are closest to float. In the end
-    the whole model is compared with what `calibrate` gives with each candidate, on all batches, and the best of all is
-    kept: on these batches the result is never worse than choosing one observer by hand.
+    the candidate is kept with which the model's outputs (what its DeQuantStubs give) are closest to float. Where more
+    than 16 operators follow, the run ends after these, and what the last of them give is compared. In the end the whole
+    model is compared with what `calibrate` gives with each candidate, on all batches, and the best of all is kept: on
+    these batches the result is never worse than choosing one observer by hand.
 
     The model is left in eval mode and in the VALIDATION state. Scales that are fixed or frozen stay as they are. After
     an error the model is as it was.
@@ -159,7 +148,7 @@ def auto_calibrate(
     with undone_after_an_error(calib_model):
         calib_model.eval()
         tensors = [_Tensor(path, quantizer, candidates) for path, quantizer in quantizers.items()]
-        judge = _Judge(calib_model, data)
+        judge = Judge(calib_model, data)
         with judge.watching(), _recording(tensors, judge):
             set_fake_quantize(calib_model, FakeQuantState.CALIBRATION)
             judge.run_float(tensors)
@@ -169,7 +158,7 @@ def auto_calibrate(
         for tensor in seen:
             tensor.find_ranges(candidates)
         set_fake_quantize(calib_model, FakeQuantState._FLOAT)
-        with judge.watching():
+        with judge.comparing():
             _choose(calib_model, seen, judge)
             set_fake_quantize(calib_model, FakeQuantState.VALIDATION)
             _keep_best(seen, judge, candidates, result)
@@ -342,140 +331,8 @@ def _is_same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
     return bool(((one - other).abs() <= _SAME * other).all())
 
 
-class _Judge:
-    """Runs the model and compares its outputs with those of the float model.
-
-    While candidates for an operator are tried on a batch, the operators that run before it give the same every time:
-    they run once, and their results are handed out again.
-    """
-
-    def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
-        self.batches = batches
-        self.batch = 0
-        self.ended = 0  # operators that have ended since the batch began
-        self._model = model
-        self._wanted: list[list[Tensor]] = []
-        self._given: list[Any] = []
-        self._results: list[Any] | None = None  # of the operators before the one that is tried
-        self._kept = 0
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Operators hand out their results again, and what DeQuantStubs give is kept."""
-        paths = {module: path for path, module in self._model.named_modules()}
-        operators = {paths[module]: module for module in _operators(self._model)}
-        stubs = {path: module for module, path in paths.items() if isinstance(module, DeQuantStub)}
-        with ModuleWatch(stubs, after=self._keep_output), ModuleWatch(operators, around=self._replayed):
-            yield
-
-    def _keep_output(self, call: OperatorCall) -> None:
-        self._given.append(_copied(call.output))
-
-    def _replayed(self, call: OperatorCall, run: Callable[[], Any]) -> Any:
-        """The result of an operator, kept or new."""
-        position = self.ended
-        if self._results is not None and position < min(self._kept, len(self._results)):
-            out = _copied(self._results[position])
-            for x in tensors_of(out):
-                if isinstance(x, QTensor):
-                    x._belong(current_forward())  # an earlier forward made it, on the same batch
-        else:
-            out = run()
-            if self._results is not None and position < self._kept:
-                self._results.append(_copied(out))
-        self.ended += 1
-        return out
-
-    def _outputs(self, index: int) -> list[Tensor]:
-        self.batch, self.ended, self._given = index, 0, []
-        out = run_batch(self._model, own_tensors(self.batches[index]))
-        found = pytree.tree_leaves(self._given or out)
-        plain = [x.as_real() if isinstance(x, QTensor) else x for x in found if isinstance(x, Tensor)]
-        return [x for x in plain if x.is_floating_point()]
-
-    def run_float(self, tensors: Sequence[_Tensor]) -> None:
-        """Keep the outputs of the model as it is, and let tensors observe: calibration computes in float."""
-        for index in range(len(self.batches)):
-            for tensor in tensors:
-                tensor.hold()
-            self._wanted.append(self._outputs(index))
-            for tensor in tensors:
-                tensor.release()
-        if not all(self._wanted):
-            raise CalibrationError("auto_calibrate: the model gives no float tensor; put a DeQuantStub at its outputs.")
-        finite = [[bool(x.isfinite().all()) for x in wanted] for wanted in self._wanted]
-        if not any(bool(x.isfinite().any()) for wanted in self._wanted for x in wanted):
-            raise CalibrationError(
-                "auto_calibrate: no output of the float model is finite, so nothing can be compared. Look for NaN or "
-                "infinity in the data and in the weights."
-            )
-        if not all(map(all, finite)):
-            batches = ", ".join(str(index) for index, of_batch in enumerate(finite) if not all(of_batch))
-            warn(
-                f"auto_calibrate: outputs of the float model have values that are NaN or infinite, in batch {batches}; "
-                "only the others are compared.",
-                CalibrationWarning,
-            )
-
-    def errors(
-        self, tries: Sequence[Callable[[], None]], among: Sequence[int], positions: dict[int, int] | None = None
-    ) -> list[list[float]]:
-        """The errors of the outputs after each of the tries: on the first batch, on the first two, and so on.
-
-        Args:
-            tries: change the model.
-            among: which batches.
-            positions: by batch, how many operators run before what the tries change. If given, only the best one is
-                wanted: what is much worse is not tried on further batches.
-        """
-        metrics = [[RelativeError() for _ in range(max(map(len, self._wanted)))] for _ in tries]
-        found: list[list[float]] = [[] for _ in tries]
-        left = list(range(len(tries)))
-        for index in among:
-            self._results, self._kept = [], (positions or {}).get(index, 0)
-            for number in left:
-                tries[number]()
-                outputs = self._outputs(index)
-                for place, wanted in enumerate(self._wanted[index]):
-                    _compare(metrics[number][place], outputs[place : place + 1], wanted)
-                errors = [0.0 if metric.is_empty else metric.result() for metric in metrics[number]]
-                found[number].append(math.sqrt(sum(error**2 for error in errors) / len(errors)))
-            if positions is not None:
-                best = min(found[number][-1] for number in left)
-                left = [number for number in left if found[number][-1] <= best * _WORSE]
-                if len(left) == 1:
-                    break
-        self._results = None
-        return found
-
-
-def _copied(tree: Any) -> Any:
-    """Tensors that a write in place to the given ones does not reach: such a write makes a QTensor another one."""
-
-    def one(x: Any) -> Any:
-        return x.alias() if isinstance(x, QTensor) else x.clone() if isinstance(x, Tensor) else x
-
-    return pytree.tree_map(one, tree)
-
-
-def _compare(metric: Metric, found: list[Tensor], wanted: Tensor) -> None:
-    """Count an output where the float model is finite; one that is missing or of another shape is infinitely far."""
-    counts = wanted.isfinite()
-    fits = bool(found) and found[0].shape == wanted.shape
-    metric.update((found[0] if fits else torch.full_like(wanted, math.inf))[counts], wanted[counts])
-
-
-def _operators(model: nn.Module) -> Iterator[nn.Module]:
-    """Operators that are not a part of another; each once."""
-    parts: set[int] = set()
-    for module in model.modules():
-        if isinstance(module, (QATModule, Composite)) and id(module) not in parts:
-            parts.update(map(id, module.modules()))
-            yield module
-
-
 @contextmanager
-def _recording(tensors: Sequence[_Tensor], judge: _Judge) -> Iterator[None]:
+def _recording(tensors: Sequence[_Tensor], judge: Judge) -> Iterator[None]:
     """Fake quantizers report to their `_Tensor` instead of to their observer."""
     count = itertools.count()
 
@@ -497,11 +354,11 @@ def _recording(tensors: Sequence[_Tensor], judge: _Judge) -> Iterator[None]:
             del tensor.quantizer.__dict__["observe"]
 
 
-def _choose(model: nn.Module, tensors: Sequence[_Tensor], judge: _Judge) -> None:
+def _choose(model: nn.Module, tensors: Sequence[_Tensor], judge: Judge) -> None:
     """Quantize operator by operator, each with the ranges that serve the outputs best."""
     step = math.ceil(len(judge.batches) / _JUDGED)
     among = range(0, len(judge.batches), step)
-    owners = {id(part): id(operator) for operator in _operators(model) for part in operator.modules()}
+    owners = {id(part): id(operator) for operator in operators_of(model) for part in operator.modules()}
     operators: dict[int, list[_Tensor]] = {}
     for tensor in tensors:
         operators.setdefault(owners.get(id(tensor.quantizer), id(tensor.quantizer)), []).append(tensor)
@@ -529,7 +386,7 @@ def _setting(tensor: _Tensor, ends: tuple[Tensor, Tensor]) -> Callable[[], None]
 
 
 def _keep_best(
-    tensors: Sequence[_Tensor], judge: _Judge, candidates: Sequence[_Candidate], result: AutoCalibrationResult
+    tensors: Sequence[_Tensor], judge: Judge, candidates: Sequence[_Candidate], result: AutoCalibrationResult
 ) -> None:
     """Compare the whole model as chosen with one candidate for all activations, and leave the best."""
     free = [tensor for tensor in tensors if tensor.ranges]

@@ -4,7 +4,6 @@ from horizon_plugin_pytorch.calibration.auto import (  # noqa: F401 - named in p
     AutoCalibrationResult,
     AutoChoice,
     _Candidate,
-    _Judge,
     _Tensor,
     auto_calibrate,
     auto_calibration,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from horizon_plugin_pytorch.calibration.auto import _Judge
+from horizon_plugin_pytorch.calibration import judge
+from horizon_plugin_pytorch.calibration.judge import Judge
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, HorizonError, QuantizationConfigError
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.quantization import (
@@ -229,7 +230,7 @@ def test_operators_are_chosen_in_the_order_in_which_they_run_and_no_choice_is_wo
 @pytest.mark.slow
 def test_operators_before_the_one_that_is_tried_do_not_run_again_and_nothing_changes_by_it(monkeypatch) -> None:
     calls: list[str] = []
-    errors, forward = _Judge.errors, QATGemm.forward
+    errors, forward = Judge.errors, QATGemm.forward
 
     def counted(self, *args, **kwargs):
         calls.append(self.path)
@@ -243,12 +244,35 @@ def test_operators_before_the_one_that_is_tried_do_not_run_again_and_nothing_cha
     def without_results(self, tries, among, positions=None):
         return errors(self, tries, among, positions and dict.fromkeys(positions, 0))
 
-    monkeypatch.setattr(_Judge, "errors", without_results)
+    monkeypatch.setattr(Judge, "errors", without_results)
     assert auto_calibrate(by_running(), batches(2)).choices == found
     assert count < 0.75 * len(calls)
 
 
 @pytest.mark.slow
+def test_a_try_costs_the_same_in_a_network_of_any_depth(monkeypatch) -> None:
+    monkeypatch.setattr(judge, "_HORIZON", 4)
+    forward, runs = QATGemm.forward, 0
+
+    def counted(self, *args):
+        nonlocal runs
+        runs += 1
+        return forward(self, *args)
+
+    monkeypatch.setattr(QATGemm, "forward", counted)
+    found = []
+    for depth in (6, 12, 18):
+        torch.manual_seed(0)
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(8, 8), nn.ReLU())]
+        model = prepare_qat_fx(QuantWrapper(nn.Sequential(*layers, nn.Linear(8, 4))), {"": get_default_qconfig()})
+        runs, data = 0, [torch.randn(16, 8) for _ in range(2)]
+        result = auto_calibrate(model, data, observer_list=("min_max", "percentile"), percentile_list=(90.0,))
+        found.append(runs)
+        assert len(result.choices) == depth + 2
+        assert result.errors[result.kept] == min(result.errors.values()) < 0.3
+    assert found[2] - found[1] < 1.15 * (found[1] - found[0])
+
+
 def test_a_loader_with_labels_and_the_other_name() -> None:
     images = torch.cat(batches())
     loader = DataLoader(TensorDataset(images, torch.arange(len(images))), batch_size=4, shuffle=True)
