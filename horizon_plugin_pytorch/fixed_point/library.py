@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 _LIBRARY = torch.library.Library("horizon", "DEF")
+_KERNELS: dict[str, Callable[..., Any]] = {}
 _SCHEMA_TYPES = {"Tensor | None": "Tensor?", "list[Tensor]": "Tensor[]", "list[int]": "int[]"}
 
 
@@ -65,6 +66,7 @@ def operator(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         _LIBRARY.define(schema)
+        _KERNELS[name] = function
         _LIBRARY.impl(name, _in_full_precision(function), "CompositeExplicitAutograd")
         if shape is not None:
             torch.library.register_fake(f"horizon::{name}", shape, lib=_LIBRARY)
@@ -73,6 +75,18 @@ def operator(
         return call
 
     return register
+
+
+def kernel_of(overload: Any) -> Callable[..., Any]:
+    """What runs when an operator of torch is called, without the way through torch's dispatcher if it is one of ours.
+
+    Autocast must be off, as the way takes care of it.
+
+    >>> kernel_of(torch.ops.aten.neg.default)(torch.ones(1))
+    tensor([-1.])
+    """
+    is_own = overload.namespace == "horizon"
+    return _KERNELS[overload._schema.name.split("::")[1]] if is_own else overload
 
 
 def _in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:

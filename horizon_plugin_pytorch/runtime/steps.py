@@ -41,6 +41,11 @@ def _one_by_one(step: Step, inputs: Sequence[Any], state: tuple) -> list[tuple]:
     return states
 
 
+def is_walked() -> bool:
+    """Does somebody else take the steps here?"""
+    return _THREAD.walker is not None
+
+
 @contextmanager
 def walking(walker: Walker) -> Iterator[None]:
     """Let somebody else take the steps of what runs in here."""

@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.nn.qat.segment_lut import SegmentLUT
 from horizon_plugin_pytorch.operators.support import Limit, Support, on
 from horizon_plugin_pytorch.operators.table import Kind, Operator, ScaleRule, register
 from horizon_plugin_pytorch.qtensor import QTensor, exact_qtensor, integer_qtensor, real_qtensor
+from horizon_plugin_pytorch.runtime.replayed_steps import replay_steps
 from horizon_plugin_pytorch.runtime.steps import take_steps
 from horizon_plugin_pytorch.statistics.observer_v2 import ObserverBase
 
@@ -317,7 +318,11 @@ class RecurrentNetwork(_Recurrent):
             zeros = torch.zeros(x.shape[1], self.hidden_size, device=x.device)
             given = [zeros, zeros]
         state = step.start(tuple(given))
-        inputs = step.ih(x).unbind(0)
+        gates = step.ih(x)
+        replayed = replay_steps(step, gates, state, is_reversed)
+        if replayed is not None:
+            return replayed
+        inputs = gates.unbind(0)
         states = take_steps(step, inputs[::-1] if is_reversed else inputs, state)
         outputs = [state[0] for state in (reversed(states) if is_reversed else states)]
         return on_both(lambda *values: torch.stack(values), *outputs), states[-1]
