@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from horizon_plugin_pytorch.statistics.sketch import BINS, Sketch, best_ranges
+from horizon_plugin_pytorch.statistics import sketch as sketches
+from horizon_plugin_pytorch.statistics.sketch import BINS, Sketch, _sample, best_ranges
 
 RANGES = {"int8": (-128, 127), "int16": (-32768, 32767)}
 
@@ -246,3 +247,30 @@ def test_nothing_is_clipped_where_there_is_a_level_for_every_bin() -> None:
     sketch = Sketch.of(noise("laplace"))
     assert sketch.least_divergence(512, 32768) == sketch.least_divergence(512, 512) == sketch.largest
     assert sketch.least_divergence(512, 128) < sketch.least_divergence(512, 400) < sketch.largest
+
+
+# -- samples of large tensors
+
+
+@pytest.mark.parametrize("name", ["normal", "relu", "laplace", "relu6", "outlier", "mostly clamped"])
+def test_a_sample_of_a_large_tensor_says_what_all_of_it_says(name, monkeypatch) -> None:
+    torch.manual_seed(0)
+    x = noise(name, 1 << 20)
+    sampled = Sketch.of(x)
+    monkeypatch.setattr(sketches, "_ENOUGH", 1 << 30)
+    whole = Sketch.of(x)
+    assert int(sampled.counts.sum()) == sampled.total == pytest.approx(whole.total, rel=1e-3)
+    assert sampled.ends == whole.ends and sampled.peaks == pytest.approx(whole.peaks, rel=0.01)
+    for share in (90.0, 99.0, 99.9):
+        assert sampled.percentile(share) == pytest.approx(whole.percentile(share), rel=0.02)
+    errors = [squared_error(x, sketch.best_scale(-128, 127), -128, 127) for sketch in (sampled, whole)]
+    assert errors[0] < 1.03 * errors[1]
+
+
+def test_a_sample_is_in_step_with_neither_rows_nor_channels() -> None:
+    for shape in ((8, 64, 64, 64), (32, 1024, 96), (4, 96, 112, 112), (3, 1000, 1000)):
+        for axis in range(1, len(shape)):
+            place = [-1 if a == axis else 1 for a in range(len(shape))]
+            x = (torch.arange(shape[axis]) % 8 + 1.0).reshape(place).expand(shape)
+            counts = torch.stack([(_sample(x.reshape(-1))[0] == value).sum() for value in range(1, 9)])
+            assert counts.min() > 0.8 * counts.max(), (shape, axis)
