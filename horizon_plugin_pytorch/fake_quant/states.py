@@ -85,7 +85,8 @@ def set_fake_quantize(model: nn.Module, state: FakeQuantState) -> None:
         if hasattr(type(module), "forget_twin"):  # a module takes long to say that it has no such attribute
             module.forget_twin()  # type: ignore[operator]
     tell_clipped(clipped, "calibration")
-    if not any(_has_state(module) for module in model.modules()):
+    # The tools ask for the float state of any model.
+    if state is not FakeQuantState._FLOAT and not any(_has_state(module) for module in model.modules()):
         warn_once(
             f"set_fake_quantize: `{type(model).__name__}` is a float model and has no states: nothing has changed. "
             "Give it the result of `prepare`, `prepare_qat_fx` or `prepare_qat`, which is another model.",

@@ -58,6 +58,12 @@ def test_fused_parts_are_not_reported(capsys: pytest.CaptureFixture) -> None:
     assert capsys.readouterr().out == "All fusable modules are fused in model!\n"
 
 
+@pytest.mark.filterwarnings("error::horizon_plugin_pytorch.errors.QuantizationWarning")
+def test_a_float_model_is_looked_at_without_a_word() -> None:
+    assert get_module_called_count(Net().eval(), X, print_tabulate=False)["head"] == 1
+    assert check_unfused_operations(Net().eval(), X, print_tabulate=False)
+
+
 def test_a_result_that_is_read_twice_cannot_be_fused() -> None:
     class Twice(AddBlock):
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
