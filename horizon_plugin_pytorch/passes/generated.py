@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.capture.region import is_constant, module_at, row_of_node
 from horizon_plugin_pytorch.config.choice import Choice, inherited_choice
 from horizon_plugin_pytorch.nn.stubs import QuantStub
-from horizon_plugin_pytorch.operators.table import Operator
+from horizon_plugin_pytorch.operators.table import Kind, Operator
 from horizon_plugin_pytorch.passes.preparation import Preparation
 from horizon_plugin_pytorch.runtime.node_notes import inherit, notes
 
@@ -45,14 +45,22 @@ def quantize_constants(prep: Preparation, node: fx.Node) -> None:
         return
     indices = _indices(node) if row is not None and row.is_source else None
     counts = _counts(node, row)
+    meets_scale = any(prep.region.has_scale(source) for source in node.all_input_nodes)
     for source in list(node.all_input_nodes):
+        if meets_scale and source in counts and prep.region.kinds(source) == (Kind.INDEX,):
+            insert_stub(prep, node, source, _outer(prep, node), "quantize positions")
+            continue
         if source in prep.region or source is indices:
             continue
         is_number = is_constant(model, source) or (source in counts and is_constant(model, source, counts[source]))
         if not is_number or stays_real(model, node, source):
             continue
-        outer = (inherited_choice(prep.choices, notes(node).scope) or Choice(None)).below()
-        insert_stub(prep, node, source, outer, "quantize constant")
+        insert_stub(prep, node, source, _outer(prep, node), "quantize constant")
+
+
+def _outer(prep: Preparation, node: fx.Node) -> Choice:
+    """The choice of the module that a node is in."""
+    return (inherited_choice(prep.choices, notes(node).scope) or Choice(None)).below()
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.fx.fx_helper import wrap
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
@@ -122,7 +121,7 @@ def test_a_script_that_imports_nothing_but_qtensor_can_compute_with_one() -> Non
 
 
 class Positions(nn.Module):
-    """Multiplies with positions as numbers, which have no scale."""
+    """Multiplies with positions as numbers, which have no scale of their own."""
 
     def __init__(self, is_stubbed: bool) -> None:
         super().__init__()
@@ -134,11 +133,12 @@ class Positions(nn.Module):
         return self.dequant(x * self.stub(best))
 
 
-def test_positions_as_numbers_need_a_stub_and_prepare_says_so() -> None:
+@pytest.mark.parametrize("is_stubbed", [True, False])
+def test_positions_as_numbers_get_a_stub(is_stubbed: bool) -> None:
     set_march(March.NASH_M)
     data = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(UnsupportedOperatorError, match=r"test_masks_as_numbers.py:\d+\) takes a float tensor .*posit"):
-        prepare(Positions(False).eval(), (data,), qconfig_dict={"": qconfig()}, out_dir=None)
-    qat = prepare(Positions(True).eval(), (data,), qconfig_dict={"": qconfig()}, out_dir=None)
+    net = Positions(is_stubbed).eval()
+    qat = prepare(net, (data,), qconfig_dict={"": qconfig("qint16")}, out_dir=None)
     calibrate(qat, (data,))
     assert torch.equal(convert_fx(qat)(data), qat(data))
+    assert torch.allclose(qat(data), net(data), atol=1e-3)

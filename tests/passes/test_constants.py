@@ -88,6 +88,23 @@ def test_constants_that_modules_compute(function: Any, method: str) -> None:
 @pytest.mark.parametrize(
     "function",
     [
+        lambda m, x: x * F.one_hot(x.argmax(-1), 8),
+        lambda m, x: x + (x.argmax(-1, keepdim=True) * 2 + 1),
+        lambda m, x: torch.sub(*x.topk(3)),
+    ],
+)
+def test_positions_that_count_as_numbers(function: Any, method: str, tmp_path: Any) -> None:
+    set_march(March.NASH_M)
+    model, x = _Constants(function).eval(), torch.randn(2, 4, 8)
+    qat = prepare(model, (x,), qconfig_dict={"": qconfig("qint16")}, method=method, out_dir=None)
+    calibrate(qat, [x], progress=False)
+    assert (assert_one_arithmetic(qat, (x,), tmp_path)(x) - model(x)).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("method", ["symbolic", "jit-strip"])
+@pytest.mark.parametrize(
+    "function",
+    [
         lambda m, x: x * torch.from_numpy(np.full((4, 8), 0.5, np.float32)),
         lambda m, x: x * m.gamma,
         lambda m, x: torch.cat([x, torch.zeros(x.shape[0], 1, 8)], 1),

@@ -348,10 +348,17 @@ def test_padding_with_nan_is_refused() -> None:
         prepared(QuantWrapper(Body(lambda x: F.pad(x, (1, 1), value=math.nan))), (X,))(X)
 
 
-@pytest.mark.parametrize("function", [lambda x: x.amax(1) * x.argmax(1), lambda x: x + torch.arange(6)])
-def test_integers_without_a_scale_are_called_integers(function: Any) -> None:
+def test_integers_without_a_scale_are_called_integers() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+
+        def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+            return self.dequant(self.quant(x) * counts)
+
     with pytest.raises(ConversionError, match=r"got an integer tensor of shape .*quant\(x\.float\(\)\)"):
-        prepared(QuantWrapper(Body(function)), (X,))(X)
+        prepared(Net(), (X, torch.ones(X.shape[-1], dtype=torch.int64)))
 
 
 def test_a_window_of_the_whole_image_has_a_remedy() -> None:
