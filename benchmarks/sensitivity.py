@@ -52,8 +52,8 @@ def resnet50() -> Net:
 
 def swin_t() -> Net:
     """Random weights."""
-    config = hf.SwinConfig(image_size=56, num_labels=100)
-    return _random(lambda: hf.SwinForImageClassification(config), 56, "bench_swin")
+    config = hf.SwinConfig(image_size=64, patch_size=2, window_size=4, num_labels=100)
+    return _random(lambda: hf.SwinForImageClassification(config), 64, "bench_swin")
 
 
 def detector() -> Net:
@@ -130,7 +130,7 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", nargs="*", default=list(NETS), choices=list(NETS))
-    parser.add_argument("--draws", nargs="*", type=int, default=[2, 4, 8])
+    parser.add_argument("--draws", nargs="*", type=int, default=[2, 3, 4])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     set_march(March.NASH_M)

@@ -198,7 +198,7 @@ def _with_scales(model: nn.Module, scales: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-PROBE = 3  # forwards of a probe without its backwards: one, and two of the layers alone
+PROBE = 2  # forwards of a probe without its backwards: one, and one of the layers alone
 _PART = {ACTIVATION: "output", WEIGHT: "weight"}
 
 

@@ -32,7 +32,7 @@ from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.workflow.float_model import require_float
 
 STATE = "tuning.pt"
-_DRAWS = 2  # vectors of signs of a probe
+_DRAWS = 3  # vectors of signs of a probe
 _REMEASURED = 0.3  # the share of the sites that is measured exactly
 _SHARE, _LEAST = 0.6, 40  # forwards for each site, and for a small model
 _ROUNDS, _MOST = 5, 0.9  # of float16: how often more is tried, and which share of what int16 leaves is taken each time
@@ -392,7 +392,8 @@ class _Tuning:
         return self.answer(raised, additive.errors, additive, False)
 
     def _told(self, raised: Collection[Site]) -> str:
-        return f"{len(self.bench.half)} in float16, {len({site.operator for site in raised})} in int16"
+        count = len({site.operator for site in raised})
+        return f"{len(self.bench.half)} in float16, {count} in int16" if self.bench.half else f"{count} in int16"
 
     def widest(self, additive: Additive[Site]) -> list[Site]:
         """Of the two widest mixtures, weights included and results alone, the better one."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from horizon_plugin_profiler import tune
+from horizon_plugin_profiler.tuning.bench import Bench, Data
+from horizon_plugin_profiler.tuning.judge import Judge
+from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
 from horizon_plugin_pytorch.dtype import qint16
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.march import March, get_march, set_march
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, calibrate, prepare
+from tests.tiers import in_soak
 
 
 class Chain(nn.Module):
@@ -165,3 +171,23 @@ def test_the_march_is_for_the_call_alone():
     set_march(March.NASH_E)
     result = tune(net, data, target=0.99, march="bayes", out_dir=None, progress=False)
     assert result.march == "bayes" and get_march() is March.NASH_E
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, *in_soak(1, 2, 3)])
+def test_no_set_that_is_smaller_by_two_does_on_a_net_of_14_sites(seed):
+    """Every smaller set is run: of a net of 14 sites these can be gone through."""
+    torch.manual_seed(seed)
+    net = Chain(count=7).eval()
+    with torch.no_grad():
+        for layer in net.layers:  # sensitive in various degrees
+            layer.bias[-1] = float(torch.rand(()) * 12)
+    data = [torch.rand(16, 16)]
+    judge = Judge.of(None, "Cosine", True)
+    bench = Bench(net, Data(data, data), judge, Ledger(None, ""), tqdm(disable=True))
+    target = 1 - (1 - bench.value((), "int8")) / 2
+    result = tune(net, data, target=target, both_int16=True, out_dir=None, progress=False)
+    assert len(bench.sites) == 14 and result.is_met and 1 <= result.bounds.chosen <= 5
+    smaller = [s for n in range(result.bounds.chosen - 1) for s in combinations(bench.sites, n)]
+    assert [s for s in smaller if judge.is_met(bench.value(s, ""), target)] == []
+    assert result.bounds.corrected <= result.bounds.chosen

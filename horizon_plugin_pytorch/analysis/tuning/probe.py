@@ -156,6 +156,12 @@ class _Listener:
     def _layer(self, site: Site, layer: QATGemm, args: tuple) -> None:
         """What rounding a layer's weight does to its result; a hook on that adds the gradient."""
         x = real(args[0]).detach()
+        result = layer.activation_post_process
+        is_clamped = result is None and layer.limits != NO_LIMITS and len(args) < 2
+        if type(layer).layer is QATGemm.layer and not is_clamped:  # linear in its weight
+            error = layer.weight_fake_quant.round_weight(layer.weight) - layer.weight
+            self._pending[id(layer if result is None else result)] = (site, layer.product(x, error, None))
+            return
         quantizer = layer.weight_fake_quant
         plain = layer.layer(x)
         quantizer.enable_fake_quant()
@@ -163,8 +169,7 @@ class _Listener:
             rounded = layer.layer(x)
         finally:
             quantizer.disable_fake_quant()
-        result = layer.activation_post_process
-        if result is None and layer.limits != NO_LIMITS and len(args) < 2:
+        if is_clamped:
             plain, rounded = plain.clamp(*layer.limits), rounded.clamp(*layer.limits)
         self._pending[id(layer if result is None else result)] = (site, rounded - plain)
 
