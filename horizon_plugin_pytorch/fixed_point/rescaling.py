@@ -62,14 +62,15 @@ def _is_proved(multiplier: Tensor, shift: Tensor, low: int, high: int, bound: Te
     definition steps to ``k``, and at the one before it, for every ``k`` in ``(low, high]``. A step that lies beyond the
     bound is replaced by the bound: there too the float32 form must not have stepped early.
     """
-    k = torch.arange(low + 1, high + 1, device=multiplier.device)
-    m, n, limit = multiplier.unsqueeze(-1), shift.unsqueeze(-1), bound.unsqueeze(-1)
-    half = 1 << (n - 1)
-    step = -torch.div(half - k * (1 << n), m, rounding_mode="floor")
-    acc = torch.cat([step - 1, step], dim=-1).clamp(-limit, limit)
-    exact = ((acc * m + half) >> n).clamp(low, high)
-    rounded = torch.round(acc.float() * _value(m, n).float()).clamp(low, high)
-    return (rounded == exact).all(-1)
+    k = torch.arange(low + 1, high + 1, device=multiplier.device, dtype=torch.float32)
+    value, limit = _value(multiplier, shift).unsqueeze(-1), bound.double().unsqueeze(-1)
+    # The quotient is a fraction over the multiplier: below 2**24 it is nearer to an integer than float64 tells only
+    # where it is one.
+    step = torch.div(k.double() - 0.5, value).ceil_()
+    before, factor = step - 1, value.float()
+    has_stepped = step.clamp(min=-limit).float().mul_(factor).round_() >= k
+    has_waited = torch.minimum(before, limit).float().mul_(factor).round_() < k
+    return ((has_stepped | (step > limit)) & (has_waited | (before < -limit))).all(-1)
 
 
 def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT32 - 1) -> Tensor:
@@ -91,13 +92,18 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
     # A channel whose multiplier fails moves it by 1, -1, 2, -2, ...: far below the grid, and off the bad points.
     pending = torch.arange(ratio.numel(), device=ratio.device)
     chosen = multiplier.clone()
-    for attempt in range(_TRIES):
-        offset = (attempt + 1) // 2 * (1 if attempt % 2 else -1)
-        trial = multiplier[pending] + offset
-        parts = zip(*(t.split(_AT_ONCE) for t in (trial, shift[pending], limit[pending])), strict=True)
-        proved = torch.cat([_is_proved(m, n, low, high, most) for m, n, most in parts])
-        chosen[pending[proved]] = trial[proved]
-        pending = pending[~proved]
+    offsets = torch.tensor([(i + 1) // 2 * (1 if i % 2 else -1) for i in range(_TRIES)], device=ratio.device)
+    while len(offsets):
+        count = max(_AT_ONCE // max(len(pending), 1), 1)  # several tries of few channels at once
+        tried, offsets = offsets[:count], offsets[count:]
+        trial = (multiplier[pending].unsqueeze(1) + tried).flatten()
+        facts = (t[pending].repeat_interleave(len(tried)) for t in (shift, limit))
+        parts = zip(*(t.split(_AT_ONCE) for t in (trial, *facts)), strict=True)
+        proved = torch.cat([_is_proved(m, n, low, high, most) for m, n, most in parts]).unflatten(0, (-1, len(tried)))
+        is_done = proved.any(1)
+        first = proved.int().argmax(1)[is_done]  # of equal ones, the first
+        chosen[pending[is_done]] = multiplier[pending[is_done]] + tried[first]
+        pending = pending[~is_done]
         if pending.numel() == 0:
             factor = _value(chosen, shift)
             return factor.float() if bound < EXACT_FLOAT32 else factor
