@@ -1,4 +1,8 @@
-"""``python -m tests.sequences``: every ordered pair of operators and the usual triples, at every optimisation level."""
+"""``python -m tests.sequences``: pairs of operators and the usual triples, at every optimisation level.
+
+One pair for each way in which an operator ends in a file and each way in which another begins; with ``--all`` every
+ordered pair of rows of the operator table.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,19 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.march import March, set_march
 from tests.sequences.comparison import Outcome, outcome
-from tests.sequences.parts import Pair, pair_of, row_pairs
+from tests.sequences.forms import covering
+from tests.sequences.parts import Key, Pair, pair_at, pair_of, row_pairs
 from tests.sequences.usual import USUAL
 
 _AT_ONCE = 24
-Job = tuple[str, Sequence[tuple[str, str]] | Sequence[str]]
+Job = tuple[str, Sequence[tuple[str, str]] | Sequence[str] | Sequence[Key]]
 
 
 def _start() -> None:
@@ -32,7 +38,8 @@ def _outcome(job: Job) -> Outcome:
     dtype, rows = job
     if isinstance(rows[0], str):
         return outcome([USUAL[name] for name in rows], dtype)
-    pairs = [pair for pair in (pair_of(pair, dtype) for pair in rows) if pair is not None]
+    tried = (pair_at(item) if len(item) == 3 else pair_of(item, dtype) for item in rows)
+    pairs = [pair for pair in tried if pair is not None]
     return _all_of([pair for pair in pairs if pair.gives_numbers], [p for p in pairs if not p.gives_numbers], dtype)
 
 
@@ -49,17 +56,20 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="leave out this many pairs")
     parser.add_argument("--count", type=int, help="stop after this many pairs")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--all", action="store_true", help="every ordered pair of rows of the operator table")
+    parser.add_argument("--only", default="", help="only pairs with this in the name of an operator")
     options = parser.parse_args()
     _start()
     begin = time.time()
-    chosen = row_pairs()[options.first :][: options.count]
-    jobs: list[Job] = [
-        (dtype, items[i : i + _AT_ONCE])
-        for items in (list(USUAL), chosen)
-        for dtype in options.formats
-        for i in range(0, len(items), _AT_ONCE)
-    ]
-    print(f"{len({a for a, _ in chosen})} rows of the operator table before {len({b for _, b in chosen})} others")
+    jobs: list[Job] = []
+    for dtype in options.formats:
+        pairs: list[Any] = (
+            row_pairs() if options.all else [pair.key for pair in covering(dtype) if options.only in pair.name]
+        )
+        chosen = pairs[options.first :][: options.count]
+        print(f"{dtype}: {len(chosen)} pairs of operators and {len(USUAL)} usual sequences", flush=True)
+        for items in (list(USUAL), chosen):
+            jobs += [(dtype, items[i : i + _AT_ONCE]) for i in range(0, len(items), _AT_ONCE)]
     total = Outcome.empty()
     with ProcessPoolExecutor(options.jobs, initializer=_start) as pool:
         for found in tqdm(pool.map(_outcome, jobs), total=len(jobs), disable=None):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import torch
 from torch import Tensor, nn
@@ -89,15 +90,24 @@ def open_session(file: bytes, level: str, threads: int) -> ort.InferenceSession:
     return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
-def differences(items: Sequence[Any], dtype: str) -> list[Difference]:
-    """What differs, of all sequences, between the converted model and the file at every level."""
-    model = model_of(items)
+def written(items: Sequence[Any], dtype: str) -> tuple[nn.Module, onnx.ModelProto]:
+    """The converted model and its file."""
     inputs = _batch(items, 1, 1.0)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        quantized = convert_fx(prepared(model, inputs, dtype))
-        file = build_onnx(quantized, tuple(inputs)).SerializeToString()
-        batches = [(inputs, quantized(*inputs)), (beyond := _batch(items, 2, 3.0), quantized(*beyond))]
+        quantized = convert_fx(prepared(model_of(items), inputs, dtype))
+        return quantized, build_onnx(quantized, tuple(inputs))
+
+
+def differences(items: Sequence[Any], dtype: str) -> list[Difference]:
+    """What differs, of all sequences, between the converted model and the file at every level."""
+    quantized, model = written(items, dtype)
+    file = model.SerializeToString()
+    batches = []
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for inputs in (_batch(items, 1, 1.0), _batch(items, 2, 3.0)):
+            batches.append((inputs, quantized(*inputs)))
     found = []
     for level in LEVELS:
         for threads in THREADS:

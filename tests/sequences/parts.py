@@ -42,6 +42,7 @@ def _conv(**settings: Any) -> nn.Module:
 
 # What the cases lack: layers that give what they take, so that anything may follow, and the fused forms.
 _TWICE = dict(shapes=((2, 6, 7, 9), (2, 6, 7, 9)))
+_DEEP: dict[str, Any] = dict(shapes=((1, 128, 4, 3),))
 LAYERS = cases(
     ("same-conv", module(_conv)),
     ("same-conv-no-bias", module(_conv, bias=False)),
@@ -61,6 +62,10 @@ LAYERS = cases(
     ("linear-relu", module(lambda: nn.Sequential(nn.Linear(9, 9), nn.ReLU()))),
     ("linear-add", module(lambda: Joined(nn.Linear(9, 9))), _TWICE),
     ("functional-add-relu-twice", functional(lambda f, x, y: f.add_relu(x, y)), _TWICE),
+    ("deep-conv", module(nn.Conv2d, 128, 128, 3, padding=1), _DEEP),
+    ("deep-conv-1x1-relu", module(lambda: nn.Sequential(nn.Conv2d(128, 128, 1), nn.ReLU())), _DEEP),
+    ("deep-conv-add", module(lambda: Joined(nn.Conv2d(128, 128, 1))), dict(shapes=_DEEP["shapes"] * 2)),
+    ("deep-linear", module(nn.Linear, 128, 128), dict(shapes=((2, 3, 128),))),
     ("matmul-of-rows", lambda x, y: x @ y.transpose(-1, -2), _TWICE),
 )  # fmt: skip
 
@@ -110,6 +115,7 @@ def _value(part: Part, result: Any) -> Tensor | None:
 
 
 Form = tuple[tuple[int, ...], torch.dtype]
+Key = tuple[int, int, int]
 
 
 @functools.cache
@@ -149,9 +155,19 @@ class Pair:
         return self.between[1].is_floating_point
 
     @property
+    def has_one_answer(self) -> bool:
+        """False where torch may choose between equal positions."""
+        return self.gives_numbers or not _CHOOSING.intersection(self.second.rows[:1])
+
+    @property
     def name(self) -> str:
         """For reports."""
         return f"{self.first.case.name} > {self.second.case.name}.{self.position}"
+
+    @property
+    def key(self) -> Key:
+        """What `pair_at` finds it by, in another process too."""
+        return (parts().index(self.first), parts().index(self.second), self.position)
 
     def module(self) -> nn.Module:
         """The two operators on quantized tensors."""
@@ -187,7 +203,7 @@ class PairModule(nn.Module):
         return self.second(*operands, *plain[own:])
 
 
-def _order(*names: Any) -> int:
+def order_of(*names: Any) -> int:
     """A number that looks random and is the same in every run."""
     return int.from_bytes(hashlib.sha256(repr(names).encode()).digest()[:6], "big")
 
@@ -196,13 +212,31 @@ def _order(*names: Any) -> int:
 _CHOOSING = {"topk", "sort", "argsort", "msort", "kthvalue", "median", "median_dim"}
 
 
-def _found(first: Part, second: Part, position: int) -> Pair | None:
+def found(first: Part, second: Part, position: int) -> Pair | None:
     """The two as a pair, on inputs of the first operator's shape or on those that the second has."""
     for shape in (first.case.shapes[0], second.case.shapes[position]):
         form = _given(first, 0, (shape, torch.float32))
         if form is not None and _given(second, position, form) is not None:
-            return Pair(first, second, position, shape, form)
+            pair = Pair(first, second, position, shape, form)
+            if _runs(pair):
+                return pair
     return None
+
+
+def pair_at(key: Key) -> Pair | None:
+    """The pair with this key."""
+    return found(parts()[key[0]], parts()[key[1]], key[2])
+
+
+def _runs(pair: Pair) -> bool:
+    """Does the second operator take the very result of the first? A `view` does not take every layout."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pair.module().eval()(*pair.inputs())
+    except (AssertionError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False
+    return True
 
 
 @functools.cache
@@ -219,17 +253,16 @@ def _by_row() -> tuple[dict[str, list[Part]], dict[str, list[tuple[Part, int]]]]
 def row_pairs() -> list[tuple[str, str]]:
     """All ordered pairs of rows, in an order that looks random and is the same in every run."""
     firsts, seconds = _by_row()
-    return sorted(itertools.product(firsts, seconds), key=lambda rows: _order(*rows))
+    return sorted(itertools.product(firsts, seconds), key=lambda rows: order_of(*rows))
 
 
 def pair_of(rows: tuple[str, str], salt: str = "") -> Pair | None:
     """Cases of two rows that can follow one another; another salt gives other cases."""
     firsts, seconds = _by_row()
-    ordered = sorted(firsts[rows[0]], key=lambda part: _order(salt, rows, part.case.name))
-    behind = sorted(seconds[rows[1]], key=lambda item: _order(salt, rows, item[0].case.name, item[1]))
-    tries = (_found(first, second, position) for first in ordered for second, position in behind)
-    is_open = rows[1] in _CHOOSING
-    return next((pair for pair in tries if pair is not None and (pair.gives_numbers or not is_open)), None)
+    ordered = sorted(firsts[rows[0]], key=lambda part: order_of(salt, rows, part.case.name))
+    behind = sorted(seconds[rows[1]], key=lambda item: order_of(salt, rows, item[0].case.name, item[1]))
+    tries = (found(first, second, position) for first in ordered for second, position in behind)
+    return next((pair for pair in tries if pair is not None and pair.has_one_answer), None)
 
 
 @functools.cache
@@ -237,8 +270,8 @@ def sample(count: int) -> list[Pair]:
     """Pairs of any cases, numbers between them; the same in every run."""
     chosen: list[Pair] = []
     for attempt in itertools.count():
-        first, second = (parts()[_order(attempt, place) % len(parts())] for place in (1, 2))
-        pair = _found(first, second, _order(attempt, 3) % len(second.case.shapes))
+        first, second = (parts()[order_of(attempt, place) % len(parts())] for place in (1, 2))
+        pair = found(first, second, order_of(attempt, 3) % len(second.case.shapes))
         if pair is not None and pair.gives_numbers:
             chosen.append(pair)
         if len(chosen) == count:
