@@ -207,7 +207,7 @@ def _finiteness(answer: bool) -> Callable[..., Tensor]:
 
     def handler(func: Callable, args: tuple, kwargs: dict) -> Tensor:
         x = args[0] if args else kwargs["input"]
-        return torch.full(x.shape, answer, dtype=torch.bool, device=x.device)
+        return torch.full(x.shape, int(answer), dtype=torch.bool, device=x.device)  # torch.jit takes no boolean
 
     return handler
 

@@ -32,9 +32,10 @@ def filter(*inputs: Tensor, threshold: float, idx_range: tuple[int, int] | None 
     >>> value, index, place, data
     (tensor([0.9000]), tensor([0]), tensor([[0, 1]]), tensor([[0.9000, 0.3000]]))
     """
-    if not inputs or any(x.dim() != 4 for x in inputs) or len({(x.shape[0], x.shape[2:]) for x in inputs}) > 1:
+    sizes = [tuple(map(int, x.shape)) for x in inputs]  # while torch.jit traces, they are tensors
+    if not inputs or any(len(size) != 4 for size in sizes) or len({(n, *place) for n, _, *place in sizes}) > 1:
         raise OperatorInputError(
-            f"`filter` takes maps [N, C, H, W] of one N, H and W, got {', '.join(str(tuple(x.shape)) for x in inputs)}."
+            f"`filter` takes maps [N, C, H, W] of one N, H and W, got {', '.join(map(str, sizes))}."
         )
     maps = [x.as_real() if isinstance(x, QTensor) else x for x in inputs]
     first, last = (0, maps[0].shape[1]) if idx_range is None else idx_range
