@@ -5,8 +5,9 @@
 #   make smoke           one case of each test, each operator once: under two minutes
 #   make test            lint, types, layers, all tests and the examples in docstrings: under 20 minutes
 #   make browser         Chromium for the tests of the profiler's page, if it is missing and may be installed
-#   make soak            ten thousand generated models on every route, every pair of operators in ONNX Runtime, all of
-#                        what the tests take samples of, properties with new random numbers: two hours
+#   make soak            ten thousand generated models on every route, pairs of operators in ONNX Runtime for each way in
+#                        which they meet in a file, all of what the tests take samples of, properties with new random
+#                        numbers: three hours
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
 #   make accuracy        accuracy of five networks on real images, hours
 #   make docs            the documentation as a web site, in site/

@@ -63,7 +63,8 @@ def _kind(node: onnx.NodeProto) -> str:
     return node.op_type + "".join(f"-{a.s.decode()}" for a in node.attribute if a.name in ("mode", "reduction"))
 
 
-def _form(file: onnx.ModelProto, inputs: int) -> Form:
+def form_of(file: onnx.ModelProto, inputs: int) -> Form:
+    """The form of the operator that a file of `Alone` holds."""
     nodes = list(file.graph.node)
     makers = {name: node for node in nodes for name in node.output}
     own = [node for node in nodes if node.name.startswith("bodies/")]
@@ -85,7 +86,7 @@ def forms(dtype: str) -> dict[Part, Form]:
     known = {}
     for part in tqdm(parts(), desc=f"forms of operators, {dtype}", disable=None):
         try:
-            known[part] = _form(written([Alone(part)], dtype)[1], len(part.case.shapes))
+            known[part] = form_of(written([Alone(part)], dtype)[1], len(part.case.shapes))
         except Exception:  # what is wrong with it is said where operators are tested one by one
             continue
     return known

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph
-from tests.sequences.comparison import LEVELS, THREADS, differences, outcome
-from tests.sequences.parts import sample
+from tests.sequences.comparison import LEVELS, THREADS, differences, outcome, written
+from tests.sequences.forms import Alone, form_of
+from tests.sequences.parts import found, pair_at, parts, sample
 from tests.sequences.usual import USUAL
 
 _AT_ONCE = 30
@@ -37,3 +38,22 @@ def test_the_comparison_sees_a_fusion_that_changes_integers(monkeypatch: pytest.
     assert {d.name for d in found} == {"pad-zeros-max"}
     rewritten = [level for level in LEVELS if level != "disable_all"]
     assert {(d.level, d.threads) for d in found} == {(level, count) for level in rewritten for count in THREADS}
+
+
+def test_operators_begin_and_end_as_their_files_do() -> None:
+    by_name = {part.case.name: part for part in parts()}
+
+    def form(name: str) -> object:
+        part = by_name[name]
+        return form_of(written([Alone(part)], "qint16")[1], len(part.case.shapes))
+
+    assert str(form("same-conv-1x1")) == "Form(beginnings=('Reshape',), ending='Clip>Reshape')"
+    assert str(form("deep-linear")) == "Form(beginnings=('Add+Sub',), ending='Sub>Clip')"
+
+
+def test_a_pair_is_one_that_runs_in_float() -> None:
+    """A diagonal has a layout that a view does not take; a pair is found again by its key."""
+    by_name = {part.case.name: part for part in parts()}
+    assert found(by_name["torch-diagonal"], by_name["view"], 0) is None
+    pair = found(by_name["same-conv"], by_name["view"], 0)
+    assert pair is not None and pair_at(pair.key) == pair
