@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from horizon_plugin_pytorch.analysis.quant_analysis.tuning import Tuner, targets
 from horizon_plugin_pytorch.analysis.similarity_function import SimilarityFunction
 from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning, require_module, warn
 from horizon_plugin_pytorch.files import write_atomically
+from horizon_plugin_pytorch.statistics.metrics import METRICS
 from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.watch.call_log import CallLog
 
@@ -187,14 +189,19 @@ class QuantAnalysis:
 
     _own: Mapping[str, OutputMetric] = {}
 
-    def _metric(self, given: str | MetricFunction | None, cases: BadCases, who: str) -> OutputMetric:
-        """The metric that is asked for; else that of the search, L1 if it had several."""
-        if given is None and cases.metrics:
-            name = cases.metrics[0] if len(cases.metrics) == 1 or "L1" not in cases.metrics else "L1"
-            if name in self._own:
-                return self._own[name]
-            given = name
-        return OutputMetric(given or "L1", None, who)
+    def _metric(
+        self, given: str | MetricFunction | None, higher_is_better: bool | None, cases: BadCases, who: str
+    ) -> OutputMetric:
+        """The metric that is asked for; else that of the search."""
+        name = _default_metric(cases) if given is None else getattr(given, "__name__", "")
+        if name in self._own:
+            return self._own[name]
+        if given is None and name not in METRICS:
+            raise CheckError(
+                f"{who}: the bad cases were found with the function `{name}`, which the file does not hold: give it as "
+                "metric."
+            )
+        return OutputMetric(given or name, higher_is_better, who)
 
     # -- layers
 
@@ -212,7 +219,7 @@ class QuantAnalysis:
         cases = self._found(who)
         if index is not None and index not in cases.inputs:
             raise CheckError(f"{who}: the bad cases are {', '.join(map(str, cases.inputs))}; there is no {index}.")
-        wanted = cases.case(self._metric(None, cases, who).name) if index is None else index
+        wanted = cases.case(_default_metric(cases)) if index is None else index
         if self._case is not None and wanted != self._case and not (run_baseline_model and run_analysis_model):
             raise CheckError(f"{who}: what was written before is of batch {self._case}; run both models on {wanted}.")
         batch = cases.inputs[wanted]
@@ -288,6 +295,7 @@ class QuantAnalysis:
         types: Sequence[type] = (),
         use_sensitivity_v2: bool = False,
         outputs: Sequence[str] | None = None,
+        higher_is_better: bool | None = None,
     ) -> dict[str, list[list[Any]]]:
         """Measure how much each fake quantizer alone changes each output, on the output's bad case.
 
@@ -303,6 +311,7 @@ class QuantAnalysis:
                 runs for each output instead of one for each quantizer. The documents have the name; this is what it
                 does here. It finds the operators that matter, not exact numbers.
             outputs: names of the outputs, as ``badcase.txt`` has them; None is all.
+            higher_is_better: of a function that the search did not have, whether a large number is a good one.
 
         Returns:
             The tables by output: rows ``[op_name, sensitive_type, op_type, metric, quant_dtype, flops]``.
@@ -314,7 +323,7 @@ class QuantAnalysis:
         cases, chosen = self._found(who), Chosen(who, prefixes, types)
         if use_sensitivity_v2 and metric not in (None, METRIC):
             raise QuantizationConfigError(f"{who}: use_sensitivity_v2=True estimates {METRIC}; leave the metric out.")
-        wanted = self._metric(METRIC if use_sensitivity_v2 else metric, cases, who)
+        wanted = self._metric(METRIC if use_sensitivity_v2 else metric, higher_is_better, cases, who)
         tables = self._tables(wanted, chosen, outputs, who, is_estimated=use_sensitivity_v2)
         return {table.output: table.rows for table in tables}
 
@@ -406,7 +415,8 @@ class QuantAnalysis:
                 )
             buffer = io.BytesIO()
             torch.save(rows, buffer)
-            write_atomically(buffer.getvalue(), os.path.join(self.out_dir, f"{TUNED_FILE}_{output}.pt"))
+            name = re.sub(r"[^\w.-]", "_", output)
+            write_atomically(buffer.getvalue(), os.path.join(self.out_dir, f"{TUNED_FILE}_{name}.pt"))
         headers = ["output", "metric", "limit", "before", "after", "operators", "of", "reached"]
         text = [Table(headers, summary).text(aligns_numbers=True)]
         for output, rows in found.items():
@@ -451,6 +461,11 @@ class QuantAnalysis:
                 name = f"{os.path.basename(info.file).removesuffix('.opinfo')}.html"
                 pages.append(write_report(plot(info.name, tensors), os.path.join(self.out_dir, who), name, who))
         return pages
+
+
+def _default_metric(cases: BadCases) -> str:
+    """The name of the metric of a search; L1, if it had several or there was none."""
+    return "L1" if "L1" in cases.metrics or not cases.metrics else cases.metrics[0]
 
 
 def _type_of(given: str, model: Any) -> str:

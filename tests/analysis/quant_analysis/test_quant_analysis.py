@@ -221,6 +221,7 @@ def test_a_planted_operator_is_found_and_raised(tmp_path: Path) -> None:
     rows = qa.tune_bad_case({"0-score": ("Cosine", 0.99999)})["0-score"]
     assert rows and rows[0][0] == "side" and len(rows) < 5
     assert "yes" in (tmp_path / "tune_bad_case.txt").read_text()
+    assert torch.load(tmp_path / "tune_bad_case_0-score.pt") == rows
     skipped = qa.tune_bad_case({"0-score": {"Cosine": 0.9}}, skip_prefix="side")["0-score"]
     assert all(row[0] != "side" for row in skipped)
 
@@ -352,6 +353,12 @@ def test_metrics_of_the_user(tmp_path: Path) -> None:
     assert "gap" in (tmp_path / "badcase.txt").read_text()
     tables = qa.sensitivity()
     assert tables["0-score"] and (tmp_path / "output_0-score_gap_sensitive_ops.pt").exists()
+    later = analysis(tmp_path)
+    later.load_bad_case()
+    with pytest.raises(CheckError, match="found with the function `gap`"):
+        later.sensitivity()
+    later.run()
+    assert later.sensitivity(gap, outputs=["0-score"])["0-score"] == tables["0-score"]
 
 
 def test_what_fails_keeps_what_was_found(tmp_path: Path) -> None:
