@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from horizon_plugin_pytorch.analysis.html_page import Curve, chart, page
 from horizon_plugin_pytorch.analysis.tuning.costs import Cost
@@ -93,6 +94,7 @@ class TuningResult:
         curve: for each number of raised sites, in the order of the sensitivity, the error that their sum predicts.
         forwards: runs over the data of the measurement, and calls of `evaluate`; calibration is not counted.
         costs: of int8 and of the answer.
+        float_model: the model that the answer is for: the one that was given, or a rewritten copy of it.
         is_verified: did the model, prepared anew with `setter()` and calibrated, give the very same numbers?
     """
 
@@ -114,6 +116,7 @@ class TuningResult:
     costs: dict[str, Cost] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_verified: bool | None = None
+    float_model: nn.Module | None = field(default=None, repr=False)
 
     @property
     def share(self) -> float:
@@ -133,7 +136,11 @@ class TuningResult:
     def source(self) -> str:
         """The setters as Python: to read, to edit, to commit."""
         return _SOURCE.format(
-            model=self.model, march=self.march, summary=self.summary(), formats="".join(map(self._line, self.formats))
+            model=self.model,
+            march=self.march,
+            summary=self.summary(),
+            notes="".join(f"{_in_docstring(note)}\n" for note in self.notes),
+            formats="".join(map(self._line, self.formats)),
         )
 
     def _line(self, path: str) -> str:
@@ -214,6 +221,10 @@ class TuningResult:
         return [target / name for name in texts]
 
 
+def _in_docstring(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"""', "'''")
+
+
 def _met(step: Step) -> str:
     return "" if step.is_met is None else "met" if step.is_met else "missed"
 
@@ -229,7 +240,7 @@ def _spelled(dtype: Any) -> str:
 _SOURCE = '''"""Number formats of {model} on {march}.
 
 {summary}.
-Everything that is not named is int8. Edit it as you like: it is an ordinary setter.
+{notes}Everything that is not named is int8. Edit it as you like: it is an ordinary setter.
 """
 
 import torch

@@ -25,8 +25,17 @@ from horizon_plugin_pytorch.analysis.tuning.outputs import run
 from horizon_plugin_pytorch.analysis.tuning.search import Additive, Search, compatible, gram_order, lowest_ratio
 from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, Site
 from horizon_plugin_pytorch.calibration.batches import take_batches
+from horizon_plugin_pytorch.calibration.equalization import equalize as equalize_channels
 from horizon_plugin_pytorch.calibration.fingerprint import describe, digest
-from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, require_module
+from horizon_plugin_pytorch.calibration.smoothing import smooth_norms
+from horizon_plugin_pytorch.capture.plain_model import copy_model
+from horizon_plugin_pytorch.errors import (
+    CalibrationWarning,
+    CheckError,
+    QuantizationConfigError,
+    require_module,
+    warn,
+)
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march, set_march
 from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.workflow.float_model import require_float
@@ -55,6 +64,8 @@ def tune(
     samples: int = 16,
     both_int16: bool | None = None,
     float16: bool = True,
+    equalize: bool = False,
+    smooth: bool = False,
     own_scales: bool | Iterable[str] = False,
     fixed_scales: Mapping[str, float] | None = None,
     prepare_args: Mapping[str, Any] | None = None,
@@ -87,6 +98,8 @@ def tune(
         both_int16: may input and weight of a layer both be int16? None: on nash-h and nash-p; J6E and J6M take it from
             OE 3.5 on.
         float16: may operators become float16, on nash, if int16 is not enough?
+        equalize, smooth: rewrite a copy of the model first, by `equalize` and by `smooth_norms`: the answer is for
+            that copy, `result.float_model`.
         own_scales: as for `prepare`: calls of shared modules get scales of their own.
         fixed_scales: largest magnitudes of operators whose range is known, by path: they fix the scale.
         prepare_args: what else to tell `prepare`, such as ``{"method": "symbolic"}``.
@@ -108,20 +121,39 @@ def tune(
     _check_request(judge, target, max_loss, int16_share, int16_operations)
     with _march(march):
         batches = take_batches(model, calibration_data, steps, None, "tune")
+        if steps is not None and len(batches) < steps:
+            warn(f"tune: the data end after {len(batches)} of {steps} batches.", CalibrationWarning)
+        rewritten = _rewritten(model, batches, equalize, smooth)
         measured = _first(batches, samples)
         settings = [str(require_march("tune")), judge.name, str(evaluate is None), str(own_scales), fixed_scales or {}]
-        key = f"{digest([describe(model), batches, len(measured), settings, seed, _DRAWS]):016x}"
+        key = f"{digest([describe(rewritten), batches, len(measured), settings, seed, _DRAWS]):016x}"
         ledger = Ledger(None if out_dir is None else Path(out_dir) / STATE, key, resume)
         if not isinstance(own_scales, bool):
             own_scales = tuple(own_scales)
         with tqdm(desc="tune", disable=not progress, unit="forward") as bar:
             bench = Bench(
-                model.eval(), Data(batches, measured), judge, ledger, bar,
+                rewritten.eval(), Data(batches, measured), judge, ledger, bar,
                 {**dict(prepare_args or {}), "own_scales": own_scales}, dict(fixed_scales or {}),
             )  # fmt: skip
             bar.total = _allowed(bench)
             tuning = _Tuning(bench, judge, target, max_loss, _dual(both_int16), float16, seed, out_dir)
+            calls = [name for name, asked in (("equalize", equalize), ("smooth_norms", smooth)) if asked]
+            if calls:
+                told = " and ".join(f"`{name}(model, batches)`" for name in calls)
+                tuning.notes.append(f"The answer is for the model after {told}, which is `result.float_model`.")
             return tuning.run(int16_share, int16_operations)
+
+
+def _rewritten(model: nn.Module, batches: list[Any], equalizes: bool, smooths: bool) -> nn.Module:
+    """The model, or a copy whose channels are of a size."""
+    if not equalizes and not smooths:
+        return model
+    copied = copy_model(model, "tune").eval()
+    if equalizes:
+        equalize_channels(copied, batches)
+    if smooths:
+        smooth_norms(copied, batches)
+    return copied
 
 
 def _check_request(
@@ -435,7 +467,7 @@ class _Tuning:
             bench.survey.operators, str(get_march()), type(bench.model).__name__, self.steps, None,
             [[s.operator, s.kind, bench.survey.names.get(s.operator, ""), errors[s], "qint8"] for s in order],
             [] if additive is None else [additive.error(order[:count]) for count in range(len(order) + 1)],
-            notes=self.notes,
+            notes=self.notes, float_model=bench.model,
         )  # fmt: skip
         with quiet():
             result.costs = {"int8": self._cost(()), "the answer": self._cost(raised)}

@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
 from horizon_plugin_pytorch.dtype import qint16
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.march import March, get_march, set_march
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, calibrate, prepare
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, QuantWrapper, calibrate, prepare
 from tests.tiers import in_soak
 
 
@@ -164,6 +164,21 @@ def test_a_budget_gives_the_best_for_it():
     operations = tune(net, data, int16_operations=0.5, out_dir=None, progress=False)
     assert operations.costs["the answer"].wide_share <= 0.5
     assert operations.value >= result.value - 1e-3
+
+
+def test_a_rewritten_model_needs_less_and_is_given_back():
+    torch.manual_seed(0)
+    norm, layer = nn.LayerNorm(16), nn.Linear(16, 16)
+    with torch.no_grad():
+        norm.bias[3] = 200.0
+        layer.weight[:, 3] /= 200
+    net, data = QuantWrapper(nn.Sequential(nn.Linear(16, 16), norm, layer)).eval(), [torch.randn(16, 16)]
+    with pytest.warns(CalibrationWarning, match="end after 1 of 3"):
+        result = tune(net, data, target=0.999, smooth=True, steps=3, out_dir=None, progress=False)
+    assert result.is_met and result.formats == {} and result.is_verified
+    assert torch.allclose(result.float_model(data[0]), net(data[0]), atol=1e-4)
+    assert norm.bias[3] == 200.0 and result.float_model.module[1].bias[3] < 100
+    assert "smooth_norms" in result.source()
 
 
 def test_the_march_is_for_the_call_alone():
