@@ -75,6 +75,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.operators
 	$(BIN)/python -m benchmarks.watching
 	$(BIN)/python -m benchmarks.debug_tools
+	$(BIN)/python -m benchmarks.sensitivity
 	$(BIN)/python -m benchmarks.onnx_files
 
 accuracy: .venv/.dev

@@ -1,6 +1,6 @@
 """The probe next to the documented sensitivity: how much of the error its first sites have, and in how much time.
 
-python -m benchmarks.sensitivity                    all networks, about half an hour on two cores
+python -m benchmarks.sensitivity                    all networks, some minutes
 python -m benchmarks.sensitivity --nets swin        one of them
 
 ResNet-50, Swin-T and a detector (DETR on a ResNet) have random weights of ordinary size; EfficientNet-Lite0 and Lite1

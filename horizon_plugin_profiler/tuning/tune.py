@@ -119,7 +119,7 @@ def tune(
     require_float(model, "tune")
     judge = Judge.of(evaluate, metric, higher_is_better)
     _check_request(judge, target, max_loss, int16_share, int16_operations)
-    with _march(march):
+    with _march(march), _modes(model):
         batches = take_batches(model, calibration_data, steps, None, "tune")
         if steps is not None and len(batches) < steps:
             warn(f"tune: the data end after {len(batches)} of {steps} batches.", CalibrationWarning)
@@ -184,6 +184,18 @@ def _march(march: March | str | None) -> Iterator[None]:
         yield
     finally:
         set_march(before)
+
+
+@contextmanager
+def _modes(model: nn.Module) -> Iterator[None]:
+    """The model is in eval mode, in here, and as it was afterwards."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
 
 
 def _dual(asked: bool | None) -> bool:

@@ -81,8 +81,10 @@ def test_planted_operators_come_out_and_no_others(tmp_path):
 
 def test_a_model_that_is_good_enough_in_int8_stays_so():
     net, data = chain()
+    net.train()
     result = tune(net, data, target=0.99, out_dir=None, progress=False)
     assert result.formats == {} and result.is_met and result.forwards <= 3
+    assert net.training and net.layers[0].training
 
 
 def test_what_int16_does_not_do_is_float16():
