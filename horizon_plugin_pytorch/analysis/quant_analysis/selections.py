@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from horizon_plugin_pytorch.asking.owners import is_package_code, is_torch_code
+from horizon_plugin_pytorch.asking.stack import running_functions
 from horizon_plugin_pytorch.nested import tensors_of
 
 _WITH_VALUES = {"topk": torch.return_types.topk, "sort": torch.return_types.sort}  # type: ignore[attr-defined]
 _POSITIONS = ("argmax", "argmin", "argsort")
+_SELECTING = (*_WITH_VALUES, *_POSITIONS)
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class Selections:
 
 
 class _Mode(TorchFunctionMode):
+    """Sees the selections of the model's code, not those of the package's own operators."""
+
     def __init__(self, answer: Callable[[str, int, tuple, Callable[[], Any]], Any]) -> None:
         super().__init__()
         self._answer = answer
@@ -95,12 +100,27 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if (name not in _WITH_VALUES and name not in _POSITIONS) or "out" in kwargs:
+        if name not in _SELECTING or "out" in kwargs or not _is_of_model():
             return func(*args, **kwargs)
         given = (*args, *(kwargs[key] for key in ("input", "self") if key in kwargs and not args))
         if not given or not isinstance(given[0], Tensor) or not tensors_of(given[0]):
             return func(*args, **kwargs)
         return self._answer(name, _dim(name, args, kwargs), given, lambda: func(*args, **kwargs))
+
+
+def _is_of_model() -> bool:
+    """Does the model's code, or a post_process, select, rather than an operator of the package inside of it?"""
+    for running in running_functions():
+        if is_torch_code(running.file) or running.name in _PASSING or running.name in _SELECTING:
+            continue
+        return not is_package_code(running.file)
+    return True
+
+
+_PASSING = (
+    "__torch_function__",
+    "_is_of_model",
+)  # what hands a call on; the package's own functions have torch's names
 
 
 def _dim(name: str, args: tuple, kwargs: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+import horizon_plugin_pytorch as horizon
 from horizon_plugin_profiler.model_profilerv2 import ModelProfiler, QuantAnalysis
 from horizon_plugin_pytorch.analysis.quant_analysis.quantizers import PartlyRounded
+from horizon_plugin_pytorch.analysis.quant_analysis.selections import Selections
 from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject
 from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
@@ -270,8 +273,27 @@ def test_selections_are_those_of_the_baseline(tmp_path: Path) -> None:
     net = Best().eval()
     net.fc.weight.data[1] = net.fc.weight.data[0]
     net.fc.bias.data[1] = net.fc.bias.data[0] + 1e-6
-    qa = QuantAnalysis(net, calibrated(net, "prepare"), "fake_quant", out_dir=tmp_path)
-    assert qa.auto_find_bad_case(batches(), metric="L1").worst["0"]["L1"][0][1] == 0
+    for way in ("fx", "prepare"):
+        qa = QuantAnalysis(net, calibrated(net, way), "fake_quant", out_dir=tmp_path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", QuantizationWarning)
+            assert qa.auto_find_bad_case(batches(), metric="L1").worst["0"]["L1"][0][1] == 0
+
+
+def test_operators_that_select_for_themselves_are_left_alone() -> None:
+    """Plans of the integer arithmetic take an argmax when they are made: no selection of the model."""
+    model, chosen = copy.deepcopy(model_of("fx")), Selections()
+    with torch.no_grad():
+        with chosen.noting():
+            NET(*batches()[0])
+        assert len(chosen) == 1
+        with chosen.taking():
+            model(*batches()[0])
+    assert not chosen.unlike
+    with chosen.noting(), torch.no_grad():
+        copy.deepcopy(model_of("fx"))(*batches()[0])
+        horizon.argmax(torch.ones(2, 3), 1)  # the package's own function is the model's
+    assert len(chosen) == 2
 
 
 def test_state_files(tmp_path: Path) -> None:
