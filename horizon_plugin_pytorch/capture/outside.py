@@ -46,14 +46,16 @@ class OutsideState:
     def is_shared(self, hook: Any) -> bool:
         """May a hook of the model write to what the model's code reads?"""
         reached = self._of_hooks.get(id(hook))
-        if reached is None or not reached.is_writing:
+        if reached is None:  # the forward has registered it
+            return True
+        if not reached.is_writing:
             return False
         is_rebound = not reached.rebound.keys().isdisjoint(self._model.read)
         return is_rebound or not reached.objects.keys().isdisjoint(self._model.objects)
 
     def common_names(self, hook: Any) -> list[str]:
         """Names of what is kept in attributes and globals that are both in the code of a hook and in the model's."""
-        reached = self._of_hooks[id(hook)]
+        reached = self._of_hooks.get(id(hook)) or _Reached([hook])
         kept = {name for x in self._model.objects.values() for name in getattr(x, "__dict__", ())}
         kept |= {name for _, name in self._model.read} | reached.stored
         return sorted(reached.names & self._model.names & kept - _OF_TORCH)

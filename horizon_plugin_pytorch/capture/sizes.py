@@ -33,7 +33,8 @@ def is_fact(node: fx.Node) -> bool:
         return node.target in SIZE_METHODS
     if node.op != "call_function" or node.target is not getattr or node.args[1] in TENSOR_ATTRIBUTES:
         return False
-    return hasattr(torch.Tensor, str(node.args[1]))  # or it is a field of what wrapped code gives
+    known = getattr(torch.Tensor, str(node.args[1]), None)
+    return known is not None and not callable(known)  # or it is a field of what wrapped code gives
 
 
 def is_size(node: fx.Node) -> bool:

@@ -318,6 +318,7 @@ class QuantizationTracer(torch.fx.Tracer):
         if not self._is_registered(m):
             return forward(*args, **kwargs)
         path = self.path_of_module(m)
+        _settle_attributes((args, kwargs))
         if is_leaf(m) and not isinstance(m, torch.jit.ScriptModule):  # whose class has no forward
             named = kwargs
             args, kwargs = by_position(type(m).forward, args, kwargs)
@@ -492,6 +493,13 @@ class QuantizationTracer(torch.fx.Tracer):
         answers = answered_types(root) if isinstance(root, nn.Module) else contextlib.nullcontext()
         with self._functional_calls(root), self._sizes_as_arguments(), self._own_backwards(), answers:
             return super().trace(root, concrete_args)
+
+
+def _settle_attributes(tree: Any) -> None:
+    """Let fields of values, ``out.boxes``, be read before a module is called with them: not in its scope."""
+    torch.fx.node.map_aggregate(
+        tree, lambda value: value.node if isinstance(value, torch.fx.proxy.Attribute) else value
+    )
 
 
 def _spelt_hook(hook: Any) -> str:

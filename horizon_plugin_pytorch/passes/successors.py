@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -92,6 +93,9 @@ class _References:
                     value[index] = new
         elif isinstance(value, OwnFunction):
             value.replace(self._modules)
+        elif isinstance(value, functools.partial):
+            args, keywords = self.current(value.args), {k: self.current(v) for k, v in value.keywords.items()}
+            value.__setstate__((self.current(value.func), args, keywords, value.__dict__))  # type: ignore[attr-defined]
         elif isinstance(value, RemovableHandle):
             self._write_handle(value)
         elif isinstance(value, (dict, SimpleNamespace)) or is_of_users(type(value)):

@@ -122,10 +122,20 @@ class Head:
 class HeldByObjects(Body):
     def __init__(self) -> None:
         super().__init__()
-        self.head = SimpleNamespace(call=Head(deque([self.conv]), self.gate.forward))
+        run = functools.partial(lambda x, layer: layer(x), layer=self.gate)
+        self.head = SimpleNamespace(call=Head(deque([self.conv]), self.gate.forward), run=run)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dequant(self.head.call(self.quant(x)))
+        return self.dequant(self.head.run(self.head.call(self.quant(x))))
+
+
+class HookedWhileItRuns(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        handle = self.conv.register_forward_hook(lambda m, args, out: kept.append(out))
+        y = self.gate(self.conv(self.quant(x)))
+        handle.remove()
+        return self.dequant(y + kept[0])
 
 
 MODELS = {
@@ -135,6 +145,7 @@ MODELS = {
     "hooks that write globals": GlobalExtractor,
     "hooks of objects": TappedExtractor,
     "layers of objects": HeldByObjects,
+    "hooks of the forward": HookedWhileItRuns,
 }
 
 

@@ -217,21 +217,23 @@ class Level:
     rest: dict[str, Any]
     stride: int
     gain: float
+    t: Tensor  # as a method of tensors is called
 
 
 class GivesFields(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(3, 4, 1)
+        self.head = nn.Conv2d(4, 4, 1)
 
     @wrap()
     def level(self, x: Tensor) -> Level:
         y = self.conv(x)
-        return Level(y, {"mean": [y.mean(1, keepdim=True)]}, 2, 0.5)
+        return Level(y, {"mean": [y.mean(1, keepdim=True)]}, 2, 0.5, y)
 
     def forward(self, x: Tensor) -> Tensor:
         level = self.level(self.quant(x))
-        y = torch.sigmoid(level.feature) * level.rest["mean"][0]
+        y = torch.sigmoid(level.feature) * level.rest["mean"][0] + self.head(level.t)
         return self.dequant(F.max_pool2d(y, level.stride) * level.gain)
 
 
@@ -239,5 +241,5 @@ def test_fields_of_what_wrapped_code_gives_are_quantized(tmp_path: Path) -> None
     torch.manual_seed(0)
     net = GivesFields().eval()
     qat = calibrate(prepare_qat_fx(net, {"": qconfig("qint16")}), (X,))
-    assert torch.allclose(qat(X), net(X), atol=2e-3)
+    assert (qat(X) - net(X)).norm() < 0.02 * net(X).norm()  # the weights of two layers are int8
     assert_one_arithmetic(qat, (X,), tmp_path)
