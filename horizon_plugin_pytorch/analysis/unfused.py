@@ -81,8 +81,9 @@ def patterns_text(patterns: Sequence[Sequence[Member]]) -> str:
 
 
 def unfused_patterns(recording: Recording) -> Iterator[tuple[Member, ...]]:
-    """Chains of modules that could be one module, by the rules of fusion, each as long as it can be."""
+    """Chains of modules that could be one module, by the rules of fusion, each as long as it can be, and told once."""
     taken: set[int] = set()
+    told: set[tuple[Member, ...]] = set()
     counts = recording.counts
     for start in recording.calls:
         roles = _roles(start)
@@ -100,7 +101,10 @@ def unfused_patterns(recording: Recording) -> Iterator[tuple[Member, ...]]:
             chain.append(after)
         if len(chain) > 1:
             taken.update(call.index for call in chain)
-            yield tuple(Member(c.path + ("(shared)" if counts[c.path] > 1 else ""), type(c.module)) for c in chain)
+            members = tuple(Member(c.path + ("(shared)" if counts[c.path] > 1 else ""), type(c.module)) for c in chain)
+            if members not in told:  # of a chain that runs several times
+                told.add(members)
+                yield members
 
 
 def _roles(call: CallRow) -> tuple[Role, ...]:

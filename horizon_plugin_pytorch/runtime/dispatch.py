@@ -40,6 +40,7 @@ from horizon_plugin_pytorch.runtime.located import FusedAway, OwnCalls, PlacedMo
 from horizon_plugin_pytorch.runtime.real_tensor import unmarked
 from horizon_plugin_pytorch.runtime.stochastic import BY_CHANCE, by_chance
 from horizon_plugin_pytorch.runtime.unfinished import Unfinished
+from horizon_plugin_pytorch.untraced import is_traced
 from horizon_plugin_pytorch.writing import writes
 
 
@@ -243,6 +244,10 @@ class Dispatcher:
     def _settled(self, func: Callable, args: tuple, kwargs: dict[str, Any], out: Any) -> Any:
         """The result of a call; of one that writes, the tensor that is written."""
         if not writes(func, args, kwargs):
+            return out
+        if is_traced() and isinstance(
+            next(iter(args), None), Unfinished
+        ):  # which has no values to write to, and stays refused
             return out
         fused = innermost().fused
         last = {group: step for group, (step, given) in fused.items() if given is out}
@@ -450,7 +455,7 @@ class FusedMember:
         step, (held,) = self.take((x,))
         if step is None:
             return held
-        if is_written and isinstance(x, Unfinished):
+        if is_written and isinstance(x, Unfinished) and not is_traced():  # a trace holds its tensors: `x` stays refused
             show(x, held)
             held = x
         return self.give(step, held)

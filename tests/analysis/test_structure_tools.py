@@ -64,6 +64,12 @@ def test_a_float_model_is_looked_at_without_a_word() -> None:
     assert check_unfused_operations(Net().eval(), X, print_tabulate=False)
 
 
+def test_a_chain_that_runs_twice_is_told_once() -> None:
+    tower = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+    found = check_unfused_operations(nn.Sequential(tower, tower).eval(), X, print_tabulate=False)
+    assert found == [["0.0(shared)", "0.1(shared)"]]
+
+
 def test_a_result_that_is_read_twice_cannot_be_fused() -> None:
     class Twice(AddBlock):
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]

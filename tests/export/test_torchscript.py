@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import UnsupportedOperatorError
+from horizon_plugin_pytorch.errors import UnknownCallError, UnsupportedOperatorError
 from horizon_plugin_pytorch.jit import save
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -257,3 +257,44 @@ def test_numbers_that_come_of_sizes(route: str) -> None:
     integers = convert_fx(qat) if route == "traced" else convert(qat)
     for model in (qat, integers):
         assert torch.equal(torch.jit.trace(model, X)(OTHER), model(OTHER))
+
+
+class InPlace(nn.Module):
+    """As residual networks are written: an activation and an addition that write to what a layer gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.stem = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(inplace=True))
+        self.conv, self.bn, self.relu = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(self.quant(x))
+        y = self.bn(self.conv(x))
+        y += x
+        return self.dequant(self.relu(y))
+
+
+class WrittenByName(InPlace):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn(self.conv(self.quant(x)))
+        self.relu(y)  # and nobody takes the result
+        return self.dequant(y)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("route", ["traced", "JIT_STRIP"])
+def test_writes_inside_of_fused_operators(route: str) -> None:
+    set_march(March.NASH_E)
+    qat = calibrate(prepared_on(route, InPlace().eval(), (X,)), (X,))
+    integers = convert_fx(qat) if route == "traced" else convert(qat)
+    for model in (qat, integers):
+        assert torch.equal(torch.jit.trace(model, X)(OTHER), model(OTHER))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_write_that_a_trace_cannot_follow_is_told() -> None:
+    set_march(March.NASH_E)
+    qat = calibrate(prepared_on("JIT_STRIP", WrittenByName().eval(), (X,)), (X,))
+    with pytest.raises(UnknownCallError, match="fused into one operator"):
+        torch.jit.trace(qat, X)
