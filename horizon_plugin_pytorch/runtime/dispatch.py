@@ -245,9 +245,8 @@ class Dispatcher:
         """The result of a call; of one that writes, the tensor that is written."""
         if not writes(func, args, kwargs):
             return out
-        if is_traced() and isinstance(
-            next(iter(args), None), Unfinished
-        ):  # which has no values to write to, and stays refused
+        target = next(iter(args), None)
+        if is_traced() and isinstance(target, Unfinished):  # which has no values to write to, and stays refused
             return out
         fused = innermost().fused
         last = {group: step for group, (step, given) in fused.items() if given is out}
