@@ -22,10 +22,10 @@ def is_marked(module: nn.Module) -> bool:
 
 def is_leaf(module: nn.Module) -> bool:
     """Is the module one node of a graph? torch's and our own are, and those that the user marked."""
-    cls = type(module)
-    if cls in _LEAF_CLASSES or row_of_module(cls) is not None or isinstance(module, torch.jit.ScriptModule):
+    cls = type(module)  # and not `isinstance`, which a prepared module answers by who asks
+    if cls in _LEAF_CLASSES or row_of_module(cls) is not None or issubclass(cls, torch.jit.ScriptModule):
         return True
-    if getattr(module, "is_traced_through", False) or isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+    if getattr(cls, "is_traced_through", False) or issubclass(cls, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         return False
     return cls.__module__.startswith(("horizon_plugin_pytorch.nn.", "torch.nn", "torch.ao.nn"))
 

@@ -84,7 +84,7 @@ class Watch:
         self._parts: dict[nn.Module, _Part] = {}
         self._functionals = {
             module.activation_post_process: module
-            for module in model.modules()
+            for module in self._paths
             if is_functional(type(module)) and isinstance(getattr(module, "activation_post_process", None), nn.Module)
         }
         self._places = Places(model, *_methods_of(self._functionals.values()))
