@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from enum import Enum
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 
@@ -59,7 +59,8 @@ class Places:
         # Code is known by its id: to Python, the same lines in two files are equal, and its hash reads all of them.
         self._operators = {id(code_of(f)) for f in operators}
         self._methods = {id(code_of(f)) for f in methods}
-        self._graphs = {id(code_of(type(m).forward)): m for m in model.modules() if issubclass(type(m), fx.GraphModule)}
+        graphs: list[Any] = [m for m in model.modules() if issubclass(type(m), fx.GraphModule)]
+        self._graphs = {id(code_of(type(m).forward)): m for m in graphs}
         self._nodes: dict[int, dict[int, tuple[str, str]]] = {}
         self._owners: dict[int, tuple[CodeType, _Owner]] = {}
         self._passed: set[int] = set()  # ids of code that is not the model's
