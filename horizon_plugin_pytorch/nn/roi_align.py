@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 _EPSILON = 1e-6  # a box exactly between two levels belongs to the coarser one
@@ -19,14 +20,20 @@ def _pair(value: Any) -> tuple[int, int]:
     return (int(value), int(value)) if isinstance(value, (int, float)) else (int(value[0]), int(value[1]))
 
 
-def boxes_and_images(boxes: Any) -> tuple[Tensor, Tensor]:
+def boxes_and_images(boxes: Any, count: int) -> tuple[Tensor, Tensor]:
     """All boxes [K, 4], and the image that each belongs to.
 
     Args:
         boxes: one tensor [n, 4] or [1, n, 4] for each image, or one tensor [K, 5] with the image in front.
+        count: of images.
     """
     if isinstance(boxes, Tensor):
         return boxes[:, 1:], boxes[:, 0].long()
+    if len(boxes) > int(count):
+        raise OperatorInputError(
+            f"boxes of {len(boxes)} images meet a feature map of {int(count)}: give one tensor [n, 4] for each image, "
+            "or one tensor [K, 5] with the image in front."
+        )
     flat = [b.reshape(-1, 4) for b in boxes]
     index = [torch.full((len(b),), i, device=b.device) for i, b in enumerate(flat)]
     return torch.cat(flat), torch.cat(index)
@@ -137,7 +144,7 @@ class RoIAlign(nn.Module):
 
     def align(self, input: Tensor, boxes: Any, bits: int = 0) -> Tensor:
         """`forward`, with the places of samples rounded to ``1 / 2**bits`` pixels if bits are given."""
-        flat, images = boxes_and_images(boxes)
+        flat, images = boxes_and_images(boxes, input.shape[0])
         return align_boxes(
             input, flat, images, self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned, bits
         )
@@ -187,7 +194,7 @@ class MultiScaleRoIAlign(nn.Module):
 
     def align(self, features: Sequence[Tensor], boxes: Any, bits: int = 0) -> Tensor:
         """`forward`, with the places of samples rounded to ``1 / 2**bits`` pixels if bits are given."""
-        flat, images = boxes_and_images(boxes)
+        flat, images = boxes_and_images(boxes, features[0].shape[0])
         level = levels_of(flat, self.thresholds())
         out = features[0].new_zeros((len(flat), features[0].shape[1], *self.output_size))
         for index, (feature, stride) in enumerate(zip(features, self.feature_strides, strict=True)):

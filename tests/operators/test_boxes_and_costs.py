@@ -167,3 +167,14 @@ def test_multi_scale_maps_and_opsets(tmp_path: Any) -> None:
     for opset in (13, 20):
         model = export_quantized_onnx(quantized, inputs, tmp_path / "model.onnx", opset_version=opset)
         assert mismatches(as_numbers(quantized(*inputs)), run_onnx(model, inputs, "on")) == 0
+
+
+def test_boxes_of_images_that_are_not_there_are_refused() -> None:
+    """They would be zeros in float, and an index beyond the map in a file."""
+    boxes = [torch.tensor([[0.0, 0.0, 2.0, 2.0]])] * 2
+    maps = torch.rand(1, 3, 8, 8)
+    with pytest.raises(OperatorInputError, match="boxes of 2 images meet a feature map of 1"):
+        roi_align(maps, boxes, 2)
+    with pytest.raises(OperatorInputError, match="boxes of 2 images meet a feature map of 1"):
+        horizon_nn.MultiScaleRoIAlign(2, [4], 3, 32, 3)([maps], boxes)
+    assert roi_align(maps, boxes[:1], 2).shape == (1, 3, 2, 2)

@@ -38,7 +38,7 @@ class _Align(QuantizedModule):
     def _run(
         self, maps: Sequence[QTensor], boxes: Any, scales: list[float], thresholds: list[float], factors: list[float]
     ) -> Tensor:
-        flat, images = boxes_and_images(real_boxes(boxes))
+        flat, images = boxes_and_images(real_boxes(boxes), maps[0].shape[0])
         dtype = self.out_dtype or maps[0].dtype
         return fp.roi_align(
             [x.plain() for x in maps], flat, images, scales, thresholds, factors, list(self.output_size),
