@@ -72,6 +72,7 @@ soak: .venv/.dev
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.calibration
+	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.operators
 	$(BIN)/python -m benchmarks.watching
 	$(BIN)/python -m benchmarks.debug_tools

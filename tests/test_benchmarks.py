@@ -7,9 +7,11 @@ import functools
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import growth
 from benchmarks.accuracy import choose, journey
 from benchmarks.accuracy.__main__ import report
 from benchmarks.accuracy.data import DATA, Data
@@ -74,3 +76,11 @@ def test_a_table_goes_between_its_marks(tmp_path: Path) -> None:
     assert page.read_text() == "before <!-- tables -->\nnewer\n\n<!-- end of tables --> after"
     with pytest.raises(ValueError, match="<!-- choices -->"):
         put_into(page, "choices", "new")
+
+
+def test_curves_of_growth_are_drawn_and_their_exponents_found() -> None:
+    curves = {"straight": [(10, 1.0), (100, 10.0)], "square": [(10, 0.1), (100, 10.0)]}
+    assert [round(growth.exponent(curve), 3) for curve in curves.values()] == [1.0, 2.0]
+    picture = ElementTree.fromstring(growth.drawn({"modules": curves, "pixels": curves}))
+    assert len(picture.findall("{*}polyline")) == 4
+    assert len(growth.chain(6).module) == 6
