@@ -145,10 +145,16 @@ class ByteLayer:
         """The matrix of a linear layer, and what the sums with the low byte lack: that byte is taken 128 smaller."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._matrix is None:
-                whole = whole_weight(self._plan.weights, self._plan.parts, Layout(1, -1, 1, (-1,)))
-                self._offset = whole.sum(1).mul_(128)
-                self._matrix = whole.to(torch.int8).t()
+                matrix = self._whole_matrix().t()
+                self._offset = matrix.sum(0, dtype=torch.int64).mul_(128).double() if self._digits == 2 else None
+                self._matrix = matrix
         return self._matrix
+
+    def _whole_matrix(self) -> Tensor:
+        weights, parts = self._plan.weights, self._plan.parts
+        if len(weights) == parts and weights[0].dtype == torch.float32:  # bytes at once: float64 is eight times as much
+            return torch.cat([weight.to(torch.int8) for weight in weights], -1)
+        return whole_weight(weights, parts, Layout(1, -1, 1, (-1,))).to(torch.int8)
 
     def _sums_of_rows(self, rows: Tensor, matrix: Tensor) -> Tensor:
         dtype = torch.float32 if self._wide is None else torch.float64
