@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.fixed_point import kernels
@@ -308,6 +309,36 @@ def test_integers_travel_as_bytes_until_somebody_asks() -> None:
         assert torch.equal(x.int_repr(), integers.to(torch.int8))
         low, high = x.range
         assert low <= int(integers.min()) and int(integers.max()) <= high
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that is made, in bytes."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.size = max(self.size, made.untyped_storage().nbytes())
+        return made
+
+
+@needs_kernels
+@pytest.mark.parametrize("limit", [127, 32767], ids=["int8", "int16"])
+def test_weights_of_linear_layers_become_bytes_at_once(limit: int) -> None:
+    """A layer whose input has a new scale at every step, as in training, makes them at every step."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (64, 512), generator=generator).float()
+    scale, ends = torch.full((64,), 1e-4, dtype=torch.float64), (-limit - 1, limit)
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": -128, "high": 127}
+    plan = fp.plan_accumulator(weight, None, scale, torch.tensor([10.0]), input_range=ends, **facts)
+    layer = fp.ByteLayer.of(plan, None, ends, 8)
+    assert layer is not None
+    x = torch.randint(-limit - 1, limit + 1, (3, 512), generator=generator).float()
+    with Largest() as largest:
+        out = layer(x, None)
+    assert largest.size == weight.numel()
+    assert out is not None and torch.equal(out.float(), fp.linear(x, None, *fp.flatten(plan)))
 
 
 def test_a_layer_that_has_no_kernel_says_so() -> None:
