@@ -14,12 +14,31 @@ from horizon_plugin_pytorch.asking.functions import held_by, is_user_function, n
 from horizon_plugin_pytorch.asking.owners import is_user_code
 from horizon_plugin_pytorch.capture.plain_state import is_of_users
 from horizon_plugin_pytorch.runtime.hooks import KeptHook, NamedHook
-from horizon_plugin_pytorch.runtime.leaf import first_proxy
 
 _CONTAINERS = (list, dict, set, collections.deque)
 _MANY = 4000  # values; what lies behind more than these is not looked at
 _OF_TORCH = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+def holds_proxy(value: Any) -> bool:
+    """Is it a value of a traced forward, or a container that has one in it? Containers may contain themselves.
+
+    >>> ring = [1]
+    >>> ring.append(ring)
+    >>> holds_proxy(ring)
+    False
+    """
+    seen: dict[int, Any] = {}
+    pending = [value]
+    while pending and len(seen) < _MANY:
+        one = pending.pop()
+        if issubclass(type(one), fx.Proxy):  # isinstance would ask objects that load what they are asked for
+            return True
+        if issubclass(type(one), (*_CONTAINERS, tuple)) and id(one) not in seen:
+            seen[id(one)] = one
+            pending += list(one.values() if isinstance(one, dict) else one)
+    return False
 
 
 class OutsideState:
@@ -67,11 +86,11 @@ class OutsideState:
         found = []
         for key, name in sorted(self._model.read):
             value = self._model.globals[key].get(name)
-            is_held = isinstance(value, fx.Proxy) or (_is_filled(value) and first_proxy(_items(value)) is not None)
+            is_held = holds_proxy(value) or (_is_filled(value) and holds_proxy(_items(value)))
             if is_held and id(value) not in hooked and (key, name) not in hooked:
                 found.append(name)
         for x, before in self._contents.values():
-            if first_proxy(_items(x)) is not None:
+            if holds_proxy(_items(x)):
                 _refill(x, before)
         for (_, name), (own, value) in self._globals.items():
             if isinstance(own.get(name), fx.Proxy):
@@ -163,7 +182,9 @@ def _code(function: Any) -> Any:
 
 def _is_filled(x: Any) -> bool:
     """Is it a container, or an object that holds others?"""
-    return isinstance(x, _CONTAINERS) or (hasattr(x, "__dict__") and not isinstance(x, (nn.Module, type, fx.Proxy)))
+    if isinstance(x, (nn.Module, ModuleType, type, fx.Proxy)):
+        return False
+    return isinstance(x, _CONTAINERS) or hasattr(x, "__dict__")
 
 
 def _own(x: Any) -> Any:

@@ -16,13 +16,12 @@ from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments
 from horizon_plugin_pytorch.capture.modes import tell_modes
-from horizon_plugin_pytorch.capture.outside import OutsideState
+from horizon_plugin_pytorch.capture.outside import OutsideState, holds_proxy
 from horizon_plugin_pytorch.capture.plain_state import PlainState, is_of_users
 from horizon_plugin_pytorch.capture.proxies import UNKNOWN_TRUTH
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, stored_tensors
 from horizon_plugin_pytorch.capture.type_tests import tell_type_tests
 from horizon_plugin_pytorch.errors import QuantizationWarning, TraceError, listed, warn
-from horizon_plugin_pytorch.runtime.leaf import first_proxy
 from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.writing import writes_by_name
 
@@ -278,7 +277,7 @@ def _own_attributes(model: nn.Module, tracer: QuantizationTracer) -> Iterator[No
 
 
 def _with_proxies(attributes: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in attributes.items() if first_proxy(_items(value) or value) is not None]
+    return [name for name, value in attributes.items() if holds_proxy(value)]
 
 
 def _items(value: Any) -> Any:

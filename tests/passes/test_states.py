@@ -6,6 +6,7 @@ import collections
 import copy
 import io
 import pickle
+import sys
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,8 @@ ELSEWHERE = SimpleNamespace(state=None)
 WRITTEN = torch.zeros(1, 3, 4, 4)
 COUNT = torch.zeros(1)
 _kept: Any = None
+RING: list = [2.0]
+RING.append(RING)
 
 
 class Base(nn.Module):
@@ -398,6 +401,22 @@ def test_a_trace_leaves_no_tensor_in_a_global() -> None:
     for _ in range(2):
         with pytest.raises(UnsupportedOperatorError, match="is kept and read by the next one"):
             prepared(Global(), "fx")
+
+
+class NamesWhatHoldsItself(Base):
+    """Its code names a list that has itself in it, and modules whose names lead around in circles."""
+
+    def begin(self) -> None:
+        self.ring: list = [1.0]
+        self.ring.append(self.ring)
+
+    def step(self, y):
+        self.last = y
+        return y * (RING[0] + self.ring[0]) if sys.modules else y + np.float32(1)
+
+
+def test_what_holds_itself_is_looked_at_once() -> None:
+    prepared(NamesWhatHoldsItself(), "fx")
 
 
 # -- harmless
