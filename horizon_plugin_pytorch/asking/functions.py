@@ -42,6 +42,12 @@ def code_of(function: Any) -> CodeType:
     return function.__code__
 
 
+def code_behind(function: Any) -> CodeType | None:
+    """The code of a function, of a method, or of what a `functools.partial` calls; None for what has none."""
+    function = getattr(function, "func", function)
+    return getattr(getattr(function, "__func__", function), "__code__", None)
+
+
 def file_and_name(code: CodeType) -> tuple[str, str]:
     """Where the function with this code is written, and what it is called."""
     return code.co_filename, code.co_name

@@ -10,7 +10,14 @@ from typing import Any
 
 from torch import fx, nn
 
-from horizon_plugin_pytorch.asking.functions import held_by, is_user_function, names_in, stored_globals, stores
+from horizon_plugin_pytorch.asking.functions import (
+    code_behind,
+    held_by,
+    is_user_function,
+    names_in,
+    stored_globals,
+    stores,
+)
 from horizon_plugin_pytorch.asking.owners import is_user_code
 from horizon_plugin_pytorch.capture.plain_state import is_of_users
 from horizon_plugin_pytorch.runtime.hooks import KeptHook, NamedHook
@@ -51,11 +58,11 @@ class OutsideState:
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
         self._hooks = [hook for module in modules for kind in _HOOKS for hook in getattr(module, kind).values()]
-        codes = {_code(hook) for hook in self._hooks} - {None}
+        codes = {code_behind(hook) for hook in self._hooks} - {None}
         classes = {cls for module in modules for cls in type(module).__mro__ if is_of_users(cls)}
         methods = [getattr(v, "__func__", v) for cls in classes for k, v in vars(cls).items() if k != "__init__"]
         held = [v for module in modules for name, v in vars(module).items() if name not in _OF_TORCH]
-        self._model = _Reached([*(v for v in methods if _code(v) not in codes), *held])
+        self._model = _Reached([*(v for v in methods if code_behind(v) not in codes), *held])
         self._model.objects |= {id(module): module for module in modules}
         self._of_hooks = {id(hook): _Reached([hook]) for hook in self._hooks}
         reached = [self._model, *self._of_hooks.values()]
@@ -173,11 +180,6 @@ class _Reached:
                 elif id(value) not in seen and is_user_code(getattr(value, "__file__", None) or ""):
                     seen.add(id(value))
                     places.append(vars(value))
-
-
-def _code(function: Any) -> Any:
-    function = getattr(function, "func", function)  # of a functools.partial
-    return getattr(getattr(function, "__func__", function), "__code__", None)
 
 
 def _is_filled(x: Any) -> bool:

@@ -111,12 +111,34 @@ def with_dynamic_axes(build: Callable[[Any], Any], args: Any, tensors: Sequence[
         tensors: those among them, in the order of the file.
     """
     try:
-        return _one_file(build, args, tensors, axes)
+        file = _one_file(build, args, tensors, axes)
     except _OtherOperatorsError as error:
         try:  # steps that repeat are a loop, of any length, where there are enough of them
-            return _one_file(build, args, tensors, _longer(axes))
+            file = _one_file(build, args, tensors, _longer(axes))
         except HorizonError:
             raise ExportError(str(error)) from None
+    for axis in axes:
+        if any(dim == 0 for _, dim in axis.uses):
+            _compare_with_one(file, build, args, tensors, axes, axis)
+    return file
+
+
+def _compare_with_one(
+    file: Any, build: Callable[[Any], Any], args: Any, tensors: Sequence[Tensor], axes: Sequence[Axis], one: Axis
+) -> None:
+    """Insist that a batch of one has the axes of others; a model that takes no such batch is left alone."""
+    sizes = {axis.label: axis.sizes[0] for axis in axes} | {one.label: 1}
+    try:
+        alone = build(_resized(args, tensors, axes, sizes))
+    except HorizonError:
+        return
+    for output, wanted in zip(file.graph.output, alone.graph.output, strict=True):
+        if len(output.type.tensor_type.shape.dim) != len(wanted.type.tensor_type.shape.dim):
+            raise ExportError(
+                f"dynamic_axes: with {one.label}=1 the model's output {output.name!r} has other axes than with more, "
+                "as `squeeze()` drops every axis of size 1; the file keeps them. Name the axes that are meant, as in "
+                f"`x.squeeze(-1)`, or leave {one.label!r} out of dynamic_axes."
+            )
 
 
 class _OtherOperatorsError(ExportError):

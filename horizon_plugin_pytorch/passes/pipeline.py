@@ -241,6 +241,7 @@ def steps_of(route: type[Preparation], passes: Sequence[Pass] | None = None) -> 
     Args:
         passes: some of them; None means all of `PIPELINE`.
 
+    >>> from horizon_plugin_pytorch.passes.preparation import TracedPreparation
     >>> [step.name for step in steps_of(TracedPreparation)][:3]
     ['write_later', 'follow_training', 'follow_writes']
     """

@@ -85,7 +85,7 @@ def test_operators_at_other_batch_sizes(case: Any) -> None:
     else:
         message = ""
     if message:  # it depends on the size, and says where
-        assert "at `body" in message or "does not run with" in message
+        assert "at `body" in message or "does not run with" in message or "`squeeze()` drops every axis" in message
         return
     for size in (1, 6):
         batch = _batches(inputs, size)

@@ -111,7 +111,8 @@ class QuantAnalysis:
         if isinstance(analysis_model, nn.Module):
             require_two_models(baseline_model, analysis_model, _WHO)
         devices = _devices(device_ids)
-        torch.backends.cudnn.deterministic = True  # as the documents say: runs are compared
+        if not torch.backends.flags_frozen():  # by `torch.backends.disable_global_flags`: then it is as it is
+            torch.backends.cudnn.deterministic = True  # as the documents say: runs are compared
         self._baseline = ModelSubject(baseline_model, devices[0], _WHO, infer_func)
         self._analysis: Subject = subject_of(analysis_model, self._baseline.model, devices[1], _WHO, infer_func)
         self._post_process, self._devices = post_process, devices
