@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -46,6 +47,75 @@ def code_behind(function: Any) -> CodeType | None:
     """The code of a function, of a method, or of what a `functools.partial` calls; None for what has none."""
     function = getattr(function, "func", function)
     return getattr(getattr(function, "__func__", function), "__code__", None)
+
+
+def code_text(function: Any) -> str:
+    """What a function does, as text that is the same in every run of Python: to tell whether it is another one.
+
+    Its code with the constants and names in it, the plain values (numbers, strings, tuples of these) that it has as
+    defaults, in its closure and among the globals that it names, and the same of the user's functions that it calls.
+    Where the code stands does not count, nor what the function itself gives new values, such as a counter.
+
+    >>> code_text(lambda x: x + 1) == code_text(lambda x: x + 1) != code_text(lambda x: x + 2)
+    True
+    >>> from functools import partial
+    >>> code_text(partial(max, 1)) == code_text(partial(max, 2))
+    False
+    """
+    return "\n".join(_text_of(function, set()))
+
+
+def _text_of(value: Any, met: set[int]) -> Iterator[str]:
+    """A value as lines: plain ones as they are written, functions and what is called as their code, others by class."""
+    if isinstance(value, (tuple, frozenset)):
+        parts = [" ".join(_text_of(item, met)) for item in value]
+        yield f"({', '.join(parts if isinstance(value, tuple) else sorted(parts))})"
+    elif isinstance(value, (bool, int, float, complex, str, bytes, type(None), type(...))):
+        yield repr(value)
+    elif isinstance(value, CodeType):
+        yield from _text_of((value.co_code.hex(), value.co_names, value.co_varnames, value.co_freevars), met)
+        yield from _text_of(value.co_consts, met)
+    elif isinstance(value, (type, ModuleType)) or not callable(value):
+        yield getattr(value, "__qualname__", None) or type(value).__qualname__
+    elif id(value) in met:
+        return
+    else:
+        met.add(id(value))
+        yield from _text_of_function(value, met)
+
+
+def _text_of_function(function: Any, met: set[int]) -> Iterator[str]:
+    yield getattr(function, "__qualname__", type(function).__qualname__)
+    if isinstance(function, partial):
+        yield from _text_of(function.func, met)
+        yield from _text_of((*function.args, *sorted(function.keywords.items())), met)
+        return
+    if hasattr(function, "__self__") and hasattr(function, "__func__"):
+        yield from _text_of_state(function.__self__, met)
+        function = function.__func__
+    if not isinstance(function, FunctionType):
+        called = type(function).__call__
+        if isinstance(called, FunctionType) and is_user_function(called):  # an object with a `__call__` of the user's
+            yield from _text_of_state(function, met)
+            yield from _text_of(called, met)
+        return
+    written, _ = stores(function)
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    yield from _text_of(function.__code__, met)
+    yield from _text_of((function.__defaults__, *sorted((function.__kwdefaults__ or {}).items())), met)
+    held = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    named = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+    for name, value in sorted({**named, **held}.items()):
+        if name not in written and (not callable(value) or is_user_function(value)):
+            yield from _text_of((name, value), met)
+
+
+def _text_of_state(owner: Any, met: set[int]) -> Iterator[str]:
+    """The plain attributes of an object."""
+    yield type(owner).__qualname__
+    for name, value in sorted(getattr(owner, "__dict__", {}).items()):
+        if not callable(value):
+            yield from _text_of((name, value), met)
 
 
 def file_and_name(code: CodeType) -> tuple[str, str]:

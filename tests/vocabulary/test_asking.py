@@ -11,6 +11,7 @@ import pytest
 
 import horizon_plugin_profiler
 import horizon_plugin_pytorch
+from horizon_plugin_pytorch.asking.functions import code_text
 
 ROOTS = [Path(package.__file__).parent for package in (horizon_plugin_pytorch, horizon_plugin_profiler)]
 FILES = [file for root in ROOTS for file in sorted(root.rglob("*.py")) if file.parent != ROOTS[0] / "asking"]
@@ -60,3 +61,41 @@ def test_it_works_without_torch_on_this_python() -> None:
     done = subprocess.run([sys.executable, "-I", "-S", str(alone)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "checks of asking/" in done.stdout
+
+
+LIMIT, CALLS = 1, 0
+
+
+def _above(x: int) -> bool:
+    return x > LIMIT
+
+
+class _Counter:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, x: int) -> int:
+        return x * self.size
+
+
+def _accuracy(factor: int, start: int = 0):
+    count = start
+
+    def accuracy(x: int) -> int:
+        global CALLS
+        nonlocal count
+        CALLS, count = CALLS + 1, count + 1
+        return factor * _above(x)
+
+    return accuracy
+
+
+def test_the_text_of_a_function_tells_what_it_does(monkeypatch) -> None:
+    before = code_text(_accuracy(2))
+    assert code_text(_accuracy(2)) == before != code_text(_accuracy(3))
+    assert code_text(_Counter(1)) == code_text(_Counter(1)) != code_text(_Counter(2))
+    assert code_text(_Counter(1).__call__) != code_text(_Counter(2).__call__)
+    monkeypatch.setitem(globals(), "CALLS", 7)
+    assert code_text(_accuracy(2, start=5)) == before  # what it counts by itself
+    monkeypatch.setitem(globals(), "LIMIT", 2)
+    assert code_text(_accuracy(2)) != before  # a function that it calls reads it
