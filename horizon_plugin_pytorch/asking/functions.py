@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -258,11 +259,24 @@ def stores(function: FunctionType) -> tuple[set[str], bool]:
     while pending:
         code = pending.pop()
         pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        for step in dis.get_instructions(code):
-            if step.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"):
-                found.add(step.argval)
-            is_writing |= step.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR")
+        written = _writes(code)
+        found |= {name for operation, name in written if operation != "STORE_SUBSCR"}
+        is_writing |= bool(written)
     return found, is_writing
+
+
+_LASTING = frozenset(("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR"))
+
+
+@functools.lru_cache(4096)
+def _writes(code: CodeType) -> frozenset[tuple[str, Any]]:
+    """The instructions of some code that write to what outlives it, with names: asked of all functions at each trace.
+
+    >>> def keep(self, y): self.state = y
+    >>> _writes(keep.__code__)
+    frozenset({('STORE_ATTR', 'state')})
+    """
+    return frozenset((step.opname, step.argval) for step in dis.get_instructions(code) if step.opname in _LASTING)
 
 
 def stored_globals(function: FunctionType) -> set[str]:
@@ -274,7 +288,7 @@ def stored_globals(function: FunctionType) -> set[str]:
     >>> stored_globals(count)
     {'COUNT'}
     """
-    return {step.argval for step in dis.get_instructions(function.__code__) if step.opname == "STORE_GLOBAL"}
+    return {name for operation, name in _writes(function.__code__) if operation == "STORE_GLOBAL"}
 
 
 def _reads_class(step: dis.Instruction) -> bool:

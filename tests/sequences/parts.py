@@ -76,6 +76,10 @@ class Part:
 
     case: Case
 
+    def __deepcopy__(self, memo: Any) -> Part:
+        """Models hold it and are copied, and nothing in it is changed."""
+        return self
+
     @functools.cached_property
     def rows(self) -> list[str]:
         """The rows of the operator table that the case calls: the first takes its input, the last gives its result."""
