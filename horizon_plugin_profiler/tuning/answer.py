@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -95,7 +97,10 @@ class TuningResult:
         forwards: runs over the data of the measurement, and calls of `evaluate`; calibration is not counted.
         costs: of int8 and of the answer.
         float_model: the model that the answer is for: the one that was given, or a rewritten copy of it.
-        is_verified: did the model, prepared anew with `setter()` and calibrated, give the very same numbers?
+        thresholds: largest magnitudes of operators whose scale is fixed, by path; the setter has them.
+        prepare_args: what else `prepare` must be told, such as `own_scales`.
+        is_verified: did the model, prepared anew with `setter()` and given the scales of the mixture that was measured,
+            give the very same numbers? Scales that the setter fixes are its own.
     """
 
     formats: dict[str, dict[str, Any]]
@@ -117,6 +122,8 @@ class TuningResult:
     notes: list[str] = field(default_factory=list)
     is_verified: bool | None = None
     float_model: nn.Module | None = field(default=None, repr=False)
+    thresholds: dict[str, float] = field(default_factory=dict)
+    prepare_args: dict[str, Any] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -124,14 +131,14 @@ class TuningResult:
         return len(self.formats) / self.operators if self.operators else 0.0
 
     def setter(self, qat: bool = False, fix_scale: bool = False) -> QconfigSetter:
-        """A qconfig setter for `prepare`.
+        """A qconfig setter for `prepare`, which takes `prepare_args` besides.
 
         Args:
             qat: observe as training does, rather than as calibration does.
             fix_scale: keep the scales of calibration while training.
         """
         qconfig = get_qconfig(TRAINING_OBSERVER, fix_scale=fix_scale) if qat else get_qconfig()
-        return QconfigSetter(qconfig, [ModuleNameTemplate(self.formats)], save_dir=None)
+        return QconfigSetter(qconfig, templates(self.formats, self.thresholds), save_dir=None)
 
     def source(self) -> str:
         """The setters as Python: to read, to edit, to commit."""
@@ -141,7 +148,19 @@ class TuningResult:
             summary=self.summary(),
             notes="".join(f"{_in_docstring(note)}\n" for note in self.notes),
             formats="".join(map(self._line, self.formats)),
+            thresholds="".join(f"    {path!r}: {end!r},\n" for path, end in self.thresholds.items()),
+            arguments="".join(f"    {name!r}: {text},\n" for name, text in self._spelled_args().items()),
+            missing="".join(
+                f"# and, which cannot be written down here: {' '.join(f'{name}={value!r}'.split())}\n"
+                for name, value in self.prepare_args.items()
+                if name not in self._spelled_args()
+            ),
         )
+
+    def _spelled_args(self) -> dict[str, str]:
+        """What `prepare` must be told, as Python, as far as it can be written down."""
+        plain = {name: value.value if isinstance(value, Enum) else value for name, value in self.prepare_args.items()}
+        return {name: repr(value) for name, value in plain.items() if _is_literal(value)}
 
     def _line(self, path: str) -> str:
         parts = ", ".join(f'"{part}": {_spelled(dtype)}' for part, dtype in self.formats[path].items())
@@ -184,6 +203,9 @@ class TuningResult:
     def _parts(self) -> list[str]:
         parts = [f"{self.model} on {self.march}: {self.summary()}."]
         parts += self.notes
+        if self.prepare_args:
+            told = ", ".join(f"{name}={value!r}" for name, value in self.prepare_args.items())
+            parts.append(f"`prepare` must be told besides: {told}.")
         parts += [f"{title}:\n{table.text()}" for title, table in self._tables().items() if table.rows]
         if self.bounds is not None:
             parts.append(str(self.bounds))
@@ -221,6 +243,21 @@ class TuningResult:
         return [target / name for name in texts]
 
 
+def templates(formats: Formats, thresholds: Mapping[str, float]) -> list[ModuleNameTemplate]:
+    """The templates of a setter: formats, and scales that are fixed by the largest magnitude."""
+    found = [ModuleNameTemplate(formats)]
+    if thresholds:
+        found.append(ModuleNameTemplate({path: {"threshold": end} for path, end in thresholds.items()}))
+    return found
+
+
+def _is_literal(value: Any) -> bool:
+    try:
+        return ast.literal_eval(repr(value)) == value
+    except (SyntaxError, ValueError):
+        return False
+
+
 def _in_docstring(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', "'''")
 
@@ -252,16 +289,26 @@ from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplat
 
 FORMATS = {{
 {formats}}}
+# Largest magnitudes that are known: they fix scales.
+THRESHOLDS = {{
+{thresholds}}}
+# What `prepare` is told besides: prepare(model, inputs, calibration_setter(), **PREPARE_ARGS)
+PREPARE_ARGS = {{
+{arguments}}}
+{missing}
+
+def templates():
+    """Formats, and scales that are fixed."""
+    fixed = {{path: {{"threshold": end}} for path, end in THRESHOLDS.items()}}
+    return [ModuleNameTemplate(FORMATS), *([ModuleNameTemplate(fixed)] if fixed else [])]
 
 
 def calibration_setter():
     """For `prepare`, before calibration."""
-    return QconfigSetter(get_qconfig(), [ModuleNameTemplate(FORMATS)], save_dir=None)
+    return QconfigSetter(get_qconfig(), templates(), save_dir=None)
 
 
 def qat_setter(fix_scale=False):
     """For `prepare`, before training; `fix_scale` keeps the scales of calibration."""
-    return QconfigSetter(
-        get_qconfig(MinMaxObserver, fix_scale=fix_scale), [ModuleNameTemplate(FORMATS)], save_dir=None
-    )
+    return QconfigSetter(get_qconfig(MinMaxObserver, fix_scale=fix_scale), templates(), save_dir=None)
 '''

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from horizon_plugin_profiler.tuning.answer import templates
 from horizon_plugin_profiler.tuning.judge import Judge
 from horizon_plugin_profiler.tuning.survey import Survey
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
@@ -20,7 +21,6 @@ from horizon_plugin_pytorch.analysis.tuning.probe import Estimate, measure, prob
 from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, MixedModel, Site, quantizers_of
 from horizon_plugin_pytorch.calibration.calibrate import calibrate
 from horizon_plugin_pytorch.config.qconfig_setter import QconfigSetter
-from horizon_plugin_pytorch.config.templates import ModuleNameTemplate
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import AccumulatorWarning, QuantizationWarning, TableWarning
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantState
@@ -47,6 +47,7 @@ class Bench:
     Args:
         model: in float.
         prepared: what to tell `prepare`.
+        fixed: largest magnitudes by operator, which fix scales.
         half: operators that are float16 in all mixtures.
     """
 
@@ -64,7 +65,8 @@ class Bench:
     def __post_init__(self) -> None:
         self.seen: set[str] = set()  # what this run has asked for: it counts once, whether it was computed or read
         self.mixed = MixedModel(self._calibrated(qint8), self._calibrated(qint16))
-        self.sites = self.mixed.sites
+        # What prepare puts between formats cannot be named in a setter: it follows what is around it.
+        self.sites = [site for site in self.mixed.sites if site.operator in self.survey.names]
         self._number = {site: i for i, site in enumerate(self.sites)}
         self._prefix = ",".join(sorted(self.half))
         with self.mixed.in_float() as model:
@@ -74,7 +76,7 @@ class Bench:
     def _calibrated(self, dtype: Any) -> nn.Module:
         """The model with one format wherever the chip has it, calibrated."""
         rules = {"": {"weight": dtype, "output": dtype}, **dict.fromkeys(sorted(self.half), HALF)}
-        setter = QconfigSetter(get_qconfig(), [ModuleNameTemplate(rules), *self._fixed()], save_dir=None)
+        setter = QconfigSetter(get_qconfig(), templates(rules, self.fixed), save_dir=None)
         with quiet():  # formats that a chip does not have are corrected, and none is kept
             model = prepare(self.model, self.data.calibration[0], (self.survey, setter), out_dir=None, **self.prepared)
             quantizers = quantizers_of(model)
@@ -86,16 +88,17 @@ class Bench:
             known = self.ledger.get(f"scales {dtype} {','.join(sorted(self.half))}", scales)
             return _with_scales(model, known)
 
-    def with_setter(self, setter: Any, raised: Collection[Site]) -> nn.Module:
-        """The model prepared with a setter, with the scales that a mixture has."""
+    def with_setter(self, setter: Any, raised: Collection[Site]) -> nn.Module | None:
+        """The model prepared with a setter, with the scales that a mixture has; None if other scales are fixed."""
         model = prepare(self.model, self.data.calibration[0], setter, out_dir=None, **self.prepared)
-        known = {path: q.scale for path, q in quantizers_of(self.mixed.raise_to(raised)).items() if q.has_statistics}
-        return _with_scales(model, known)
-
-    def _fixed(self) -> list[ModuleNameTemplate]:
-        return (
-            [ModuleNameTemplate({path: {"threshold": end} for path, end in self.fixed.items()})] if self.fixed else []
-        )
+        mixture = quantizers_of(self.mixed.raise_to(raised))
+        fixed = [
+            {path: q.scale.tolist() for path, q in found.items() if q.is_fixed}
+            for found in (mixture, quantizers_of(model))
+        ]
+        if fixed[0] != fixed[1]:
+            return None
+        return _with_scales(model, {path: q.scale for path, q in mixture.items() if q.has_statistics})
 
     def _count(self, forwards: float) -> None:
         self.forwards += forwards
@@ -162,7 +165,7 @@ class Bench:
         def compute() -> dict[str, list[float]]:
             self.mixed.raise_to(raised)
             found = probe(self.mixed, self.data.measured, self.wanted, draws, seed)
-            return {str(self._number[site]): list(value) for site, value in found.items()}
+            return {str(self._number[site]): list(value) for site, value in found.items() if site in self._number}
 
         found = self.ledger.get(f"probe {self.key(raised)}", compute)
         self._count(PROBE + 2 * draws)

@@ -14,7 +14,6 @@ from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigEr
 from horizon_plugin_pytorch.statistics.metrics import METRICS, metric_of
 
 Evaluate = Callable[[nn.Module], Any]
-CLOSER = {"Cosine", "SQNR"}  # higher is better
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Judge:
             raise QuantizationConfigError(f"tune: evaluate must be a function of the model, got {evaluate!r}.")
         if metric not in METRICS:
             raise QuantizationConfigError(f"tune: there is no metric {metric!r}; there are {', '.join(METRICS)}.")
-        return cls(evaluate, metric, higher_is_better if evaluate is not None else metric in CLOSER)
+        return cls(evaluate, metric, metric_of(metric).higher_is_better if evaluate is None else higher_is_better)
 
     @property
     def name(self) -> str:

@@ -38,6 +38,7 @@ from horizon_plugin_pytorch.errors import (
 )
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march, set_march
 from horizon_plugin_pytorch.nested import tensors_in
+from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.workflow.float_model import require_float
 
 STATE = "tuning.pt"
@@ -100,8 +101,10 @@ def tune(
         float16: may operators become float16, on nash, if int16 is not enough?
         equalize, smooth: rewrite a copy of the model first, by `equalize` and by `smooth_norms`: the answer is for
             that copy, `result.float_model`.
-        own_scales: as for `prepare`: calls of shared modules get scales of their own.
-        fixed_scales: largest magnitudes of operators whose range is known, by path: they fix the scale.
+        own_scales: as for `prepare`: calls of shared modules get scales of their own. Tell `prepare` the same:
+            ``prepare(model, inputs, result.setter(), **result.prepare_args)``.
+        fixed_scales: largest magnitudes of operators whose range is known, by path: they fix the scale, in the setter
+            of the answer, too.
         prepare_args: what else to tell `prepare`, such as ``{"method": "symbolic"}``.
         out_dir: where ``tuned_formats.py``, the report, its page, the check and the state of the run go; None writes
             none.
@@ -119,21 +122,21 @@ def tune(
     require_float(model, "tune")
     judge = Judge.of(evaluate, metric, higher_is_better)
     _check_request(judge, target, max_loss, int16_share, int16_operations)
-    with _march(march), _modes(model):
+    arguments = _prepare_args(prepare_args, own_scales)
+    with _march(march), undisturbed(model):
+        model.eval()
         batches = take_batches(model, calibration_data, steps, None, "tune")
         if steps is not None and len(batches) < steps:
             warn(f"tune: the data end after {len(batches)} of {steps} batches.", CalibrationWarning)
         rewritten = _rewritten(model, batches, equalize, smooth)
         measured = _first(batches, samples)
-        settings = [str(require_march("tune")), judge.name, str(evaluate is None), str(own_scales), fixed_scales or {}]
+        settings = [str(require_march("tune")), judge.metric, evaluate, arguments, dict(fixed_scales or {})]
         key = f"{digest([describe(rewritten), batches, len(measured), settings, seed, _DRAWS]):016x}"
         ledger = Ledger(None if out_dir is None else Path(out_dir) / STATE, key, resume)
-        if not isinstance(own_scales, bool):
-            own_scales = tuple(own_scales)
         with tqdm(desc="tune", disable=not progress, unit="forward") as bar:
             bench = Bench(
                 rewritten.eval(), Data(batches, measured), judge, ledger, bar,
-                {**dict(prepare_args or {}), "own_scales": own_scales}, dict(fixed_scales or {}),
+                arguments, dict(fixed_scales or {}),
             )  # fmt: skip
             bar.total = _allowed(bench)
             tuning = _Tuning(bench, judge, target, max_loss, _dual(both_int16), float16, seed, out_dir)
@@ -186,16 +189,19 @@ def _march(march: March | str | None) -> Iterator[None]:
         set_march(before)
 
 
-@contextmanager
-def _modes(model: nn.Module) -> Iterator[None]:
-    """The model is in eval mode, in here, and as it was afterwards."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in before:
-            module.training = mode
+def _prepare_args(given: Mapping[str, Any] | None, own_scales: bool | Iterable[str]) -> dict[str, Any]:
+    """What to tell `prepare`, as far as it is not what it does anyway."""
+    arguments = dict(given or {})
+    if taken := sorted(arguments.keys() & {"model", "example_inputs", "qconfig_setter", "qconfig_dict", "out_dir"}):
+        raise QuantizationConfigError(f"tune: prepare_args cannot have {' and '.join(taken)}, which tune itself gives.")
+    if own_scales is not False:
+        if "own_scales" in arguments:
+            raise QuantizationConfigError("tune: own_scales is given twice, the second time in prepare_args.")
+        arguments["own_scales"] = own_scales
+    asked = arguments.get("own_scales")
+    if asked is not None and not isinstance(asked, bool):
+        arguments["own_scales"] = (asked,) if isinstance(asked, str) else tuple(asked)
+    return arguments
 
 
 def _dual(asked: bool | None) -> bool:
@@ -455,7 +461,7 @@ class _Tuning:
             if total <= 0 or sum(left[s] for s in left if s.operator in chosen) >= _MOST * total:
                 break
             chosen |= {site.operator, *(survey.takers.get(site.operator, ()) if site.kind == ACTIVATION else ())}
-        return frozenset(chosen & survey.has_float16)
+        return frozenset(chosen & survey.has_float16 - self.bench.fixed.keys())
 
     # -- the answer
 
@@ -479,7 +485,7 @@ class _Tuning:
             bench.survey.operators, str(get_march()), type(bench.model).__name__, self.steps, None,
             [[s.operator, s.kind, bench.survey.names.get(s.operator, ""), errors[s], "qint8"] for s in order],
             [] if additive is None else [additive.error(order[:count]) for count in range(len(order) + 1)],
-            notes=self.notes, float_model=bench.model,
+            notes=self.notes, float_model=bench.model, thresholds=dict(bench.fixed), prepare_args=dict(bench.prepared),
         )  # fmt: skip
         with quiet():
             result.costs = {"int8": self._cost(()), "the answer": self._cost(raised)}
@@ -507,13 +513,13 @@ class _Tuning:
         return Bounds(len(chosen), additive.fewest(error), additive.fewest(error, rho), rho, error)
 
     def verify(self, result: TuningResult, raised: Collection[Site]) -> None:
-        """Prepare the model anew with the answer's setter: it must give the same numbers."""
+        """Prepare the model anew with the answer's setter: with the mixture's scales it must give the same numbers."""
         bench = self.bench
         with quiet():
             expected = run(bench.mixed.raise_to(raised), bench.data.measured)
             model = bench.with_setter(result.setter(), raised)
-            found = run(model, bench.data.measured)
-        result.is_verified = all(
+            found = None if model is None else run(model, bench.data.measured)
+        result.is_verified = found is not None and all(
             torch.equal(x, y)
             for one, other in zip(found, expected, strict=True)
             for x, y in zip(one, other, strict=True)

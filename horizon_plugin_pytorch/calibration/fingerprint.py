@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.asking.functions import code_text
 from horizon_plugin_pytorch.capture.graph_text import graph_text
 from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
@@ -66,7 +67,7 @@ def first_difference(one: Description, other: Description) -> str | None:
 def digest(value: Any) -> int:
     """A positive number of 63 bits for what a data loader gives; tensors count by their values.
 
-    Objects count by their attributes, and what has none, such as a file, by its class.
+    Objects count by their attributes, functions by their code, and what has neither, such as a file, by its class.
 
     >>> digest([torch.ones(2), "a"]) == digest([torch.ones(2), "a"]) != digest([torch.zeros(2), "a"])
     True
@@ -100,7 +101,9 @@ def _feed(state: Any, value: Any, around: set[int]) -> None:
     elif is_dataclass(value):
         for field in fields(value):
             _feed(state, getattr(value, field.name, None), around)
-    elif hasattr(value, "__dict__") and not callable(value):
+    elif callable(value):
+        state.update(code_text(value).encode())
+    elif hasattr(value, "__dict__"):
         _feed(state, vars(value), around)
     state.update(b";")
 

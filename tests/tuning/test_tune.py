@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
+import warnings
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +19,11 @@ from horizon_plugin_profiler import tune
 from horizon_plugin_profiler.tuning.bench import Bench, Data
 from horizon_plugin_profiler.tuning.judge import Judge
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
+from horizon_plugin_pytorch.analysis.tuning.sites import quantizers_of
 from horizon_plugin_pytorch.dtype import qint16
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.march import March, get_march, set_march
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, QuantWrapper, calibrate, prepare
+from horizon_plugin_pytorch.quantization import DeQuantStub, FuseMode, QuantStub, QuantWrapper, calibrate, prepare
 from tests.tiers import in_soak
 
 
@@ -151,6 +157,8 @@ def test_nan_is_refused_and_names_the_mixture():
         ({"target": 0.9, "metric": "cosine"}, "no metric"),
         ({"target": 0.9, "samples": 0}, "samples"),
         ({"target": 0.9, "evaluate": 1}, "function"),
+        ({"target": 0.9, "prepare_args": {"out_dir": "."}}, "out_dir, which tune itself"),
+        ({"target": 0.9, "own_scales": True, "prepare_args": {"own_scales": True}}, "given twice"),
     ],
 )
 def test_wrong_arguments(arguments, message):
@@ -181,6 +189,108 @@ def test_a_rewritten_model_needs_less_and_is_given_back():
     assert torch.allclose(result.float_model(data[0]), net(data[0]), atol=1e-4)
     assert norm.bias[3] == 200.0 and result.float_model.module[1].bias[3] < 100
     assert "smooth_norms" in result.source()
+
+
+class Twice(nn.Module):
+    """One layer for a small and for a large input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.quant, self.other, self.layer, self.dequant = QuantStub(), QuantStub(), nn.Linear(16, 16), DeQuantStub()
+        self.head = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        small, large = self.layer(self.quant(x)), self.layer(self.other(400 * x))
+        return self.dequant(self.head(small)), self.dequant(large)
+
+
+def twice() -> tuple[nn.Module, list[Tensor]]:
+    return Twice().eval(), [torch.rand(16, 16, generator=torch.Generator().manual_seed(0))]
+
+
+def state_of(model: nn.Module) -> dict[str, list]:
+    return {path: [str(q.dtype), q.scale.tolist()] for path, q in quantizers_of(model).items()}
+
+
+def written_state(folder: str) -> dict[str, list]:
+    """The scales and formats of the model that the written Python makes, and what it gives."""
+    set_march(March.NASH_M)
+    names: dict = {}
+    exec((Path(folder) / "tuned_formats.py").read_text(), names)
+    net, data = twice()
+    model = prepare(net, (data[0],), names["calibration_setter"](), out_dir=None, **names["PREPARE_ARGS"])
+    calibrate(model, data, patience=0, progress=False)
+    return {**state_of(model), "outputs": [x.tolist() for x in model(data[0])]}
+
+
+def test_known_ranges_and_own_scales_are_in_the_setter_and_in_the_written_python(tmp_path):
+    net, data = twice()
+    shared = tune(net, data, target=0.5, out_dir=None, progress=False)
+    assert shared.value < 0.999 and "own_scales=True" in str(shared)  # one scale for both is too coarse for the small
+    fuse_mode = {"fuse_mode": FuseMode.NoFuse}
+    arguments = dict(own_scales=(path for path in ["layer"]), fixed_scales={"quant": 1.5}, prepare_args=fuse_mode)
+    result = tune(net, data, target=0.9999, out_dir=tmp_path, progress=False, **arguments)
+    assert result.formats == {} and result.is_met and result.is_verified
+    assert result.prepare_args == {"fuse_mode": FuseMode.NoFuse, "own_scales": ("layer",)}
+    assert "own_scales=('layer',)" in str(result)
+    for is_training in (False, True):
+        setter = result.setter(qat=is_training)
+        model = prepare(net, (data[0],), setter, out_dir=None, **result.prepare_args)
+        assert model.quant.activation_post_process.scale.item() == 1.5 / 128
+
+    model = prepare(net, (data[0],), result.setter(), out_dir=None, **result.prepare_args)
+    calibrate(model, data, patience=0, progress=False)
+    pairs = zip(model(data[0]), net(data[0]), strict=True)
+    cosines = [torch.cosine_similarity(x.flatten(), y.flatten(), 0) for x, y in pairs]
+    assert min(cosines).item() == pytest.approx(result.value, abs=1e-6)
+    script = (
+        "import json, sys; from tests.tuning.test_tune import written_state as w; print(json.dumps(w(sys.argv[1])))"
+    )
+    fresh = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    expected = {**state_of(model), "outputs": [x.tolist() for x in model(data[0])]}
+    assert json.loads(fresh.stdout.splitlines()[-1]) == json.loads(json.dumps(expected))
+
+
+def test_what_cannot_be_written_down_is_told():
+    net, data = twice()
+    asked = {"hybrid": True, "hybrid_dict": {"module_type": [nn.Tanh]}}
+    result = tune(net, data, target=0.5, prepare_args=asked, out_dir=None, progress=False)
+    names = {}
+    exec(result.source(), names)
+    assert names["PREPARE_ARGS"] == {"hybrid": True}
+    assert "# and, which cannot be written down here: hybrid_dict=" in result.source() and "hybrid_dict" in str(result)
+
+
+def test_fixed_scales_stay_integers_where_others_become_float16():
+    net, data = chain(1, size=30000.0)
+    result = tune(net, data, target=0.999, fixed_scales={"layers.1": 40000.0}, out_dir=None, progress=False)
+    assert (
+        torch.float16 not in result.formats["layers.1"].values()
+        and torch.float16 in result.formats["layers.2"].values()
+    )
+    prepare(net, (data[0],), result.setter(), out_dir=None)  # names nothing that prepare makes between the formats
+
+
+def test_another_question_does_not_get_old_answers(tmp_path):
+    net, data = chain(1)
+    arguments = dict(out_dir=tmp_path, progress=False, float16=False)
+
+    def score(factor: float):
+        return lambda model: factor * float(model(data[0]).mean())
+
+    def value(factor: float, **others):
+        return tune(net, data, evaluate=score(factor), int16_share=0.0, **arguments, **others).float_value
+
+    first = value(1.0)
+    with pytest.warns(CalibrationWarning, match="other settings"):
+        assert value(2.0) == pytest.approx(2 * first)
+    for others in ({"own_scales": ["layers"]}, {"prepare_args": {"fuse_mode": FuseMode.NoFuse}}, {"own_scales": True}):
+        with pytest.warns(CalibrationWarning, match="other settings"):
+            value(2.0, **others)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CalibrationWarning)
+        value(2.0, own_scales=True)
 
 
 def test_the_march_is_for_the_call_alone():
