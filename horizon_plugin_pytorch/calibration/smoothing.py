@@ -13,10 +13,10 @@ from horizon_plugin_pytorch.calibration.batches import Process
 from horizon_plugin_pytorch.calibration.channel_pairs import WeightReaders, result_shape
 from horizon_plugin_pytorch.calibration.equalization import EqualizationResult, rewrite
 from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.passes.inplace import asks_only, call_name
+from horizon_plugin_pytorch.torch_functions import SAME_MEMORY, SAME_MEMORY_MODULES
 
-_MOVING = {"view", "reshape", "contiguous", "flatten", "unflatten", "roll", "permute", "transpose", "unsqueeze", "pad",
-           "squeeze", "clone", "dropout", "expand", "getitem", "split", "chunk", "unbind"}  # fmt: skip
-_PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_MOVING = SAME_MEMORY | {"clone", "roll", "pad"}
 _LIMIT = 1e4  # no channel is made larger or smaller than so many times
 
 
@@ -168,16 +168,16 @@ def _readers(norm: fx.Node, modules: Mapping[str, Any]) -> list[str] | None:
             return None
         for user in node.users:
             module = modules.get(str(user.target)) if user.op == "call_module" else None
-            name = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
+            is_moving = isinstance(module, SAME_MEMORY_MODULES) if module is not None else call_name(user) in _MOVING
             if module is not None and _columns(module) is not None:
                 if type(module) is nn.MultiheadAttention and not _is_self(user, node):
                     return None
                 found[str(user.target)] = None
-            elif type(module) in _PASSING or (module is None and name in _MOVING and _keeps_channels(user, node)):
+            elif is_moving and _keeps_channels(user, node):
                 if user not in seen:
                     seen.add(user)
                     pending.append(user)
-            elif not (module is None and _is_question(user)):
+            elif not asks_only(user):
                 return None
     return list(found)
 
@@ -192,9 +192,3 @@ def _keeps_channels(node: fx.Node, source: fx.Node) -> bool:
     """Is the last axis still there? Whether it has the same channels is seen when the norm is tried."""
     before, after = result_shape(source), result_shape(node)
     return after is None or before is None or (bool(after) and after[-1] == before[-1])
-
-
-def _is_question(node: fx.Node) -> bool:
-    """Does a call only ask for a size or a type?"""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name in ("size", "dim", "numel", "getattr", "shape", "dtype", "device", "__get__", "type")

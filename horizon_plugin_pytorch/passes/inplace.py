@@ -12,14 +12,16 @@ from horizon_plugin_pytorch.capture.region import is_size, module_at
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_line
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.runtime.node_notes import notes
-from horizon_plugin_pytorch.torch_functions import SAME_MEMORY, SAME_MEMORY_MODULES, is_metadata_name
+from horizon_plugin_pytorch.torch_functions import SAME_MEMORY, SAME_MEMORY_MODULES, is_metadata, is_metadata_name
 from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, writes, writes_by_name
 
 
-def _name(node: fx.Node) -> str:
+def call_name(node: fx.Node) -> str:
+    """The name of the function or method that a node calls, or of the attribute that it reads."""
     if node.target is getattr:
         return str(node.args[1])
-    return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return getattr(getattr(node.target, "__self__", None), "__name__", name) if name == "__get__" else name
 
 
 def call_writes(node: fx.Node) -> bool:
@@ -42,7 +44,7 @@ def _shares_memory(model: fx.GraphModule, node: fx.Node) -> bool:
         module = module_at(model, str(node.target))
         row = row_of_module(type(module))  # float stubs give back what they get
         return isinstance(module, SAME_MEMORY_MODULES) or (row is not None and row.is_stub)
-    if node.op not in ("call_function", "call_method") or _name(node) not in SAME_MEMORY:
+    if node.op not in ("call_function", "call_method") or call_name(node) not in SAME_MEMORY:
         return False
     return not (node.target is operator.getitem and _has_list(node.args[1]))
 
@@ -68,16 +70,20 @@ def _are_apart(a: tuple[Any, int] | None, b: tuple[Any, int] | None) -> bool:
 
 def _reads_before_write_back(order: dict[fx.Node, int], whole: fx.Node, part: fx.Node) -> bool:
     """Is `whole` read after `part` was written to? In ``x[0] += y`` it is not: ``x[0] = part`` is the next call."""
-    readers = [user for user in whole.users if order[user] > order[part] and not _asks_only(user)]
+    readers = [user for user in whole.users if order[user] > order[part] and not asks_only(user)]
     first = min(readers, key=order.__getitem__, default=None)
     is_written_back = first is not None and first.target is operator.setitem and first.args[::2] == (whole, part)
     return bool(readers) and not (is_written_back and _source(part).args == first.args[:2])  # type: ignore[union-attr]
 
 
-def _asks_only(node: fx.Node) -> bool:
+def asks_only(node: fx.Node) -> bool:
     """Does a node ask for a shape, a device or the like, and for no value?"""
-    name = node.args[1] if node.target is getattr else node.target
-    return isinstance(name, str) and node.op in ("call_function", "call_method") and is_metadata_name(name)
+    if node.op not in ("call_function", "call_method"):
+        return False
+    is_attribute = node.target is getattr or getattr(node.target, "__name__", "") == "__get__"
+    if is_attribute or isinstance(node.target, str):
+        return is_metadata_name(call_name(node))
+    return is_metadata(node.target)
 
 
 def _source(part: fx.Node) -> fx.Node:
@@ -113,10 +119,10 @@ def follow_writes(model: fx.GraphModule) -> fx.GraphModule:
         is_stale = any(_reads_before_write_back(order, other, node) for other in others)
         where = at(notes(node).scope, source_line(node.stack_trace)) if is_stale else ""
         if is_stale and is_of_container(node):
-            raise UnsupportedOperatorError(f"`{_name(node)}` {where} {CONTAINER_REMEDY}")
+            raise UnsupportedOperatorError(f"`{call_name(node)}` {where} {CONTAINER_REMEDY}")
         if is_stale:
             raise UnsupportedOperatorError(
-                f"`{_name(node)}` {where} changes a tensor in place whose memory another tensor shows, "
+                f"`{call_name(node)}` {where} changes a tensor in place whose memory another tensor shows, "
                 "and that one is read later. Write it without in-place operators, as in `x = x + 1`."
             )
         for user in [user for user in first.users if order[user] > order[node]]:

@@ -70,6 +70,24 @@ def test_outputs_stay_and_channels_become_alike(form, pairs):
     assert all(pair.after < pair.before / 2 for pair in result.pairs)
 
 
+@pytest.mark.parametrize(("read", "count"), [("dtype", 1), ("shape", 1), ("T", 0)])
+def test_questions_for_a_shape_read_no_channel_and_other_attributes_do(read, count):
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.flat, self.fc = nn.LayerNorm(16), nn.Flatten(0, -2), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x)
+            asked = getattr(x, read)
+            out = self.fc(self.flat(x))
+            return out + asked[3].sum() if read == "T" else out.to(asked) if read == "dtype" else out * asked[0]
+
+    torch.manual_seed(0)
+    net = Asking().eval()
+    assert len(smooth_norms(net, [torch.randn(6, 16)]).pairs) == count
+
+
 def test_int8_keeps_more_of_it():
     set_march(March.NASH_M)
     net, data = block("before")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.analysis.same_input import real_of
+from horizon_plugin_pytorch.asking.functions import code_text
 from horizon_plugin_pytorch.errors import CheckError
 from horizon_plugin_pytorch.nested import located
 from horizon_plugin_pytorch.statistics.metrics import METRICS, metric_of
@@ -58,6 +59,11 @@ class OutputMetric:
                 f"{type(error).__name__}: {error}. It takes the baseline's tensor and the analysed model's, and gives "
                 "one number."
             ) from error
+
+    @property
+    def text(self) -> str:
+        """What it computes, to tell whether it is another one."""
+        return self._metric if isinstance(self._metric, str) else code_text(self._metric)
 
     def badness(self, value: float) -> float:
         """A value as a number that is the larger the worse it is; NaN is the worst, and of a function's the best."""

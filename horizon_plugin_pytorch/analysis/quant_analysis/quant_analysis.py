@@ -348,9 +348,9 @@ class QuantAnalysis:
         for case, asked in by_case.items():
             if is_estimated:
                 every = estimate(self._baseline, analysis, cases.inputs[case], asked, self._post_process, who)
-                values = {key: one for key, one in every.items() if chosen.has(one[0].name, one[0].module)}
+                values = {site: one for site, one in every.items() if chosen.has(site.operator, one[0].module)}
             else:
-                values = run.measure(cases.inputs[case])
+                values = run.measure(cases.inputs[case], asked)
             there = list(dict.fromkeys(name for _, of in values.values() for name in of))
             found += tables_of(values, metric, there if asked is None else asked, case)
         order = {name: number for number, name in enumerate(cases.outputs)}

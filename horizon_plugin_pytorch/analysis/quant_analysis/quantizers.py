@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject
 from horizon_plugin_pytorch.analysis.same_input import real_of
+from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, Site
 from horizon_plugin_pytorch.errors import CheckError
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.route import written_route
@@ -26,25 +28,20 @@ _MOST_KEPT = 1 << 30  # bytes of results that are kept to run only what is behin
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
-    """A place where a prepared model rounds.
+class Rounding:
+    """What rounds at a site of a prepared model.
 
     Args:
-        name: the operator.
-        kind: ``activation`` or ``weight``.
+        module: the operator.
+        path: of the quantizer.
         operations: of the operator in one run: two for each product that is summed, one for each other number.
     """
 
-    name: str
-    kind: str
+    site: Site
     module: nn.Module
     quantizer: FakeQuantize
+    path: str
     operations: int = 0
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What it is known by."""
-        return self.name, self.kind
 
 
 class PartlyRounded:
@@ -57,7 +54,7 @@ class PartlyRounded:
         batch: the inputs of all runs.
 
     Attributes:
-        sites: all places where the model rounds in this run, in its order.
+        roundings: all places where the model rounds in this run, in its order.
     """
 
     def __init__(self, subject: ModelSubject, batch: Any, who: str) -> None:
@@ -68,7 +65,7 @@ class PartlyRounded:
         self._has_kept = False  # or tried to
         self._is_stateless = True  # does a run give the same as the one before?
         self._stack = ExitStack()
-        self.sites: list[Site] = []
+        self.roundings: list[Rounding] = []
         self._first: dict[FakeQuantize, int] = {}  # how many kept calls are before the operator of a quantizer
 
     def __enter__(self) -> PartlyRounded:
@@ -77,7 +74,8 @@ class PartlyRounded:
         try:
             for quantizer in self._quantizers:
                 quantizer.set_state(FakeQuantState.VALIDATION)
-            self._find_sites()
+            self._switch(())
+            self._find_roundings()
         except BaseException:
             self._stack.close()
             raise
@@ -109,8 +107,8 @@ class PartlyRounded:
         for quantizer in self._quantizers:
             quantizer.enable_fake_quant(quantizer in chosen)
 
-    def _find_sites(self) -> None:
-        """One run in which all round: which do, in which order, and what their operators compute."""
+    def _find_roundings(self) -> None:
+        """One run in which none rounds: which could, in which order, and what their operators compute."""
         called: list[nn.Module] = []
         hooks = [q.register_forward_hook(lambda q, args, out: called.append(q)) for q in self._quantizers]
         operations: Counter[str] = Counter()
@@ -132,9 +130,9 @@ class PartlyRounded:
                     continue
                 is_weight, whole = name == "weight_fake_quant", _operator_of(path, ran)
                 if quantizer in rounding or (is_weight and whole is not None):
-                    kind = "weight" if is_weight else "activation"
-                    self.sites.append(Site(path, kind, module, quantizer, operations[whole or path]))
-        if not self.sites:
+                    site, place = Site(path, WEIGHT if is_weight else ACTIVATION), f"{path}.{name}".lstrip(".")
+                    self.roundings.append(Rounding(site, module, quantizer, place, operations[whole or path]))
+        if not self.roundings:
             raise CheckError(
                 f"{self._who}: `{type(self._model).__name__}` rounds nowhere in this run. Give a prepared and "
                 "calibrated model."
@@ -142,12 +140,12 @@ class PartlyRounded:
         places: dict[str, int] = {}
         for call in self._log.calls:
             places.setdefault(call.path, call.index)
-        starts = {site.key: places.get(_operator_of(site.name, ran) or "", 0) for site in self.sites}
-        self.sites.sort(key=lambda site: starts[site.key])
-        forwards = [call for call in self._log.calls if _is_forward(call)]
-        for site in self.sites:
-            before = sum(call.index < starts[site.key] for call in forwards)
-            self._first[site.quantizer] = min(before, self._first.get(site.quantizer, before))  # several may share it
+        starts = {one.site: places.get(_operator_of(one.site.operator, ran) or "", 0) for one in self.roundings}
+        self.roundings.sort(key=lambda one: starts[one.site])
+        forwards = [call.index for call in self._log.calls if _is_forward(call)]  # in their order
+        for one in self.roundings:
+            before = bisect_left(forwards, starts[one.site])
+            self._first[one.quantizer] = min(before, self._first.get(one.quantizer, before))  # several may share it
 
     def _keep_results(self) -> None:
         """Run without any rounding, and keep what each module gives, if the model gives the same with what is kept."""

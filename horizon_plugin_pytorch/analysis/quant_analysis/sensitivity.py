@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.analysis.chosen import Chosen
 from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.quant_analysis.bad_cases import PostProcess
 from horizon_plugin_pytorch.analysis.quant_analysis.outputs import OutputMetric, compared, kept, named_outputs
-from horizon_plugin_pytorch.analysis.quant_analysis.quantizers import PartlyRounded, Site
+from horizon_plugin_pytorch.analysis.quant_analysis.quantizers import PartlyRounded, Rounding
 from horizon_plugin_pytorch.analysis.quant_analysis.selections import Selections
 from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject, Subject
+from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
+from horizon_plugin_pytorch.analysis.tuning.sites import Site
+from horizon_plugin_pytorch.asking.functions import code_text
+from horizon_plugin_pytorch.calibration.fingerprint import digest
 from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.files import write_atomically
-from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.tables import Table
 
-PROGRESS_FILE = "sensitivity_progress_{key}.pt"
+PROGRESS_FILE = "sensitivity_progress.pt"
 _SECONDS = 20.0  # between two writings of what there is so far
 
 
@@ -36,16 +38,16 @@ _SECONDS = 20.0  # between two writings of what there is so far
 class SensitiveOp:
     """A row of a sensitivity table."""
 
-    site: Site
+    rounding: Rounding
     value: float
     share: float  # of all operations
 
     @property
     def row(self) -> list[Any]:
         """As the file has it, and setters and templates take it."""
-        module, quantizer = self.site.module, self.site.quantizer
-        flops = f"{self.site.operations}({self.share:.2%})"
-        return [self.site.name, self.site.kind, str(type(module)), self.value, str(quantizer.dtype), flops]
+        site, module, quantizer = self.rounding.site, self.rounding.module, self.rounding.quantizer
+        flops = f"{self.rounding.operations}({self.share:.2%})"
+        return [site.operator, site.kind, str(type(module)), self.value, str(quantizer.dtype), flops]
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class SensitivityTable:
 
 
 Values = dict[str, dict[str, float]]  # by output and metric
+Measured = dict[Site, tuple[Rounding, Values]]
 
 
 class SensitivityRun:
@@ -90,7 +93,7 @@ class SensitivityRun:
 
     def __init__(
         self,
-        baseline: Subject,
+        baseline: ModelSubject,
         analysis: ModelSubject,
         metrics: Sequence[OutputMetric],
         post_process: PostProcess,
@@ -101,53 +104,56 @@ class SensitivityRun:
         self._baseline, self._analysis, self._metrics = baseline, analysis, metrics
         self._post_process, self._chosen, self._who = post_process, chosen, who
         self._folder = folder
-        self._progress: list[_Progress] = []
+        self._ledger: Ledger | None = None
 
     def finish(self) -> None:
         """All is measured and written: forget the progress."""
-        for progress in self._progress:
-            progress.end()
+        if self._ledger is not None:
+            self._ledger.forget()
 
-    def measure(self, batch: Any) -> dict[tuple[str, str], tuple[Site, Values]]:
-        """The values of each site that is asked for, on one batch."""
-        comparison = OutputComparison(self._baseline, batch, self._post_process, self._metrics, self._who)
-        found: dict[tuple[str, str], tuple[Site, Values]] = {}
+    def measure(self, batch: Any, outputs: Sequence[str] | None = None) -> Measured:
+        """The values of each site that is asked for, on one batch.
+
+        Args:
+            outputs: which are compared; None compares all.
+        """
+        comparison = OutputComparison(self._baseline, batch, self._post_process, self._metrics, self._who, outputs)
+        found: Measured = {}
         with PartlyRounded(self._analysis, batch, self._who) as runs:
-            sites = [site for site in runs.sites if self._chosen.has(site.name, site.module)]
-            if not sites:
+            asked = [one for one in runs.roundings if self._chosen.has(one.site.operator, one.module)]
+            if not asked:
                 raise CheckError(f"{self._who}: the prefixes and types that are given choose no operator that rounds.")
-            progress = _Progress(self._folder, self._key(batch))
-            self._progress.append(progress)
+            ledger = self._progress()
+            of = digest([batch, [metric.text for metric in self._metrics], outputs])
             by_quantizer: dict[Any, Values] = {}
             try:
-                for site in tqdm(sites, desc=self._who, disable=None):
-                    values = by_quantizer.get(site.quantizer) or progress.get(site)
+                for one in tqdm(asked, desc=self._who, disable=None):
+                    values = by_quantizer.get(one.quantizer)  # several operators may share it
                     if values is None:
-                        values = comparison.values(lambda site=site: runs.run([site.quantizer]))  # type: ignore[misc]
-                        progress.put(site, values)
-                    by_quantizer[site.quantizer] = values
-                    found[site.key] = site, values
+                        run = partial(comparison.values, partial(runs.run, [one.quantizer]))
+                        values = ledger.get(f"{of:016x} {one.site}", run)
+                    by_quantizer[one.quantizer] = values
+                    found[one.site] = one, values
             finally:
-                progress.write()
+                ledger.save()
         comparison.tell()
         return found
 
-    def _key(self, batch: Any) -> str:
-        """What results depend on."""
-        digest = hashlib.blake2b(digest_size=16)
-        model = getattr(self._baseline, "model", None)
-        baseline = list(model.state_dict().values()) if isinstance(model, nn.Module) else []
-        analysis = [*self._analysis.model.parameters(), *self._analysis.model.buffers()]
-        for x in (*tensors_of(batch), *(x for x in (*baseline, *analysis) if isinstance(x, Tensor))):
-            data = x.detach().cpu().contiguous().flatten()
-            digest.update(f"{tuple(x.shape)} {x.dtype}".encode())
-            digest.update(data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
-        digest.update(" ".join(metric.name for metric in self._metrics).encode())
-        return digest.hexdigest()
+    def _progress(self) -> Ledger:
+        """What an earlier run with these models has found."""
+        if self._ledger is None:
+            file = None if self._folder is None else os.path.join(self._folder, PROGRESS_FILE)
+            models = [subject.fingerprint() for subject in (self._baseline, self._analysis)]
+            functions = None if self._post_process is None else code_text(self._post_process)
+            self._ledger = Ledger(file, f"{digest([models, functions]):016x}", seconds=_SECONDS)
+        return self._ledger
 
 
 class OutputComparison:
     """What a model gives on one batch, compared with what the baseline gives, as often as is wanted.
+
+    Args:
+        outputs: which are compared; None compares all.
 
     Attributes:
         wanted: what the baseline gives.
@@ -155,23 +161,30 @@ class OutputComparison:
     """
 
     def __init__(
-        self, baseline: Subject, batch: Any, post_process: PostProcess, metrics: Sequence[OutputMetric], who: str
+        self,
+        baseline: Subject,
+        batch: Any,
+        post_process: PostProcess,
+        metrics: Sequence[OutputMetric],
+        who: str,
+        outputs: Sequence[str] | None = None,
     ) -> None:
-        self._post_process, self._metrics, self._who = post_process, metrics, who
+        self._post_process, self._metrics, self._who, self._asked = post_process, metrics, who, outputs
         self.selections = Selections()
         self._refused: dict[str, str] = {}
         self._not_numbers: dict[str, int] = {}
         with baseline.quiet(), torch.no_grad(), self.selections.noting():
-            self.wanted = kept(named_outputs(self._processed(lambda: baseline.run(batch))))
+            self.wanted = kept(self._named(lambda: baseline.run(batch)))
 
-    def _processed(self, run: Callable[[], Any]) -> Any:
+    def _named(self, run: Callable[[], Any]) -> dict[str, Tensor]:
         out = run()
-        return out if self._post_process is None else self._post_process(out)
+        named = named_outputs(out if self._post_process is None else self._post_process(out))
+        return named if self._asked is None else {name: x for name, x in named.items() if name in self._asked}
 
     def values(self, run: Callable[[], Any]) -> Values:
         """The metrics of each output that a run gives."""
         with torch.no_grad(), self.selections.taking():
-            found = named_outputs(self._processed(run))
+            found = self._named(run)
         pairs = compared(self.wanted, found, self._refused.__setitem__)
         if not pairs:
             why = listed(f"{name} ({reason})" for name, reason in self._refused.items())
@@ -192,54 +205,14 @@ class OutputComparison:
             warn(f"{self._who}: {metric} was not a number {count} times; see the table.", QuantizationWarning)
 
 
-class _Progress:
-    """Values that were measured, in a file as long as the run is not complete."""
-
-    def __init__(self, folder: str | None, key: str) -> None:
-        file = None if folder is None else os.path.join(folder, PROGRESS_FILE.format(key=key[:8]))
-        self._file, self._key = file, key
-        self._values: dict[tuple[str, str], Values] = {}
-        self._written = time.monotonic()
-        if file is not None and os.path.exists(file):
-            try:
-                state = torch.load(file, weights_only=True)
-                if state["key"] == key:
-                    self._values = {(name, kind): values for name, kind, values in state["values"]}
-            except Exception:  # of another version, or no such file: all is measured anew
-                self._values = {}
-
-    def get(self, site: Site) -> Values | None:
-        return self._values.get(site.key)
-
-    def put(self, site: Site, values: Values) -> None:
-        self._values[site.key] = values
-        if time.monotonic() - self._written > _SECONDS:
-            self.write()
-
-    def write(self) -> None:
-        if self._file is None or not self._values:
-            return
-        self._written = time.monotonic()
-        buffer = io.BytesIO()
-        rows = [[name, kind, values] for (name, kind), values in self._values.items()]
-        torch.save({"key": self._key, "values": rows}, buffer)
-        write_atomically(buffer.getvalue(), self._file)
-
-    def end(self) -> None:
-        if self._file is not None and os.path.exists(self._file):
-            os.unlink(self._file)
-
-
-def tables_of(
-    found: Mapping[tuple[str, str], tuple[Site, Values]], metric: OutputMetric, outputs: Sequence[str], case: int
-) -> list[SensitivityTable]:
+def tables_of(found: Measured, metric: OutputMetric, outputs: Sequence[str], case: int) -> list[SensitivityTable]:
     """A table for each output, the most sensitive quantizer first."""
-    total = sum({site.name: site.operations for site, _ in found.values()}.values()) or 1
+    total = sum({one.site.operator: one.operations for one, _ in found.values()}.values()) or 1
     tables = []
     for output in outputs:
         ops = [
-            SensitiveOp(site, values[output][metric.name], site.operations / total)
-            for site, values in found.values()
+            SensitiveOp(one, values[output][metric.name], one.operations / total)
+            for one, values in found.values()
             if output in values
         ]
         ops.sort(key=lambda op: -metric.badness(op.value))

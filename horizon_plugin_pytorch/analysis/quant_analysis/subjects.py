@@ -16,6 +16,8 @@ from torch import fx, nn
 from horizon_plugin_pytorch.analysis.profile.stages import stage_of
 from horizon_plugin_pytorch.analysis.quant_analysis.op_infos import OpInfoManager
 from horizon_plugin_pytorch.analysis.watched_run import WatchedRun, undisturbed_evaluation
+from horizon_plugin_pytorch.asking.functions import code_text
+from horizon_plugin_pytorch.calibration.fingerprint import describe, digest
 from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantState
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
@@ -86,6 +88,11 @@ class ModelSubject(Subject):
 
     def run(self, batch: Any) -> Any:
         return self._run_on(batch)()
+
+    def fingerprint(self) -> int:
+        """A number for all that its outputs depend on."""
+        infer = None if self._infer is None else code_text(self._infer)
+        return digest([describe(self.model), dict(self.model.state_dict()), infer])
 
     def inputs(self, batch: Any) -> Any:
         """What the model is called with, as `prepare` takes example inputs."""

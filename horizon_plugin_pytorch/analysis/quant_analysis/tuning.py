@@ -57,13 +57,13 @@ class Tuner:
         smaller as a rule, not always. All of them are given if even that does not reach the limit.
         """
         comparison = OutputComparison(self._baseline, batch, self._post_process, [metric], self._who)
-        may = [op for op in table.ops if not (self._skipped and op.site.name.startswith(self._skipped))]
+        may = [op for op in table.ops if not (self._skipped and op.rounding.site.operator.startswith(self._skipped))]
         with PartlyRounded(self._analysis, batch, self._who) as runs:
 
             def reached(count: int) -> float:
-                left = {op.site.key for op in may[:count]}
-                off = {site.quantizer for site in runs.sites if site.key in left}
-                rounding = [site.quantizer for site in runs.sites if site.quantizer not in off]
+                left = {op.rounding.site for op in may[:count]}
+                off = {one.quantizer for one in runs.roundings if one.site in left}
+                rounding = [one.quantizer for one in runs.roundings if one.quantizer not in off]
                 return comparison.values(lambda: runs.run(rounding))[table.output][metric.name]
 
             def is_good(value: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,14 +25,16 @@ class Ledger:
         path: the file; None keeps them in memory.
         key: what they depend on: a file with another key is not used.
         resume: read the file if it is there?
+        seconds: between two writings, where steps are short; `save` writes what is not written yet.
 
     >>> ledger = Ledger(None, "")
     >>> ledger.get("sum", lambda: 1 + 1), ledger.get("sum", lambda: 1 / 0)
     (2, 2)
     """
 
-    def __init__(self, path: str | os.PathLike | None, key: str, resume: bool = True) -> None:
+    def __init__(self, path: str | os.PathLike | None, key: str, resume: bool = True, seconds: float = 0.0) -> None:
         self.path, self.key = None if path is None else Path(path), key
+        self._seconds, self._saved = seconds, time.monotonic()
         self.values: dict[str, Any] = self._read() if resume else {}
         self.known = len(self.values)  # from an earlier run
 
@@ -42,7 +44,7 @@ class Ledger:
         try:
             kept = torch.load(self.path, weights_only=True)
             version, key, values = kept["version"], kept["key"], dict(kept["values"])
-        except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        except Exception as error:  # a torn file makes torch.load raise whatever comes of its bytes
             warn(f"`{self.path}` cannot be read ({error}): everything is measured again.", CalibrationWarning)
             return {}
         if (version, key) != (_VERSION, self.key):
@@ -58,7 +60,8 @@ class Ledger:
         """A result, computed if it is not known."""
         if name not in self.values:
             self.values[name] = compute()
-            self.save()
+            if time.monotonic() - self._saved >= self._seconds:
+                self.save()
         return self.values[name]
 
     def save(self) -> None:
@@ -68,3 +71,10 @@ class Ledger:
             torch.save({"version": _VERSION, "key": self.key, "values": self.values}, buffer)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(buffer.getvalue(), self.path)
+        self._saved = time.monotonic()
+
+    def forget(self) -> None:
+        """All is done: nothing is known any more, and the file is gone."""
+        self.values = {}
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)

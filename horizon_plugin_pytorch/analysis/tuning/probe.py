@@ -7,7 +7,7 @@ backwards thus stand for a forward per site. No labels are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, real_outputs, run
-from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, MixedModel, Site
+from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, RoundingModel, Site
 from horizon_plugin_pytorch.calibration.batches import run_batch
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.fake_quant.rounding import clamped
@@ -36,7 +36,12 @@ class Estimate(NamedTuple):
 
 
 def probe(
-    mixed: MixedModel, batches: Sequence[Any], wanted: Wanted, draws: int = 2, seed: int = 0, tell: Tell = lambda: None
+    mixed: RoundingModel,
+    batches: Sequence[Any],
+    wanted: Wanted,
+    draws: int = 2,
+    seed: int = 0,
+    tell: Tell = lambda: None,
 ) -> dict[Site, Estimate]:
     """An estimate of the squared relative error that the rounding of each site alone gives.
 
@@ -52,34 +57,35 @@ def probe(
     found: dict[Site, Estimate] = {}
     with mixed.in_float() as model, _Frozen(model):
         for batch, outputs in zip(batches, wanted.outputs, strict=True):
-            for site, new in _probe_batch(mixed, batch, outputs, wanted.weights, draws, generator).items():
+            samples = max(1, *(x.shape[0] if x.dim() else 1 for x in outputs))
+            listener = _Listener(mixed, samples)
+            with listener, torch.enable_grad():
+                given = real_outputs(run_batch(model, own_tensors(batch)))
+            counted = [(x, w) for x, w in zip(given, wanted.weights, strict=True) if w and x.requires_grad]
+            for site, new in listener.squares(counted, draws, generator, is_last=True).items():
                 before = found.get(site, Estimate(0.0, 0.0))
                 found[site] = Estimate(before.error + new.error, before.wide + new.wide)
             tell()
     return found
 
 
-def _probe_batch(
-    mixed: MixedModel,
-    batch: Any,
-    wanted: Sequence[Tensor],
-    weights: Sequence[float],
-    draws: int,
-    generator: torch.Generator,
-) -> dict[Site, Estimate]:
-    samples = max(1, *(x.shape[0] if x.dim() else 1 for x in wanted))
+def probe_each(
+    mixed: RoundingModel, run: Callable[[nn.Module], Mapping[str, Tensor]], samples: int, draws: int, seed: int = 0
+) -> Iterator[tuple[str, dict[Site, Estimate]]]:
+    """As `probe`, for each output by itself, in one forward for all: its mean squared error.
+
+    Args:
+        run: runs the model on a batch, and gives the outputs that are asked for, with their gradients.
+        samples: how many there are in the batch.
+    """
+    generator = torch.Generator().manual_seed(seed)
     listener = _Listener(mixed, samples)
-    with listener, torch.enable_grad():
-        outputs = real_outputs(run_batch(mixed.model, own_tensors(batch)))
-    counted = [(x, w) for x, w in zip(outputs, weights, strict=True) if w and x.requires_grad]
-    total: dict[Site, Tensor] = {}
-    for draw in range(draws if counted else 0):
-        listener.products.clear()
-        signs = [_signs(x, generator) * w for x, w in counted]
-        torch.autograd.backward([x for x, _ in counted], signs, retain_graph=draw < draws - 1)
-        for site, products in listener.products.items():
-            total[site] = total.get(site, torch.zeros(2)) + products.double().square().sum(1) / draws
-    return {site: Estimate(*sums.tolist()) for site, sums in total.items()}
+    with mixed.in_float() as model, _Frozen(model):
+        with listener, torch.enable_grad():
+            outputs = run(model)
+        for number, (name, x) in enumerate(outputs.items(), 1):
+            counted = [(x, max(x.numel(), 1) ** -0.5)]
+            yield name, listener.squares(counted, draws, generator, is_last=number == len(outputs))
 
 
 def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -109,7 +115,7 @@ class _Listener:
         samples: how many there are in the batch; they do not depend on each other, so each counts by itself.
     """
 
-    def __init__(self, mixed: MixedModel, samples: int) -> None:
+    def __init__(self, mixed: RoundingModel, samples: int) -> None:
         self.samples, self.mixed = samples, mixed
         self.products: dict[Site, Tensor] = {}
         self._hooks = ExitStack()
@@ -139,8 +145,26 @@ class _Listener:
     def __exit__(self, *exception: Any) -> None:
         self._hooks.close()
 
+    def squares(
+        self, outputs: Sequence[tuple[Tensor, float]], draws: int, generator: torch.Generator, is_last: bool
+    ) -> dict[Site, Estimate]:
+        """The mean over draws of the squared products at each site.
+
+        Args:
+            outputs: with what each counts.
+            is_last: is the graph not needed any more?
+        """
+        total: dict[Site, Tensor] = {}
+        for draw in range(draws if outputs else 0):
+            self.products.clear()
+            signs = [_signs(x, generator) * w for x, w in outputs]
+            torch.autograd.backward([x for x, _ in outputs], signs, retain_graph=not is_last or draw < draws - 1)
+            for site, products in self.products.items():
+                total[site] = total.get(site, torch.zeros(2)) + products.double().square().sum(1) / draws
+        return {site: Estimate(*sums.tolist()) for site, sums in total.items()}
+
     def _activation(
-        self, site: Site, wide: FakeQuantize, quantizer: FakeQuantize, args: tuple, kwargs: dict
+        self, site: Site, wide: FakeQuantize | None, quantizer: FakeQuantize, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict]:
         x, *rest = args
         x = _tracked(x)
@@ -148,7 +172,7 @@ class _Listener:
         with torch.no_grad():
             values = x.detach()
             plain = values if limits == NO_LIMITS else clamped(values, limits, owned=False)
-            errors = [one.round(values, limits) - plain for one in (quantizer, wide)]
+            errors = [one.round(values, limits) - plain for one in (quantizer, wide) if one is not None]
         self._listen(x, site, *errors)
         return (x, *rest), kwargs
 
@@ -193,13 +217,12 @@ class _Listener:
 
         Weights are never clipped, so theirs in int16 is that of the smaller step.
         """
-        narrow_step, wide_step = self.mixed.steps(site)
-        ratio = 1.0 if site in self.mixed.raised else wide_step / narrow_step
+        ratio = self.mixed.step_ratio(site)
 
         def add(gradient: Tensor) -> None:
             gradient = gradient.as_subclass(Tensor)
-            first = self._by_sample(gradient * error)
-            sums = torch.stack([first, first * ratio if wide is None else self._by_sample(gradient * wide)])
+            first = self._by_sample(gradient, error)
+            sums = torch.stack([first, first * ratio if wide is None else self._by_sample(gradient, wide)])
             before = self.products.get(site)
             if before is not None and before.shape != sums.shape:
                 before, sums = before.sum(1, keepdim=True), sums.sum(1, keepdim=True)
@@ -207,9 +230,10 @@ class _Listener:
 
         x.register_hook(add)
 
-    def _by_sample(self, product: Tensor) -> Tensor:
-        is_split = product.dim() > 0 and product.shape[0] % self.samples == 0
-        return product.reshape(self.samples, -1).sum(1) if is_split else product.sum().reshape(1)
+    def _by_sample(self, gradient: Tensor, error: Tensor) -> Tensor:
+        is_split = gradient.dim() > 0 and gradient.shape[0] % self.samples == 0
+        shape = (self.samples if is_split else 1, -1)
+        return torch.linalg.vecdot(gradient.reshape(shape), error.reshape(shape))
 
 
 def _tracked(x: Tensor) -> Tensor:
@@ -218,7 +242,7 @@ def _tracked(x: Tensor) -> Tensor:
     return x if x.requires_grad else x.detach().requires_grad_()
 
 
-def measure(mixed: MixedModel, site: Site, batches: Sequence[Any], wanted: Wanted) -> Tensor:
+def measure(mixed: RoundingModel, site: Site, batches: Sequence[Any], wanted: Wanted) -> Tensor:
     """How far the outputs are off with the rounding of one site and no other: the documented sensitivity, a vector."""
     with mixed.rounding_only(site) as model:
         return wanted.difference(run(model, batches))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,50 +33,20 @@ class Site:
         return self.operator if self.kind == ACTIVATION else f"{self.operator} (weight)"
 
 
-class MixedModel:
-    """A calibrated int8 model whose sites can be given the formats of a calibrated int16 one, and taken them again.
-
-    Ranges are observed on float values, so a mixture has the scales that it would have if it were prepared and
-    calibrated by itself: it runs to the same integers.
+class RoundingModel:
+    """A calibrated model in the formats that it has, with the sites of which something is asked.
 
     Args:
-        narrow: prepared and calibrated in int8.
-        wide: the same model, prepared and calibrated in int16 wherever the chip has it.
+        quantizers: the paths of the fake quantizers of each site, in the model's order.
     """
 
-    def __init__(self, narrow: nn.Module, wide: nn.Module) -> None:
-        self.model = narrow
-        self._narrow, self._wide = quantizers_of(narrow), quantizers_of(wide)
-        if list(self._narrow) != list(self._wide):
-            only = sorted(set(self._narrow) ^ set(self._wide))
-            raise QuantizationConfigError(
-                f"the int8 and the int16 model have other fake quantizers ({', '.join(only[:3])}): prepare the same "
-                "model for both, without formats that its modules decide by themselves."
-            )
-        self.quantizers: dict[Site, tuple[str, ...]] = {}
-        for path, quantizer in self._narrow.items():
-            if quantizer.dtype != self._wide[path].dtype:
-                kind = WEIGHT if path.endswith("weight_fake_quant") else ACTIVATION
-                site = Site(operator_around(narrow, path), kind)
-                self.quantizers[site] = (*self.quantizers.get(site, ()), path)
-        self.raised: frozenset[Site] = frozenset()
+    def __init__(self, model: nn.Module, quantizers: Mapping[Site, tuple[str, ...]]) -> None:
+        self.model, self.quantizers = model, dict(quantizers)
 
     @property
     def sites(self) -> list[Site]:
         """In the order of the model's modules."""
         return list(self.quantizers)
-
-    def raise_to(self, sites: Collection[Site]) -> nn.Module:
-        """The model in the VALIDATION state, with int16 at these sites and int8 at the others."""
-        chosen = frozenset(sites)
-        for site in chosen ^ self.raised:
-            for path in self.quantizers[site]:
-                owner, _, name = path.rpartition(".")
-                source = self._wide if site in chosen else self._narrow
-                self.model.get_submodule(owner)._modules[name] = source[path]
-        self.raised = chosen
-        self._set(FakeQuantState.VALIDATION)
-        return self.model
 
     def _set(self, state: FakeQuantState) -> None:
         """A state for all. Integer forms are kept, which `set_fake_quantize` would make anew for every mixture."""
@@ -104,6 +74,59 @@ class MixedModel:
 
     def at(self, site: Site) -> dict[str, FakeQuantize]:
         """The fake quantizers of a site as they are now, by path."""
+        return {path: self.model.get_submodule(path) for path in self.quantizers[site]}  # type: ignore[misc]
+
+    def wide(self, path: str) -> FakeQuantize | None:
+        """The int16 form of the fake quantizer at a path, if there is one to choose."""
+        return None
+
+    def step_ratio(self, site: Site) -> float:
+        """How large the scale of a site in int16 is in steps of its present format."""
+        return 1.0
+
+
+class MixedModel(RoundingModel):
+    """A calibrated int8 model whose sites can be given the formats of a calibrated int16 one, and taken them again.
+
+    Ranges are observed on float values, so a mixture has the scales that it would have if it were prepared and
+    calibrated by itself: it runs to the same integers.
+
+    Args:
+        narrow: prepared and calibrated in int8.
+        wide: the same model, prepared and calibrated in int16 wherever the chip has it.
+    """
+
+    def __init__(self, narrow: nn.Module, wide: nn.Module) -> None:
+        self._narrow, self._wide = quantizers_of(narrow), quantizers_of(wide)
+        if list(self._narrow) != list(self._wide):
+            only = sorted(set(self._narrow) ^ set(self._wide))
+            raise QuantizationConfigError(
+                f"the int8 and the int16 model have other fake quantizers ({', '.join(only[:3])}): prepare the same "
+                "model for both, without formats that its modules decide by themselves."
+            )
+        quantizers: dict[Site, tuple[str, ...]] = {}
+        for path, quantizer in self._narrow.items():
+            if quantizer.dtype != self._wide[path].dtype:
+                kind = WEIGHT if path.endswith("weight_fake_quant") else ACTIVATION
+                site = Site(operator_around(narrow, path), kind)
+                quantizers[site] = (*quantizers.get(site, ()), path)
+        super().__init__(narrow, quantizers)
+        self.raised: frozenset[Site] = frozenset()
+
+    def raise_to(self, sites: Collection[Site]) -> nn.Module:
+        """The model in the VALIDATION state, with int16 at these sites and int8 at the others."""
+        chosen = frozenset(sites)
+        for site in chosen ^ self.raised:
+            for path in self.quantizers[site]:
+                owner, _, name = path.rpartition(".")
+                source = self._wide if site in chosen else self._narrow
+                self.model.get_submodule(owner)._modules[name] = source[path]
+        self.raised = chosen
+        self._set(FakeQuantState.VALIDATION)
+        return self.model
+
+    def at(self, site: Site) -> dict[str, FakeQuantize]:
+        """The fake quantizers of a site as they are now, by path."""
         source = self._wide if site in self.raised else self._narrow
         return {path: source[path] for path in self.quantizers[site]}
 
@@ -115,6 +138,11 @@ class MixedModel:
         """The largest scale of a site in int8, and in int16."""
         path = self.quantizers[site][0]
         return float(self._narrow[path].scale.max()), float(self._wide[path].scale.max())
+
+    def step_ratio(self, site: Site) -> float:
+        """How large the scale of a site in int16 is in steps of its present format."""
+        narrow, wide = self.steps(site)
+        return 1.0 if site in self.raised else wide / narrow
 
 
 def quantizers_of(model: nn.Module) -> dict[str, FakeQuantize]:

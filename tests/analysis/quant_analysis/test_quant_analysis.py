@@ -19,7 +19,7 @@ from horizon_plugin_profiler.model_profilerv2 import ModelProfiler, QuantAnalysi
 from horizon_plugin_pytorch.analysis.quant_analysis.quantizers import PartlyRounded
 from horizon_plugin_pytorch.analysis.quant_analysis.selections import Selections
 from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject
-from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.errors import CalibrationWarning, CheckError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
@@ -150,7 +150,7 @@ def test_results_before_a_quantizer_are_kept() -> None:
         calls += 1
 
     with PartlyRounded(ModelSubject(model, None, "test"), batch, "test") as runs:
-        last = next(site for site in runs.sites if site.name == "fc")
+        last = next(one for one in runs.roundings if one.site.operator == "fc")
         runs.run([])
         hook = model.conv1.activation_post_process.register_forward_hook(count)
         found = runs.run([last.quantizer])["score"]
@@ -412,29 +412,38 @@ def test_outputs_that_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_sensitivity_goes_on(tmp_path: Path) -> None:
-    calls = 0
+    calls = stop = 0
 
     def stopping(one: Tensor, other: Tensor) -> float:
         nonlocal calls
         calls += 1
-        if calls == 12:
+        if calls == stop:
             raise KeyboardInterrupt
         return float((one - other).abs().max())
 
-    def run() -> dict[str, list[list[Any]]]:
-        qa = analysis(tmp_path)
+    def run(folder: Path, metric: Any = stopping) -> dict[str, list[list[Any]]]:
+        qa = analysis(folder)
         qa.set_bad_case(batches()[0])
-        return qa.sensitivity(stopping, outputs=["0-score"])
+        return qa.sensitivity(metric, outputs=["0-score"])
 
+    whole = run(tmp_path / "whole")
+    every, calls, stop = calls, 0, 6
     with pytest.raises(KeyboardInterrupt):
-        run()
-    assert list(tmp_path.glob("sensitivity_progress*"))
-    found = run()
-    again = calls
-    assert not list(tmp_path.glob("sensitivity_progress*"))
-    run()
-    assert calls - again > again - 12  # the second run did not measure all
-    assert found["0-score"]
+        run(tmp_path)
+    progress = tmp_path / "sensitivity_progress.pt"
+    assert progress.is_file()
+    assert run(tmp_path) == whole  # the same table, to the bit
+    assert calls == every + 1 and not progress.exists()  # what was measured was not measured again
+
+    calls = 0
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    other: dict[str, Any] = {}
+    exec("def stopping(one, other): return float((one - other).abs().mean())", other)  # the same name, another metric
+    assert run(tmp_path, other["stopping"])["0-score"] == run(tmp_path / "new", "L1")["0-score"]
+    progress.write_bytes(b"torn")
+    with pytest.warns(CalibrationWarning, match="cannot be read"):
+        run(tmp_path, "L1")
 
 
 def test_model_profiler(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
