@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.asking.functions import (
     code_behind,
@@ -19,10 +19,11 @@ from horizon_plugin_pytorch.asking.functions import (
     stores,
 )
 from horizon_plugin_pytorch.asking.owners import is_user_code
-from horizon_plugin_pytorch.capture.plain_state import is_of_users
+from horizon_plugin_pytorch.capture.plain_state import classes_of_users, is_of_users
 from horizon_plugin_pytorch.runtime.hooks import KeptHook, NamedHook
 
 _CONTAINERS = (list, dict, set, collections.deque)
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, Tensor, nn.Parameter})  # nothing lies behind these
 _MANY = 4000  # values; what lies behind more than these is not looked at
 _OF_TORCH = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -59,7 +60,7 @@ class OutsideState:
         modules = list(model.modules())
         self._hooks = [hook for module in modules for kind in _HOOKS for hook in getattr(module, kind).values()]
         codes = {code_behind(hook) for hook in self._hooks} - {None}
-        classes = {cls for module in modules for cls in type(module).__mro__ if is_of_users(cls)}
+        classes = classes_of_users(modules)
         methods = [getattr(v, "__func__", v) for cls in classes for k, v in vars(cls).items() if k != "__init__"]
         held = [v for module in modules for name, v in vars(module).items() if name not in _OF_TORCH]
         self._model = _Reached([*(v for v in methods if code_behind(v) not in codes), *held])
@@ -131,7 +132,7 @@ class _Reached:
         pending = list(values)
         while pending and len(seen) < _MANY:
             value = pending.pop()
-            if id(value) not in seen:
+            if type(value) not in _PLAIN and id(value) not in seen:
                 seen[id(value)] = value
                 pending += self._behind(value)
 

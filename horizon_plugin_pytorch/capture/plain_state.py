@@ -153,6 +153,12 @@ def is_of_users(cls: type) -> bool:
     return cls is not object and is_user_code(getattr(module, "__file__", None) or "")
 
 
+def classes_of_users(modules: Iterable[nn.Module]) -> set[type]:
+    """The classes of modules, and those that they inherit from, that the user wrote."""
+    met = {cls for of_module in {type(module) for module in modules} for cls in of_module.__mro__}
+    return {cls for cls in met if is_of_users(cls)}
+
+
 def _walk(model: nn.Module, has_globals: bool = True) -> Iterator[_Place]:
     seen: set[int] = set()
     classes: set[type] = set()

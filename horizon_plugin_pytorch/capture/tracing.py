@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments
 from horizon_plugin_pytorch.capture.modes import tell_modes
 from horizon_plugin_pytorch.capture.outside import OutsideState, holds_proxy
-from horizon_plugin_pytorch.capture.plain_state import PlainState, is_of_users
+from horizon_plugin_pytorch.capture.plain_state import PlainState, classes_of_users
 from horizon_plugin_pytorch.capture.proxies import UNKNOWN_TRUTH
 from horizon_plugin_pytorch.capture.tracer import QuantizationTracer, stored_tensors
 from horizon_plugin_pytorch.capture.type_tests import tell_type_tests
@@ -254,7 +254,7 @@ def _tell_tested(model: nn.Module, results: Iterable[str]) -> None:
 def _own_attributes(model: nn.Module, tracer: QuantizationTracer) -> Iterator[None]:
     """Attributes and globals that hold values of the traced forward afterwards get back what they were."""
     before = [(vars(m), {k: (v, _items(v)) for k, v in vars(m).items()}) for m in model.modules()]
-    classes = {cls: dict(vars(cls)) for m in model.modules() for cls in type(m).__mro__ if is_of_users(cls)}
+    classes = {cls: dict(vars(cls)) for cls in classes_of_users(model.modules())}
     tracer.outside = OutsideState(model)
     try:
         yield

@@ -50,13 +50,22 @@ def _repeated() -> set[Run]:
     }
 
 
-def of_each(runs: list[Run]) -> pytest.MarkDecorator:
-    """All tests of a run come one after the other, so that they share a prepared model."""
+def of_each(runs: list[Run], *, in_one_format: bool = False) -> pytest.MarkDecorator:
+    """All tests of a run come one after the other, so that they share a prepared model.
+
+    Args:
+        in_one_format: of each case one run, int8 of one and int16 of the next; `make soak` has the others.
+    """
     repeated = _repeated()
-    chosen = [run for run in runs if run not in repeated]
-    broad = in_soak(*((run,) for run in runs if run in repeated))
-    ids = ["-".join(run) for run in chosen] + ["-".join(case.values[0]) for case in broad]
-    return pytest.mark.parametrize("run", [*chosen, *broad], ids=ids, scope="module")
+    chosen, broad = ([run for run in runs if (run in repeated) is wanted] for wanted in (False, True))
+    left = set(chosen)
+    if in_one_format:
+        of_case: dict[str, list[Run]] = {}
+        for run in chosen:
+            of_case.setdefault(run.name, []).append(run)
+        left = {group[number % len(group)] for number, group in enumerate(of_case.values())}
+    params = [run if run in left else in_soak((run,))[0] for run in (*chosen, *broad)]
+    return pytest.mark.parametrize("run", params, ids=["-".join(run) for run in (*chosen, *broad)], scope="module")
 
 
 def _on_grid(qat: nn.Module, inputs: tuple[Tensor, ...], count: int) -> list[Tensor]:
@@ -159,22 +168,22 @@ def test_integers_are_close_to_float_and_to_training(run: Run) -> None:
             assert float((found != real).double().mean()) <= case.differing
 
 
-@pytest.mark.parametrize("state", [FakeQuantState.QAT, FakeQuantState.VALIDATION], ids=lambda s: s.name)
-@of_each(WITH_VALUES)
-def test_gradients_follow_float(run: Run, state: FakeQuantState) -> None:
+@of_each(WITH_VALUES, in_one_format=True)  # they do not depend on it
+def test_gradients_follow_float(run: Run) -> None:
     case = BY_NAME[run.name]
     set_march(case.march)
-    inputs, model, qat = case.inputs(), case.model(), _with_room(run)
-    set_fake_quantize(qat, state)
-    found = _gradients(qat, inputs)
-    wanted = _gradients(model, inputs)
-    assert found.keys() == wanted.keys()
-    for key, gradient in found.items():
-        assert torch.isfinite(gradient).all(), key
-        if case.is_smooth and float(wanted[key].abs().max()) > 1e-6:
-            cosine = float(torch.cosine_similarity(gradient.flatten().double(), wanted[key].flatten().double(), 0))
-            size = float(gradient.norm() / wanted[key].norm())
-            assert cosine > 0.98 and 0.9 < size < 1.1, key
+    inputs, qat = case.inputs(), _with_room(run)
+    wanted = _gradients(case.model(), inputs)
+    for state in (FakeQuantState.QAT, FakeQuantState.VALIDATION):
+        set_fake_quantize(qat, state)
+        found = _gradients(qat, inputs)
+        assert found.keys() == wanted.keys()
+        for key, gradient in found.items():
+            assert torch.isfinite(gradient).all(), (state, key)
+            if case.is_smooth and float(wanted[key].abs().max()) > 1e-6:
+                cosine = float(torch.cosine_similarity(gradient.flatten().double(), wanted[key].flatten().double(), 0))
+                size = float(gradient.norm() / wanted[key].norm())
+                assert cosine > 0.98 and 0.9 < size < 1.1, (state, key)
 
 
 def _gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:

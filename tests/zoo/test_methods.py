@@ -52,9 +52,13 @@ FLOAT_BEFORE_STUB = """
 
 
 def _sampled(first: int) -> list[Any]:
-    """All modules, the architectures that fx can trace, and of the others every fifth; `make soak` takes the rest."""
+    """One of the architectures that fx can trace, of the others every tenth, of the modules every other one.
+
+    `make soak` takes the rest.
+    """
+    traced, modules = sorted(TRACED), [name for name in NAMES if name not in architectures.ARCHITECTURES]
     others = [name for name in NAMES if name in architectures.ARCHITECTURES and name not in TRACED]
-    broad = set(others) - set(others[first::5])
+    broad = set(NAMES) - {traced[first], *others[first::10], *modules[first::2]}
     return [*(name for name in NAMES if name not in broad), *in_soak(*(name for name in NAMES if name in broad))]
 
 

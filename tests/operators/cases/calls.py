@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from torch import fx
 
+from horizon_plugin_pytorch.capture.given import Arguments
 from horizon_plugin_pytorch.capture.region import quantized_nodes, row_of_node
-from horizon_plugin_pytorch.capture.tracing import trace
+from horizon_plugin_pytorch.capture.tracer import QuantizationTracer
 from horizon_plugin_pytorch.operators.table import Operator
 from tests.operators.cases.base import Case
 
@@ -30,7 +31,9 @@ class Call(NamedTuple):
 def calls_of(case: Case) -> tuple[Call, ...]:
     """The calls of a case's model, in order."""
     model = case.model()
-    traced = fx.GraphModule(model, trace(model))
+    tracer = QuantizationTracer()  # `trace` also tells the user of what it finds, which takes as long again
+    tracer.arguments = Arguments(model)
+    traced = fx.GraphModule(model, tracer.trace(model))
     region = quantized_nodes(traced)
     found = [(row_of_node(traced, node), node) for node in traced.graph.nodes]
     return tuple(Call(row, node.op, node in region) for row, node in found if row is not None)
