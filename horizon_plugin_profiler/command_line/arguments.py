@@ -16,6 +16,7 @@ _EXAMPLES = f"""examples:
   {PROGRAM} show    report/profiler.json
   {PROGRAM} compare monday/profiler.json tuesday/profiler.json --thresholds limits.toml
   {PROGRAM} memory  nets/resnet.py:make --input 8x3x224x224
+  {PROGRAM} nodes   report quantized.onnx
 
 A model is module:function or file.py:function; the function takes nothing and gives a model, or a pair
 (float model, quantized model).
@@ -44,6 +45,7 @@ def parser_of() -> argparse.ArgumentParser:
     _compare(commands)
     _show(commands, "show", "print what a report says, and where its page is")
     _show(commands, "open", "the same, and open the page in a browser")
+    _nodes(commands)
     return parser
 
 
@@ -113,3 +115,12 @@ def _show(commands: argparse._SubParsersAction, name: str, text: str) -> None:
     parser = _command(commands, name, text)
     parser.add_argument("report", help="profiler.json, or the folder that it is in")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="operators to print (default: %(default)s)")
+
+
+def _nodes(commands: argparse._SubParsersAction) -> None:
+    text = "write what a report says as node data of Model Explorer, for an exported ONNX file"
+    parser = commands.add_parser("nodes", help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+    parser.add_argument("report", help="profiler.json, or the folder that it is in")
+    parser.add_argument("file", help="ONNX, exported of one of the two models of the report")
+    parser.add_argument("--out", metavar="FOLDER", help="for the files (default: the folder of the ONNX file)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON; all else goes to stderr")

@@ -27,6 +27,7 @@ from horizon_plugin_pytorch.analysis.profile.profiler import JSON_FILE
 from horizon_plugin_pytorch.analysis.profile.stages import PREPARED, stage_of
 from horizon_plugin_pytorch.analysis.report import message_table, messages_text
 from horizon_plugin_pytorch.analysis.unfused import unfused_patterns
+from horizon_plugin_pytorch.export.node_data import write_node_data
 from horizon_plugin_pytorch.march import set_march
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.tables import Table
@@ -134,6 +135,13 @@ def show(options: Namespace) -> Result:
     where = str(page) if page.is_file() else ""
     text = summary_text(document, options.top) + (f"\npage: {where}" if where else "")
     return Result(text, summary_data(document) | {"page": where}, limits.of_document(document))
+
+
+def nodes(options: Namespace) -> Result:
+    """A report as node data of Model Explorer."""
+    written = write_node_data(options.report, options.file, options.out)
+    lines = [f"{written.known} of {written.nodes} nodes belong to operators of the report", *written.files]
+    return Result("\n".join(lines), vars(written))
 
 
 def read_report(path: Path) -> Document:

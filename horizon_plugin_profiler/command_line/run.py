@@ -26,6 +26,7 @@ _COMMANDS: dict[str, Callable[[Any], Result]] = {
     "compare": reports.compare,
     "show": commands.show,
     "open": commands.show,
+    "nodes": commands.nodes,
 }
 
 

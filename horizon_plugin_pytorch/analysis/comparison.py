@@ -124,7 +124,7 @@ class Comparison:
     def pairing(self) -> Pairing:
         pairing = pair_calls(*self.logs)
         tell_unpaired(*self.models, pairing, self._who)
-        self._parts = _parts_of(pairing.first_only), _parts_of(pairing.second_only)
+        self._parts = parts_of(pairing.first_only), parts_of(pairing.second_only)
         return pairing
 
     def _runs_on(self, models: tuple[nn.Module, nn.Module], inputs: Any) -> tuple[WatchedRun, WatchedRun]:
@@ -302,7 +302,7 @@ def unexpected(pairing: Pairing) -> list[Unpaired]:
     return [u for u in (*pairing.first_only, *pairing.second_only) if not u.reason.startswith(_EXPECTED)]
 
 
-def _parts_of(unpaired: Sequence[Unpaired]) -> dict[str, list[OperatorCall]]:
+def parts_of(unpaired: Sequence[Unpaired]) -> dict[str, list[OperatorCall]]:
     """Members of fused operators, by the name of the operator in the other model."""
     found: dict[str, list[OperatorCall]] = {}
     for one in unpaired:

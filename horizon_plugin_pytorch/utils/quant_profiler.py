@@ -9,6 +9,7 @@ from horizon_plugin_pytorch.analysis.profile.profiler import model_profiler
 from horizon_plugin_pytorch.analysis.similarity import featuremap_similarity
 from horizon_plugin_pytorch.analysis.unfused import check_unfused_operations
 from horizon_plugin_pytorch.analysis.weights import compare_weights
+from horizon_plugin_pytorch.export.node_data import write_node_data
 from horizon_plugin_pytorch.export.script_profile import compare_script_models, script_profile
 from horizon_plugin_pytorch.passes.preserved import set_preserve_qat_mode
 
@@ -26,4 +27,5 @@ __all__ = [
     "script_profile",
     "set_preserve_qat_mode",
     "show_cuda_memory_consumption",
+    "write_node_data",
 ]

@@ -16,6 +16,7 @@ import torch
 from horizon_plugin_profiler.command_line.run import main
 from horizon_plugin_profiler.command_line.targets import models_of
 from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Operator, read_document
+from horizon_plugin_pytorch.utils.onnx_helper import export_to_onnx
 from tests.command_line.conftest import CODE
 
 ROOT = Path(__file__).parents[2]
@@ -193,6 +194,16 @@ def test_profile_writes_page_and_report_and_keeps_limits(runs: Path, capsys: pyt
     similarity = next(row["similarity"] for row in found["operators"] if row["name"] == "module.2")
     assert code == 1 and found["broken"][0]["value"] == similarity < 0.97
     assert f"module.2: similarity is {similarity:.7g}, must be at least 0.97" in found["broken"][0]["text"]
+
+
+def test_nodes_colours_an_exported_file(runs: Path, capsys: pytest.CaptureFixture) -> None:
+    export_to_onnx(models_of("nets.py:pair")[0], torch.zeros(2, 6), "float.onnx")
+    code, found = as_json(capsys, "nodes", "good", "float.onnx", "--out", "coloured")
+    assert code == 0 and 0 < found["known"] < found["nodes"]
+    results = json.loads(Path("coloured/model_explorer_float_similarity.json").read_text())["QuantWrapper"]["results"]
+    similarity = {o.name: o.similarity for o in read_document(Path("good/profiler.json").read_text()).operators}
+    assert results["module/2/Gemm"]["value"] == similarity["module.2"]
+    assert main(["nodes", "good", "nets.py"]) == 2 and "cannot be read as an ONNX file" in capsys.readouterr().err
 
 
 def test_compare_puts_reports_side_by_side(runs: Path, capsys: pytest.CaptureFixture) -> None:

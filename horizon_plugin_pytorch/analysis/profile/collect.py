@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch._version import __version__
 from horizon_plugin_pytorch.analysis.calls import Recording, record_calls
-from horizon_plugin_pytorch.analysis.comparison import ComparedCall, Comparison, Devices, unexpected
+from horizon_plugin_pytorch.analysis.comparison import ComparedCall, Comparison, Devices, parts_of, unexpected
 from horizon_plugin_pytorch.analysis.profile.advice.rules import advise
-from horizon_plugin_pytorch.analysis.profile.document import Document, Message, Metric, Operator, Weight
+from horizon_plugin_pytorch.analysis.profile.document import Document, Message, Metric, ModelCall, Operator, Weight
 from horizon_plugin_pytorch.analysis.profile.running_values import RunningValues
 from horizon_plugin_pytorch.analysis.profile.stages import PREPARED, stage_of
 from horizon_plugin_pytorch.analysis.profile.tasks import task_of
@@ -150,9 +150,23 @@ class Collector:
             similarity_function=similarity.name,
             is_complete=False,
             returned=tuple(sorted(self._operators_of(self._comparison.logs[1].returned))),
+            first_calls=self._calls(0),
+            second_calls=self._calls(1),
         )
         if alone := unexpected(self._comparison.pairing):
             self.add_note(f"Calls without a partner in the other model are left out: {listed(map(str, alone))}.")
+
+    def _calls(self, side: int) -> tuple[ModelCall, ...]:
+        """All calls of one of the models, each with its operator."""
+        pairing = self._comparison.pairing
+        numbers = {pair[side].index: number for number, pair in enumerate(pairing.pairs)}
+        fused = {pair[1 - side].name: number for number, pair in enumerate(pairing.pairs)}
+        for name, members in parts_of((pairing.first_only, pairing.second_only)[side]).items():
+            numbers.update({member.index: fused[name] for member in members if name in fused})
+        return tuple(
+            ModelCall(call.path, "" if call.module is not None else call.operator, call.line, numbers.get(call.index))
+            for call in self._comparison.logs[side].calls
+        )
 
     def describe(self, title: str, mode: str, threshold: float | None, task: str, metric: Metric | None) -> None:
         """Say what the document is about; see `collect`."""

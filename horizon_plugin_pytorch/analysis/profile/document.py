@@ -167,6 +167,23 @@ class Message:
 
 
 @dataclass(frozen=True)
+class ModelCall:
+    """A call in one of the models, to find it again in a file that was exported of it.
+
+    Args:
+        path: the module that is called; for a function, the module whose forward calls it.
+        function: the name of the function; empty for a module.
+        line: ``model.py:41`` of the user's code; empty if it is not known.
+        operator: the index of the operator that it is, or is a part of; None if it was not compared.
+    """
+
+    path: str
+    function: str = ""
+    line: str = ""
+    operator: int | None = None
+
+
+@dataclass(frozen=True)
 class Document:
     """All that is known of two models.
 
@@ -181,6 +198,7 @@ class Document:
         is_complete: False while it is being written, or when an error or an interrupt ended the run.
         notes: what was left out, and why.
         returned: the operators that give what the model returns, by index; empty if that is not known.
+        first_calls, second_calls: all calls of each model, in their order.
     """
 
     title: str
@@ -204,6 +222,8 @@ class Document:
     inputs: str = ""
     is_complete: bool = True
     returned: tuple[int, ...] = ()
+    first_calls: tuple[ModelCall, ...] = ()
+    second_calls: tuple[ModelCall, ...] = ()
     version: int = field(default=VERSION)
 
     @property
@@ -268,12 +288,13 @@ def read_document(text: str) -> Document:
 
 _MEMBERS: dict[str, Any] = {
     "operators": Operator, "weights": Weight, "called": CalledTimes, "messages": Message, "advice": Advice,
-    "metric": Metric, "first": Values, "second": Values, "histogram": Histogram,
+    "metric": Metric, "first": Values, "second": Values, "histogram": Histogram, "first_calls": ModelCall,
+    "second_calls": ModelCall,
 }  # fmt: skip
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _TEXTS = frozenset(
     "title mode march package_version similarity_function task name path type line format reason rule severity place "
-    "evidence remedy configuration arguments text operator".split()
+    "evidence remedy configuration arguments text operator function".split()
 )
 
 

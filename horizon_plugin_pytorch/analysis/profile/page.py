@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,9 @@ def _data(documents: Sequence[Document]) -> dict[str, Any]:
 def _document(document: Document, merging: int) -> dict[str, Any]:
     """With what follows from it: its outputs, and the keys of operators whose names others have."""
     named = zip(document.operators, document.keys, strict=True)
+    shown = replace(document, first_calls=(), second_calls=())  # they are for other files
     return {
-        **_plain(document, merging),
+        **_plain(shown, merging),
         "outputs": [operator.index for operator in document.outputs],
         "keys": {operator.index: key for operator, key in named if key != operator.name},
     }

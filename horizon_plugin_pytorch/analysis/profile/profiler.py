@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.profile.collect import WITHOUT_WEIGHTS, Collector
 from horizon_plugin_pytorch.analysis.profile.document import Document, Metric
 from horizon_plugin_pytorch.analysis.profile.page import page_of
-from horizon_plugin_pytorch.analysis.profile.side_files import CSV_FILE, NODE_DATA_FILES, node_data, operators_csv
+from horizon_plugin_pytorch.analysis.profile.side_files import CSV_FILE, operators_csv
 from horizon_plugin_pytorch.analysis.profile.stages import PREPARED, stage_of
 from horizon_plugin_pytorch.analysis.profile.tasks import task_of
 from horizon_plugin_pytorch.analysis.profile.tools import ToolSettings
@@ -59,9 +59,9 @@ def model_profiler(
     """Run all tools on two stages of a model, and show what they find on one page, ``profiler.html``.
 
     Similarity, statistics, weights, counts of calls, unfused patterns and the check of formats; the files of all of
-    them are in the folder, too, and the same data as ``profiler.json``, ``profiler.csv`` and node data for Model
-    Explorer (``model_explorer_*.json``). If an error or an interrupt ends the run, the files have what was found until
-    then.
+    them are in the folder, too, and the same data as ``profiler.json`` and ``profiler.csv``; `write_node_data` makes of
+    it colours for an exported file in Model Explorer. If an error or an interrupt ends the run, the files have what was
+    found until then.
 
     Args:
         model1, model2: the earlier and the later stage; they are not changed. Both run in eval mode.
@@ -159,8 +159,6 @@ class _ProfilerRun:
         write_report(document.to_json(), self._folder, JSON_FILE, _WHO)
         write_report(page_of([document]), self._folder, PAGE_FILE, _WHO)
         write_report(operators_csv(document), self._folder, CSV_FILE, _WHO)
-        for measure, name in NODE_DATA_FILES.items():
-            write_report(node_data(document, measure), self._folder, name, _WHO)
 
     def _structure(self, collector: Collector, checker: QConfigChecker | None) -> None:
         """The tools that look at one model, and at weights; one run of the prepared model serves them and the page."""
