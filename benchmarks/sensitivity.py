@@ -2,18 +2,23 @@
 
 python -m benchmarks.sensitivity                    all networks, some minutes
 python -m benchmarks.sensitivity --nets swin        one of them
+python -m benchmarks.sensitivity --draws 2 3 4      the probe of tune by itself, with so many backwards
 
-ResNet-50, Swin-T and a detector (DETR on a ResNet) have random weights of ordinary size; EfficientNet-Lite0 and Lite1
-are pretrained, on the photographs of the demo. Mass is the share of the documented error of the first 20 % of the sites
-that the first 20 % by the probe have. Times are of the processor.
+`QuantAnalysis.sensitivity` runs both ways on a batch of four images, as a user calls it. ResNet-50, a Swin and a
+detector (DETR on a ResNet) have random weights of ordinary size; EfficientNet-Lite0 and Lite1 are pretrained, on the
+photographs of the demo. Mass is the share of the documented error of the first 20 % of the sites that the first 20 %
+by the estimate have, of the worst output. Times are of the processor; "whole runs" is what the documented measure takes
+if every run goes through the whole model, which it does not here. AIMET's QuantAnalyzer is run where it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,13 +28,16 @@ from torch import Tensor, nn
 
 from demo.imagenet.data import load_photographs
 from demo.imagenet.model import load_net
+from horizon_plugin_profiler.model_profilerv2 import QuantAnalysis
 from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, run
 from horizon_plugin_pytorch.analysis.tuning.probe import measure, probe
 from horizon_plugin_pytorch.analysis.tuning.sites import MixedModel, Site
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.march import March, set_march
-from horizon_plugin_pytorch.quantization import calibrate, get_qconfig, prepare
+from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.quantization import FakeQuantState, calibrate, get_qconfig, prepare, set_fake_quantize
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
+from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 from tests.zoo import architectures
 from tests.zoo.wrappers import Wrapped
 
@@ -52,7 +60,10 @@ def resnet50() -> Net:
 
 def swin_t() -> Net:
     """Random weights."""
-    config = hf.SwinConfig(image_size=64, patch_size=2, window_size=4, num_labels=100)
+    config = hf.SwinConfig(
+        image_size=64, patch_size=4, window_size=4, embed_dim=48, depths=[2, 2, 4, 2], num_heads=[2, 4, 8, 16],
+        num_labels=100,
+    )  # fmt: skip
     return _random(lambda: hf.SwinForImageClassification(config), 64, "bench_swin")
 
 
@@ -87,6 +98,70 @@ NETS: dict[str, Callable[[], Net]] = {
 }
 
 
+def mass_of(exact: Mapping[Any, float], found: Mapping[Any, float]) -> tuple[float, float]:
+    """The share of the error of the first sites that the first by an estimate have, and of these sites themselves."""
+    count = max(1, round(TOP * len(exact)))
+    first, mine = (sorted(of, key=lambda site, of=of: -of[site])[:count] for of in (exact, found))
+    total = sum(exact[site] for site in first)
+    return sum(exact[site] for site in mine) / total if total else 1.0, len(set(first) & set(mine)) / count
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    """What it gives, and seconds of the processor."""
+    start = time.process_time()
+    found = run()
+    return found, time.process_time() - start
+
+
+def analyse(name: str) -> list[Any]:
+    """One network through `QuantAnalysis`, both ways."""
+    net, data = NETS[name]()
+    model = prepare(net, (data[0],), default_calibration_qconfig_setter, out_dir=None)
+    calibrate(model, data, patience=0, progress=False)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        qa = QuantAnalysis(net, model, "fake_quant", out_dir=folder)
+        qa.set_bad_case(data[0])
+        estimated, taken = timed(lambda: qa.sensitivity(use_sensitivity_v2=True))
+        exact, reference = timed(lambda: qa.sensitivity("MSE"))
+        set_fake_quantize(model.eval(), FakeQuantState.QAT)  # the training route, on which sites are measured
+        model.eval()
+        forward = min(timed(lambda: model(data[0]))[1] for _ in range(3))
+    shares = [
+        mass_of(*({(row[0], row[1]): row[3] for row in of[output]} for of in (exact, estimated))) for output in exact
+    ]
+    mass, overlap = min(shares)
+    sites = len(next(iter(exact.values())))
+    row = [name, sites, len(exact), f"{mass:.2%}", f"{overlap:.2f}", f"{taken:.1f}", f"{reference:.1f}"]
+    row += [f"1/{reference / taken:.1f}", f"1/{forward * sites / taken:.1f}", quant_analyzer(net, data[0])]
+    print("  ", *row, flush=True)
+    return row
+
+
+def quant_analyzer(net: nn.Module, batch: Tensor) -> str:
+    """Seconds of the processor that AIMET's QuantAnalyzer (2.x, `pip install aimet-torch`) takes for its report."""
+    try:
+        from aimet_torch.quant_analyzer import QuantAnalyzer
+    except ImportError:
+        return "not installed"
+
+    @torch.no_grad()
+    def show(model: nn.Module) -> None:
+        model(batch)
+
+    @torch.no_grad()
+    def score(model: nn.Module) -> float:
+        pairs = zip(tensors_of(model(batch)), tensors_of(net(batch)), strict=True)
+        return -float(sum((x - y).square().mean() for x, y in pairs))
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            analyzer = QuantAnalyzer(copy.deepcopy(net), batch, show, score)
+            _, taken = timed(lambda: analyzer.analyze(results_dir=folder))
+        except Exception as error:  # it does not take every network
+            return f"{type(error).__name__}: {str(error).splitlines()[0][:60] if str(error) else ''}"
+    return f"{taken:.1f}"
+
+
 def mixed_model(net: nn.Module, data: list[Tensor]) -> MixedModel:
     """int8 and int16, calibrated on all of the data."""
     models = []
@@ -110,17 +185,11 @@ def compare(name: str, draws: list[int]) -> list[list[Any]]:
         site: float(measure(mixed, site, data, wanted).double().square().sum()) for site in mixed.sites
     }
     reference = time.process_time() - start
-    count = max(1, round(TOP * len(exact)))
-    first = sorted(exact, key=lambda site: -exact[site])[:count]
     rows = []
     for number in draws:
-        start = time.process_time()
-        found = probe(mixed, data, wanted, number)
-        taken = time.process_time() - start
-        mine = sorted(found, key=lambda site: -found[site].error)[:count]
-        mass = sum(exact[site] for site in mine) / sum(exact[site] for site in first)
-        share = len(set(first) & set(mine)) / count
-        row = [name, len(exact), number, f"{mass:.2%}", f"{share:.2f}", f"{taken:.1f}", f"{reference:.1f}"]
+        found, taken = timed(lambda number=number: probe(mixed, data, wanted, number))
+        mass, overlap = mass_of(exact, {site: value.error for site, value in found.items()})
+        row = [name, len(exact), number, f"{mass:.2%}", f"{overlap:.2f}", f"{taken:.1f}", f"{reference:.1f}"]
         rows.append([*row, f"1/{reference / taken:.0f}"])
         print("  ", *rows[-1], flush=True)
     return rows
@@ -130,12 +199,17 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", nargs="*", default=list(NETS), choices=list(NETS))
-    parser.add_argument("--draws", nargs="*", type=int, default=[2, 3, 4])
+    parser.add_argument("--draws", nargs="*", type=int, default=[])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     set_march(March.NASH_M)
-    rows = [row for name in arguments.nets for row in compare(name, arguments.draws)]
-    headers = ["network", "sites", "draws", "mass", "overlap", "probe s", "documented s", "time"]
+    if arguments.draws:
+        rows = [row for name in arguments.nets for row in compare(name, arguments.draws)]
+        headers = ["network", "sites", "draws", "mass", "overlap", "probe s", "documented s", "time"]
+    else:
+        rows = [analyse(name) for name in arguments.nets]
+        headers = ["network", "sites", "outputs", "mass", "overlap", "estimate s", "documented s", "time"]
+        headers += ["of whole runs", "AIMET s"]
     print("", tabulate(rows, headers, tablefmt="pipe", disable_numparse=True), sep="\n\n")
 
 

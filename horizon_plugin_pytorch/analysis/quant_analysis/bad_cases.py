@@ -7,13 +7,13 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.analysis.html_page import Curve, chart, page
@@ -29,6 +29,7 @@ from horizon_plugin_pytorch.tables import Table
 
 TEXT_FILE, STATE_FILE, PAGE_FILE = "badcase.txt", "all_badcase_info.pt", "badcase_report.html"
 _SECONDS = 60.0  # between two writings of what there is so far
+_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 PostProcess = Callable[[Any], Any] | None
 
 
@@ -173,7 +174,8 @@ class Search:
         steps = 0
         try:
             with self._subjects[0].quiet(), self._subjects[1].quiet():
-                bar = tqdm(itertools.islice(batches, count), total=total, desc=self._who, disable=None)
+                given = self._given(itertools.islice(batches, count))
+                bar = tqdm(given, total=total, desc=self._who, disable=None)
                 written = time.monotonic()
                 for step, batch in enumerate(bar):
                     self._look_at(step, batch)
@@ -187,6 +189,16 @@ class Search:
                 write(self.found)
         self._tell(steps, count)
         return self.found
+
+    def _given(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """What the loader gives; an error of its own says at which batch."""
+        count = 0
+        try:
+            for batch in batches:
+                count += 1
+                yield batch
+        except Exception as error:
+            raise CheckError(f"{self._who}: the data loader failed at batch {count}: {_short(error)}.") from error
 
     def _look_at(self, step: int, batch: Any) -> None:
         wanted, found = self._outputs(step, batch)
@@ -239,7 +251,8 @@ class Search:
         return kept(named_outputs(out))
 
     def _tell_shuffled(self, batches: Any) -> None:
-        if isinstance(batches, DataLoader) and isinstance(getattr(batches, "sampler", None), RandomSampler):
+        inner = getattr(getattr(batches, "batch_sampler", None), "sampler", None)
+        if isinstance(batches, DataLoader) and any(isinstance(one, _SHUFFLING) for one in (batches.sampler, inner)):
             warn(
                 f"{self._who}: the data loader shuffles, so the indices of {TEXT_FILE} are those of this run only; the "
                 f"bad cases themselves are kept in {STATE_FILE}. Give shuffle=False, or a generator with a seed.",

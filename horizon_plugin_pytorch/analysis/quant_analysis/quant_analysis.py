@@ -110,6 +110,13 @@ class QuantAnalysis:
         self.analysis_model_type = _type_of(analysis_model_type, analysis_model)
         if isinstance(analysis_model, nn.Module):
             require_two_models(baseline_model, analysis_model, _WHO)
+        if self.analysis_model_type == "fake_quant" and stage_of(baseline_model) != "float":
+            warn(
+                f'{_WHO}: "fake_quant" compares with the float model, and the baseline is a {stage_of(baseline_model)} '
+                "model, whose own rounding does not show. Preparation may work in place: keep `copy.deepcopy(model)` "
+                "of the float model from before as the baseline.",
+                QuantizationWarning,
+            )
         devices = _devices(device_ids)
         if not torch.backends.flags_frozen():  # by `torch.backends.disable_global_flags`: then it is as it is
             torch.backends.cudnn.deterministic = True  # as the documents say: runs are compared

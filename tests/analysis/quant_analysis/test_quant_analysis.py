@@ -6,13 +6,14 @@ import copy
 import csv
 import math
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import horizon_plugin_pytorch as horizon
 from horizon_plugin_profiler.model_profilerv2 import ModelProfiler, QuantAnalysis
@@ -342,6 +343,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         QuantAnalysis(NET, model, "fake_quant", device_ids=[63], out_dir=tmp_path)
     with pytest.warns(QuantizationWarning, match="old name"):
         QuantAnalysis(model, hbdk4.pre_export(model), "pt_lut", out_dir=tmp_path)
+    other = copy.deepcopy(model)  # as where a model was prepared in place, and its copy is taken for the float one
+    with pytest.warns(QuantizationWarning, match="the baseline is a qat model, whose own rounding does not show"):
+        QuantAnalysis(other, model, "fake_quant", out_dir=tmp_path)
     calibrating = copy.deepcopy(model)
     set_fake_quantize(calibrating, FakeQuantState.CALIBRATION)
     with pytest.warns(QuantizationWarning, match="CALIBRATION state"):
@@ -355,9 +359,22 @@ def test_loaders_that_end_early_or_shuffle(tmp_path: Path) -> None:
         qa.auto_find_bad_case(batches(), num_steps=5)
     with pytest.raises(CheckError, match="gave no batch"):
         qa.auto_find_bad_case(iter([]))
-    loader = DataLoader([(x[0], y[0]) for x, y in batches()], shuffle=True)
-    with pytest.warns(QuantizationWarning, match="shuffles"):
-        qa.auto_find_bad_case(loader)
+    with pytest.raises(QuantizationConfigError, match="must be a list, tuple, generator or DataLoader of batches"):
+        qa.auto_find_bad_case(batches()[0][0])
+    data = [(x[0], y[0]) for x, y in batches()]
+    shuffled = BatchSampler(RandomSampler(data), 1, drop_last=False)
+    for loader in (DataLoader(data, shuffle=True), DataLoader(data, batch_sampler=shuffled)):
+        with pytest.warns(QuantizationWarning, match="shuffles"):
+            qa.auto_find_bad_case(loader, metric="L1")
+
+    def broken() -> Iterator[Any]:
+        yield from batches(2)
+        raise OSError("no such image")
+
+    with pytest.raises(CheckError, match="the data loader failed at batch 2: OSError: no such image"):
+        analysis(tmp_path / "broken").auto_find_bad_case(broken(), metric="L1")
+    kept = analysis(tmp_path / "broken").load_bad_case()
+    assert not kept.is_complete and set(kept.history["0-score"]["L1"]) == {0, 1}
 
 
 def test_metrics_of_the_user(tmp_path: Path) -> None:
@@ -381,6 +398,22 @@ def test_metrics_of_the_user(tmp_path: Path) -> None:
         later.sensitivity()
     later.run()
     assert later.sensitivity(gap, outputs=["0-score"])["0-score"] == tables["0-score"]
+
+
+def test_metrics_without_a_number_in_sensitivity(tmp_path: Path) -> None:
+    qa = analysis(tmp_path)
+    qa.set_bad_case(batches()[0])
+
+    def rarely(one: Tensor, other: Tensor) -> float:
+        error = float((one - other).abs().max())
+        return error if error > 1e-3 else math.nan
+
+    with pytest.warns(QuantizationWarning, match="rarely was not a number"):
+        values = [row[3] for row in qa.sensitivity(rarely, outputs=["0-features-0"])["0-features-0"]]
+    numbers = [value for value in values if not math.isnan(value)]
+    assert 0 < len(numbers) < len(values) and values[: len(numbers)] == sorted(numbers, reverse=True)  # NaN is last
+    with pytest.raises(CheckError, match="gives one number"):
+        qa.sensitivity(lambda one, other: (one - other).abs(), outputs=["0-features-0"])
 
 
 def test_what_fails_keeps_what_was_found(tmp_path: Path) -> None:
