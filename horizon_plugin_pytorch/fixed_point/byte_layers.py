@@ -2,14 +2,14 @@
 
 Activations are int8 or int16, images with channels last; integers of 16 bits go through the kernels as two bytes. A
 kernel's sums leave it in float32 and are finished as the plan says, some images or rows at a time, while they are in
-the cache.
+the cache. Where two float32 roundings are proved to give the plan's requantization, the kernel makes the bytes itself.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,9 +17,12 @@ from torch import Tensor
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.fixed_point.accumulator import Layout, WideFinish, whole_weight
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import AccumulatorPlan, Geometry, channel_parts, cut_layer
+from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, Line, choose_line
 
 _CHUNK = 1 << 19  # sums that are finished together: two megabytes
 _FEW_PRODUCTS = 256  # of a sum: to cut 16 bits into bytes takes longer than what kernels save
+_MOST_UNPROVED = 0.25  # of the channels
+_FEW_SUMS = 1 << 16  # of which to compute some channels again takes longer than to finish them all
 _BYTE, _TWO_BYTES = (-128, 127), (-(1 << 15), (1 << 15) - 1)
 
 
@@ -61,6 +64,39 @@ def _pieces(plan: AccumulatorPlan, groups: int, digits: int) -> list[_Piece] | N
     return pieces
 
 
+@dataclass(frozen=True)
+class _Rounding:
+    """A layer whose kernel requantizes, and the channels for which it does not: these are finished as in others.
+
+    Attributes:
+        rest: the channels; None if there are none.
+        rest_conv, rest_bias, rest_factor: their layer.
+        takes_rest: does their layer have as many inputs as they are? A depthwise one has.
+    """
+
+    conv: kernels.PackedConv
+    line: Line
+    low: int
+    high: int
+    rest: Tensor | None = None
+    rest_conv: kernels.PackedConv | None = None
+    rest_bias: Tensor | None = None
+    rest_factor: Tensor | None = None
+    takes_rest: bool = False
+
+    def __call__(self, taken: Tensor) -> Tensor | None:
+        """int8, channels last; None where that would not be faster."""
+        if self.rest is None:
+            return self.conv.rounded(taken, self.line.scale, self.line.offset, self.low, self.high)
+        if taken.shape[0] * taken.shape[2] * taken.shape[3] * len(self.line.scale) < _FEW_SUMS:
+            return None
+        out = self.conv.rounded(taken, self.line.scale, self.line.offset, self.low, self.high)
+        assert self.rest_conv is not None and self.rest_factor is not None
+        acc = self.rest_conv(taken.index_select(1, self.rest) if self.takes_rest else taken, self.rest_bias)
+        acc.mul_(self.rest_factor).round_().clamp_(self.low, self.high)
+        return out.index_copy_(1, self.rest, acc.to(torch.int8))
+
+
 class ByteLayer:
     """A layer of int8 weights for one plan, packed when it first runs. Threads may use it at the same time.
 
@@ -78,6 +114,7 @@ class ByteLayer:
         pieces: list[_Piece],
     ) -> None:
         self._plan, self._geometry, self._pieces = plan, geometry, pieces
+        self._range = input_range
         self._digits = 1 if _is_within(input_range, _BYTE) else 2
         self._has_negative = input_range[0] < 0
         self._walk = kernels.Walk() if geometry is None else _walk(geometry)
@@ -92,6 +129,9 @@ class ByteLayer:
         is_wide = plan.factor.dtype == torch.float64
         self._wide = WideFinish(plan, self._factor, bias, self._residual_factor) if is_wide else None
         self._bias = bias
+        self._has_run = False
+        self._rounding: _Rounding | None = None
+        self._is_rounding_known = not self._may_round()
 
     @classmethod
     def of(
@@ -128,7 +168,57 @@ class ByteLayer:
             return None
         return self._linear(x, residual) if self._geometry is None else self._convolve(x, residual)
 
+    def _may_round(self) -> bool:
+        """Are its sums one float32 number that only has to be multiplied and rounded to a byte?"""
+        plan = self._plan
+        is_one = self._digits == 1 and self._wide is None and len(self._pieces) <= 1 and plan.residual_factor is None
+        return is_one and not plan.is_real and _is_within((plan.low, plan.high), _BYTE) and plan.low < plan.high
+
+    def _rounded(self, taken: Tensor) -> Tensor | None:
+        """The output as the kernel rounds it; None where it does not.
+
+        To look for the numbers that it needs takes as long as some runs do: not for a layer that runs only once.
+        """
+        if self._rounding is not None:
+            return self._rounding(taken)
+        if self._is_rounding_known:
+            return None
+        if not self._has_run:
+            self._has_run = True
+            return None
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if not self._is_rounding_known:
+                self._rounding = self._find_rounding(taken.shape) if kernels.are_kernels_rounding() else None
+                self._is_rounding_known = True
+        return None if self._rounding is None else self._rounding(taken)
+
+    def _find_rounding(self, shape: torch.Size) -> _Rounding | None:
+        plan, walk = self._plan, self._walk
+        weight = self._pieces[0].weight if self._pieces else self._whole_matrix()[..., None, None]
+        reach = weight.flatten(1).abs().sum(1, dtype=torch.float64) * max(-self._range[0], self._range[1])
+        if float(reach.max()) >= EXACT_FLOAT32:
+            return None
+        line = choose_line(plan.factor, plan.bias, plan.low, plan.high, reach)
+        rest = line.unproved
+        is_depthwise = weight.shape[:2] == (walk.groups, 1)
+        if len(rest) > _MOST_UNPROVED * len(weight) or (len(rest) and walk.groups > 1 and not is_depthwise):
+            return None
+        conv = self._convs[0] if self._convs else self._pack_for(weight, walk, self._digits - 1, shape)
+        if len(rest) == 0:
+            return _Rounding(conv, line, plan.low, plan.high)
+        takes_rest = is_depthwise and walk.groups > 1
+        rest_walk = replace(walk, groups=len(rest)) if takes_rest else walk
+        rest_conv = self._pack_for(weight[rest], rest_walk, self._digits - 1, shape)
+        bias, factor = None if plan.bias is None else plan.bias[rest], plan.factor[rest].reshape(-1, 1, 1)
+        return _Rounding(conv, line, plan.low, plan.high, rest, rest_conv, bias, factor, takes_rest)
+
     def _linear(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
+        if residual is None and not (self._is_rounding_known and self._rounding is None):
+            # Rows are the positions of an image.
+            rows = x.reshape(-1, x.shape[-1])
+            out = self._rounded(self._bytes_of(rows.t()[None, :, :, None])[0])
+            if out is not None:
+                return out[0, :, :, 0].t().reshape(*x.shape[:-1], out.shape[1])
         matrix = self._matrix if self._matrix is not None else self._transpose()
         shape = (*x.shape[:-1], matrix.shape[1])
         if residual is not None and residual.shape != shape:
@@ -180,6 +270,10 @@ class ByteLayer:
         return self._images(x, residual)
 
     def _images(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
+        if residual is None and not (self._is_rounding_known and self._rounding is None) and self._is_large_enough(x):
+            out = self._rounded(self._bytes_of(x)[0])
+            if out is not None:
+                return out
         sizes = self._output_sizes(x)
         if min(sizes) <= 0 or (residual is not None and residual.shape != sizes):
             return None
@@ -216,20 +310,24 @@ class ByteLayer:
         axes = zip(x.shape[2:], kernel, walk.stride, walk.padding, walk.dilation, strict=True)
         return torch.Size([len(x), len(weight), *[(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]])
 
+    def _is_large_enough(self, x: Tensor) -> bool:
+        walk, kernel = self._walk, (1, *self._pieces[0].weight.shape[2:])[-2:]
+        axes = zip(x.shape[2:], kernel, walk.padding, walk.dilation, strict=True)
+        return all(n + 2 * p > d * (k - 1) for n, k, p, d in axes)
+
     def _pack(self, shape: torch.Size) -> list[kernels.PackedConv]:
         with self._lock, torch.inference_mode(False), torch.no_grad():  # they outlive the call
             if not self._convs:
-                self._convs = [self._packed(piece, shape) for piece in self._pieces]
+                self._convs = [self._pack_for(p.weight, self._walk, p.digit, shape) for p in self._pieces]
         return self._convs
 
-    def _packed(self, piece: _Piece, shape: torch.Size) -> kernels.PackedConv:
-        weight = piece.weight.to(torch.int8)
+    def _pack_for(self, weight: Tensor, walk: kernels.Walk, digit: int, shape: torch.Size) -> kernels.PackedConv:
+        weight = weight.to(torch.int8)
         weight = weight.unsqueeze(2) if weight.dim() == 3 else weight
-        is_signed = self._has_negative and piece.digit == self._digits - 1
+        is_signed = self._has_negative and digit == self._digits - 1
         count, _, height, width = shape
-        channels = weight.shape[1] * self._walk.groups
-        seen = torch.Size([count, channels, height, width])
-        return kernels.PackedConv(weight, self._walk, 128 if is_signed else 0, seen)
+        seen = torch.Size([count, weight.shape[1] * walk.groups, height, width])
+        return kernels.PackedConv(weight, walk, 128 if is_signed else 0, seen)
 
     def _bytes_of(self, x: Tensor) -> list[Tensor]:
         """What convolutions take: unsigned bytes, channels last; the signed one 128 more if there are negatives."""

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +63,14 @@ class PackedConv:
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
 
+    def rounded(self, x: Tensor, scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
+        """``clamp(round(float32(float32(acc * scale) + offset)), low, high)`` of the sums: int8, channels last."""
+        is_whole = (low, high) == (-128, 127)
+        return torch.ops.onednn.qconv2d_pointwise(
+            x, 1.0, self._zero_point, self._packed, scale, self._zeros, offset, *self._geometry,
+            1.0, 0, torch.int8, "none" if is_whole else "hardtanh", [] if is_whole else [float(low), float(high)], "",
+        )  # fmt: skip
+
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` of two int8 matrices, in int32."""
@@ -71,11 +79,19 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return torch._int_mm(a, b)
 
 
+class Conv(Protocol):
+    """What a convolution can do: see `PackedConv`."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    def rounded(self, x: Tensor, scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The kernels that are proved and used: `PackedConv` and `multiply`, or others with their arguments."""
 
-    conv: Callable[[Tensor, Walk, int, torch.Size], Callable[[Tensor, Tensor | None], Tensor]] = PackedConv
+    conv: Callable[[Tensor, Walk, int, torch.Size], Conv] = PackedConv
     multiply: Callable[[Tensor, Tensor], Tensor] = multiply
 
 
@@ -112,8 +128,17 @@ def disproof(kernels: Kernels) -> str:
     >>> disproof(Kernels(multiply=lambda a, b: (a.float() @ b.float()).clamp(-32768, 32767).int()))
     'a product of 33x1025 by 1025x40 matrices, largest by largest, has wrong sums'
     """
+    return _first(_failures(kernels))
+
+
+def rounding_disproof(kernels: Kernels) -> str:
+    """What shows that a kernel's own requantization is not that of `PackedConv.rounded`; empty if it is."""
+    return _first(_wrong_roundings(kernels))
+
+
+def _first(failures: Iterator[str]) -> str:
     try:
-        return next(_failures(kernels), "")
+        return next(failures, "")
     except (RuntimeError, AttributeError, TypeError, NotImplementedError) as error:
         return f"torch refuses a call: {str(error).splitlines()[0]}"
 
@@ -147,6 +172,28 @@ def _is_exact(kernels: Kernels, x: Tensor, weight: Tensor, walk: Walk, zero_poin
     return torch.equal(conv(taken, bias), exact.float())
 
 
+def _wrong_roundings(kernels: Kernels) -> Iterator[str]:
+    generator = torch.Generator().manual_seed(0)
+    for name, (channels, outputs, kernel, walk, image) in _CONVOLUTIONS.items():
+        for zero_point, (low, high) in ((0, (0, 127)), (128, (-128, 127)), (128, (0, 96))):
+            x = torch.randint(256, (2, channels, *image), generator=generator)
+            weight = torch.randint(-128, 128, (outputs, channels // walk.groups, *kernel), generator=generator)
+            walked = walk.stride, walk.padding, walk.dilation, walk.groups
+            sums = F.conv2d((x - zero_point).double(), weight.double(), None, *walked).float()
+            by_channel = sums.transpose(0, 1).flatten(1)
+            scale = torch.rand(outputs, generator=generator).add_(0.2) * 100 / by_channel.abs().amax(1).clamp_(min=1)
+            # The first sum of each channel lands on a half if it is rounded after the product and after the offset, and
+            # rarely otherwise. So an order of steps that is not this one shows.
+            half = torch.randint(low, high, (outputs,), generator=generator) + 0.5
+            offset = half - by_channel[:, 0] * scale
+            expected = by_channel.mul(scale.unsqueeze(1)).add_(offset.unsqueeze(1)).round_().clamp_(low, high)
+            taken = x.to(torch.uint8).contiguous(memory_format=torch.channels_last)
+            conv = kernels.conv(weight.to(torch.int8), walk, zero_point, x.shape)
+            got = conv.rounded(taken, scale, offset, low, high)
+            if got.dtype != torch.int8 or not torch.equal(got.transpose(0, 1).flatten(1).float(), expected):
+                yield f"a convolution ({name}), limits {low} and {high}, zero point {zero_point}, is rounded otherwise"
+
+
 class _Choice:
     """Whether the kernels are used in this process."""
 
@@ -154,6 +201,7 @@ class _Choice:
         self._lock = threading.Lock()
         self._is_wanted: bool | None = None  # None: as the environment has it
         self._disproof: str | None = None  # None: not tried yet
+        self._rounding_disproof: str | None = None
 
     def want(self, is_wanted: bool | None) -> None:
         self._is_wanted = is_wanted
@@ -173,8 +221,16 @@ class _Choice:
         if self._disproof is None:
             with self._lock:
                 if self._disproof is None:
-                    self._disproof = _try(Kernels())
+                    self._disproof = _try(disproof, Kernels())
         return self._disproof
+
+    @property
+    def rounding_disproof(self) -> str:
+        if self._rounding_disproof is None:
+            with self._lock:
+                if self._rounding_disproof is None:
+                    self._rounding_disproof = _try(rounding_disproof, Kernels())
+        return self._rounding_disproof
 
 
 def _asked_for(value: str) -> bool:
@@ -185,10 +241,10 @@ def _asked_for(value: str) -> bool:
 
 
 @untraced
-def _try(kernels: Kernels) -> str:
+def _try(proof: Callable[[Kernels], str], kernels: Kernels) -> str:
     modes: Any = torch.utils._python_dispatch._disable_current_modes()
     with modes, torch.inference_mode(False), torch.no_grad():
-        return disproof(kernels)
+        return proof(kernels)
 
 
 _choice = _Choice()
@@ -212,6 +268,11 @@ def are_kernels_used() -> bool:
     return _choice.is_wanted and not _choice.disproof
 
 
+def are_kernels_rounding() -> bool:
+    """May kernels requantize their sums themselves? Asked where they are used; the first call in a process tries it."""
+    return not _choice.rounding_disproof
+
+
 def integer_kernels() -> str:
     """Whether layers run on integer kernels in this process, and why not if they do not."""
     if not _choice.is_wanted:
@@ -219,4 +280,5 @@ def integer_kernels() -> str:
         return f"off: turned off by {'use_integer_kernels' if is_set else f'the environment variable {VARIABLE}'}"
     if _choice.disproof:
         return f"off: not exact on this machine ({_choice.disproof}); layers run on float32, with the same integers"
-    return "on: oneDNN's, proved exact on this machine"
+    rounding = _choice.rounding_disproof
+    return "on: oneDNN's, proved exact on this machine" + (f"; requantized on float32 ({rounding})" if rounding else "")

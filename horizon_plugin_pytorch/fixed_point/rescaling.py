@@ -14,6 +14,8 @@ A *factor* is the tensor ``M / 2**n``. Its dtype says how to compute with it:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,8 @@ EXACT_FLOAT32 = 1 << 24
 _TRIES = 256
 _MOST_STEPS = 512
 _AT_ONCE = 128  # channels that are proved together: with 510 points each their temporaries stay in the cache
+_SCALE_MOVES = (0, 1, -1, 2, -2, 3, -3)  # in float32 numbers; farther ones are hardly ever proved
+_FAR = 2.0**30
 
 
 def last_sum(x: Tensor) -> Tensor:
@@ -143,3 +147,72 @@ def rescale_(acc: Tensor, factor: Tensor, low: float, high: float) -> Tensor:
         acc = acc.double()
     # Beyond 2**24 float32 rounds, but that is beyond every range too.
     return acc.mul_(factor.double()).add_(0.5).floor_().float().clamp_(low, high)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Requantization as integer kernels do it: ``clamp(round(float32(float32(acc * scale) + offset)), low, high)``.
+
+    Attributes:
+        scale, offset: float32, one for each channel.
+        is_proved: for which channels this is the definition.
+    """
+
+    scale: Tensor
+    offset: Tensor
+    is_proved: Tensor
+
+    @property
+    def unproved(self) -> Tensor:
+        """The channels for which it is not the definition."""
+        return (~self.is_proved).nonzero().flatten()
+
+
+def choose_line(factor: Tensor, bias: Tensor | None, low: int, high: int, reach: Tensor) -> Line:
+    """Scales and offsets with which two float32 roundings give the definition for every ``|acc| <= reach``.
+
+    The bias is part of the definition here: ``(acc + bias) * factor``. A scale near the factor leaves an interval of
+    offsets for which no step comes early or late; its middle is taken, and every step is then compared.
+
+    Args:
+        factor: float32, one for each channel.
+        bias: integers, or None.
+        reach: the largest ``|acc|``, below 2**24.
+    """
+    value = factor.double().reshape(-1)
+    shift = torch.zeros_like(value) if bias is None else bias.double().reshape(-1)
+    parts = zip(*(t.split(_AT_ONCE) for t in (value, shift, reach.double().reshape(-1))), strict=True)
+    lines = [_line(f, b, r, low, high) for f, b, r in parts]
+    return Line(*(torch.cat([getattr(line, name) for line in lines]) for name in ("scale", "offset", "is_proved")))
+
+
+def _line(factor: Tensor, bias: Tensor, reach: Tensor, low: int, high: int) -> Line:
+    k = torch.arange(low + 1, high + 1, device=factor.device, dtype=torch.float64)
+    half = k - 0.5
+    room = torch.ldexp(
+        torch.ones_like(half), torch.frexp(half)[1].double() - 24
+    )  # float32 numbers there are so far apart
+    is_odd = k.remainder(2) == 1  # a half is rounded to the even side
+    # Steps beyond the reach are replaced by its ends, as in `_is_proved`.
+    limit = reach.unsqueeze(1)
+    step = (half / factor.unsqueeze(1)).ceil_().sub_(bias.unsqueeze(1))
+    before, is_beyond, is_earlier = torch.minimum(step - 1, limit).float(), step > limit, step - 1 < -limit
+    step = torch.maximum(step, -limit).float()
+    scale, offset = factor.float(), torch.zeros_like(factor, dtype=torch.float32)
+    is_proved, pending = torch.zeros_like(scale, dtype=torch.bool), torch.arange(len(scale), device=factor.device)
+    for move in _SCALE_MOVES:
+        tried = (factor[pending].float().view(torch.int32) + move).view(torch.float32)
+        stepped, waiting = step[pending] * tried.unsqueeze(1), before[pending] * tried.unsqueeze(1)
+        late, early = is_beyond[pending], is_earlier[pending]
+        lowest = (half + room * is_odd - stepped).masked_fill_(late, -_FAR).amax(1)
+        highest = (half - room * ~is_odd - waiting).masked_fill_(early, _FAR).amin(1)
+        middle = torch.add(lowest, highest).mul_(0.5).float()
+        has_stepped = stepped.add_(middle.unsqueeze(1)).round_() >= k
+        has_waited = waiting.add_(middle.unsqueeze(1)).round_() < k
+        is_done = ((has_stepped | late) & (has_waited | early)).all(1)
+        done = pending[is_done]
+        scale[done], offset[done], is_proved[done] = tried[is_done], middle[is_done], True
+        pending = pending[~is_done]
+        if len(pending) == 0:
+            break
+    return Line(scale, offset, is_proved)

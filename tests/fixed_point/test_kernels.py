@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.fixed_point import kernels
-from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk, disproof
+from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk, disproof, rounding_disproof
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import (
@@ -35,15 +36,34 @@ def as_the_environment_says() -> Iterator[None]:
     fp.use_integer_kernels(None)
 
 
-def exact_conv(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> Callable[..., Tensor]:
-    """What the kernel should do, in float64."""
+Steps = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-    def run(x: Tensor, bias: Tensor | None) -> Tensor:
-        walked = walk.stride, walk.padding, walk.dilation, walk.groups
-        acc = F.conv2d(x.double() - zero_point, weight.double(), None, *walked).float()
+
+class StandIn:
+    """A convolution by its sums, and the steps of its requantization."""
+
+    def __init__(self, sums: Callable[[Tensor], Tensor], steps: Steps) -> None:
+        self.sums, self.steps = sums, steps
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        acc = self.sums(x)
         return acc if bias is None else acc + bias.reshape(-1, 1, 1)
 
-    return run
+    def rounded(self, x: Tensor, scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
+        out = self.steps(self.sums(x), scale.reshape(-1, 1, 1), offset.reshape(-1, 1, 1))
+        return out.clamp(low, high).to(torch.int8)
+
+
+def exact_conv(
+    weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size, steps: Steps = lambda a, s, b: (a * s + b).round()
+) -> StandIn:
+    """What the kernel should do, in float64."""
+
+    def sums(x: Tensor) -> Tensor:
+        walked = walk.stride, walk.padding, walk.dilation, walk.groups
+        return F.conv2d(x.double() - zero_point, weight.double(), None, *walked).float()
+
+    return StandIn(sums, steps)
 
 
 def exact_multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -58,15 +78,15 @@ def paired_multiply(a: Tensor, b: Tensor) -> Tensor:
     return pairs.sum(1) + terms[:, length:].sum(1) - 128 * b.int().sum(0)
 
 
-def paired_conv(only: Callable[[Walk, Tensor], bool]) -> Callable[..., Callable[..., Tensor]]:
+def paired_conv(only: Callable[[Walk, Tensor], bool]) -> Callable[..., StandIn]:
     """A convolution that saturates pairs of products in the layers that `only` names."""
 
-    def pack(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> Callable[..., Tensor]:
+    def pack(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> StandIn:
         exact = exact_conv(weight, walk, zero_point, shape)
 
-        def run(x: Tensor, bias: Tensor | None) -> Tensor:
+        def sums(x: Tensor) -> Tensor:
             if not only(walk, weight):
-                return exact(x, bias)
+                return exact(x, None)
             pad = F.pad(x, [walk.padding[1]] * 2 + [walk.padding[0]] * 2, value=zero_point)
             columns = F.unfold(pad.float(), weight.shape[2:], walk.dilation, 0, walk.stride)
             size = weight[0].numel()
@@ -76,16 +96,44 @@ def paired_conv(only: Callable[[Walk, Tensor], bool]) -> Callable[..., Callable[
             even = size // 2 * 2
             pairs = (terms[..., 0:even:2, :] + terms[..., 1:even:2, :]).clamp(-(2.0**15), 2.0**15 - 1)
             acc = pairs.sum(-2) + terms[..., even:, :].sum(-2) - zero_point * grouped.sum(-1).unsqueeze(-1)
-            out = acc.reshape(exact(x, None).shape)
-            return out if bias is None else out + bias.reshape(-1, 1, 1)
+            return acc.reshape(exact(x, None).shape)
 
-        return run
+        return StandIn(sums, exact.steps)
 
     return pack
 
 
 def test_exact_stand_ins_are_accepted() -> None:
     assert disproof(Kernels(exact_conv, exact_multiply)) == ""
+    assert rounding_disproof(Kernels(exact_conv, exact_multiply)) == ""
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        lambda a, s, b: (a.double() * s.double() + b.double()).float().round(),  # one rounding before the last
+        lambda a, s, b: ((a + b / s) * s).round(),
+        lambda a, s, b: (a * s + b + 0.5).floor(),
+        lambda a, s, b: (a * s).round() + b.round(),
+        lambda a, s, b: (a * s + b).trunc(),
+    ],
+    ids=["fused", "offset first", "half up", "each rounded", "cut off"],
+)
+def test_a_requantization_in_other_steps_is_refused(steps: Steps) -> None:
+    kernels = Kernels(functools.partial(exact_conv, steps=steps), exact_multiply)
+    assert "is rounded otherwise" in rounding_disproof(kernels)
+    assert disproof(kernels) == ""
+
+
+def test_a_kernel_that_cannot_requantize_still_sums() -> None:
+    def pack(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> StandIn:
+        def refuse(a: Tensor, s: Tensor, b: Tensor) -> Tensor:
+            raise RuntimeError("no such output")
+
+        return exact_conv(weight, walk, zero_point, shape, refuse)
+
+    assert rounding_disproof(Kernels(pack, exact_multiply)) == "torch refuses a call: no such output"
+    assert disproof(Kernels(pack, exact_multiply)) == ""
 
 
 @pytest.mark.parametrize(
@@ -108,16 +156,15 @@ def test_a_product_of_matrices_that_saturates_is_refused() -> None:
 
 
 def test_sums_that_are_rounded_before_the_zero_point_is_taken_off_are_refused() -> None:
-    def pack(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> Callable[..., Tensor]:
+    def pack(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> StandIn:
         bare = Walk(walk.stride, (0, 0), walk.dilation, walk.groups)
         raw = exact_conv(weight, bare, 0, shape)
 
-        def run(x: Tensor, bias: Tensor | None) -> Tensor:
+        def sums(x: Tensor) -> Tensor:
             walked = F.pad(x, [walk.padding[1]] * 2 + [walk.padding[0]] * 2, value=zero_point)
-            out = raw(walked, None) - raw(torch.full_like(walked, zero_point), None)
-            return out if bias is None else out + bias.reshape(-1, 1, 1)
+            return raw(walked, None) - raw(torch.full_like(walked, zero_point), None)
 
-        return run
+        return StandIn(sums, raw.steps)
 
     assert "long sums" in disproof(Kernels(pack, exact_multiply))
 
@@ -339,6 +386,51 @@ def test_weights_of_linear_layers_become_bytes_at_once(limit: int) -> None:
         out = layer(x, None)
     assert largest.size == weight.numel()
     assert out is not None and torch.equal(out.float(), fp.linear(x, None, *fp.flatten(plan)))
+
+
+LAYERS = {
+    "dense": ((32, 12, 3, 3), 1),
+    "pointwise": ((64, 96, 1, 1), 1),
+    "depthwise": ((48, 1, 3, 3), 48),
+    "grouped": ((16, 4, 3, 3), 4),
+    "one axis": ((24, 16, 3), 1),
+    "linear": ((40, 64), 1),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    ("low", "high", "lowest"), [(-128, 127, -128), (0, 127, 0), (0, 93, -128)], ids=["int8", "relu", "relu6"]
+)
+def test_kernels_that_requantize_give_the_integers_of_the_definition(
+    kind: str, low: int, high: int, lowest: int
+) -> None:
+    shape, groups = LAYERS[kind]
+    generator = torch.Generator().manual_seed(len(kind))
+    weight = torch.randint(-127, 128, shape, generator=generator).float()
+    # Small factors, where two roundings are often not the definition: some channels must be finished elsewhere.
+    scale = 10 ** -(torch.rand(shape[0], generator=generator, dtype=torch.float64) * 2 + 2)
+    bias = torch.randn(shape[0], generator=generator, dtype=torch.float64) * 30
+    facts = {"output_axis": 0, "groups": groups, "weight_bits": 8, "low": low, "high": high}
+    plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([1.0]), input_range=(lowest, 127), **facts)
+    axes = len(shape) - 2
+    walk = None if axes == 0 else fp.Geometry([1] * axes, [1] * axes, [1] * axes, [0] * axes, groups, False)
+    layer = fp.ByteLayer.of(plan, walk, (lowest, 127), 8)
+    assert layer is not None
+    size = (1700, shape[1]) if walk is None else (2, shape[1] * groups, *[3000][: axes % 2], *[48] * axes)[: axes + 2]
+    x = torch.randint(lowest, 128, size, generator=generator).float()
+    x[0] = 127
+    run = fp.linear if walk is None else fp.conv
+    expected = run(x, None, *fp.flatten(*([plan] if walk is None else [plan, walk])))
+    for _ in range(3):  # the second makes what the third uses
+        out = layer(x, None)
+        assert out is not None and out.dtype == torch.int8 and torch.equal(out.float(), expected)
+    small = x[:1, ..., :9, :9] if axes == 2 else x[:1]
+    out = layer(small, None)
+    expected = run(small, None, *fp.flatten(*([plan] if walk is None else [plan, walk])))
+    assert out is not None and torch.equal(out.float(), expected)
+    assert layer._rounding is not None or kind == "grouped"
 
 
 def test_a_layer_that_has_no_kernel_says_so() -> None:
