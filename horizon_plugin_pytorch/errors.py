@@ -65,6 +65,8 @@ class ConversionError(HorizonError, RuntimeError):
 class OperatorInputError(HorizonError, RuntimeError):
     """An operator of a prepared or converted model cannot run on the tensors that reached it."""
 
+    complaint = ""  # of a function: what it takes and what it got, for the module that runs it
+
 
 class ExportError(HorizonError, RuntimeError):
     """A quantized model cannot be written as ONNX."""

@@ -76,5 +76,7 @@ def pool_intervals(
     if starts.numel() == 0:
         return feat.new_zeros((0, feat.shape[1]))
     first, end = int(starts[0]), int(starts[-1] + lengths[-1])
+    if end > len(ranks_feat):
+        raise RuntimeError(f"intervals must end with the points: the last one ends at {end} of {len(ranks_feat)}")
     weights = depth[ranks_depth.long()[first:end]]
     return F.embedding_bag(ranks_feat.long()[first:end], feat, starts - first, mode="sum", per_sample_weights=weights)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.fixed_point.scattering import pool_intervals
+from horizon_plugin_pytorch.nn.input_checks import differ, refused_input
 
 
 def as_image(cells: Tensor, shape: Sequence[int]) -> Tensor:
     """Rows of cells [B * Z * Y * X, C] as [B, C, Z, Y, X]."""
     return cells.reshape(*shape[:4], -1).permute(0, 4, 1, 2, 3).contiguous()
+
+
+def require_view(depth: Any, feat: Any, shape: Sequence[int]) -> None:
+    """Insist on features whose channels are those of the view."""
+    is_sound = len(shape) == 5 and depth.dim() == 5 and feat.dim() == 5
+    if not is_sound or differ(feat.shape[-1], shape[4] if type(shape[4]) is int else int(shape[4])):
+        raise refused_input(
+            "BevPoolV2", "depth [B, N, D, H, W], feat [B, N, H, W, C] and bev_feat_shape [B, Z, Y, X, C]",
+            depth=depth, feat=feat, bev_feat_shape=str(list(shape)),
+        )  # fmt: skip
 
 
 def _running_sums(
@@ -58,6 +70,7 @@ class BevPoolV2(nn.Module):
             interval_starts, interval_lengths: the points of each cell, one interval after the other.
             bev_feat_shape: [B, Z, Y, X, C].
         """
+        require_view(depth, feat, bev_feat_shape)
         pool = _running_sums if is_written() else pool_intervals  # a file may be given other intervals
         total = pool(depth.flatten(), feat.flatten(0, -2), ranks_depth, ranks_feat, interval_starts, interval_lengths)
         batch, z, y, x = bev_feat_shape[:4]

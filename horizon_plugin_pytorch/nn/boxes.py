@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.function_handlers import calling_line
+from horizon_plugin_pytorch.nn.input_checks import refused_input
 from horizon_plugin_pytorch.qtensor import QTensor
 
 # exp of a predicted size is limited to this factor, as detection networks do, so that it cannot overflow.
@@ -72,6 +73,8 @@ def decode(anchors: Tensor, deltas: Tensor, is_absolute: bool = False) -> Tensor
 
 def clip(boxes: Tensor, image_size: Sequence[float] | Tensor) -> Tensor:
     """Limit boxes to an image of this height and width."""
+    if len(image_size) != 2:
+        raise refused_input("clip_size", "height and width of an image", clip_size=str(image_size))
     height, width = (float(v) for v in image_size)
     limit = boxes.new_tensor([width, height, width, height])
     return torch.minimum(boxes.clamp(min=0), limit)

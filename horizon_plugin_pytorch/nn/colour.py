@@ -51,8 +51,8 @@ def _image(x: Any, what: str) -> Tensor:
 
 
 def _three_channels(x: Any, what: str) -> Tensor:
-    if not isinstance(x, Tensor) or x.dim() < 3 or x.shape[-3] != 3:
-        found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    if not isinstance(x, Tensor) or x.dim() < 3 or x.shape[-3] != 3 or x.is_complex():
+        found = f"{tuple(x.shape)} ({x.dtype})" if isinstance(x, Tensor) else type(x).__name__
         raise OperatorInputError(f"`{what}` takes images of shape [N, 3, H, W], got {found}.")
     return x
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import OperatorInputError
+from horizon_plugin_pytorch.nn.input_checks import refused_input
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
@@ -32,10 +33,13 @@ def filter(*inputs: Tensor, threshold: float, idx_range: tuple[int, int] | None 
     >>> value, index, place, data
     (tensor([0.9000]), tensor([0]), tensor([[0, 1]]), tensor([[0.9000, 0.3000]]))
     """
+    if not all(isinstance(x, Tensor) for x in inputs) or not isinstance(threshold, (int, float, Tensor)):
+        kinds = ", ".join(type(x).__name__ for x in inputs)
+        raise refused_input("filter", "maps [N, C, H, W] and a number as threshold", inputs=kinds, threshold=threshold)
     sizes = [tuple(map(int, x.shape)) for x in inputs]  # while torch.jit traces, they are tensors
     if not inputs or any(len(size) != 4 for size in sizes) or len({(n, *place) for n, _, *place in sizes}) > 1:
         raise OperatorInputError(
-            f"`filter` takes maps [N, C, H, W] of one N, H and W, got {', '.join(map(str, sizes))}."
+            f"`filter` takes maps [N, C, H, W] of one N, H and W, got {', '.join(map(str, sizes)) or 'none'}."
         )
     maps = [x.as_real() if isinstance(x, QTensor) else x for x in inputs]
     first, last = (0, maps[0].shape[1]) if idx_range is None else idx_range
@@ -72,6 +76,8 @@ def rle(input: Tensor) -> list[Tensor]:
     [tensor([2, 7, 3, 2, 1])]
     """
     whole = input.as_grid() if isinstance(input, QTensor) else input
+    if not isinstance(whole, Tensor):
+        raise refused_input("rle", "a tensor [N, ...]", "Stack the maps of a list.", input=whole)
     if whole.dim() == 0:
         raise OperatorInputError("`rle` takes a batch of maps, got one number.")
     if type(input) is Tensor and whole.is_floating_point() and not torch.equal(whole, whole.round()):

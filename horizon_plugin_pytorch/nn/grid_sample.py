@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import OperatorInputError
+from horizon_plugin_pytorch.nn.input_checks import refused_input
 from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
@@ -67,6 +68,8 @@ class Warp(nn.Module):
 
     def forward(self, input: Tensor, grid: Tensor) -> Tensor:
         """Sample `input` [N, C, H, W]; `grid` [N, H', W', 2], or [N, 2, H', W'], holds distances in x and y."""
+        if input.dim() != 4:
+            raise refused_input("warp", "an image [N, C, H, W]", "Add the axis of the batch.", input=input, grid=grid)
         grid = channels_last(grid)
         height, width = input.shape[2:]
         x = torch.arange(grid.shape[2], dtype=grid.dtype, device=grid.device)

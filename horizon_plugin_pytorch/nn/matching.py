@@ -14,6 +14,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn.boxes import require_real
+from horizon_plugin_pytorch.nn.input_checks import refused_input
 from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
@@ -49,6 +50,10 @@ def _checked(who: str, boxes: Any, others: Any, counts: Any, columns: int) -> tu
     if boxes.dim() == 3 and len(boxes) != len(others):
         raise OperatorInputError(
             f"`{who}`: boxes of {len(boxes)} images and ground truth of {len(others)}; boxes [n, 4] are for all images."
+        )
+    if counts.is_floating_point() and not torch.equal(counts, counts.round()):
+        raise refused_input(
+            who, "whole numbers of boxes", "Count the boxes of each image.", numbers=str(counts.tolist())
         )
     if counts.numel() and not 0 <= int(counts.min()) <= int(counts.max()) <= others.shape[1]:
         raise OperatorInputError(f"`{who}`: {counts.tolist()} of {others.shape[1]} boxes are said to be real.")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.nn.boxes import overlap, require_real, top
+from horizon_plugin_pytorch.nn.input_checks import is_count, refused_input
 from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 _BLOCK = 512
@@ -94,6 +95,13 @@ def _nms(
     output_num: int | None,
 ) -> Tensor:
     require_real(what, boxes, scores)
+    if not isinstance(boxes, Tensor) or not isinstance(scores, Tensor):
+        raise refused_input(what, "tensors of boxes [n, 4] and of scores [n]", boxes=boxes, scores=scores)
+    if not isinstance(iou_threshold, (int, float, Tensor)):
+        raise refused_input(what, "a number as iou_threshold", iou_threshold=iou_threshold)
+    for name, count in (("pre_nms_top_n", pre_nms_top_n), ("output_num", output_num)):
+        if count is not None and not is_count(count):
+            raise refused_input(what, f"None or a whole number as {name}", "None is all of them.", **{name: count})
     if boxes.dim() != 2 or boxes.shape[1] != 4 or scores.shape != boxes.shape[:1]:
         raise ValueError(
             f"`{what}` takes boxes of shape [n, 4] and scores of shape [n], got {tuple(boxes.shape)} and "

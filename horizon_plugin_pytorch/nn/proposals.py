@@ -15,6 +15,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn import boxes as geometry
 from horizon_plugin_pytorch.nn.boxes import require_real, top
+from horizon_plugin_pytorch.nn.input_checks import refused_input
 from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
@@ -118,7 +119,10 @@ def decode(
     moves = regressions.unflatten(1, (-1, 4))
     moves = moves[:, 0] if moves.shape[1] == 1 else moves[torch.arange(len(boxes), device=moves.device), classes]
     if regression_scale is not None:
-        moves = moves * torch.as_tensor(regression_scale, dtype=moves.dtype, device=moves.device)
+        factor = torch.as_tensor(regression_scale, dtype=moves.dtype, device=moves.device)
+        if factor.numel() not in (1, 4):
+            raise refused_input("decode", "a regression_scale of one or four numbers", regression_scale=factor)
+        moves = moves * factor
     found = geometry.decode(boxes, moves, is_absolute=abs_offset)
     if clip_size is not None:
         found = geometry.clip(found, clip_size)

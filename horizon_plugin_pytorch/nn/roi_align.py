@@ -11,24 +11,45 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import OperatorInputError
+from horizon_plugin_pytorch.nn.input_checks import refused_input
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
+_BOXES = "Left, top, right and bottom of the boxes of each image, or of all boxes with the image in front."
 _EPSILON = 1e-6  # a box exactly between two levels belongs to the coarser one
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    return (int(value), int(value)) if isinstance(value, (int, float)) else (int(value[0]), int(value[1]))
+    sizes = (value, value) if isinstance(value, (int, float)) else tuple(value)
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise refused_input("roi_align", "an output_size of one or two positive numbers", output_size=str(value))
+    return int(sizes[0]), int(sizes[1])
+
+
+def require_maps(maps: Sequence[Any], count: int = 1) -> None:
+    """Insist on feature maps [N, C, H, W], as many as there are strides."""
+    if len(maps) != count:
+        raise refused_input("MultiScaleRoIAlign", f"{count} feature maps, one for each stride", maps=len(maps))
+    for x in maps:
+        if not isinstance(x, Tensor) or x.dim() != 4 or not (isinstance(x, QTensor) or x.is_floating_point()):
+            raise refused_input("roi_align", "feature maps [N, C, H, W] of real numbers", input=x)
 
 
 def boxes_and_images(boxes: Any, count: int) -> tuple[Tensor, Tensor]:
     """All boxes [K, 4], and the image that each belongs to.
 
     Args:
-        boxes: one tensor [n, 4] or [1, n, 4] for each image, or one tensor [K, 5] with the image in front.
+        boxes: one tensor [n, 4] or [1, n, 4] for each image, or one tensor [K, 5] with the image in front, of which
+            those of images that are not there have zeros for features.
         count: of images.
     """
     if isinstance(boxes, Tensor):
+        if boxes.dim() != 2 or boxes.shape[1] != 5:
+            raise refused_input("roi_align", "one tensor [K, 5], or a list of tensors [n, 4]", _BOXES, boxes=boxes)
         return boxes[:, 1:], boxes[:, 0].long()
+    if not boxes or not all(isinstance(b, Tensor) and b.dim() in (2, 3) and b.shape[-1] == 4 for b in boxes):
+        wrong = next((b for b in boxes if not isinstance(b, Tensor) or b.shape[-1:] != (4,)), boxes)
+        raise refused_input("roi_align", "a list of tensors [n, 4], or one tensor [K, 5]", _BOXES, boxes=wrong)
     if len(boxes) > int(count):
         raise OperatorInputError(
             f"boxes of {len(boxes)} images meet a feature map of {int(count)}: give one tensor [n, 4] for each image, "
@@ -144,6 +165,7 @@ class RoIAlign(nn.Module):
 
     def align(self, input: Tensor, boxes: Any, bits: int = 0) -> Tensor:
         """`forward`, with the places of samples rounded to ``1 / 2**bits`` pixels if bits are given."""
+        require_maps([input])
         flat, images = boxes_and_images(boxes, input.shape[0])
         return align_boxes(
             input, flat, images, self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned, bits
@@ -194,6 +216,7 @@ class MultiScaleRoIAlign(nn.Module):
 
     def align(self, features: Sequence[Tensor], boxes: Any, bits: int = 0) -> Tensor:
         """`forward`, with the places of samples rounded to ``1 / 2**bits`` pixels if bits are given."""
+        require_maps(features, len(self.feature_strides))
         flat, images = boxes_and_images(boxes, features[0].shape[0])
         level = levels_of(flat, self.thresholds())
         out = features[0].new_zeros((len(flat), features[0].shape[1], *self.output_size))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn.boxes import require_real
+from horizon_plugin_pytorch.nn.input_checks import is_count, refused_input
 from horizon_plugin_pytorch.runtime.leaf import own_leaf
 
 
@@ -117,6 +118,13 @@ def _voxelize(
             f"`{who}` takes a pc_range of six numbers and a voxel_size of three, got {list(pc_range)} and "
             f"{list(voxel_size)}."
         )
+    is_grid = all(lo < h for lo, h in zip(pc_range[:3], pc_range[3:], strict=True)) and min(voxel_size) > 0
+    if not is_grid or not is_count(most, 1) or not is_count(per_voxel, 1):
+        raise refused_input(
+            who, "a pc_range of minima below maxima, a positive voxel_size, and at least one voxel with one point",
+            pc_range=str(list(pc_range)), voxel_size=str(list(voxel_size)), max_voxels=most,
+            max_points_per_voxel=per_voxel,
+        )  # fmt: skip
     low, high, size = ([float(v) for v in values] for values in (pc_range[:3], pc_range[3:], voxel_size))
     shape = [round((h - lo) / s) for lo, h, s in zip(low, high, size, strict=True)]
     places = points[:, :3] if points.dtype is torch.float64 else points[:, :3].float()  # half has too few digits
@@ -153,6 +161,11 @@ def _normalized(grouped: Tensor, norm_range: Sequence[float] | None, norm_dims: 
                 f"point_pillars_preprocess: norm_range needs {len(dims)} minima and {len(dims)} maxima for norm_dims "
                 f"{dims}, got {len(norm_range)} numbers."
             )
+        if not all(0 <= dim < grouped.shape[-1] for dim in dims):
+            raise refused_input(
+                "point_pillars_preprocess", f"norm_dims among the {grouped.shape[-1]} numbers of a point",
+                norm_dims=str(dims),
+            )  # fmt: skip
         low, high = (grouped.new_tensor(list(v)) for v in (norm_range[:count], norm_range[count:]))
         grouped[..., dims] = (grouped[..., dims] - low) / (high - low)
     return torch.nan_to_num(grouped, 0.0, torch.inf, -torch.inf)

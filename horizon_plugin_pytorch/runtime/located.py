@@ -290,6 +290,8 @@ class PlacedModule(Successor):
         """The error with this module's place and the shapes of its inputs; errors that say enough are left alone."""
         if isinstance(error, LentValuesError) and self.line and interceptor() is None:  # a traced graph calls it
             return error.read_by(f"`{type(self).__name__}` {self.place}")
+        if isinstance(error, OperatorInputError) and error.complaint:
+            return OperatorInputError(f"`{type(self).__name__}` {self.place} {error.complaint}")
         if type(error) not in (RuntimeError, IndexError):  # our own errors, out of memory, unsupported operators
             return error
         shapes = ", ".join(str(tuple(x.shape)) for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))

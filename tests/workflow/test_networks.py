@@ -148,7 +148,7 @@ class Pillars(Stubs):
     def __init__(self) -> None:
         super().__init__()
         self.points = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
-        self.scatter, self.conv = hnn.PointPillarsScatter((8, 8)), nn.Conv2d(8, 2, 3, padding=1)
+        self.scatter, self.conv = hnn.PointPillarsScatter((1, 8, 8, 8)), nn.Conv2d(8, 2, 3, padding=1)
 
     def forward(self, x: Tensor, coords: Tensor) -> Tensor:
         canvas = self.scatter(self.points(self.quant(x)), coords)

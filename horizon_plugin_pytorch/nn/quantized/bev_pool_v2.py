@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn.bev_pool_v2 import as_image
+from horizon_plugin_pytorch.nn.bev_pool_v2 import as_image, require_view
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -27,6 +27,7 @@ class BevPoolV2(QuantizedModule):
         bev_feat_shape: Any,
     ) -> QTensor:
         depth, feat = self.quantized_input(depth), self.quantized_input(feat)
+        require_view(depth, feat, bev_feat_shape)
         batch, z, y, x = (int(n) for n in bev_feat_shape[:4])
 
         def plan() -> Tensor:

@@ -20,7 +20,7 @@ class PointPillarsScatter(QuantizedModule):
         if is_real(voxel_features):
             return point_pillars_scatter(voxel_features, coords, shape)
         x = self.quantized_input(voxel_features)
-        size = image_size(shape)
+        size = image_size(voxel_features, coords, shape)
         out = x.like(fp.scatter_rows(x.plain().flatten(1), coords, *size))
         out.set_range(min(x.range[0], 0), max(x.range[1], 0))
         return out

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, is_real
-from horizon_plugin_pytorch.nn.roi_align import boxes_and_images, roi_align
+from horizon_plugin_pytorch.nn.roi_align import boxes_and_images, require_maps, roi_align
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -38,6 +38,7 @@ class _Align(QuantizedModule):
     def _run(
         self, maps: Sequence[QTensor], boxes: Any, scales: list[float], thresholds: list[float], factors: list[float]
     ) -> Tensor:
+        require_maps(maps, len(scales))
         flat, images = boxes_and_images(real_boxes(boxes), maps[0].shape[0])
         dtype = self.out_dtype or maps[0].dtype
         return fp.roi_align(
