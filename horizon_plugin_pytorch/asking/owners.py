@@ -81,6 +81,7 @@ def owner_of(file: str) -> int:
     return owner
 
 
+@functools.lru_cache(4096)
 def line_of(file: str, line: int) -> str:
     """A line as messages name it: ``model.py:41``."""
     return f"{file.rpartition(os.sep)[2]}:{line}"

@@ -53,7 +53,10 @@ class as_tool(ContextDecorator):  # noqa: N801  # read as a verb, like torch.no_
     """
 
     def __enter__(self) -> as_tool:
-        _THREAD.tools.append(_module_call(sys._getframe(1))[0])
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not _is_module_call(frame.f_code):
+            frame = frame.f_back
+        _THREAD.tools.append(frame)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -106,12 +109,16 @@ def model_asks(depth: int = 1, has_call: bool = False) -> bool:
     return _is_code_of(outermost, own)
 
 
+def _is_module_call(code: CodeType) -> bool:
+    return code.co_name in _CALLING and code.co_filename == MODULE_FILE
+
+
 def _module_call(frame: FrameType | None) -> tuple[FrameType | None, FrameType | None]:
     """The innermost call of a module around a frame, and the outermost frame in it that is not torch's."""
     outermost = None
     while frame is not None:
         code = frame.f_code
-        if code.co_name in _CALLING and code.co_filename == MODULE_FILE:
+        if _is_module_call(code):
             return frame, outermost
         if owner_of(code.co_filename) != TORCH:
             outermost = frame

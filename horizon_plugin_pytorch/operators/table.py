@@ -257,7 +257,9 @@ def row_of_module(cls: Any) -> Operator | None:
     Subclasses count only if they do not change `forward`, nor a method that it calls, such as `_conv_forward`.
     """
     for base in cls.__mro__:
-        row = _BY_MODULE.get(base) or _row_of_torch_class(base)
+        row = _BY_MODULE.get(base)
+        if row is None and base.__name__ in _TORCH_NAMES:  # few are: it is asked at each call of a watched module
+            row = _row_of_torch_class(base)
         if row is not None:
             return row if cls is base or _computes_alike(cls, base) else None
     return None
@@ -282,9 +284,7 @@ _TORCH_NAMES = {"QuantStub": "quant", "DeQuantStub": "dequant", "FloatFunctional
 
 def _row_of_torch_class(cls: type) -> Operator | None:
     """torch's own stubs, by name: `torch.ao` is leaving torch and is never imported here."""
-    if cls.__module__.startswith("torch.ao.") and cls.__name__ in _TORCH_NAMES:
-        return _ROWS[_TORCH_NAMES[cls.__name__]]
-    return None
+    return _ROWS[_TORCH_NAMES[cls.__name__]] if cls.__module__.startswith("torch.ao.") else None
 
 
 def row_of_function(

@@ -50,16 +50,18 @@ class Places:
     """Finds the places of calls in a model.
 
     Args:
-        model: its graphs, if it has any, know the lines that they were traced from.
+        modules: of the model. Its graphs, if it has any, know the lines that they were traced from.
         operators: functions that are operators themselves: what they call is not the model's.
         methods: methods that call one function, which is the operator.
     """
 
-    def __init__(self, model: nn.Module, operators: Iterable[Callable] = (), methods: Iterable[Callable] = ()) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], operators: Iterable[Callable] = (), methods: Iterable[Callable] = ()
+    ) -> None:
         # Code is known by its id: to Python, the same lines in two files are equal, and its hash reads all of them.
         self._operators = {id(code_of(f)) for f in operators}
         self._methods = {id(code_of(f)) for f in methods}
-        graphs: list[Any] = [m for m in model.modules() if issubclass(type(m), fx.GraphModule)]
+        graphs: list[Any] = [m for m in modules if issubclass(type(m), fx.GraphModule)]
         self._graphs = {id(code_of(type(m).forward)): m for m in graphs}
         self._nodes: dict[int, dict[int, tuple[str, str]]] = {}
         self._owners: dict[int, tuple[CodeType, _Owner]] = {}
@@ -81,15 +83,17 @@ class Places:
         """True if the call of the model has ended, by whatever way."""
         return self._call is None or self._call.is_over()
 
-    def of_module(self) -> Place:
-        """The innermost line of the model's code that runs."""
+    def of_module(self) -> str:
+        """The innermost line of the model's code that runs; empty if there is none."""
         while True:
             running = innermost_running(self._passed)
             if running is None or running == self._outermost:
-                return NOWHERE
+                return ""
             owner = self._owner(running.code)
-            if id(running.code) not in self._passed:
-                return self._place(running, owner)
+            if owner is _Owner.USER:
+                return running.line
+            if owner is _Owner.GRAPH:
+                return self._place(running, owner).line
 
     def of_function(self) -> Place | None:
         """The line of the model that calls the function which a mode sees; None if other code calls it."""

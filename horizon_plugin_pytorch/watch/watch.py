@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from enum import Enum
@@ -22,7 +21,7 @@ from horizon_plugin_pytorch.capture.leaves import is_functional, runs_as_one
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of
 from horizon_plugin_pytorch.operators.calls import as_call, row_of_call
-from horizon_plugin_pytorch.operators.table import Operator, row_named, row_of_module
+from horizon_plugin_pytorch.operators.table import row_named, row_of_module
 from horizon_plugin_pytorch.runtime.located import FUSED_INTO, PlacedModule, listening
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.places import Places
@@ -82,19 +81,21 @@ class Watch:
         self._mode = _Functions(self)
         self._paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
         self._parts: dict[nn.Module, _Part] = {}
+        self._are_operators: dict[type, bool] = {}  # of the classes that were met: are their modules operators?
+        functionals = {cls for cls in {type(module) for module in self._paths} if is_functional(cls)}
         self._functionals = {
             module.activation_post_process: module
             for module in self._paths
-            if is_functional(type(module)) and isinstance(getattr(module, "activation_post_process", None), nn.Module)
+            if type(module) in functionals and isinstance(getattr(module, "activation_post_process", None), nn.Module)
         }
-        self._places = Places(model, *_methods_of(self._functionals.values()))
+        self._places = Places(self._paths, *_methods_of(self._functionals.values()))
         self._undo = ExitStack()
         self._thread = 0
         self._entered: list[nn.Module] = []  # whose forward is running; operators too, not what is inside them
         self._inside: nn.Module | None = None  # the operator that runs
         self._is_mode_off = False
         self._index = 0
-        self._counts: Counter[Any] = Counter()
+        self._counts: dict[Any, int] = {}
         self._noticed = 0  # calls of modules
         self.failed_in: str | None = None
 
@@ -182,18 +183,26 @@ class Watch:
             return _Part.FUSED_AWAY
         if module in self._functionals:
             return _Part.END_OF_METHOD
-        is_operator = type(module) is not nn.Module and runs_as_one(module)
+        cls = type(module)
+        is_operator = self._are_operators.get(cls)
+        if is_operator is None:  # which hangs on the class alone
+            is_operator = self._are_operators[cls] = cls is not nn.Module and runs_as_one(module)
         return _Part.OPERATOR if is_operator else _Part.SCOPE
 
     def _tell_module(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         part = self._part(module)
         if part is _Part.SCOPE:
             return
-        self._noticed += not getattr(module, "is_before_cpu", False)  # that stub runs before the function itself
+        cls = type(module)  # an attribute that neither has is searched for a long time in a module
+        is_before = hasattr(cls, "is_before_cpu") and module.is_before_cpu  # that stub runs before the function itself
+        self._noticed += not is_before
         if part is _Part.OPERATOR:
             path = self._path_of(module)
-            line = self._places.of_module().line or getattr(module, "line", "")
-            self._tell(OperatorCall(0, path, 0, _row_of(module), line, args, kwargs, out, module))
+            line = self._places.of_module() or getattr(module, "line", "")
+            # `isinstance` would look who asks.
+            name: str = getattr(module, "operator", "") if issubclass(cls, PlacedModule) else ""
+            row = row_named(name) if name else row_of_module(cls)
+            self._tell(OperatorCall(0, path, 0, row, line, args, kwargs, out, module))
         elif part is _Part.END_OF_METHOD:
             functional = self._functionals[module]
             method, args = _method_of(functional)
@@ -233,7 +242,7 @@ class Watch:
 
     def _tell_method(self, module: nn.Module, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         row = row_named(row_name_of(name, args))
-        line = self._places.of_module().line or getattr(module, "line", "")
+        line = self._places.of_module() or getattr(module, "line", "")
         self._tell(OperatorCall(0, self._path_of(module), 0, row, line, args, kwargs, out, module, name))
 
     # -- functions
@@ -265,9 +274,9 @@ class Watch:
 
     def _tell(self, call: OperatorCall) -> None:
         key = call.path if call.function is None else (call.path, call.operator)
-        call.index, call.repetition = self._index, self._counts[key]
+        call.index, call.repetition = self._index, self._counts.get(key, 0)
         self._index += 1
-        self._counts[key] += 1
+        self._counts[key] = call.repetition + 1
         inside, self._inside = self._inside, _CONSUMER  # what the consumer computes is not the model's
         is_mode_off = _take_off_top(self._mode)
         try:
@@ -292,11 +301,6 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return self._watch.function(func, args, kwargs or {})
-
-
-def _row_of(module: nn.Module) -> Operator | None:
-    name = getattr(module, "operator", "")
-    return row_named(name) if isinstance(module, PlacedModule) and name else row_of_module(type(module))
 
 
 def _method_of(functional: nn.Module) -> tuple[str, tuple]:
