@@ -117,5 +117,6 @@ def _exponent(size: Tensor, limit: float, target: float) -> Tensor:
 
 def _coarse(weight: Tensor, exponent: Tensor, output_axis: int, groups: int) -> Tensor:
     """The weights as the coarser grid holds them."""
-    step = _by_input(torch.ldexp(torch.ones_like(exponent), exponent), weight, output_axis, groups)
-    return torch.round(weight.double() / step) * step
+    exponent = exponent.clamp(max=64.0)  # far beyond every weight, and within float32
+    step = _by_input(torch.ldexp(torch.ones_like(exponent), exponent), weight, output_axis, groups).to(weight.dtype)
+    return torch.div(weight, step).round_().mul_(step)  # a power of two: nothing is lost in float32

@@ -354,3 +354,12 @@ def test_the_switches_of_torch_reach_scales_of_single_tensors() -> None:
     assert torch.equal(quantizer(X), X)
     quantizer.apply(torch.quantization.enable_fake_quant).apply(torch.quantization.enable_observer)
     assert not torch.equal(quantizer(X), X)
+
+
+@pytest.mark.parametrize("bad", [[torch.inf, -torch.inf], [torch.nan, 1.0], [-torch.inf, 0.0]])
+def test_parameters_that_are_no_numbers_are_counted(bad: list[float]) -> None:
+    fake_quantize_base.require_finite("head", torch.full((4,), 3e38))  # their sum is infinite, and they are not
+    values = torch.tensor([*bad, 2.0])
+    count = 2 - sum(v in (0.0, 1.0) for v in bad)
+    with pytest.raises(CalibrationError, match=f"`head`: {count} of its 3 values are NaN or infinite"):
+        fake_quantize_base.require_finite("head", values)
