@@ -17,8 +17,9 @@ from torch import nn
 from horizon_plugin_pytorch.analysis.html_page import Curve, chart, page
 from horizon_plugin_pytorch.analysis.tuning.costs import Cost
 from horizon_plugin_pytorch.config.qconfig_setter import QconfigSetter
-from horizon_plugin_pytorch.config.templates import ModuleNameTemplate
-from horizon_plugin_pytorch.dtype import qint16
+from horizon_plugin_pytorch.config.setters import QconfigTemplate
+from horizon_plugin_pytorch.config.templates import ConvDtypeTemplate, MatmulDtypeTemplate, ModuleNameTemplate
+from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.fake_quant.qconfig import TRAINING_OBSERVER, get_qconfig
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.tables import Table
@@ -99,8 +100,9 @@ class TuningResult:
         float_model: the model that the answer is for: the one that was given, or a rewritten copy of it.
         thresholds: largest magnitudes of operators whose scale is fixed, by path; the setter has them.
         prepare_args: what else `prepare` must be told, such as `own_scales`.
+        int8_gemms: does the setter keep int8 for what layers and products of matrices multiply?
         is_verified: did the model, prepared anew with `setter()` and given the scales of the mixture that was measured,
-            give the very same numbers? Scales that the setter fixes are its own.
+            give the very same numbers? Scales that the setter fixes are its own; with `int8_gemms` it is calibrated.
     """
 
     formats: dict[str, dict[str, Any]]
@@ -124,6 +126,7 @@ class TuningResult:
     float_model: nn.Module | None = field(default=None, repr=False)
     thresholds: dict[str, float] = field(default_factory=dict)
     prepare_args: dict[str, Any] = field(default_factory=dict)
+    int8_gemms: bool = False
 
     @property
     def share(self) -> float:
@@ -138,7 +141,7 @@ class TuningResult:
             fix_scale: keep the scales of calibration while training.
         """
         qconfig = get_qconfig(TRAINING_OBSERVER, fix_scale=fix_scale) if qat else get_qconfig()
-        return QconfigSetter(qconfig, templates(self.formats, self.thresholds), save_dir=None)
+        return QconfigSetter(qconfig, templates(self.formats, self.thresholds, self.int8_gemms), save_dir=None)
 
     def source(self) -> str:
         """The setters as Python: to read, to edit, to commit."""
@@ -148,6 +151,8 @@ class TuningResult:
             summary=self.summary(),
             notes="".join(f"{_in_docstring(note)}\n" for note in self.notes),
             formats="".join(map(self._line, self.formats)),
+            imported="ConvDtypeTemplate, MatmulDtypeTemplate, " if self.int8_gemms else "",
+            kept=_KEPT if self.int8_gemms else "",
             thresholds="".join(f"    {path!r}: {end!r},\n" for path, end in self.thresholds.items()),
             arguments="".join(f"    {name!r}: {text},\n" for name, text in self._spelled_args().items()),
             missing="".join(
@@ -243,9 +248,11 @@ class TuningResult:
         return [target / name for name in texts]
 
 
-def templates(formats: Formats, thresholds: Mapping[str, float]) -> list[ModuleNameTemplate]:
-    """The templates of a setter: formats, and scales that are fixed by the largest magnitude."""
-    found = [ModuleNameTemplate(formats)]
+def templates(formats: Formats, thresholds: Mapping[str, float], int8_gemms: bool = False) -> list[QconfigTemplate]:
+    """The templates of a setter: formats, what stays int8, and scales that are fixed by the largest magnitude."""
+    found: list[QconfigTemplate] = [ModuleNameTemplate(formats)]
+    if int8_gemms:
+        found += [ConvDtypeTemplate(qint8, qint8), MatmulDtypeTemplate(qint8)]
     if thresholds:
         found.append(ModuleNameTemplate({path: {"threshold": end} for path, end in thresholds.items()}))
     return found
@@ -274,6 +281,10 @@ def _spelled(dtype: Any) -> str:
     return "torch.float16" if dtype is torch.float16 else str(qint16 if dtype == qint16 else dtype)
 
 
+_KEPT = """        ConvDtypeTemplate(qint8, qint8),  # layers and products of matrices multiply int8
+        MatmulDtypeTemplate(qint8),
+"""
+
 _SOURCE = '''"""Number formats of {model} on {march}.
 
 {summary}.
@@ -285,7 +296,7 @@ import torch
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.quantization import get_qconfig
 from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver
-from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
+from horizon_plugin_pytorch.quantization.qconfig_setter import {imported}ModuleNameTemplate, QconfigSetter
 
 FORMATS = {{
 {formats}}}
@@ -300,7 +311,10 @@ PREPARE_ARGS = {{
 def templates():
     """Formats, and scales that are fixed."""
     fixed = {{path: {{"threshold": end}} for path, end in THRESHOLDS.items()}}
-    return [ModuleNameTemplate(FORMATS), *([ModuleNameTemplate(fixed)] if fixed else [])]
+    return [
+        ModuleNameTemplate(FORMATS),
+{kept}        *([ModuleNameTemplate(fixed)] if fixed else []),
+    ]
 
 
 def calibration_setter():

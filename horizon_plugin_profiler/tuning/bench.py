@@ -48,6 +48,7 @@ class Bench:
         model: in float.
         prepared: what to tell `prepare`.
         fixed: largest magnitudes by operator, which fix scales.
+        int8_gemms: stays int8 what layers and products of matrices multiply?
         half: operators that are float16 in all mixtures.
     """
 
@@ -58,6 +59,7 @@ class Bench:
     bar: tqdm
     prepared: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    int8_gemms: bool = False
     half: frozenset[str] = frozenset()
     survey: Survey = field(default_factory=Survey)
     forwards: float = 0.0
@@ -75,8 +77,9 @@ class Bench:
 
     def _calibrated(self, dtype: Any) -> nn.Module:
         """The model with one format wherever the chip has it, calibrated."""
-        rules = {"": {"weight": dtype, "output": dtype}, **dict.fromkeys(sorted(self.half), HALF)}
-        setter = QconfigSetter(get_qconfig(), templates(rules, self.fixed), save_dir=None)
+        weight = qint8 if self.int8_gemms else dtype
+        rules = {"": {"weight": weight, "output": dtype}, **dict.fromkeys(sorted(self.half), HALF)}
+        setter = QconfigSetter(get_qconfig(), templates(rules, self.fixed, self.int8_gemms), save_dir=None)
         with quiet():  # formats that a chip does not have are corrected, and none is kept
             model = prepare(self.model, self.data.calibration[0], (self.survey, setter), out_dir=None, **self.prepared)
             quantizers = quantizers_of(model)
@@ -89,8 +92,14 @@ class Bench:
             return _with_scales(model, known)
 
     def with_setter(self, setter: Any, raised: Collection[Site]) -> nn.Module | None:
-        """The model prepared with a setter, with the scales that a mixture has; None if other scales are fixed."""
+        """The model prepared with a setter, with the scales that a mixture has; None if other scales are fixed.
+
+        Where prepare puts QuantStubs between formats it is calibrated.
+        """
         model = prepare(self.model, self.data.calibration[0], setter, out_dir=None, **self.prepared)
+        if self.mixed.has_stubs_between:  # which have other names in every mixture
+            calibrate(model, self.data.calibration, patience=0, progress=False)
+            return _with_scales(model, {})
         mixture = quantizers_of(self.mixed.raise_to(raised))
         fixed = [
             {path: q.scale.tolist() for path, q in found.items() if q.is_fixed}

@@ -65,6 +65,7 @@ def tune(
     samples: int = 16,
     both_int16: bool | None = None,
     float16: bool = True,
+    int8_gemms: bool = False,
     equalize: bool = False,
     smooth: bool = False,
     own_scales: bool | Iterable[str] = False,
@@ -99,6 +100,9 @@ def tune(
         both_int16: may input and weight of a layer both be int16? None: on nash-h and nash-p; J6E and J6M take it from
             OE 3.5 on.
         float16: may operators become float16, on nash, if int16 is not enough?
+        int8_gemms: keep int8 for weights and for what layers and products of matrices multiply, as
+            `get_int8_gemm_setter` does: only other results may be raised, and none becomes float16. A QuantStub makes
+            int8 where a layer reads what is raised.
         equalize, smooth: rewrite a copy of the model first, by `equalize` and by `smooth_norms`: the answer is for
             that copy, `result.float_model`.
         own_scales: as for `prepare`: calls of shared modules get scales of their own. Tell `prepare` the same:
@@ -122,6 +126,8 @@ def tune(
     require_float(model, "tune")
     judge = Judge.of(evaluate, metric, higher_is_better)
     _check_request(judge, target, max_loss, int16_share, int16_operations)
+    if int8_gemms and int16_operations is not None:
+        raise QuantizationConfigError("tune: with int8_gemms no multiply-accumulate is of int16; give int16_share.")
     arguments = _prepare_args(prepare_args, own_scales)
     with _march(march), undisturbed(model):
         model.eval()
@@ -130,16 +136,18 @@ def tune(
             warn(f"tune: the data end after {len(batches)} of {steps} batches.", CalibrationWarning)
         rewritten = _rewritten(model, batches, equalize, smooth)
         measured = _first(batches, samples)
-        settings = [str(require_march("tune")), judge.metric, evaluate, arguments, dict(fixed_scales or {})]
+        settings = [str(require_march("tune")), judge.metric, evaluate, arguments, dict(fixed_scales or {}), int8_gemms]
         key = f"{digest([describe(rewritten), batches, len(measured), settings, seed, _DRAWS]):016x}"
         ledger = Ledger(None if out_dir is None else Path(out_dir) / STATE, key, resume)
         with tqdm(desc="tune", disable=not progress, unit="forward") as bar:
             bench = Bench(
                 rewritten.eval(), Data(batches, measured), judge, ledger, bar,
-                arguments, dict(fixed_scales or {}),
+                arguments, dict(fixed_scales or {}), int8_gemms,
             )  # fmt: skip
             bar.total = _allowed(bench)
-            tuning = _Tuning(bench, judge, target, max_loss, _dual(both_int16), float16, seed, out_dir)
+            tuning = _Tuning(
+                bench, judge, target, max_loss, _dual(both_int16), float16 and not int8_gemms, seed, out_dir
+            )
             calls = [name for name, asked in (("equalize", equalize), ("smooth_norms", smooth)) if asked]
             if calls:
                 told = " and ".join(f"`{name}(model, batches)`" for name in calls)
@@ -486,6 +494,7 @@ class _Tuning:
             [[s.operator, s.kind, bench.survey.names.get(s.operator, ""), errors[s], "qint8"] for s in order],
             [] if additive is None else [additive.error(order[:count]) for count in range(len(order) + 1)],
             notes=self.notes, float_model=bench.model, thresholds=dict(bench.fixed), prepare_args=dict(bench.prepared),
+            int8_gemms=bench.int8_gemms,
         )  # fmt: skip
         with quiet():
             result.costs = {"int8": self._cost(()), "the answer": self._cost(raised)}

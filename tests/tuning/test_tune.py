@@ -252,6 +252,48 @@ def test_known_ranges_and_own_scales_are_in_the_setter_and_in_the_written_python
     assert json.loads(fresh.stdout.splitlines()[-1]) == json.loads(json.dumps(expected))
 
 
+class Residual(nn.Module):
+    """A large channel on the residual path, which nobody reads in the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.mask = nn.Parameter(torch.ones(16))
+        with torch.no_grad():
+            self.first.bias[-1], self.mask[-1] = 300.0, 0.0
+            self.second.weight.mul_(0.01)[:, -1] = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.quant(x))
+        return self.dequant((x + self.second(x)) * self.mask)
+
+
+def test_int16_on_the_residual_path_with_int8_for_what_is_multiplied(tmp_path):
+    net, data = Residual().eval(), [torch.rand(16, 16, generator=torch.Generator().manual_seed(0))]
+    arguments = dict(int8_gemms=True, out_dir=tmp_path, progress=False)
+    result = tune(net, data, target=0.99, **arguments)
+    assert result.is_met and result.is_verified and result.steps[0].value < 0.9
+    assert "first" in result.formats and len(result.formats) == 2  # and the sum
+    assert all(parts == {"output": qint16} for parts in result.formats.values())
+    assert set(result.costs["the answer"].products) == {"int8 x int8"}
+    wider = tune(net, data, target=0.99, out_dir=None, progress=False)
+    assert set(wider.costs["the answer"].products) > {"int8 x int8"}
+    names = {}
+    exec((tmp_path / "tuned_formats.py").read_text(), names)
+    states = []
+    for setter in (result.setter(), names["calibration_setter"]()):
+        model = prepare(net, (data[0],), setter, out_dir=None)
+        calibrate(model, data, patience=0, progress=False)
+        cosine = torch.cosine_similarity(model(data[0]).flatten(), net(data[0]).flatten(), 0)
+        assert cosine.item() == pytest.approx(result.value, abs=1e-6)
+        states.append(state_of(model))
+    assert states[0] == states[1]
+    with pytest.raises(QuantizationConfigError, match="give int16_share"):
+        tune(net, data, int16_operations=0.5, **arguments)
+
+
 def test_what_cannot_be_written_down_is_told():
     net, data = twice()
     asked = {"hybrid": True, "hybrid_dict": {"module_type": [nn.Tanh]}}

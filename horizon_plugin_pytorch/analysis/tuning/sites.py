@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
+from horizon_plugin_pytorch.dtype import qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.route import written_route
+from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 
 ACTIVATION, WEIGHT = "activation", "weight"
@@ -91,6 +94,9 @@ class MixedModel(RoundingModel):
     Ranges are observed on float values, so a mixture has the scales that it would have if it were prepared and
     calibrated by itself: it runs to the same integers.
 
+    The int16 model may have QuantStubs that make int8 of a result for those who take no other; where the result is int8
+    itself they pass it on, as a mixture would have none there.
+
     Args:
         narrow: prepared and calibrated in int8.
         wide: the same model, prepared and calibrated in int16 wherever the chip has it.
@@ -98,8 +104,13 @@ class MixedModel(RoundingModel):
 
     def __init__(self, narrow: nn.Module, wide: nn.Module) -> None:
         self._narrow, self._wide = quantizers_of(narrow), quantizers_of(wide)
-        if list(self._narrow) != list(self._wide):
-            only = sorted(set(self._narrow) ^ set(self._wide))
+        known = dict(narrow.named_modules())
+        between = {path for path in self._wide if path.rpartition(".")[0] not in known}
+        self.has_stubs_between = bool(between)
+        for path in between:
+            wide.get_submodule(path.rpartition(".")[0]).register_forward_hook(_pass_int8)
+        if list(self._narrow) != [path for path in self._wide if path not in between]:
+            only = sorted(set(self._narrow) ^ (set(self._wide) - between))
             raise QuantizationConfigError(
                 f"the int8 and the int16 model have other fake quantizers ({', '.join(only[:3])}): prepare the same "
                 "model for both, without formats that its modules decide by themselves."
@@ -110,8 +121,8 @@ class MixedModel(RoundingModel):
                 kind = WEIGHT if path.endswith("weight_fake_quant") else ACTIVATION
                 site = Site(operator_around(narrow, path), kind)
                 quantizers[site] = (*quantizers.get(site, ()), path)
-        super().__init__(narrow, quantizers)
-        self.raised: frozenset[Site] = frozenset()
+        super().__init__(wide if between else narrow, quantizers)
+        self.raised = frozenset(quantizers) if between else frozenset()
 
     def raise_to(self, sites: Collection[Site]) -> nn.Module:
         """The model in the VALIDATION state, with int16 at these sites and int8 at the others."""
@@ -143,6 +154,11 @@ class MixedModel(RoundingModel):
         """How large the scale of a site in int16 is in steps of its present format."""
         narrow, wide = self.steps(site)
         return 1.0 if site in self.raised else wide / narrow
+
+
+def _pass_int8(stub: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+    """What a QuantStub between formats gives, or what it got where that is int8 already."""
+    return args[0] if args and isinstance(args[0], QTensor) and args[0].dtype == qint8 else result
 
 
 def quantizers_of(model: nn.Module) -> dict[str, FakeQuantize]:
