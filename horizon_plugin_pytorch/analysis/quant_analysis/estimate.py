@@ -16,29 +16,47 @@ from horizon_plugin_pytorch.analysis.quant_analysis.sensitivity import Measured,
 from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject, Subject
 from horizon_plugin_pytorch.analysis.tuning.probe import probe_each
 from horizon_plugin_pytorch.analysis.tuning.sites import WEIGHT, RoundingModel
-from horizon_plugin_pytorch.errors import CheckError
+from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.nested import located
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import real
 
 METRIC = "MSE"  # what the gradients estimate
+REMEDY = "Measure them, without use_sensitivity_v2."
 _DRAWS = 3  # backward passes for each output
 
 
 def estimate(
-    baseline: Subject, analysis: ModelSubject, batch: Any, outputs: Sequence[str] | None, post: PostProcess, who: str
+    baseline: Subject,
+    analysis: ModelSubject,
+    batch: Any,
+    outputs: Sequence[str] | None,
+    post: PostProcess,
+    who: str,
+    is_asked: bool = True,
 ) -> Measured:
     """The mean squared error that each quantizer alone gives each output, in one forward and a few backwards of each.
 
     What gradients cannot see, the weights of operators that are no layers, is measured.
+
+    Args:
+        outputs: their names; None is all.
+        is_asked: has the user named them? Else those that have no gradient are left out: positions and counts, and with
+            a warning what a post_process computes outside of torch.
+
+    Raises:
+        CheckError: an output that the user has named has no gradient.
     """
     comparison = OutputComparison(baseline, batch, post, [OutputMetric(METRIC, None, who)], who)
     wanted = comparison.wanted
-    names = [name for name, x in wanted.items() if x.is_floating_point()] if outputs is None else list(outputs)
-    missing = [name for name in names if name not in wanted]
-    if missing or not names:
-        what = f"output {missing[0]!r}" if missing else "output of real numbers"
-        raise CheckError(f"{who}: the baseline gives no {what} on this batch.")
+    is_asked = is_asked and outputs is not None
+    missing = [name for name in outputs or () if name not in wanted]
+    if missing:
+        raise CheckError(f"{who}: the baseline gives no output {missing[0]!r} on this batch.")
+    every = wanted if outputs is None else outputs
+    names = [name for name in every if is_asked or wanted[name].is_floating_point()]
+    if not names:
+        return {}
     with PartlyRounded(analysis, batch, who) as runs:
         found: Measured = {one.site: (one, {}) for one in runs.roundings}
         unseen = [one for one in runs.roundings if one.site.kind == WEIGHT and not isinstance(one.module, QATGemm)]
@@ -52,7 +70,14 @@ def estimate(
             out = analysis.run(batch)
             given = located([out if post is None else post(out)])
         tensors = {"-".join(map(str, path)): x for path, x in given}
-        return {name: _with_gradient(name, tensors, wanted[name], who) for name in names}
+        found = {name: real(tensors[name]) for name in names if name in tensors}
+        why = {name: _refusal(found.get(name), wanted[name]) for name in names}
+        refused = [f"{name} ({reason})" for name, reason in why.items() if reason]
+        if refused and is_asked:
+            raise CheckError(f"{who}: outputs cannot be estimated: {listed(refused)}. {REMEDY}")
+        if refused:
+            warn(f"{who}: outputs are left out: {listed(refused)}. {REMEDY}", QuantizationWarning)
+        return {name: x for name, x in found.items() if not why[name]}
 
     model = RoundingModel(analysis.model, {one.site: (one.path,) for one in seen})
     samples = max(x.shape[0] if x.dim() else 1 for x in wanted.values())
@@ -64,17 +89,9 @@ def estimate(
     return found
 
 
-def _with_gradient(name: str, tensors: dict[str, Any], wanted: Tensor, who: str) -> Tensor:
-    x = real(tensors[name]) if name in tensors else None
+def _refusal(x: Tensor | None, wanted: Tensor) -> str:
+    """Why an output cannot be estimated; empty if it can."""
     if x is None or x.shape != wanted.shape:
-        shape = "none" if x is None else tuple(x.shape)
-        raise CheckError(
-            f"{who}: output {name} has the shape {tuple(wanted.shape)} in the baseline and {shape} in the analysed "
-            "model: it cannot be compared."
-        )
-    if not x.requires_grad:
-        raise CheckError(
-            f"{who}: output {name} has no gradient, so it cannot be estimated: does post_process leave torch? Measure "
-            "it, without use_sensitivity_v2, or name the others with outputs=."
-        )
-    return x
+        found = "none" if x is None else tuple(x.shape)
+        return f"its shape is {tuple(wanted.shape)} in the baseline and {found} in the other model"
+    return "" if x.requires_grad else "it has no gradient; does post_process leave torch?"

@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.analysis.profile.page import page_of
 from horizon_plugin_pytorch.analysis.profile.stages import PREPARED, stage_of
 from horizon_plugin_pytorch.analysis.quant_analysis import layers
 from horizon_plugin_pytorch.analysis.quant_analysis.bad_cases import STATE_FILE, BadCases, Search
-from horizon_plugin_pytorch.analysis.quant_analysis.estimate import METRIC, estimate
+from horizon_plugin_pytorch.analysis.quant_analysis.estimate import METRIC, REMEDY, estimate
 from horizon_plugin_pytorch.analysis.quant_analysis.op_infos import OpInfoManager
 from horizon_plugin_pytorch.analysis.quant_analysis.outputs import GivenMetric, MetricFunction, OutputMetric, metrics_of
 from horizon_plugin_pytorch.analysis.quant_analysis.plots import plot_bars, plot_histograms
@@ -354,12 +354,16 @@ class QuantAnalysis:
         found: list[SensitivityTable] = []
         for case, asked in by_case.items():
             if is_estimated:
-                every = estimate(self._baseline, analysis, cases.inputs[case], asked, self._post_process, who)
+                every = estimate(
+                    self._baseline, analysis, cases.inputs[case], asked, self._post_process, who, outputs is not None
+                )
                 values = {site: one for site, one in every.items() if chosen.has(site.operator, one[0].module)}
             else:
                 values = run.measure(cases.inputs[case], asked)
             there = list(dict.fromkeys(name for _, of in values.values() for name in of))
-            found += tables_of(values, metric, there if asked is None else asked, case)
+            found += tables_of(values, metric, [name for name in asked or there if name in there], case)
+        if is_estimated and not found:
+            raise CheckError(f"{who}: the outputs have no gradient, so they cannot be estimated. {REMEDY}")
         order = {name: number for number, name in enumerate(cases.outputs)}
         found.sort(key=lambda table: order.get(table.output, len(order)))
         for table in found:

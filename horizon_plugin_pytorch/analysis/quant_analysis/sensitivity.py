@@ -175,6 +175,8 @@ class OutputComparison:
         self._not_numbers: dict[str, int] = {}
         with baseline.quiet(), torch.no_grad(), self.selections.noting():
             self.wanted = kept(self._named(lambda: baseline.run(batch)))
+        if outputs is not None and not self.wanted:
+            raise CheckError(f"{who}: the baseline gives no output {listed(map(repr, outputs))} on this batch.")
 
     def _named(self, run: Callable[[], Any]) -> dict[str, Tensor]:
         out = run()

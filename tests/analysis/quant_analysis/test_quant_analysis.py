@@ -232,24 +232,29 @@ def test_a_planted_operator_is_found_and_raised(tmp_path: Path) -> None:
 
 def test_the_estimate_finds_what_the_measure_finds(tmp_path: Path) -> None:
     def named(out: Any) -> Any:
-        return [out["score"] * 2, out["features"][0].mean(1)]
+        return [out["score"] * 2, out["features"][0].mean(1), out["position"]]
 
     qa = analysis(tmp_path, post_process=named)
     qa.auto_find_bad_case(batches(), metric="MSE")
     measured, estimated = qa.sensitivity(), qa.sensitivity(use_sensitivity_v2=True)
-    for output in ("0-0", "0-1"):
+    assert set(measured) == {"0-0", "0-1", "0-2"} and set(estimated) == {"0-0", "0-1"}  # the last are positions
+    for output in estimated:
         exact = {(row[0], row[1]): row[3] for row in measured[output]}
         found = [(row[0], row[1]) for row in estimated[output]]
         assert set(found) == set(exact)
         top = len(exact) // 3
         assert sum(exact[key] for key in found[:top]) > 0.9 * sum(sorted(exact.values())[-top:])
         assert math.isclose(estimated[output][0][3], exact[found[0]], rel_tol=2)
+    with pytest.raises(CheckError, match="cannot be estimated: 0-2 .it has no gradient"):
+        qa.sensitivity(use_sensitivity_v2=True, outputs=["0-0", "0-2"])
     with pytest.raises(QuantizationConfigError, match="estimates MSE"):
         qa.sensitivity("Cosine", use_sensitivity_v2=True)
     apart = analysis(tmp_path, post_process=lambda out: torch.tensor(out["score"].detach().numpy()))
     apart.set_bad_case(batches()[0])
     with pytest.raises(CheckError, match="no gradient"):
         apart.sensitivity(use_sensitivity_v2=True)
+    with pytest.raises(CheckError, match="the baseline gives no output 'boxes'"):
+        apart.sensitivity(outputs=["boxes"])
 
 
 def test_float16_between_integers(tmp_path: Path) -> None:
