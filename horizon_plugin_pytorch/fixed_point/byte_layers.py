@@ -84,13 +84,15 @@ class _Rounding:
     rest_factor: Tensor | None = None
     takes_rest: bool = False
 
-    def __call__(self, taken: Tensor) -> Tensor | None:
-        """int8, channels last; None where that would not be faster."""
-        if self.rest is None:
-            return self.conv.rounded(taken, self.line.scale, self.line.offset, self.low, self.high)
-        if taken.shape[0] * taken.shape[2] * taken.shape[3] * len(self.line.scale) < _FEW_SUMS:
-            return None
+    def is_faster(self, sums: int) -> bool:
+        """Is it, for so many sums, than to finish them all on float32?"""
+        return self.rest is None or sums >= _FEW_SUMS
+
+    def __call__(self, taken: Tensor) -> Tensor:
+        """int8, channels last, of unsigned bytes."""
         out = self.conv.rounded(taken, self.line.scale, self.line.offset, self.low, self.high)
+        if self.rest is None:
+            return out
         assert self.rest_conv is not None and self.rest_factor is not None
         acc = self.rest_conv(taken.index_select(1, self.rest) if self.takes_rest else taken, self.rest_bias)
         acc.mul_(self.rest_factor).round_().clamp_(self.low, self.high)
@@ -174,28 +176,27 @@ class ByteLayer:
         is_one = self._digits == 1 and self._wide is None and len(self._pieces) <= 1 and plan.residual_factor is None
         return is_one and not plan.is_real and _is_within((plan.low, plan.high), _BYTE) and plan.low < plan.high
 
-    def _rounded(self, taken: Tensor) -> Tensor | None:
-        """The output as the kernel rounds it; None where it does not.
+    def _rounding_of(self, sums: int, shape: tuple[int, ...]) -> _Rounding | None:
+        """The kernel that requantizes, where it is to do so; for so many sums of inputs of a shape.
 
         To look for the numbers that it needs takes as long as some runs do: not for a layer that runs only once.
         """
-        if self._rounding is not None:
-            return self._rounding(taken)
-        if self._is_rounding_known:
-            return None
-        if not self._has_run:
-            self._has_run = True
-            return None
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            if not self._is_rounding_known:
-                self._rounding = self._find_rounding(taken.shape) if kernels.are_kernels_rounding() else None
-                self._is_rounding_known = True
-        return None if self._rounding is None else self._rounding(taken)
+        if not self._is_rounding_known:
+            if not self._has_run:
+                self._has_run = True
+                return None
+            with self._lock, torch.inference_mode(False), torch.no_grad():
+                if not self._is_rounding_known:
+                    self._rounding = self._find_rounding(torch.Size(shape)) if kernels.are_kernels_rounding() else None
+                    self._is_rounding_known = True
+        rounding = self._rounding
+        return rounding if rounding is not None and rounding.is_faster(sums) else None
 
     def _find_rounding(self, shape: torch.Size) -> _Rounding | None:
         plan, walk = self._plan, self._walk
         weight = self._pieces[0].weight if self._pieces else self._whole_matrix()[..., None, None]
-        reach = weight.flatten(1).abs().sum(1, dtype=torch.float64) * max(-self._range[0], self._range[1])
+        size = weight.flatten(1).float().abs().sum(1, dtype=torch.float64)  # a byte cannot hold that of -128
+        reach = size * max(-self._range[0], self._range[1])
         if float(reach.max()) >= EXACT_FLOAT32:
             return None
         line = choose_line(plan.factor, plan.bias, plan.low, plan.high, reach)
@@ -213,17 +214,17 @@ class ByteLayer:
         return _Rounding(conv, line, plan.low, plan.high, rest, rest_conv, bias, factor, takes_rest)
 
     def _linear(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
-        if residual is None and not (self._is_rounding_known and self._rounding is None):
-            # Rows are the positions of an image.
-            rows = x.reshape(-1, x.shape[-1])
-            out = self._rounded(self._bytes_of(rows.t()[None, :, :, None])[0])
-            if out is not None:
-                return out[0, :, :, 0].t().reshape(*x.shape[:-1], out.shape[1])
+        rows = x.reshape(-1, x.shape[-1])
+        rounding = None
+        if residual is None:
+            rounding = self._rounding_of(len(rows) * len(self._factor), (1, x.shape[-1], len(rows), 1))
+        if rounding is not None:  # rows are the positions of an image
+            image = rounding(self._bytes_of(rows.t()[None, :, :, None])[0])
+            return image[0, :, :, 0].t().reshape(*x.shape[:-1], image.shape[1])
         matrix = self._matrix if self._matrix is not None else self._transpose()
         shape = (*x.shape[:-1], matrix.shape[1])
         if residual is not None and residual.shape != shape:
             return None
-        rows = x.reshape(-1, x.shape[-1])
         added = None if residual is None else residual.reshape(-1, shape[-1])
         out = self._new_output((len(rows), shape[-1]), torch.contiguous_format)
         for part in _slices(len(rows), max(_CHUNK // max(shape[-1], x.shape[-1]), 1)):
@@ -270,16 +271,19 @@ class ByteLayer:
         return self._images(x, residual)
 
     def _images(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
-        if residual is None and not (self._is_rounding_known and self._rounding is None) and self._is_large_enough(x):
-            out = self._rounded(self._bytes_of(x)[0])
-            if out is not None:
-                return out
         sizes = self._output_sizes(x)
         if min(sizes) <= 0 or (residual is not None and residual.shape != sizes):
             return None
+        rounding = self._rounding_of(sizes.numel(), x.shape) if residual is None else None
+        if rounding is not None:
+            return rounding(self._bytes_of(x)[0])
         out = self._new_output(sizes, torch.channels_last)
         most = _CHUNK if self._wide is None else _CHUNK // 2
-        for part in _slices(len(x), max(most // sizes[1:].numel(), 1)):
+        step = max(most // sizes[1:].numel(), 1)
+        if step >= sizes[0]:
+            self._finish(self._sums_of_images(self._bytes_of(x)), residual, out)
+            return out
+        for part in _slices(sizes[0], step):
             acc = self._sums_of_images(self._bytes_of(x[part]))
             self._finish(acc, None if residual is None else residual[part], out[part])
         return out
@@ -309,11 +313,6 @@ class ByteLayer:
         kernel = (1, *weight.shape[2:])[-2:]
         axes = zip(x.shape[2:], kernel, walk.stride, walk.padding, walk.dilation, strict=True)
         return torch.Size([len(x), len(weight), *[(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]])
-
-    def _is_large_enough(self, x: Tensor) -> bool:
-        walk, kernel = self._walk, (1, *self._pieces[0].weight.shape[2:])[-2:]
-        axes = zip(x.shape[2:], kernel, walk.padding, walk.dilation, strict=True)
-        return all(n + 2 * p > d * (k - 1) for n, k, p, d in axes)
 
     def _pack(self, shape: torch.Size) -> list[kernels.PackedConv]:
         with self._lock, torch.inference_mode(False), torch.no_grad():  # they outlive the call
