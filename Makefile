@@ -3,11 +3,12 @@
 #   make demo            digits: train, calibrate, train on the integer grid, convert, export, ONNX Runtime
 #   make demo-imagenet   pretrained EfficientNet-Lite0 to integers
 #   make smoke           one case of each test, each operator once: under two minutes
-#   make test            lint, types, layers, all tests and the examples in docstrings: under 20 minutes
+#   make test            lint, types, layers, all tests and the examples in docstrings, a sample once more without
+#                        integer kernels: under 20 minutes
 #   make browser         Chromium for the tests of the profiler's page, if it is missing and may be installed
 #   make soak            ten thousand generated models on every route, pairs of operators in ONNX Runtime for each way in
-#                        which they meet in a file, all of what the tests take samples of, properties with new random
-#                        numbers: three hours
+#                        which they meet in a file, all of what the tests take samples of, what runs layers without
+#                        integer kernels, properties with new random numbers: three hours
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
 #   make accuracy        accuracy of five networks on real images, hours
 #   make docs            the documentation as a web site, in site/
@@ -47,11 +48,17 @@ format: .venv/.dev
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/.venv/bytecode $(BIN)/python -m pytest -n 2
 
 # Without the examples in docstrings, which `addopts` in pyproject.toml adds.
+SMOKE := $(PYTEST) -o addopts="--strict-markers -ra" --smoke --hypothesis-profile=smoke --hypothesis-seed=0
+# The rooms whose tests run layers, once more as on a CPU whose integer kernels are not exact: a sample in `make test`.
+WITHOUT_KERNELS := HORIZON_INTEGER_KERNELS=0
+LAYER_ROOMS := tests/fixed_point tests/operators tests/runtime tests/export tests/workflow tests/analysis
+
 smoke: .venv/.dev
-	$(PYTEST) -o addopts="--strict-markers -ra" --smoke --hypothesis-profile=smoke --hypothesis-seed=0 tests
+	$(SMOKE) tests
 
 test: lint browser
 	$(PYTEST) --hypothesis-seed=0
+	$(WITHOUT_KERNELS) $(SMOKE) tests/fixed_point tests/runtime
 
 # Debian's, where we are root. Without one, the tests of the page are left out, and the summary of the tests names them;
 # with BROWSER_TESTS=required they fail.
@@ -67,6 +74,7 @@ soak: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.clients --count 10000
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.sequences
 	$(PYTEST) --soak
+	$(WITHOUT_KERNELS) $(PYTEST) --hypothesis-seed=0 $(LAYER_ROOMS)
 	$(PYTEST) -m hypothesis --hypothesis-profile=soak
 
 bench: .venv/.dev
