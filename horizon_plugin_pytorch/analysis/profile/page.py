@@ -168,9 +168,19 @@ def _said(advice: Advice, language: str) -> Sentences:
     if advice.rule not in TEXTS:
         return Sentences(advice.rule, advice.evidence, advice.remedy)
     try:
-        return sentences(advice, language)
+        said = sentences(advice, language)
+        return Sentences(*map(_chinese_punctuation, said)) if language == "zh" else said
     except KeyError:
         return Sentences(getattr(TEXTS[advice.rule], language).title, advice.evidence, advice.remedy)
+
+
+_HALF_WIDTH = re.compile(r"`[^`]*`|(?<!\d)[,;:](?! )|(?<=\d)[,;:](?![\d ])")
+
+
+def _chinese_punctuation(text: str) -> str:
+    """Commas as wide as characters, but for those of code, numbers and lists of names."""
+    wide = {",": "\uff0c", ";": "\uff1b", ":": "\uff1a"}
+    return _HALF_WIDTH.sub(lambda found: wide.get(found[0], found[0]), text)
 
 
 def _histogram(histogram: Histogram, merging: int) -> dict[str, Any]:

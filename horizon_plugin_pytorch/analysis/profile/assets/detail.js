@@ -1,6 +1,6 @@
 /** Everything about one operator; of several runs, side by side. */
 
-import { h, icon, sign } from "./dom.js";
+import { h, icon, sign, prose } from "./dom.js";
 import { histogram, rangeOf } from "./histogram.js";
 import { cell, fixed, likeness, percent, show } from "./numbers.js";
 import { badge, meter } from "./operators.js";
@@ -95,7 +95,7 @@ function numbers({ run, operator, remarks }, limit) {
 function remarks({ run, remarks: { advice, messages, unfused } }) {
   return [
     ...advice.map((item) => adviceCard(run, item, false)),
-    ...messages.map((item) => h("div", { class: "card warning" }, icon("watch"), h("div", {}, h("p", {}, item.text), item.remedy && h("p", { class: "quiet" }, item.remedy)))),
+    ...messages.map((item) => h("div", { class: "card warning" }, icon("watch"), h("div", {}, h("p", {}, prose(item.text)), item.remedy && h("p", { class: "quiet" }, prose(item.remedy))))),
     ...unfused.map((pattern) => h("div", { class: "card hint" }, icon("hint"), h("p", {}, `${t("could-be-fused")}: `, h("code", {}, pattern.join(" + "))))),
   ];
 }

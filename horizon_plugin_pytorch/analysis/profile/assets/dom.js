@@ -84,3 +84,8 @@ export function icon(kind) {
   const drawn = /** @type {Record<string, any[]>} */ (shapes)[kind] ?? shapes.unknown;
   return svg("svg", { class: `icon ${kind}`, viewBox: "0 0 16 16", "aria-hidden": "true" }, drawn);
 }
+
+/** A sentence in which `names` are code. @param {string} text @returns {Child[]} */
+export function prose(text) {
+  return text.split(/`([^`]+)`/).map((part, at) => (at % 2 ? h("code", {}, part) : part));
+}

@@ -444,6 +444,7 @@ class Graph {
     const isSeen = (/** @type {Drawn} */ node) => node.x < view.right && node.x + node.width > view.left && node.y < view.bottom && node.y + node.height > view.top;
     for (const node of drawing.nodes) if (node.isOpen && isSeen(node)) this.drawBox(node);
     this.drawEdges(view);
+    if (this.zoom >= 0.3) for (const node of drawing.nodes) if (node.isOpen && isSeen(node)) this.drawTitle(node);
     for (const node of drawing.nodes) if (!node.isOpen && isSeen(node)) this.drawNode(node);
     const focused = this.focused && this.find(this.focused.kind, this.focused.target);
     if (focused) this.drawFrame(focused, this.palette("focus"), document.activeElement === canvas ? 3.5 : 2.5);
@@ -460,11 +461,19 @@ class Graph {
     context.lineWidth = 1;
     context.strokeStyle = this.palette("line");
     context.stroke();
-    if (this.zoom < 0.3) return;
-    context.fillStyle = this.palette("quiet");
+  }
+
+  /** The name of an open box, on top of the edges that pass it. @param {Drawn} node */
+  drawTitle(node) {
+    const { context } = this;
     context.font = "600 12px system-ui, sans-serif";
     context.textAlign = "left";
     context.textBaseline = "middle";
+    context.lineWidth = 5;
+    context.lineJoin = "round";
+    context.strokeStyle = this.palette(node.depth % 2 ? "box-odd" : "box-even");
+    context.strokeText(`▾ ${node.label}`, node.x + 10, node.y + 15);
+    context.fillStyle = this.palette("quiet");
     context.fillText(`▾ ${node.label}`, node.x + 10, node.y + 15);
   }
 

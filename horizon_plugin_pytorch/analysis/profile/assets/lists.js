@@ -1,6 +1,6 @@
 /** Weights, and what is known of the model's structure: calls, patterns, formats. */
 
-import { h, icon } from "./dom.js";
+import { h, icon, prose } from "./dom.js";
 import { scaleOf } from "./detail.js";
 import { cell, likeness, show } from "./numbers.js";
 import { badge } from "./operators.js";
@@ -64,7 +64,7 @@ function structure(report, run) {
     report.isDiff && h("h2", { class: `run-title run${run.position % 6}` }, run.label),
     h("h2", {}, t("configuration")),
     messages.length
-      ? messages.map((item) => h("article", { class: "card warning" }, icon("watch"), h("div", {}, h("p", { class: "card-title" }, named(run, item.name), " ", h("span", { class: "quiet" }, item.type)), h("p", {}, item.text), item.remedy && h("p", {}, h("span", { class: "try" }, `${t("try")}: `), item.remedy))))
+      ? messages.map((item) => h("article", { class: "card warning" }, icon("watch"), h("div", {}, h("p", { class: "card-title" }, named(run, item.name), " ", h("span", { class: "quiet" }, item.type)), h("p", {}, prose(item.text)), item.remedy && h("p", {}, h("span", { class: "try" }, `${t("try")}: `), prose(item.remedy)))))
       : h("p", { class: "empty" }, t("no-messages")),
     h("h2", {}, t("unfused")),
     unfused.length
@@ -86,11 +86,12 @@ function callTable(report, run, called) {
       { key: "remark", label: t("remark"), width: 60, value: (item) => remark(item.count) },
     ],
     called,
-    { label: report.isDiff ? `${t("call-counts")}, ${run.label}` : t("call-counts"), empty: t("no-calls"), keyOf: (item) => item.name, opened: (item, isStep) => { if (run.byKey.has(item.name)) go({ op: item.name, view: "structure" }, isStep); } });
+    { label: report.isDiff ? `${t("call-counts")}, ${run.label}` : t("call-counts"), empty: t("no-calls"), keyOf: (item) => item.name, opened: (item, isStep) => { const op = run.keyOf(item.name); if (op !== null) go({ op, view: "structure" }, isStep); } });
   return table.element;
 }
 
 /** A module's name, as a link if an operator has it. @param {Run} run @param {string} name */
 function named(run, name) {
-  return run.byKey.has(name) ? h("a", { class: "name", href: link({ op: name, view: "structure" }) }, name) : h("code", {}, name);
+  const op = run.keyOf(name);
+  return op === null ? h("code", {}, name) : h("a", { class: "name", href: link({ op, view: "structure" }) }, name);
 }

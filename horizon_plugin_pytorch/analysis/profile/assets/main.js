@@ -71,6 +71,11 @@ class Page {
   /** Follow the address. */
   show() {
     const { view, op } = place();
+    const key = op === null ? null : this.report.keyOf(op);
+    if (key !== op) {
+      go({ op: key, view }, true);
+      return; // the address is followed again
+    }
     this.nav.replaceChildren(...VIEWS.map((name, at) => h("a", { href: link({ view: name }), data: { view: name }, "aria-current": name === view ? "page" : null, title: `${t(name)} (${at + 1})` }, t(name))));
     const found = this.view(view);
     if (this.main.firstChild !== found.element) this.main.replaceChildren(found.element);

@@ -66,7 +66,7 @@ function distinct(report, get) {
 function matches(report, row) {
   const operators = /** @type {Operator[]} */ (row.operators.filter(Boolean));
   const words = asked.text.toLowerCase().split(/\s+/).filter(Boolean);
-  const text = operators.map((o) => `${o.key} ${o.type} ${o.format} ${o.line} ${o.reason}`).join(" ").toLowerCase();
+  const text = operators.map((o) => `${o.key} ${o.path} ${o.type} ${o.format} ${o.line} ${o.reason}`).join(" ").toLowerCase();
   if (!words.every((word) => text.includes(word))) return false;
   if (asked.format && !operators.some((o) => o.format === asked.format)) return false;
   if (asked.type && !operators.some((o) => o.type === asked.type)) return false;

@@ -1,7 +1,7 @@
 /** The verdict first, then what to do, then where the error grows. */
 
 import { curve } from "./curve.js";
-import { choice, h, icon } from "./dom.js";
+import { choice, h, icon, prose } from "./dom.js";
 import { cell, fixed, percent, round, show } from "./numbers.js";
 import { badge, formatClass, meter, shortFormat, signed } from "./operators.js";
 import { judge, limitOf, relativeError } from "./report.js";
@@ -97,8 +97,8 @@ export function adviceCard(run, item, withLinks = true) {
     icon(ICONS[item.severity] ?? "hint"),
     h("div", { class: "grow" },
       h("p", { class: "card-title" }, h("strong", {}, said.title), " ", h("span", { class: "tag" }, tOr(`severity-${item.severity}`, item.severity)), " ", (!withLinks || !run.byKey.has(item.place)) && h("code", {}, item.place)),
-      h("p", { class: "evidence" }, said.evidence),
-      h("p", { class: "remedy" }, h("span", { class: "try" }, `${t("try")}: `), said.remedy),
+      h("p", { class: "evidence" }, prose(said.evidence)),
+      h("p", { class: "remedy" }, h("span", { class: "try" }, `${t("try")}: `), prose(said.remedy)),
       item.configuration && code(item.configuration),
       shown.length > 0 && h("p", { class: "links" }, shown.map((operator) => [operatorLink(operator.key), " "]).flat(), operators.length > shown.length && t("and-more", { count: operators.length - shown.length }))));
 }

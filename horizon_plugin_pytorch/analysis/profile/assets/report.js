@@ -49,6 +49,12 @@ export class Run {
       for (const source of operator.inputs) this.consumers[source]?.push(operator.index);
     }
     for (const operator of this.operators) operator.own = this.ownError(operator);
+    this.keyOfPath = new Map(this.operators.filter((o) => o.path && !o.key.includes("[")).reverse().map((o) => [o.path, o.key]));
+  }
+
+  /** The key of an operator by its key, or by the path of its module: advice and configurations name modules. @param {string} name */
+  keyOf(name) {
+    return this.byKey.has(name) ? name : this.keyOfPath.get(name) ?? null;
   }
 
   /** The threshold of similarity: the document's, or the usual one; null for a function that nobody knows. */
@@ -128,6 +134,11 @@ export class Report {
         row.operators[run.position] = operator;
       }
     }
+  }
+
+  /** As that of a run; the name itself if no run knows it. @param {string} name */
+  keyOf(name) {
+    return this.byKey.has(name) ? name : this.runs.map((run) => run.keyOf(name)).find((key) => key !== null) ?? name;
   }
 }
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.analysis.profile.collect import collect
-from horizon_plugin_pytorch.analysis.profile.document import Document, Operator
+from horizon_plugin_pytorch.analysis.profile.document import Advice, Document, Operator
 from horizon_plugin_pytorch.analysis.similarity_function import THRESHOLDS
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
@@ -100,6 +100,21 @@ def test_search_sort_and_filter(open_page: Any, network: Document) -> None:
 def test_a_link_leads_to_an_operator(open_page: Any, network: Document, address: str) -> None:
     opened = open_page(network, address)
     assert opened.page.locator("#detail-name").inner_text() == "layer2.1[add]"
+
+
+def test_an_operator_is_found_by_the_module_that_advice_and_configurations_name(
+    open_page: Any, network: Document
+) -> None:
+    """A fused operator is shown by its last member, `bn(I)`, and its module is another one."""
+    shown = tuple(
+        dataclasses.replace(o, name="layer2.1.bn2(I)") if o.name == "layer2.1.conv2" else o for o in network.operators
+    )
+    opened = open_page(dataclasses.replace(network, operators=shown), "#view=graph&op=layer2.1.conv2")
+    opened.page.locator("#detail-name", has_text="layer2.1.bn2(I)").wait_for()
+    assert "bn2" in opened.page.url and "view=graph" in opened.page.url
+    opened.go("operators")
+    opened.page.locator("#search").fill("layer2.1.conv2")
+    assert opened.names() == ["layer2.1.bn2(I)"]
 
 
 def test_a_link_to_what_is_not_there_says_so(open_page: Any, network: Document) -> None:
@@ -269,6 +284,15 @@ def test_the_rules_speak_both_languages(open_page: Any) -> None:
     assert "数值超出校准范围" in card.inner_text() and "9.8" in card.inner_text()
 
 
+def test_names_in_advice_are_code_and_chinese_has_its_own_commas(open_page: Any) -> None:
+    network = samples.residual_network((1, 2))
+    arguments = (("count", "1"), ("total", "4"), ("module", "a,b"))
+    advice = Advice("never-calibrated", "error", "conv", (), "", "", arguments=arguments)
+    card = open_page(dataclasses.replace(network, advice=(advice,)), locale="zh-CN").page.locator("article .evidence")
+    assert card.inner_text() == "4 个伪量化节点中有 1 个从未见过数据\uff0c例如 a,b\uff1a其 scale 仍是初始值 1。"
+    assert card.locator("code").inner_text() == "a,b"
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_follow_the_system_and_can_be_switched(open_page: Any, network: Document, scheme: str) -> None:
     page = open_page(network, scheme=scheme).page
@@ -304,6 +328,7 @@ def test_a_narrow_window_shows_the_operator_alone(open_page: Any, network: Docum
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     opened.screenshot("narrow")
     page.locator("#close-detail").click()
+    page.locator("main").wait_for()  # the address is followed a moment later
     assert page.locator("main").is_visible()
 
 
