@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from torch import fx, nn
@@ -121,8 +120,7 @@ def split_devices(prep: Preparation) -> None:
     # Without a QuantStub the quantized part begins at the first operator of the CPU.
     region = quantized_nodes(model, cpu - {n for n in cpu if n in region} if has_stub(model) else cpu)
     for node in nodes:
-        is_part = node.target is operator.getitem and node.args[0] in cpu
-        if node in region and (is_part or _runs_on_cpu(model, node, region, march, config)):
+        if node in region and _runs_on_cpu(model, node, region, march, config):
             cpu.add(node)
     cpu = {n for n in cpu if n in region}
     _refuse_mixed_functionals(model, region, cpu)
