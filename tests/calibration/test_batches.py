@@ -49,10 +49,15 @@ def calibrated() -> nn.Module:
     return model
 
 
+@functools.wraps(weight_reconstruction)
+def few_steps(*args: Any, **kwargs: Any) -> Any:
+    return weight_reconstruction(*args, custom_config_dict={"num_steps": 5}, **kwargs)
+
+
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], nn.Module]]] = {
     "calibrate": (calibrate, prepared),
     "auto_calibrate": (auto_calibrate, prepared),
-    "weight_reconstruction": (weight_reconstruction, calibrated),
+    "weight_reconstruction": (few_steps, calibrated),
     "correct_bias": (correct_bias, calibrated),
     "equalize": (equalize, float_net),
     "reestimate_bn": (reestimate_bn, float_net),

@@ -107,5 +107,5 @@ def test_time_grows_with_the_number_of_modules(method: str) -> None:
         return time.process_time() - begin
 
     seconds(5)
-    short, long = seconds(25), seconds(125)
+    short, long = seconds(16), seconds(80)
     assert long < 9 * short, f"five times as many modules take {long / short:.1f} times as long"
