@@ -310,6 +310,28 @@ def test_writes_to_positions(name: str) -> None:
             export_to_onnx(Written(function), x, io.BytesIO(), opset_version=opset - 1)
 
 
+class Masked(nn.Module):
+    """Scores that a mask leaves out of a softmax."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.number = QuantStub(), DeQuantStub(), number
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.dequant(torch.softmax(self.quant(x).masked_fill(mask, self.number), -1))
+
+
+@pytest.mark.parametrize("number", [-1e4, -torch.inf])
+def test_masked_scores(number: float) -> None:
+    """Numbers that stand for infinity are bounded by what was calibrated, not by the values of one batch."""
+    mask = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(4)) > 0.7
+    inputs = (torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(5)), mask)
+    qat = prepared(Masked(number), inputs)
+    file = _export(qat, inputs, 17)
+    for batch in (inputs, (3 * inputs[0], ~mask)):
+        _assert_close(run_onnx(file, batch, "on"), qat(*batch))
+
+
 def test_arguments_that_change_nothing_are_told() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     with pytest.warns(QuantizationWarning, match="weights are always written"):

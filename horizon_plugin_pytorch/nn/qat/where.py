@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
+from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.function_handlers import described, handle
 from horizon_plugin_pytorch.nn.comparison import truth
 from horizon_plugin_pytorch.nn.qat.masked_scores import INFINITE, REACH, within_reach
@@ -77,8 +78,11 @@ class Where(RoundedModule):
         """A number that stands for infinity, no further than `REACH` beyond the other operand's values."""
         if not is_number(x) or abs(x) < INFINITE or is_number(other) or other.numel() == 0:
             return x
-        largest = float(other.detach().abs().max())
-        self._largest = max(self._largest, largest)
+        if is_written():  # a file is not for one batch only, and where it rounds the end of the range follows
+            largest = self._largest
+        else:
+            largest = float(other.detach().abs().max())
+            self._largest = max(self._largest, largest)
         if abs(x) < BEYOND * self._largest:
             return x
         if abs(x) < USUAL and not self._has_warned:
