@@ -70,9 +70,9 @@ def test_few_operators_bring_the_accuracy_back(journey, tmp_path):
     accuracy = accuracy_of(digits)
     result = tune(net, data, evaluate=accuracy, max_loss=0.01, out_dir=tmp_path, progress=False)
     narrow = result.steps[0].value
-    assert result.float_value > 0.8 and narrow < result.float_value - 0.02
+    assert result.float_value > 0.8 and narrow < result.float_value - 0.1  # 0.861 and 0.613 where it was written
     assert result.is_met and result.value >= result.float_value - 0.01 and result.is_verified
-    assert result.share < 0.3
+    assert result.share <= 0.15 and all("norm" in path for path in result.formats)  # what has the large channels
     set_march(March.NASH_M)
     model = prepare(net, (data[0],), result.setter(), out_dir=None)
     calibrate(model, data, patience=0, progress=False)
