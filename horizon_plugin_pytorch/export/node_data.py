@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
-import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -14,18 +12,13 @@ from typing import Any
 
 from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.profile.document import Document, ModelCall, read_document
+from horizon_plugin_pytorch.analysis.profile.model_explorer import MEASURES, node_data
 from horizon_plugin_pytorch.analysis.profile.profiler import JSON_FILE
-from horizon_plugin_pytorch.analysis.profile.tasks import ERROR_BAD, task_of
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.statistics.metrics import METRICS
 
 _WHO = "write_node_data"
 _SCOPES = "pkg.torch.onnx.name_scopes"  # written by `Scope` in onnx_graph.py
-_BAD, _BETWEEN, _GOOD = "#d73027", "#fee08b", "#1a9850"
-_GRADIENTS = {  # from the smallest number to the largest
-    "similarity": (_BAD, _BETWEEN, _GOOD), "sqnr": (_BAD, _BETWEEN, _GOOD), "error": (_GOOD, _BETWEEN, _BAD),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,7 @@ def write_node_data(
     Raises:
         ExportError: the report or the file cannot be read, or no node belongs to an operator of the report.
 
-    >>> import tempfile, torch
+    >>> import json, tempfile, torch
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization import QuantWrapper, get_default_qconfig, prepare_qat_fx
     >>> from horizon_plugin_pytorch.utils.onnx_helper import export_to_onnx
@@ -87,9 +80,10 @@ def write_node_data(
             "exported of one of the two models that were profiled; reports of earlier versions do not have what is "
             "needed, so profile again."
         )
+    operators = {node.name: owner for node, owner in zip(nodes, owners, strict=True) if owner is not None}
     written = []
-    for measure in _GRADIENTS:
-        text = json.dumps({name: _results(document, nodes, owners, measure)}, ensure_ascii=False, allow_nan=False)
+    for measure in MEASURES:
+        text = node_data(document, measure, name, operators)
         target = f"model_explorer_{path.stem}_{measure}.json"
         written.append(write_report(text, path.parent if out_dir is None else out_dir, target, _WHO))
     return NodeData(tuple(written), len(nodes), _count(owners))
@@ -217,51 +211,6 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
 
 def _count(owners: Sequence[int | None]) -> int:
     return sum(owner is not None for owner in owners)
-
-
-def _results(document: Document, nodes: Sequence[FileNode], owners: Sequence[int | None], measure: str) -> dict:
-    """Node data of one graph; operators for which the measure is not known are left out."""
-    numbers = {operator.index: getattr(operator, measure) for operator in document.operators}
-    known = {
-        node.name: numbers[owner]
-        for node, owner in zip(nodes, owners, strict=True)
-        if owner is not None and numbers.get(owner) is not None
-    }
-    finite = [x for x in known.values() if math.isfinite(x)]
-    limits = _limits(document, measure)
-    if limits is None:
-        colours = _GRADIENTS[measure]
-        steps = [{"stop": at / (len(colours) - 1), "bgColor": colour} for at, colour in enumerate(colours)]
-        return {"results": {key: {"value": x} for key, x in known.items() if math.isfinite(x)}, "gradient": steps}
-    largest = max([*finite, *(end for end, _ in limits[:-1])])
-    ends = [(end if math.isfinite(end) else largest, colour) for end, colour in limits]
-    return {
-        "results": {key: {"value": _value(x), "bgColor": _colour(x, limits)} for key, x in known.items()},
-        "thresholds": [{"value": end, "bgColor": colour} for end, colour in ends],
-    }
-
-
-def _limits(document: Document, measure: str) -> list[tuple[float, str]] | None:
-    """The upper end of each range of numbers, and its colour; None where nobody knows a limit."""
-    if measure == "sqnr":
-        limit = task_of(document.task).error
-        bad, poor = (-20 * math.log10(error) for error in (limit * ERROR_BAD, limit))
-        return [(bad, _BAD), (poor, _BETWEEN), (math.inf, _GOOD)]
-    if measure != "similarity" or document.threshold is None:
-        return None
-    function = document.similarity_function
-    is_higher_better = function in METRICS and METRICS[function].higher_is_better
-    colours = (_BAD, _GOOD) if is_higher_better else (_GOOD, _BAD)
-    return [(document.threshold, colours[0]), (math.inf, colours[1])]
-
-
-def _colour(x: float, limits: list[tuple[float, str]]) -> str:
-    return _BAD if math.isnan(x) else next(colour for end, colour in limits if x <= end)
-
-
-def _value(x: float) -> float | str:
-    """JSON has no infinities: they are text."""
-    return x if math.isfinite(x) else str(x)
 
 
 show_at("utils.quant_profiler", write_node_data)

@@ -86,6 +86,16 @@ def layout_of(operators: Sequence[Operator]) -> tuple[Box, ...]:
     )
 
 
+def boxes_around(operators: Sequence[Operator]) -> dict[int, str]:
+    """The path of the box that each operator stands in, by the operator's index.
+
+    >>> conv, relu = Operator(0, "block.conv", "block.conv", "Conv2d"), Operator(1, "block[relu]", "block", "relu")
+    >>> boxes_around([conv, relu, Operator(2, "head", "head", "Linear")])
+    {2: '', 0: 'block', 1: 'block'}
+    """
+    return {index: node.path for node in _boxes(_tree(operators)) for index in node.operators}
+
+
 def _tree(operators: Sequence[Operator]) -> _Node:
     root = _Node("")
     for operator in operators:

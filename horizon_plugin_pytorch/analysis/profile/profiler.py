@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.analysis.features import STATISTICS, StatisticsStrea
 from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.profile.collect import WITHOUT_WEIGHTS, Collector
 from horizon_plugin_pytorch.analysis.profile.document import Document, Metric
+from horizon_plugin_pytorch.analysis.profile.model_explorer import explorer_files
 from horizon_plugin_pytorch.analysis.profile.page import page_of
 from horizon_plugin_pytorch.analysis.profile.side_files import CSV_FILE, operators_csv
 from horizon_plugin_pytorch.analysis.profile.stages import PREPARED, stage_of
@@ -59,9 +60,9 @@ def model_profiler(
     """Run all tools on two stages of a model, and show what they find on one page, ``profiler.html``.
 
     Similarity, statistics, weights, counts of calls, unfused patterns and the check of formats; the files of all of
-    them are in the folder, too, and the same data as ``profiler.json`` and ``profiler.csv``; `write_node_data` makes of
-    it colours for an exported file in Model Explorer. If an error or an interrupt ends the run, the files have what was
-    found until then.
+    them are in the folder, too, and the same data as ``profiler.json`` and ``profiler.csv``, and for Model Explorer as
+    ``model_explorer_*.json``: a graph, and node data that colour it (`write_node_data` colours an exported file). If an
+    error or an interrupt ends the run, the files have what was found until then.
 
     Args:
         model1, model2: the earlier and the later stage; they are not changed. Both run in eval mode.
@@ -159,6 +160,8 @@ class _ProfilerRun:
         write_report(document.to_json(), self._folder, JSON_FILE, _WHO)
         write_report(page_of([document]), self._folder, PAGE_FILE, _WHO)
         write_report(operators_csv(document), self._folder, CSV_FILE, _WHO)
+        for name, text in explorer_files(document).items():
+            write_report(text, self._folder, name, _WHO)
 
     def _structure(self, collector: Collector, checker: QConfigChecker | None) -> None:
         """The tools that look at one model, and at weights; one run of the prepared model serves them and the page."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import io
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.utils.quant_profiler import featuremap_similarity, model_profiler
 from tests.watch.models import data, stages
 
+EXPLORER_FILES = [f"model_explorer_{what}.json" for what in ("graph", "similarity", "sqnr", "error")]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
@@ -37,6 +39,14 @@ def models() -> dict[str, nn.Module]:
         return dict(stages("jit-strip"))
 
 
+def node_data_of(folder: Path) -> dict[str, Any]:
+    """Similarities by node; there are the graph of the nodes, and the other measures."""
+    graph, similarity, *_ = [json.loads((folder / name).read_text()) for name in EXPLORER_FILES]
+    results = similarity[graph["label"]]["results"]
+    assert set(results) == {node["id"] for node in graph["graphs"][0]["nodes"]}
+    return results
+
+
 def test_files(models: dict[str, nn.Module], tmp_path: Path) -> None:
     """Every tool's file, and the document in all its forms, with the same numbers."""
     qat = models["validation"]
@@ -44,7 +54,7 @@ def test_files(models: dict[str, nn.Module], tmp_path: Path) -> None:
     folder = tmp_path / "horizon_quant_debug"
     written = {path.name for path in folder.iterdir()}
     assert written >= {
-        "profiler.html", "profiler.json", "profiler.csv",
+        "profiler.html", "profiler.json", "profiler.csv", *EXPLORER_FILES,
         "similarity.txt", "ordered_op_error_similarity.txt", "similarity.html",
         "statistic_float.txt", "statistic_float.html", "statistic_qat.txt", "statistic_qat.html",
         "weight_comparison.txt", "qconfig_info.txt", "module_called_count.txt", "unfused_operations.txt",
@@ -54,6 +64,10 @@ def test_files(models: dict[str, nn.Module], tmp_path: Path) -> None:
     lines = list(csv.DictReader(io.StringIO((folder / "profiler.csv").read_text())))
     assert [line["name"] for line in lines] == [o.name for o in found.operators]
     assert [float(line["similarity"]) for line in lines] == [o.similarity for o in found.operators]
+    nodes = node_data_of(folder)
+    assert list(nodes) == found.keys and nodes["stem"]["value"] == next(
+        o.similarity for o in found.operators if o.name == "stem"
+    )
     assert found.threshold == 0.99
     for operator in found.operators:
         assert f"{operator.similarity:.7f}" in (folder / "similarity.txt").read_text()
@@ -151,6 +165,7 @@ def test_an_interrupt(models: dict[str, nn.Module]) -> None:
         model_profiler(models["qat"], models["converted"], data(), "QvsQ", "here", batches=interrupted())
     found = read_document(Path("here/profiler.json").read_text())
     assert not found.is_complete and found.batches == 2 and found.operators and found.weights
+    assert list(node_data_of(Path("here"))) == found.keys
 
 
 def test_runs_are_shared(models: dict[str, nn.Module]) -> None:
