@@ -249,12 +249,13 @@ class Document:
         ['add', 'add#2']
         """
         found: dict[str, None] = {}
+        last: dict[str, int] = {}
         for operator in self.operators:
-            key, number = operator.name, 1
+            key, number = operator.name, last.get(operator.name, 1)
             while key in found:
                 number += 1
                 key = f"{operator.name}#{number}"
-            found[key] = None
+            found[key], last[operator.name] = None, number
         return list(found)
 
     def to_json(self) -> str:
