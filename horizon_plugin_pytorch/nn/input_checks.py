@@ -27,8 +27,8 @@ def refused_input(what: str, expected: str, remedy: str = "", **given: Any) -> O
         given: what it got, by the names of its arguments.
 
     >>> import torch
-    >>> print(refused_input("rle", "maps [N, ...]", "Stack them.", input=torch.zeros(3), size=2))
-    `rle` takes maps [N, ...], got input [3] (torch.float32), size 2. Stack them.
+    >>> print(refused_input("rle", "maps [N, ...]", "Stack them.", input=torch.zeros(3), size=2).complaint)
+    takes maps [N, ...], got input [3] (torch.float32), size 2. Stack them.
     """
     got = ", ".join(f"{name} {_shown(value)}" for name, value in given.items())
     complaint = f"takes {expected}, got {got}.{remedy and ' '}{remedy}"

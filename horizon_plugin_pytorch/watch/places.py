@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from types import CodeType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from torch import fx, nn
 
@@ -63,7 +64,6 @@ class Places:
         self._methods = {id(code_of(f)) for f in methods}
         graphs: list[Any] = [m for m in modules if issubclass(type(m), fx.GraphModule)]
         self._graphs = {id(code_of(type(m).forward)): m for m in graphs}
-        self._nodes: dict[int, dict[int, tuple[str, str]]] = {}
         self._owners: dict[int, tuple[CodeType, _Owner]] = {}
         self._passed: set[int] = set()  # ids of code that is not the model's
         self._call: CallInProgress | None = None  # of the model
@@ -137,8 +137,16 @@ class Places:
     def _place(self, running: Running, owner: _Owner) -> Place:
         if owner is _Owner.USER:
             return Place(running.line)
-        key = id(running.code)
-        if key not in self._nodes:
-            self._nodes[key] = places_of_lines(self._graphs[key])
-        scope, line = self._nodes[key].get(running.number, (None, ""))
+        scope, line = _lines_of(self._graphs[id(running.code)], running.code).get(running.number, (None, ""))
         return Place(line, scope)
+
+
+_LINES: WeakKeyDictionary[nn.Module, tuple[CodeType, dict[int, tuple[str, str]]]] = WeakKeyDictionary()
+
+
+def _lines_of(graph: fx.GraphModule, code: CodeType) -> dict[int, tuple[str, str]]:
+    """`places_of_lines`, read once while the graph has the same code."""
+    known = _LINES.get(graph)
+    if known is None or known[0] is not code:
+        known = _LINES[graph] = (code, places_of_lines(graph))
+    return known[1]

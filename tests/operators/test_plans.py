@@ -123,7 +123,7 @@ def test_a_module_that_meets_several_inputs_plans_each_as_if_it_were_alone(name:
         return (net.call(module.op, x) if isinstance(net, _Functional) else module(x)).int_repr()
 
     tensors = [_input(d, s, seed, scale) for seed, (d, s) in enumerate(inputs) for scale in (SCALE, SCALE / 3)]
-    tensors += [copy.copy(tensors[0])]
+    tensors += [integer_qtensor(tensors[0].int_repr().clamp(0, 100).float(), torch.tensor([SCALE]), inputs[0][0])]
     tensors[-1].set_range(0, 100)
     together = [run(body, x) for x in tensors + tensors[::-1]]
     alone = [run(copy.deepcopy(body), x) for x in tensors]  # a copy has no plans
