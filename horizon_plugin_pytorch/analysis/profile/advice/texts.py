@@ -234,13 +234,13 @@ TEXTS: dict[str, RuleText] = {
     "accumulated-error": RuleText(
         Sentences(
             "Many small errors add up",
-            "No operator loses much by itself (`{module}` most, {own}), and the output is wrong by {error}; the task "
-            "allows {limit}.",
+            "Rounding to its own steps costs no operator much (`{module}` most, {own}), and the output is wrong by "
+            "{error}; the task allows {limit}.",
             "Use int16 for the operators that lose most, or train on the grid; `auto_calibrate` may help too.",
         ),
         Sentences(
             "许多小误差累积",
-            "没有单个算子损失很大(最大的是 `{module}`,{own}),但输出误差为 {error},任务允许 {limit}。",
+            "没有单个算子因自身步长的舍入而损失很大(最大的是 `{module}`,{own}),但输出误差为 {error},任务允许 {limit}。",
             "损失最大的算子使用 int16,或进行量化训练;`auto_calibrate` 也可能有帮助。",
         ),
     ),
