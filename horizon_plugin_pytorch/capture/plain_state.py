@@ -247,7 +247,7 @@ def _is_same(old: Any, kept: Any, now: Any) -> bool:
     if isinstance(kept, Tensor):
         if not isinstance(now, Tensor) or now.is_meta or type(now) is not Tensor:
             return now is old
-        return kept.shape == now.shape and kept.dtype == now.dtype and torch.equal(kept, now.detach())
+        return kept.shape == now.shape and kept.dtype == now.dtype and _is_equal(kept, now.detach())
     if isinstance(old, Tensor):
         return now is old and _count(old) == kept
     if isinstance(kept, np.ndarray):
@@ -256,3 +256,9 @@ def _is_same(old: Any, kept: Any, now: Any) -> bool:
         return now is old
     is_nan = isinstance(old, float) and math.isnan(old)
     return is_nan or (type(now) is type(old) and bool(now == kept))
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Are the numbers the same? NaN, as `torch.empty` may hold, is the same as NaN."""
+    is_same = one == other
+    return bool((is_same | ((one != one) & (other != other))).all())

@@ -61,6 +61,12 @@ def copied(x: Tensor) -> Tensor:
     return made + made.abs()
 
 
+def copied_over_nan(x: Tensor) -> Tensor:
+    made = torch.full((2, 4), float("nan"))  # as `torch.empty` may be
+    made.copy_(x)
+    return made + made.abs()
+
+
 def masked(x: Tensor) -> Tensor:
     made = torch.zeros(2, 4)
     made[x > 0] = 1.0
@@ -94,8 +100,8 @@ def moved_constant(x: Tensor) -> Tensor:
 
 
 FUNCTIONS = [
-    canvas, canvas_that_is_computed_with, sum_of_parts, method, copied, masked, out_argument, index_copied,
-    before_and_after, moved_constant,
+    canvas, canvas_that_is_computed_with, sum_of_parts, method, copied, copied_over_nan, masked, out_argument,
+    index_copied, before_and_after, moved_constant,
 ]  # fmt: skip
 
 
