@@ -200,8 +200,7 @@ class _Choice:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_wanted: bool | None = None  # None: as the environment has it
-        self._disproof: str | None = None  # None: not tried yet
-        self._rounding_disproof: str | None = None
+        self._disproofs: dict[Callable[[Kernels], str], str] = {}  # of the proofs that were tried
 
     def want(self, is_wanted: bool | None) -> None:
         self._is_wanted = is_wanted
@@ -218,19 +217,19 @@ class _Choice:
 
     @property
     def disproof(self) -> str:
-        if self._disproof is None:
-            with self._lock:
-                if self._disproof is None:
-                    self._disproof = _try(disproof, Kernels())
-        return self._disproof
+        return self._tried(disproof)
 
     @property
     def rounding_disproof(self) -> str:
-        if self._rounding_disproof is None:
+        return self._tried(rounding_disproof)
+
+    def _tried(self, proof: Callable[[Kernels], str]) -> str:
+        """What a proof found; it is tried once in a process."""
+        if proof not in self._disproofs:
             with self._lock:
-                if self._rounding_disproof is None:
-                    self._rounding_disproof = _try(rounding_disproof, Kernels())
-        return self._rounding_disproof
+                if proof not in self._disproofs:
+                    self._disproofs[proof] = _try(proof, Kernels())
+        return self._disproofs[proof]
 
 
 def _asked_for(value: str) -> bool:
