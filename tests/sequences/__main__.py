@@ -64,7 +64,9 @@ def main() -> int:
     jobs: list[Job] = []
     for dtype in options.formats:
         pairs: list[Any] = (
-            row_pairs() if options.all else [pair.key for pair in covering(dtype) if options.only in pair.name]
+            [rows for rows in row_pairs() if options.only in " > ".join(rows)]
+            if options.all
+            else [pair.key for pair in covering(dtype) if options.only in pair.name]
         )
         chosen = pairs[options.first :][: options.count]
         print(f"{dtype}: {len(chosen)} pairs of operators and {len(USUAL)} usual sequences", flush=True)

@@ -159,6 +159,11 @@ class Pair:
         return self.between[1].is_floating_point
 
     @property
+    def is_float_code(self) -> bool:
+        """Does the second operator run in float? Positions and booleans have no scale: real numbers of them are its."""
+        return not self.gives_numbers
+
+    @property
     def has_one_answer(self) -> bool:
         """False where torch may choose between equal positions."""
         return self.gives_numbers or not _CHOOSING.intersection(self.second.rows[:1])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph
-from tests.sequences.comparison import LEVELS, THREADS, differences, outcome, written
+from tests.sequences.comparison import LEVELS, THREADS, _differing, differences, outcome, written
 from tests.sequences.forms import Alone, form_of
 from tests.sequences.parts import found, pair_at, parts, sample
 from tests.sequences.usual import USUAL
@@ -57,3 +58,18 @@ def test_a_pair_is_one_that_runs_in_float() -> None:
     assert found(by_name["torch-diagonal"], by_name["view"], 0) is None
     pair = found(by_name["same-conv"], by_name["view"], 0)
     assert pair is not None and pair_at(pair.key) == pair
+
+
+def test_real_numbers_of_positions_are_float_code() -> None:
+    """Of integers without a scale float code makes real numbers: close. Positions and integers with one are equal."""
+    by_name = {part.case.name: part for part in parts()}
+    real = found(by_name["where-integers"], by_name["torch-logsumexp"], 0)
+    exact = found(by_name["where-compared"], by_name["torch-logsumexp"], 0)
+    assert real is not None and real.is_float_code and exact is not None and not exact.is_float_code
+    assert not differences([real, exact], "qint16")
+
+
+def test_float_code_may_not_be_far_off() -> None:
+    x = torch.tensor([1.0, 2.0, float("nan"), 100.0])
+    y = torch.tensor([1.0 + 1e-7, 2.1, float("nan"), 100.0])
+    assert (_differing(x, y, False), _differing(x, y, True), _differing(x.long(), y.long() + 1, True)) == (2, 1, 4)
