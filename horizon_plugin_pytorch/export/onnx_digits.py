@@ -25,11 +25,16 @@ _TO_THE_END = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Sum:
-    """A layer's sum: its value, its type, and the largest magnitude that it can have, if that matters."""
+    """A layer's sum: its value, its type, the largest magnitude that it can have, if that matters, and what was added.
+
+    Args:
+        lift: what the sum has more than the products, for each output channel.
+    """
 
     name: str
     dtype: torch.dtype
     reach: float = math.inf
+    lift: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.export.onnx_byte_layers import conv_and_residual, conv_of_bytes, is_of_bytes
 from horizon_plugin_pytorch.export.onnx_digits import (
-    HALF_WEIGHT,
     Sum,
     conv_of_digits,
     float_digit_ends,
     float_digits,
-    halves_of_weight,
     has_cheap_bytes,
     linear_of_digits,
 )
@@ -55,7 +54,6 @@ _FEWEST_CHANNELS = 128  # of inputs and outputs, from which products of bytes ar
 # The same of products of matrices with more inputs than outputs, and of the latter where bytes cost little.
 _FEWEST_INPUTS, _FEWEST_OUTPUTS, _FEWEST_OF_CHEAP = 96, 64, 24
 _BLOCK = 16  # channels
-_MANY_CHANNELS = 8  # from here on a convolution of signed weights and twice the channels is faster
 
 
 @dataclass(frozen=True)
@@ -85,15 +83,15 @@ class _Layer:
 @lowers("conv", data="x residual")
 def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any) -> str:
     plan, geometry = unflatten(constants, AccumulatorPlan, Geometry)
-    if g.has_bytes and _is_of_bytes(site, plan, geometry):
+    if g.has_bytes and is_of_bytes(site, plan, geometry):
         is_proved = is_exact_in_float32(plan.factor, plan.low, plan.high, plan.worst_case)
         if residual is None and (is_proved or g.is_fast):
             if not is_proved:
                 g.tell_inexact("one float32 product rounds other than the definition")
-            return _conv_of_bytes(g, site, x, plan, geometry)
+            return conv_of_bytes(g, site, x, plan, geometry)
         if residual is not None and g.is_fast and is_byte(site.inputs[1]):
             g.tell_inexact("its sum has 8 bits before the residual is added")
-            return _conv_and_residual(g, site, x, residual, plan, geometry)
+            return conv_and_residual(g, site, x, residual, plan, geometry)
 
     is_lifted = residual is not None and len(site.inputs[1].shape) > site.rank
     layer = _Layer(
@@ -106,7 +104,7 @@ def conv(g: OnnxGraph, site: Site, x: str, residual: str | None, *constants: Any
     if _is_pointwise(site, residual, plan, geometry):
         return _pointwise(g, site, x, residual, plan, geometry)
     blocks = blocks_of(g, x, site.input_shape[1])
-    if len(blocks) > 1 and residual is None and _is_depthwise(plan, geometry):
+    if residual is None and _is_depthwise(plan, geometry):
         return _depthwise(g, blocks, plan, geometry, layer.ends)
     return _finish(g, _accumulate(g, x, plan, layer), residual, plan, layer)
 
@@ -280,89 +278,35 @@ def _depthwise(
         own = replace(geometry, groups=block.size)
         layer = _Layer(_convolution(g, own), g.compact, 1, 1, block.size, geometry.spread, ends)
         rows = _rows(plan, start, start + block.size)
-        found.append(Block(_finish(g, _accumulate(g, block.name, rows, layer), None, rows, layer), block.size))
+        total = _sum_of_halves(g, block.name, rows, layer) or _accumulate(g, block.name, rows, layer)
+        found.append(Block(_finish(g, total, None, rows, layer), block.size))
         start += block.size
     return joined(g, found)
 
 
+def _sum_of_halves(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> Sum | None:
+    """The sum of two convolutions in float32, moved so that it lies around zero; None if that does not hold it.
+
+    ONNX Runtime makes one of an `Add` and the convolution that is its first input: that adds the other's result to its
+    own, in any order. The other one holds the shift, so that what is added up stays within the ends of the whole sum.
+    """
+    cut = _cut(plan, layer)
+    if len(cut.weights) != 2 or cut.input_digits > 1 or cut.weight_digits > 1:
+        return None
+    one, other = (reaches(w.flatten(1), *layer.ends) for w in cut.weights)  # above zero, and below
+    above, below = one + other
+    lift = ((below - above) / 2).round()
+    moved = torch.stack([other[0] + lift, other[1] - lift])
+    held = torch.stack([other[0] + lift.clamp(min=0), other[1] - lift.clamp(max=0)])
+    if float(torch.stack([held, one, one + moved.clamp(min=0)]).max()) >= EXACT_FLOAT32:
+        return None
+    first, second = (layer.stored(w.float()) for w in cut.weights)
+    lifted = layer.product(x, second, lift.float())
+    return Sum(g.node("Add", layer.product(x, first, None), lifted), torch.float32, lift=lift)
+
+
 def _convolution(g: OnnxGraph, geometry: Geometry) -> Callable[[str, str, Tensor | None], str]:
     return lambda a, w, b: g.conv(a, w, None if b is None else g.constant(b, hint="bias"), geometry)
-
-
-def _is_of_bytes(site: Site, plan: AccumulatorPlan, geometry: Geometry) -> bool:
-    """Can the layer be a convolution of bytes, whose sum is an int32 and is scaled by one float32 product?"""
-    if not is_byte(site.inputs[0]) or geometry.is_transposed or plan.worst_case > INT32_MAX:
-        return False
-    if plan.is_real or plan.low < -128 or plan.high > 127 or len(plan.weights) != plan.parts:
-        return False
-    return all(w.numel() and int(w.min()) >= -128 and int(w.max()) <= 127 for w in plan.weights)
-
-
-def _conv_of_bytes(g: OnnxGraph, site: Site, x: str, plan: AccumulatorPlan, geometry: Geometry) -> str:
-    """``QLinearConv`` with scales of 1 and a weight scale that is the factor: the kernel computes the definition."""
-    zero = 0 if plan.low >= 0 else 128
-    out = _convolved_bytes(g, site, x, plan, geometry, plan.factor, zero)
-    return g.from_bytes(g.limited_bytes(out, zero, plan.low, plan.high), zero)
-
-
-def _conv_and_residual(
-    g: OnnxGraph, site: Site, x: str, residual: str, plan: AccumulatorPlan, geometry: Geometry
-) -> str:
-    """A convolution of bytes and a sum of bytes, with a rounding between them that the definition does not have.
-
-    The convolution's bytes reach as far as it can without the output being saturated, whatever the residual is.
-    """
-    other, out = site.inputs[1].quantization, site.outputs[0].quantization
-    assert other is not None and out is not None
-    ratio = float(other.scale) / float(out.scale)
-    ends = other.range or (-128, 127)
-    low, high = plan.low - ends[1] * ratio, plan.high - ends[0] * ratio
-    step = (high - low) / 255
-    zero = min(max(round(-low / step), 0), 255)
-    between = _convolved_bytes(g, site, x, plan, geometry, plan.factor.double() / step, zero)
-    added, added_zero = g.bytes_of(residual, ends[0] < 0)
-    total = g.node("Add", g.real_of_bytes(between, step, zero), g.real_of_bytes(added, ratio, added_zero))
-    return g.rounded_bytes(total, plan.low, plan.high)
-
-
-def _convolved_bytes(
-    g: OnnxGraph, site: Site, x: str, plan: AccumulatorPlan, geometry: Geometry, factor: Tensor, zero: int
-) -> str:
-    """The layer's sums times a factor, as bytes with a zero point."""
-    parts = plan.weights
-    weight = torch.cat(parts, geometry.input_axis) if geometry.groups == 1 else torch.stack(parts).sum(0)
-    given = site.inputs[0].quantization
-    source, source_zero = g.bytes_of(x, given is None or given.range is None or given.range[0] < 0)
-    source, kernel, kernel_zero = _kernel_of_bytes(g, source, source_zero, weight, geometry.groups)
-    kernel_type = torch.uint8 if kernel_zero else torch.int8
-    factor = factor.float().reshape(-1).expand(len(weight)).contiguous()
-    one = g.scalar(1.0, torch.float32)
-    operands = [
-        source, one, g.constant(source_zero, torch.uint8, "zero_point"),
-        kernel, g.constant(factor, hint="factor"),
-        g.constant(kernel_zero, kernel_type, "zero_point"), one, g.constant(zero, torch.uint8, "zero_point"),
-    ]  # fmt: skip
-    if plan.bias is not None:
-        operands.append(g.constant(plan.bias.reshape(-1).expand(len(weight)).contiguous(), torch.int32, "bias"))
-    return g.node(
-        "QLinearConv", *operands, strides=list(geometry.stride), pads=list(geometry.padding) * 2,
-        dilations=list(geometry.dilation), group=geometry.groups,
-    )  # fmt: skip
-
-
-def _kernel_of_bytes(g: OnnxGraph, x: str, zero: int, weight: Tensor, groups: int) -> tuple[str, str, int]:
-    """Bytes and weights that meet in a kernel, and the zero point of the weights.
-
-    On processors without VNNI, kernels of unsigned inputs and signed weights add pairs of products in 16 bits, and
-    saturate. Inputs up to 127 cannot get there, nor weights up to 64. Other weights are the sum of two such, with the
-    input channels twice: that is faster than unsigned weights, which kernels widen first, unless channels are few.
-    """
-    if zero == 0 or float(weight.abs().max()) <= HALF_WEIGHT:
-        return x, g.constant(weight, torch.int8, "weight"), 0
-    if groups > 1 or weight.shape[1] < _MANY_CHANNELS:
-        return x, g.constant(weight + 128, torch.uint8, "weight"), 128
-    kernels = halves_of_weight(g, g.constant(weight, torch.int8, "weight"))
-    return g.node("Concat", x, x, axis=1), g.node("Concat", *kernels, axis=1), 0
 
 
 def _accumulate(g: OnnxGraph, x: str, plan: AccumulatorPlan, layer: _Layer) -> Sum:
@@ -418,8 +362,10 @@ def _reach(cut: Cut, layer: _Layer) -> float:
 def _finish(g: OnnxGraph, total: Sum, residual: str | None, plan: AccumulatorPlan, layer: _Layer) -> str:
     factor, dtype = plan.factor.reshape(layer.spread), plan.factor.dtype
     bias = None if plan.bias is None else plan.bias.reshape(layer.spread)
-    acc, lift = total.name, None
+    acc, lift = total.name, total.lift
     is_plain = dtype == torch.float64 and plan.worst_case <= INT32_MAX and not plan.is_real
+    if lift is not None:
+        acc = g.cast(acc, dtype)
     if total.dtype == torch.int32:
         lift = _lift(total, plan, layer) if is_plain and residual is not None else None
         if lift is not None and residual is not None:
