@@ -194,17 +194,30 @@ class WideFinish:
         self.offset = half if self.bias is None else self.bias * factor + half
 
     def __call__(self, acc: Tensor, residual: Tensor | None) -> Tensor:
+        scaled = self.scaled(acc, residual)
+        return scaled if self.is_real else self.rounded(scaled)
+
+    def scaled(self, acc: Tensor, residual: Tensor | None) -> Tensor:
+        """What is left to be cut off and limited; or the real numbers."""
         if self.is_plain and residual is None:  # bias and half in one pass: every step of it is exact
-            return self.rounded(acc.mul_(self.factor).add_(self.offset))
+            return torch.addcmul(self.offset, acc, self.factor, out=acc)
         if self.bias is not None:
             acc.add_(self.bias)
         if residual is not None and self.residual_factor is not None:
             acc = _added(acc, _residual_term(residual, self.residual_factor.double()))
         if self.limit:
             acc.clamp_(-self.limit - 1, self.limit)
+        return acc.mul_(self.factor).add_(0.0 if self.is_real else 0.5)  # zero has no sign
+
+    def write(self, acc: Tensor, residual: Tensor | None, out: Tensor) -> None:
+        """The finished sums, into memory of their type; to make an integer of a positive number cuts it off already."""
+        scaled = self.scaled(acc, residual)
         if self.is_real:
-            return acc.mul_(self.factor).add_(0.0)  # zero has no sign
-        return self.rounded(acc.mul_(self.factor).add_(0.5))
+            out.copy_(scaled)
+        elif self.low >= 0 and not out.is_floating_point():
+            out.copy_(scaled.clamp_(self.low, self.high))
+        else:
+            out.copy_(self.rounded(scaled))
 
     def in_blocks(self, pieces: list[_Piece]) -> Tensor:
         """The rounded sum of large images, a block of output channels at a time, in the memory of the first piece.

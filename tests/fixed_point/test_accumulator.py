@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,14 +23,6 @@ from tests.tiers import in_soak
 
 INT32 = (-(2**31), 2**31 - 1)
 OUTPUTS = {"int8": (-128, 127), "relu": (0, 127), "relu6": (0, 77), "int16": (-32768, 32767), "real": (0, 0)}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def narrow_layers_on_kernels_too() -> Iterator[None]:
-    """Layers of 16 bits with few products, which are faster without, are tried on kernels as well."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("horizon_plugin_pytorch.fixed_point.byte_layers._FEW_PRODUCTS", 0)
-        yield
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,53 @@
+"""What layers on integer kernels have in common: which tensors they take, how they walk, what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch.fixed_point import kernels
+from horizon_plugin_pytorch.fixed_point.accumulator_plan import AccumulatorPlan, Geometry
+
+BYTE, TWO_BYTES = (-128, 127), (-(1 << 15), (1 << 15) - 1)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Is this an ordinary tensor with numbers, of which nobody wants a gradient?"""
+    return type(x) is Tensor and x.device.type == "cpu" and not x.requires_grad and x.numel() > 0
+
+
+def is_within(limits: tuple[int, int], others: tuple[int, int]) -> bool:
+    """Do the second limits hold the first?"""
+    return limits[0] >= others[0] and limits[1] <= others[1]
+
+
+def walk_of(geometry: Geometry | None) -> kernels.Walk:
+    """The walk over images; one axis is an image of one row, and rows of a linear layer are its positions."""
+    if geometry is None:
+        return kernels.Walk()
+    (sh, sw), (dh, dw) = (1, *geometry.stride)[-2:], (1, *geometry.dilation)[-2:]
+    ph, pw = (0, *geometry.padding)[-2:]
+    return kernels.Walk((sh, sw), (ph, pw), (dh, dw), geometry.groups)
+
+
+def output_sizes(shape: torch.Size, weight: torch.Size, walk: kernels.Walk) -> torch.Size:
+    """The output's shape, for images and weights of these shapes."""
+    kernel = (1, *weight[2:])[-2:]
+    axes = zip(shape[2:], kernel, walk.stride, walk.padding, walk.dilation, strict=True)
+    return torch.Size([shape[0], weight[0], *[(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]])
+
+
+def new_output(plan: AccumulatorPlan, shape: torch.Size | tuple[int, ...], layout: torch.memory_format) -> Tensor:
+    """Memory for a layer's output: the smallest type that holds its integers; float32 for real numbers."""
+    limits, dtype = (plan.low, plan.high), torch.float32
+    if not plan.is_real and is_within(limits, TWO_BYTES):
+        dtype = torch.int8 if is_within(limits, BYTE) else torch.int16
+    return torch.empty(shape, dtype=dtype, memory_format=layout)
+
+
+def slices(count: int, step: int) -> Iterator[slice]:
+    """The numbers up to a count, so many at a time."""
+    for start in range(0, count, step):
+        yield slice(start, start + step)
