@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk, disproof, rounding_disproof
 from horizon_plugin_pytorch.march import March, set_march
@@ -247,11 +248,13 @@ class Net(nn.Module):
         return self.head(x.flatten(2).transpose(1, 2)).mean(1)
 
 
-def models() -> tuple[nn.Module, nn.Module, Tensor]:
+def models(dtype: QuantDType = qint8) -> tuple[nn.Module, nn.Module, Tensor]:
     torch.manual_seed(0)
     set_march(March.BAYES)
     data = torch.randn(4, 3, 16, 16)
-    qat = prepare_qat_fx(QuantWrapper(Net()).eval(), {"": get_default_qconfig()}).eval()
+    qat = prepare_qat_fx(
+        QuantWrapper(Net()).eval(), {"": get_default_qconfig(activation_qkwargs={"dtype": dtype})}
+    ).eval()
     set_fake_quantize(qat, FakeQuantState.CALIBRATION)
     with torch.no_grad():
         qat(data)
@@ -265,8 +268,9 @@ needs_kernels = pytest.mark.skipif(
 
 
 @needs_kernels
-def test_models_give_the_same_bits_with_and_without() -> None:
-    qat, quantized, data = models()
+@pytest.mark.parametrize("dtype", [qint8, qint16], ids=str)
+def test_models_give_the_same_bits_with_and_without(dtype: QuantDType) -> None:
+    qat, quantized, data = models(dtype)
     results = []
     with torch.no_grad():
         for is_wanted in (True, False, True):
@@ -282,9 +286,10 @@ def test_models_give_the_same_bits_with_and_without() -> None:
 
 
 @needs_kernels
-def test_several_threads_give_the_same_bits() -> None:
+@pytest.mark.parametrize("dtype", [qint8, qint16], ids=str)
+def test_several_threads_give_the_same_bits(dtype: QuantDType) -> None:
     fp.use_integer_kernels(True)
-    _, quantized, data = models()
+    _, quantized, data = models(dtype)
     expected: list[Tensor] = []
     found: list[Tensor] = []
 
