@@ -2,8 +2,8 @@
 
 A step of a recurrent module is a dozen operators on a few numbers, and what surrounds them (modules, scales, plans)
 costs a hundred times as much as they do. From the second step on all steps are alike: the second is written down as a
-list of operators on ordinary tensors, and the others run this list. It gives the same integers, as it is the same
-kernels with the same constants.
+list of calls on ordinary tensors, and the others run this list. It gives the same integers: our operators are there
+with the same constants, in the forms that take the fewest calls (`fixed_point/step_forms.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch.fixed_point.library import kernel_of
+from horizon_plugin_pytorch.fixed_point.step_forms import in_float64, step_form
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.steps import is_walked
 from horizon_plugin_pytorch.untraced import is_recorded
@@ -45,27 +46,41 @@ def replay_steps(step: nn.Module, inputs: QTensor, state: tuple, is_reversed: bo
     first = step(inputs[order[0]], state)
     if not all(map(_has_integers_alone, first)):
         return None
-    given = inputs.as_grid().unbind(0)
     x: Any = inputs[order[1]]
-    recording = _Recording([x.as_grid(), *(y.as_grid() for y in first)])
-    with recording:
-        second = step(x, first)
-    if not all(map(_has_integers_alone, second)) or not all(map(_is_like, first, second)):
-        return None
-    if _shared(first) != _shared(second):
-        return None
-    run = recording.program([x.as_grid() for x in second])
-    if run is None:
-        return None
-    states = [tuple(x.as_grid() for x in state) for state in (first, second)]
+    for is_short in (True, False):
+        recording = _Recording([x.as_grid(), *(y.as_grid() for y in first)], is_short)
+        with recording:
+            second = step(x, first)
+        if not all(map(_has_integers_alone, second)) or not all(map(_is_like, first, second)):
+            return None
+        if _shared(first) != _shared(second):
+            return None
+        program = recording.program([x.as_grid() for x in second])
+        states = None if program is None else _walked(program, inputs, first, second, order)
+        if states is not None:
+            shown = torch.stack([state[0] for state in (reversed(states) if is_reversed else states)]).float()
+            return _as(second[0], shown), tuple(_as(x, y.float()) for x, y in zip(second, states[-1], strict=True))
+    return None
+
+
+def _walked(
+    program: _Program, inputs: QTensor, first: tuple, second: tuple, order: Sequence[int]
+) -> list[tuple[Tensor, ...]] | None:
+    """The states after each step, of which the first two are known; None if the program gives another second."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        again = run(given[order[1]], *states[0])
+        given = [x.unbind(0) for x in program.inputs(inputs.as_grid())]
+        states = [tuple(x.as_grid().to(program.dtype) for x in state) for state in (first, second)]
+        run = program.run
+        again = run(*[x[order[1]] for x in given], *states[0])
         if not all(map(torch.equal, again, states[1])):  # a constant of the list was none
             return None
-        for index in order[2:]:
-            states.append(run(given[index], *states[-1]))
-        shown = torch.stack([state[0] for state in (reversed(states) if is_reversed else states)])
-    return _as(second[0], shown), tuple(_as(x, values) for x, values in zip(second, states[-1], strict=True))
+        if len(given) == 1:
+            for index in order[2:]:
+                states.append(run(given[0][index], *states[-1]))
+        else:
+            for index in order[2:]:
+                states.append(run(*[x[index] for x in given], *states[-1]))
+    return states
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -93,18 +108,26 @@ def _as(like: QTensor, integers: Tensor) -> QTensor:
     return like.like(integers) if like.is_integer else like.with_grid(integers)
 
 
+# What gives the numbers that it takes, of whatever type and layout.
+_MOVES = frozenset(
+    f"aten::{name}" for name in ("slice", "select", "split", "cat", "stack", "unsqueeze", "squeeze", "expand", "alias")
+)
+
+
 class _Recording(TorchDispatchMode):
     """Writes down what is computed of some tensors, which are known by the memory they show.
 
-    Our operators are written as the operators of torch that they are made of; what depends on none of the tensors is a
-    constant.
+    What depends on none of the tensors is a constant.
 
     Args:
         given: the tensors.
+        is_short: write our operators in their forms for short steps, on float64; else as the operators of torch that
+            they are made of.
     """
 
-    def __init__(self, given: Sequence[Tensor]) -> None:
+    def __init__(self, given: Sequence[Tensor], is_short: bool) -> None:
         super().__init__()
+        self._is_short = is_short
         self._given = self._count = len(given)
         self._places: dict[tuple, int] = {}
         for place, x in enumerate(given):
@@ -117,38 +140,71 @@ class _Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "horizon":
+        is_own = func.namespace == "horizon"
+        if is_own and not self._is_short:
             with self:
                 return kernel_of(func)(*args, **kwargs)
         out = func(*args, **kwargs)
-        if any(_memory(x) in self._data for x in _tensors((args, kwargs))):
-            self._write(func, args, kwargs, out)
+        if any(map(self._is_data, _tensors((args, kwargs)))):
+            if is_own:
+                self._write_short(func, args, out)
+            else:
+                self._write(func, args, kwargs, out)
         return out
+
+    def _is_data(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and _memory(x) in self._data
+
+    def _write_short(self, func: Any, args: tuple, out: Any) -> None:
+        operands = [i for i, x in enumerate(args) if self._is_data(x)]
+        if len(operands) != sum(map(self._is_data, _tensors(args))) or not isinstance(out, Tensor):
+            self._is_plain = False  # operands in a list
+            return
+        form = step_form(func, args)
+        if form is None:
+            self._note(in_float64(func, operands), args, {}, out)
+            return
+        taken = [x if self._is_data(x) else x.double() for x in args[: form.operands]]
+        if form.prepared is not None:
+            term = form.prepared(taken[1].double())
+            self._note(form.prepared, (taken[1],), {}, term, is_of_all=True)
+            taken[1] = term
+        self._note(form.function, tuple(taken), {}, out)
 
     def _write(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         results = list(out) if isinstance(out, (tuple, list)) else [out]
-        inputs = _tensors((args, kwargs))
-        is_known = all(_shown(x) in self._places for x in inputs if _memory(x) in self._data)
-        if not is_known or not all(isinstance(x, Tensor) for x in results):
+        if not all(isinstance(x, Tensor) for x in results):
             self._is_plain = False  # a number leaves the tensors
             return
-        self._alive += results
         if func._schema.is_mutable:
             written = set(map(_memory, results))
             self._is_plain &= written <= self._data - self._inputs  # a constant that is written to is none
         elif all(_shown(x) in self._places for x in results):
+            self._alive += results
             return  # another object for the same memory
+        self._note(func._op, args, kwargs, out, is_moving=func._schema.name in _MOVES)
+
+    def _note(
+        self, function: Any, args: tuple, kwargs: dict, out: Any, is_of_all: bool = False, is_moving: bool = True
+    ) -> None:
+        """Put a call on the list."""
+        gives_several = isinstance(out, (tuple, list))
+        results, inputs = list(out) if gives_several else [out], _tensors((args, kwargs))
+        if not all(_shown(x) in self._places for x in inputs if self._is_data(x)):
+            self._is_plain = False
+            return
+        self._alive += results
         places = []
         for x in results:
             place = self._places.setdefault(_shown(x), self._count)
             self._count += place == self._count
             places.append(place)
-        self._data.update(map(_memory, results))
         gives, reads = set(map(_memory, results)), set(map(_memory, inputs))
-        self._calls.append(_Call(func._op, args, kwargs, places, isinstance(out, (tuple, list)), gives, reads))
+        self._data |= gives
+        self._calls.append(_Call(function, args, kwargs, places, gives_several, gives, reads, is_of_all, is_moving))
 
-    def program(self, wanted: Sequence[Tensor]) -> Callable[..., tuple] | None:
-        """A function of the given tensors that computes others; None if what was seen is not all."""
+    def program(self, wanted: Sequence[Tensor]) -> _Program | None:
+        """How others are computed of the given tensors; None if what was seen is not all."""
         ends = [self._places.get(_shown(x)) for x in wanted]
         if not self._is_plain or None in ends:
             return None
@@ -158,12 +214,37 @@ class _Recording(TorchDispatchMode):
             if not needed.isdisjoint(call.gives):
                 needed |= call.reads
                 kept.append(call)
-        return _compiled(kept[::-1], self._places, self._given, ends)
+        if self._is_short and not all(call.is_moving for call in kept):
+            return None
+        before = [call for call in kept[::-1] if call.is_of_all and self._places[_shown(call.args[0])] == 0]
+        rest = [call for call in kept[::-1] if call not in before]
+        given = [0, *(call.places[0] for call in before), *range(1, self._given)]
+        run = _compiled(rest, self._places, given, ends)
+        return _Program(run, [call.function for call in before], torch.float64 if self._is_short else torch.float32)
 
 
 @dataclass(frozen=True)
+class _Program:
+    """A step as a function of its input, of what can be had of the inputs of all steps at once, and of the state."""
+
+    run: Callable[..., tuple]
+    before: list[Callable[[Tensor], Tensor]]
+    dtype: torch.dtype
+
+    def inputs(self, x: Tensor) -> list[Tensor]:
+        """What steps take of the inputs of all of them."""
+        x = x.to(self.dtype)
+        return [x, *(function(x) for function in self.before)]
+
+
+@dataclass(frozen=True, eq=False)
 class _Call:
-    """An operator of torch, its arguments, the places of its results, and the memory that it gives and reads."""
+    """A call: its arguments, the places of its results, and the memory that it gives and reads.
+
+    Attributes:
+        is_of_all: can it be had for all steps at once?
+        is_moving: does it give integers in float64 for such?
+    """
 
     function: Callable[..., Any]
     args: tuple
@@ -172,6 +253,8 @@ class _Call:
     gives_several: bool
     gives: set[int]
     reads: set[int]
+    is_of_all: bool
+    is_moving: bool
 
 
 def _shown(x: Tensor) -> tuple:
@@ -190,12 +273,13 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _compiled(
-    calls: Sequence[_Call], places: dict[tuple, int], given: int, ends: Sequence[int | None]
+    calls: Sequence[_Call], places: dict[tuple, int], given: Sequence[int], ends: Sequence[int | None]
 ) -> Callable[..., tuple]:
     """The calls as one Python function: a loop over them would cost as much as some of them.
 
     Args:
-        places: of tensors, by the memory they show; the first are given.
+        places: of tensors, by the memory they show.
+        given: what the function takes.
         ends: what the function gives.
     """
     constants: dict[str, Any] = {}
@@ -216,7 +300,7 @@ def _compiled(
         results = ", ".join(f"v{place}" for place in call.places)
         results = f"[{results}]" if call.gives_several else results
         lines.append(f"    {results} = f{number}({', '.join(arguments)})")
-    parameters, results = (", ".join(f"v{place}" for place in some) for some in (range(given), ends))
+    parameters, results = (", ".join(f"v{place}" for place in some) for some in (given, ends))
     source = "\n".join([f"def run({parameters}):", *lines, f"    return ({results},)"])
     exec(source, constants)
     return constants["run"]

@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.runtime import replayed_steps
 from horizon_plugin_pytorch.runtime.replayed_steps import replay_steps
 
 
@@ -62,10 +63,15 @@ def test_the_same_integers(cls, bits, monkeypatch) -> None:
     torch.manual_seed(0)
     x = torch.randn(7, 2, 3)
     validation = validating(cls(3, 5, num_layers=2, bidirectional=True), x, bits)
+    walked: list[Any] = []
+    walk = replayed_steps._walked
+    monkeypatch.setattr(replayed_steps, "_walked", lambda *args: walked.append(args[0]) or walk(*args))
     for model in (validation, convert_fx(copy.deepcopy(validation))):
         found = replays(monkeypatch)
         out = model(2 * x)
         assert found == [True] * 4
+        assert len(walked) == 4 and {program.dtype for program in walked} == {torch.float64}  # in short forms
+        walked.clear()
         replays(monkeypatch, is_on=False)
         assert all(map(torch.equal, tree_leaves(out), tree_leaves(model(2 * x))))
 
