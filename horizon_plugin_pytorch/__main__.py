@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from horizon_plugin_pytorch import __version__, fixed_point
+from horizon_plugin_pytorch import __version__, compiled, fixed_point
 from horizon_plugin_pytorch.fixed_point.kernels import VARIABLE
 from horizon_plugin_pytorch.march import March
 
@@ -21,13 +21,18 @@ def _version_of(package: str) -> str:
         return "not installed"
 
 
+def _setting(name: str) -> str:
+    return f"{name}={os.environ[name]}" if name in os.environ else f"{name} is not set"
+
+
 def _facts() -> list[tuple[str, str]]:
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return [
         ("version", __version__),
         ("marches", ", ".join(march.value for march in March)),
         ("integer kernels", fixed_point.integer_kernels()),
-        ("environment", f"{VARIABLE}={os.environ[VARIABLE]}" if VARIABLE in os.environ else f"{VARIABLE} is not set"),
+        ("compiled passes", compiled.compiled_passes()),
+        ("environment", ", ".join(_setting(name) for name in (VARIABLE, compiled.VARIABLE))),
         ("python", f"{platform.python_version()} on {platform.platform()}"),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"),
         ("cuda device", cuda),

@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.fake_quant.loaded_scale import LoadedScale, end_of_range, fitted_scale
-from horizon_plugin_pytorch.fake_quant.rounding import clamped, integer_limits, round_to_grid
+from horizon_plugin_pytorch.fake_quant.rounding import clamped, clamped_ends, integer_limits, round_to_grid
 from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.function_handlers import is_backward
 from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
@@ -467,16 +467,32 @@ class FakeQuantize(nn.Module):
         if type(x) is not Tensor:
             x = x.as_subclass(Tensor)
         self.check_nan(x)
+        is_quantizing, is_clamped = self.is_quantizing, limits == NO_LIMITS
         if not self.gather(x) and self.is_observing and not self._keeps_range and not self._is_shown():
-            self.observe(x if seen is None else seen, limits)
-        if self.is_quantizing and self._gathered is None:
+            if owned and seen is None and limits != NO_LIMITS and not is_quantizing:
+                is_clamped = self._observe_clamped(x, limits)
+            else:
+                self.observe(x if seen is None else seen, limits)
+        if is_quantizing and self._gathered is None:
             out = self.round(x, limits)
         else:
-            out = x if limits == NO_LIMITS else clamped(x, limits, owned)
-        result = real_qtensor(out, self.current_scale(), self.dtype, self.ch_axis, is_rounded=self.is_quantizing)
+            out = x if is_clamped else clamped(x, limits, owned)
+        result = real_qtensor(out, self.current_scale(), self.dtype, self.ch_axis, is_rounded=is_quantizing)
         if limits != NO_LIMITS and not (self.is_observing and is_asynchronous(x)):  # only exact integers use the range
             result.set_range(*integer_limits(self.scale.detach(), self.quant_min, self.quant_max, limits))
         return result
+
+    def _observe_clamped(self, x: Tensor, limits: tuple[float, float]) -> bool:
+        """Observe a tensor that may be written to, clamping it in the same pass where that is possible; was it?"""
+        ends = clamped_ends(x, limits)
+        seen = vars(self.activation_post_process)
+        if ends is not None:
+            seen["clamped"] = (x, ends)
+        try:
+            self.observe(x, limits)
+        finally:
+            seen.pop("clamped", None)
+        return ends is not None
 
     def _is_shown(self) -> bool:
         """Is the model shown to `torch.jit.trace`, which calls it several times, rather than run on data?"""

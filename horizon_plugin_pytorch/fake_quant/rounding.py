@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.compiled.choice import passes
+from horizon_plugin_pytorch.compiled.passes import is_plain, is_serial
 from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.fixed_point.library import operator
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
@@ -17,6 +19,9 @@ from horizon_plugin_pytorch.untraced import applied, is_traced, untraced
 
 def on_grid(x: Tensor, step: Any, ends: tuple[Any, Any]) -> Tensor:
     """The nearest multiples of the step, between the outermost ones."""
+    compiled = passes()
+    if compiled is not None and type(step) is float and is_plain(x) and is_serial(x):
+        return compiled.round(x, step, *ends)
     return torch.div(x, step).round_().clamp_(*ends).mul_(step)
 
 
@@ -121,6 +126,17 @@ def round_to_grid(
 def clamped(x: Tensor, limits: tuple[float, float], owned: bool) -> Tensor:
     """The values inside the limits, in the memory of `x` if it is ours and no gradient needs it."""
     return x.clamp_(*limits) if owned and not x.requires_grad and not is_traced() else x.clamp(*limits)
+
+
+def clamped_ends(x: Tensor, limits: tuple[float, float]) -> tuple[float, float] | None:
+    """Clamp the values in their place by a compiled pass; the smallest and the largest one of before, all finite.
+
+    None if there is no such pass, or if it found NaN or infinity: these are still there.
+    """
+    compiled = passes()
+    if compiled is None or x.requires_grad or not is_plain(x) or not is_serial(x):
+        return None
+    return compiled.clamp_(x, *limits)
 
 
 def _tighter(edge: Any, limit: float, choose: Any) -> Any:

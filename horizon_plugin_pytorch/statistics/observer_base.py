@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.compiled.choice import passes
+from horizon_plugin_pytorch.compiled.passes import is_plain, is_serial
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, warn
 from horizon_plugin_pytorch.statistics.cache import Cache
@@ -113,6 +115,8 @@ class ObserverBase(nn.Module):
     _holds: bool = False
     _held: Any = None  # what was seen since `hold`
     _has_rested: bool = False  # has it seen since `hold` what left everything as it is?
+    # A tensor that was clamped on the way here, and the smallest and largest value, all finite, that it had before.
+    clamped: tuple[Tensor, tuple[float, float]] | None = None
     _left_out: Tensor | None = None  # batches with NaN or infinity that an accelerator has left out
     _has_met: bool = False  # have the processes that share ranges found that they are at the same tensor?
     _counted: ClassVar[tuple[str, ...]] = ("batches", "widest")  # what it has learned beside the range
@@ -368,8 +372,13 @@ class ObserverBase(nn.Module):
         if x.numel() == 0:
             self._warn("empty", "saw an empty tensor and ignored it")
             return None
-        smallest, largest = self._range(x)
-        lowest, highest = self._extremes(smallest, largest)
+        ends = self._known_ends(x)
+        if ends is None:
+            smallest, largest = self._range(x)
+            lowest, highest = self._extremes(smallest, largest)
+        else:
+            smallest, largest = torch.tensor(ends).split(1)
+            lowest, highest = ends
         most = _LARGEST_FLOAT32 if self.min_val.dtype is torch.float32 else torch.finfo(self.min_val.dtype).max
         if not -most <= lowest <= highest <= most and not bool(
             (finite := x.isfinite() & (x.abs() <= most)).all()  # float16 takes `most` for infinite
@@ -400,6 +409,15 @@ class ObserverBase(nn.Module):
         if smallest.dtype is not self.min_val.dtype:
             smallest, largest = smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype)
         return Usable(x, smallest, largest, limits)
+
+    def _known_ends(self, x: Tensor) -> tuple[float, float] | None:
+        """The smallest and the largest value, where they are known or a compiled pass finds them."""
+        if self.clamped is not None and self.clamped[0] is x:
+            return self.clamped[1]
+        compiled = passes()
+        if compiled is None or self.is_per_channel or not is_plain(x) or not is_serial(x):
+            return None
+        return compiled.range(x)
 
     def _meet_end(self, end: float) -> None:
         """The range of a tensor ends here; `calibrate` counts for itself."""

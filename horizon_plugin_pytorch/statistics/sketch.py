@@ -17,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from horizon_plugin_pytorch.compiled.choice import passes
+from horizon_plugin_pytorch.compiled.passes import is_countable
+
 _BITS = 10  # of the mantissa: 1024 bins in each power of two, so that a bin near the top is 1/2048 of the range
 _PER_OCTAVE = 1 << _BITS
 _OCTAVES = 16
@@ -88,10 +91,21 @@ class Sketch:
             return
         before = self.ends
         self._widen(ends)
-        x, each = _sample(x)
-        counts = self._count(x, ends, limits).mul_(each)
-        peaks = self._peaks_of(x, ends, counts, each)
-        total = x.numel() * each
+        each = _each(x)
+        compiled = passes()
+        if compiled is not None and is_countable(x):
+            counts = torch.zeros(BINS, dtype=torch.int32)
+            sample = (each // 2, _RUN, each) if each > 1 else (0, x.numel(), 1)
+            found = compiled.count(x, sample, _SHIFT, self._first, ends, limits, counts)
+            size = _sample_size(x.numel(), each)
+            may_peak = self._may_peak(ends, counts, size)
+            peaks = (found[0] * may_peak[0], found[1] * may_peak[1])
+        else:
+            x = _sample(x, each)
+            size = x.numel()
+            counts = self._count(x, ends, limits).mul_(each)
+            peaks = self._peaks_of(x, ends, self._may_peak(ends, counts, size), each)
+        total = size * each
         if each > 1:  # the ends are known, in the sample or not
             for end, peak in zip(ends, peaks, strict=True):
                 if end and not peak:
@@ -102,17 +116,30 @@ class Sketch:
         self._add_peaks(before, ends, peaks)
         self._keep_room()
 
-    def _peaks_of(self, x: Tensor, ends: tuple[float, float], counts: Tensor, each: int) -> tuple[int, int]:
-        """How many values lie at the ends, or beyond them before clamping; zeros need no count."""
-        low = int((x <= ends[0]).sum()) if ends[0] < 0 and self._may_peak(-ends[0], counts, len(x)) else 0
-        high = int((x >= ends[1]).sum()) if ends[1] > 0 and self._may_peak(ends[1], counts, len(x)) else 0
+    def _peaks_of(
+        self, x: Tensor, ends: tuple[float, float], may_peak: tuple[bool, bool], each: int
+    ) -> tuple[int, int]:
+        """How many values lie at the ends, or beyond them before clamping."""
+        low = int((x <= ends[0]).sum()) if may_peak[0] else 0
+        high = int((x >= ends[1]).sum()) if may_peak[1] else 0
         return low * each, high * each
 
-    def _may_peak(self, end: float, counts: Tensor, size: int) -> bool:
-        """Are there more values near an end than beside it? To count those at the end costs half of what all does."""
+    def _may_peak(self, ends: tuple[float, float], counts: Tensor, size: int) -> tuple[bool, bool]:
+        """Are there more values near an end than beside it? To count those at the end costs half of what all does.
+
+        Zeros need no count.
+        """
+        low, high = ends
+        return low < 0 and self._is_peak(-low, counts, size), high > 0 and self._is_peak(high, counts, size)
+
+    def _is_peak(self, end: float, counts: Tensor, size: int) -> bool:
+        if size <= _SMALL:
+            return True
         place = self._bin(end)
-        here, *beside = counts[place : place + 2].tolist() + counts[max(place - 1, 0) : place].tolist()
-        return size <= _SMALL or here > 8 + 4 * max(beside, default=0)
+        begin = max(place - 1, 0)
+        beside = counts[begin : place + 2].tolist()
+        here = beside.pop(place - begin)
+        return here > 8 + 4 * max(beside, default=0)
 
     def _add_peaks(self, before: tuple[float, float], ends: tuple[float, float], peaks: tuple[int, int]) -> None:
         """Count what lies at the ends of all data, of which a part had the ends `before`, and a new one `ends`."""
@@ -141,7 +168,9 @@ class Sketch:
                 if limits == NO_LIMITS:
                     torch.abs(part, out=values)
                 else:
-                    torch.clamp(part, *limits, out=values).abs_()
+                    torch.clamp(part, *limits, out=values)
+                    if limits[0] < 0:
+                        values.abs_()
                 bins.bitwise_right_shift_(_SHIFT)
             torch.maximum(bins.sub_(self._first - _TURNS), turns[: len(bins)], out=bins)
             found = torch.bincount(bins, minlength=_TURNS + BINS)
@@ -226,8 +255,12 @@ class Sketch:
 
     def percentiles(self, shares: Sequence[float]) -> list[float]:
         """Several percentiles at once."""
-        wanted = torch.tensor([math.ceil(self.total * min(share, 100) / 100) for share in shares])
-        found = torch.searchsorted(self.counts.cumsum(0), wanted.to(self.counts.device)).tolist()
+        wanted = [math.ceil(self.total * min(share, 100) / 100) for share in shares]
+        compiled = passes()
+        if compiled is not None and self.counts.device.type == "cpu":
+            found = [compiled.reach(self.counts, count) for count in wanted]
+        else:
+            found = torch.searchsorted(self.counts.cumsum(0), torch.tensor(wanted, device=self.counts.device)).tolist()
         return [
             self.largest if share >= 100 else min(self._middle(index), self.largest)
             for share, index in zip(shares, found, strict=True)
@@ -280,13 +313,16 @@ class Sketch:
         places, edges, last_step = _some_edges(self._first, octaves, below.device)
         size = len(places) - (BINS - 1 - self._bin(self.largest)) // last_step
         places, edges = places[:size], edges[: size + 1]
-        density = below[places].diff(prepend=below.new_zeros(1)).double().div_(edges.diff())
-        # A sum over bins of density * (integral at the upper edge - integral at the lower edge), by edges.
-        falls = F.pad(density, (1, 1)).diff().neg_()
         # Where there are both signs, half of what is clipped is so at `high`, and half at `low`.
         limits: set[float] = {high if self.ends[1] == self.largest else -low}
         if min(-self.ends[0], self.ends[1]) > self.largest / 2:
             limits = {(high - low) / 2} if octaves is None else {high, -low}
+        compiled = passes()
+        if compiled is not None and below.device.type == "cpu":
+            return compiled.errors(below, places, edges, scales, sorted(limits))
+        density = below[places].diff(prepend=below.new_zeros(1)).double().div_(edges.diff())
+        # A sum over bins of density * (integral at the upper edge - integral at the lower edge), by edges.
+        falls = F.pad(density, (1, 1)).diff().neg_()
         # The integral of (t - round(t))**2 from 0 to t: 1/12 for each step, and the rest; beyond the range all is rest.
         steps = torch.outer(scales.reciprocal(), edges)
         found = torch.zeros_like(scales)
@@ -315,14 +351,11 @@ class Sketch:
         def best(scales: Tensor, octaves: tuple[int, int] | None = None) -> float:
             errors = torch.zeros_like(scales) if few else self._errors_in_bins(below, scales, low, high, octaves)
             if is_jagged:
-                scales, errors = _between(scales, errors, ends)
-                errors += _errors_of(points, scales)
-                errors.add_(scales.square(), alpha=1e-6 * self.total)  # of equals the least
+                return _best_between(scales, errors, ends, points, 1e-6 * self.total)
             return float(scales[errors.argmin()])
 
         whole = self.largest / (max(high - 3, 1) if is_jagged else high)  # it may fit better without the last steps
-        shares = torch.arange(100, 0, -stride, dtype=torch.float64, device=counts.device) / 100
-        found = best(shares.mul_(whole))
+        found = best(_shares(stride, counts.device) * whole)
         reach = whole * stride / 100
         lowest, highest = max(found - reach, reach / 8), min(found + reach, whole)
         near = torch.linspace(lowest, highest, 61 if is_jagged else 21, dtype=torch.float64, device=counts.device)
@@ -376,17 +409,25 @@ class Sketch:
         return self.largest * int(ends[divergence.argmin()]) / bins
 
 
-def _sample(x: Tensor) -> tuple[Tensor, int]:
-    """All values, or of many some that are spread evenly; and how many each of them stands for.
+def _each(x: Tensor) -> int:
+    """How many values each counted one stands for: 1 where all are counted, else an odd number."""
+    each = x.numel() // _ENOUGH
+    return 1 if each < 3 or x.device.type != "cpu" else each - (1 - each % 2)
+
+
+def _sample(x: Tensor, each: int) -> Tensor:
+    """All values, or of many some that are spread evenly.
 
     Runs of neighbours are taken, each at an odd number of runs from the last: in step with neither rows nor channels.
     """
-    each = x.numel() // _ENOUGH
-    if each < 3 or x.device.type != "cpu":
-        return x, 1
-    each -= 1 - each % 2
-    runs = x[: x.numel() // _RUN * _RUN].view(-1, _RUN)
-    return runs[each // 2 :: each].reshape(-1), each
+    if each == 1:
+        return x
+    return x[: x.numel() // _RUN * _RUN].view(-1, _RUN)[each // 2 :: each].reshape(-1)
+
+
+def _sample_size(size: int, each: int) -> int:
+    """How many values `_sample` takes."""
+    return size if each == 1 else -(-(size // _RUN - each // 2) // each) * _RUN
 
 
 @lru_cache(maxsize=8)
@@ -428,18 +469,35 @@ def _errors_of(points: Tensor, scales: Tensor) -> Tensor:
     return steps.sub_(torch.minimum(steps.round(), limits)).square_().matmul(counts).mul_(scales.square())
 
 
-def _between(scales: Tensor, errors: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """More scales, equally far apart and where a point is on the grid, and the errors there, interpolated."""
+def _best_between(scales: Tensor, errors: Tensor, ends: Tensor, points: Tensor, weight: float) -> float:
+    """The best of more scales, equally far apart and where an end is on the grid.
+
+    Errors of the given scales are interpolated, those of the points are added; of equals the least scale is taken.
+    """
+    places = _places(len(scales) - 1, scales.device)
+    compiled = passes()
+    if compiled is not None and scales.device.type == "cpu":
+        return compiled.between(scales, errors, places, ends, points, weight)
     last = len(scales) - 1
-    places = torch.linspace(0, last, 20 * last + 1, dtype=torch.float64, device=scales.device)
     first, step = scales[0], (scales[-1] - scales[0]) / last
     even = first + places * step
-    magnitudes = points[points[:, 1] > 1, :1]
+    magnitudes = ends[ends[:, 1] > 1, :1]
     on_grid = magnitudes / (magnitudes / even).round_().clamp_(min=1)
     more = torch.cat([even, on_grid.flatten().clamp(*sorted((float(first), float(scales[-1]))))])
-    places = (more - first) / step
-    begin = places.long().clamp_(0, last - 1)
-    return more, torch.lerp(errors[begin], errors[begin + 1], places - begin)
+    between = (more - first) / step
+    begin = between.long().clamp_(0, last - 1)
+    found = torch.lerp(errors[begin], errors[begin + 1], between - begin).add_(_errors_of(points, more))
+    return float(more[found.add_(more.square(), alpha=weight).argmin()])
+
+
+@lru_cache(maxsize=8)
+def _places(last: int, device: torch.device) -> Tensor:
+    return torch.linspace(0, last, 20 * last + 1, dtype=torch.float64, device=device)
+
+
+@lru_cache(maxsize=8)
+def _shares(stride: int, device: torch.device) -> Tensor:
+    return torch.arange(100, 0, -stride, dtype=torch.float64, device=device) / 100
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from horizon_plugin_pytorch.statistics import sketch as sketches
-from horizon_plugin_pytorch.statistics.sketch import BINS, Sketch, _sample, best_ranges
+from horizon_plugin_pytorch.statistics.sketch import BINS, Sketch, _each, _sample, best_ranges
 
 RANGES = {"int8": (-128, 127), "int16": (-32768, 32767)}
 
@@ -272,5 +272,6 @@ def test_a_sample_is_in_step_with_neither_rows_nor_channels() -> None:
         for axis in range(1, len(shape)):
             place = [-1 if a == axis else 1 for a in range(len(shape))]
             x = (torch.arange(shape[axis]) % 8 + 1.0).reshape(place).expand(shape)
-            counts = torch.stack([(_sample(x.reshape(-1))[0] == value).sum() for value in range(1, 9)])
+            taken = _sample(x.reshape(-1), _each(x))
+            counts = torch.stack([(taken == value).sum() for value in range(1, 9)])
             assert counts.min() > 0.8 * counts.max(), (shape, axis)

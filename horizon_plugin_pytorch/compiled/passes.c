@@ -1,0 +1,230 @@
+/* Passes over memory that torch takes in several steps. Each gives the very numbers of the torch operators that
+   `passes.py` names beside it, and is compared with them before it is used. Plain C, one thread, no allocation. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 32
+#define TURNS 16
+#define BLOCK 64
+#define BINS 16384
+
+/* The smallest and the largest value; NaN if any value is NaN. */
+void horizon_range(const float *restrict x, int64_t size, float *restrict ends)
+{
+    float low[LANES], high[LANES];
+    int32_t odd[LANES];
+    int64_t i = 0;
+    for (int k = 0; k < LANES; k++) {
+        low[k] = INFINITY;
+        high[k] = -INFINITY;
+        odd[k] = 0;
+    }
+    for (; i + LANES <= size; i += LANES)
+        for (int k = 0; k < LANES; k++) {
+            float v = x[i + k];
+            low[k] = v < low[k] ? v : low[k];
+            high[k] = v > high[k] ? v : high[k];
+            odd[k] |= -(v != v);
+        }
+    for (; i < size; i++) {
+        float v = x[i];
+        low[0] = v < low[0] ? v : low[0];
+        high[0] = v > high[0] ? v : high[0];
+        odd[0] |= -(v != v);
+    }
+    for (int k = 1; k < LANES; k++) {
+        low[0] = low[k] < low[0] ? low[k] : low[0];
+        high[0] = high[k] > high[0] ? high[k] : high[0];
+        odd[0] |= odd[k];
+    }
+    ends[0] = odd[0] ? NAN : low[0];
+    ends[1] = odd[0] ? NAN : high[0];
+}
+
+/* Clamp in place; `ends` are those of before. Returns how many values were clamped: it stops before a piece that has
+   NaN or infinity, so that whoever looks at the tensor then still finds them. */
+int64_t horizon_clamp(float *restrict x, int64_t size, float low, float high, float *restrict ends)
+{
+    float piece[2];
+    ends[0] = INFINITY;
+    ends[1] = -INFINITY;
+    for (int64_t begin = 0; begin < size; begin += 4096) {
+        int64_t count = size - begin < 4096 ? size - begin : 4096;
+        float *restrict part = x + begin;
+        horizon_range(part, count, piece);
+        if (!(piece[0] > -INFINITY && piece[1] < INFINITY))
+            return begin;
+        ends[0] = piece[0] < ends[0] ? piece[0] : ends[0];
+        ends[1] = piece[1] > ends[1] ? piece[1] : ends[1];
+        if (piece[0] < low || piece[1] > high)
+            for (int64_t i = 0; i < count; i++) {
+                float v = part[i];
+                v = v < low ? low : v;
+                part[i] = v > high ? high : v;
+            }
+    }
+    return size;
+}
+
+/* Count magnitudes, clamped to [low, high], by their upper bits: `shift` bits of a float are left out, and `first` is
+   the lowest of BINS bins. Values are taken in runs of `run` neighbours, each `stride` after the last, and each counts
+   `each` times. `peaks` are the numbers of values at `ends` or beyond. */
+void horizon_count(const float *restrict x, int64_t runs, int64_t run, int64_t stride, float low, float high,
+                   int32_t shift, int32_t first, int32_t each, const float *restrict ends, int32_t *restrict counts,
+                   int64_t *restrict peaks)
+{
+    /* What lies below the lowest bin, such as the zeros that a ReLU leaves, is counted in turns: to count one place
+       again and again is slow. For the same reason neighbours are counted in two places. */
+    int32_t room[TURNS + BINS] = {0}, other[TURNS + BINS] = {0};
+    int32_t keys[BLOCK], turns[BLOCK];
+    float values[BLOCK], lowest = ends[0], highest = ends[1];
+    int64_t at_low = 0, at_high = 0;
+    for (int i = 0; i < BLOCK; i++)
+        turns[i] = i & (TURNS - 1);
+    for (int64_t r = 0; r < runs; r++, x += stride)
+        for (int64_t begin = 0; begin < run; begin += BLOCK) {
+            int size = run - begin < BLOCK ? (int)(run - begin) : BLOCK;
+            const float *restrict part = x + begin;
+            int32_t lows = 0, highs = 0;
+            for (int i = 0; i < size; i++) {
+                float v = part[i];
+                lows += v <= lowest;
+                highs += v >= highest;
+                v = v < low ? low : v;
+                values[i] = v > high ? high : v;
+            }
+            memcpy(keys, values, sizeof keys);
+            for (int i = 0; i < BLOCK; i++) {
+                int32_t key = ((keys[i] & 0x7fffffff) >> shift) - first + TURNS;
+                key = key > TURNS + BINS - 1 ? TURNS + BINS - 1 : key;
+                keys[i] = key > turns[i] ? key : turns[i];
+            }
+            if (size == BLOCK)
+                for (int i = 0; i < BLOCK; i += 4) {
+                    room[keys[i]]++;
+                    other[keys[i + 1]]++;
+                    room[keys[i + 2]]++;
+                    other[keys[i + 3]]++;
+                }
+            else
+                for (int i = 0; i < size; i++)
+                    room[keys[i]]++;
+            at_low += lows;
+            at_high += highs;
+        }
+    for (int i = 0; i < TURNS; i++)
+        room[TURNS] += room[i] + other[i];
+    for (int i = 0; i < BINS; i++)
+        counts[i] += (room[TURNS + i] + other[TURNS + i]) * each;
+    peaks[0] = at_low;
+    peaks[1] = at_high;
+}
+
+/* min(max(round(x / step), low), high) * step, halves to even. */
+void horizon_round(const float *restrict x, float *restrict y, int64_t size, float step, float low, float high)
+{
+    for (int64_t i = 0; i < size; i++) {
+        float v = nearbyintf(x[i] / step);
+        v = v < low ? low : v;
+        v = v > high ? high : v;
+        y[i] = v * step;
+    }
+}
+
+/* Squared errors of values that are spread evenly within bins, for each scale. Bin i holds below[places[i]] less those
+   before it, between edges[i] and edges[i + 1]; `falls` is room for size + 1 numbers. */
+void horizon_errors(const int64_t *restrict below, const int64_t *restrict places, const double *restrict edges,
+                    int64_t size, const double *restrict scales, int64_t count, const double *restrict limits,
+                    int64_t ways, double *restrict falls, double *restrict found)
+{
+    double before = 0;
+    int64_t counted = 0;
+    for (int64_t i = 0; i < size; i++) {
+        double density = (double)(below[places[i]] - counted) / (edges[i + 1] - edges[i]);
+        counted = below[places[i]];
+        falls[i] = before - density;
+        before = density;
+    }
+    falls[size] = before;
+    for (int64_t s = 0; s < count; s++) {
+        double inverse = 1 / scales[s], total = 0;
+        for (int64_t way = 0; way < ways; way++) {
+            double limit = limits[way], sums[8] = {0};
+            int64_t i = 0;
+            for (; i + 8 <= size + 1; i += 8)
+                for (int k = 0; k < 8; k++) {
+                    double t = edges[i + k] * inverse, nearest = nearbyint(t);
+                    nearest = nearest > limit ? limit : nearest;
+                    t -= nearest;
+                    sums[k] += falls[i + k] * (nearest * (1.0 / 12) + t * t * t * (1.0 / 3));
+                }
+            for (; i < size + 1; i++) {
+                double t = edges[i] * inverse, nearest = nearbyint(t);
+                nearest = nearest > limit ? limit : nearest;
+                t -= nearest;
+                sums[0] += falls[i] * (nearest * (1.0 / 12) + t * t * t * (1.0 / 3));
+            }
+            for (int k = 0; k < 8; k++)
+                total += sums[k];
+        }
+        found[s] = total * (scales[s] * scales[s] * scales[s]) / (double)ways;
+    }
+}
+
+/* Of scales between given ones, the best: those at `places`, counted in steps from the first, and those on whose grid a
+   value of `ends` lies. The error is that of the given scales, interpolated, and that of `points`; of equals the least
+   scale counts, by `weight`. Points and ends are a magnitude, how many have it, and the steps at which it is clipped. */
+double horizon_between(const double *restrict scales, const double *restrict errors, int64_t count,
+                       const double *restrict places, int64_t size, const double *restrict ends, int64_t grids,
+                       const double *restrict points, int64_t known, double weight)
+{
+    double first = scales[0], last = scales[count - 1], step = (last - first) / (double)(count - 1);
+    double smallest = first < last ? first : last, largest = first < last ? last : first, least = INFINITY;
+    double best = first;
+    for (int64_t way = -1; way < grids; way++) {
+        if (way >= 0 && !(ends[3 * way + 1] > 1))
+            continue;
+        for (int64_t i = 0; i < size; i++) {
+            double scale = first + places[i] * step, error, part;
+            if (way >= 0) {
+                double steps = nearbyint(ends[3 * way] / scale);
+                scale = ends[3 * way] / (steps < 1 ? 1 : steps);
+                scale = scale < smallest ? smallest : scale > largest ? largest : scale;
+            }
+            double place = (scale - first) / step;
+            int64_t begin = (int64_t)place;
+            begin = begin < 0 ? 0 : begin > count - 2 ? count - 2 : begin;
+            part = place - (double)begin;
+            double left = errors[begin], right = errors[begin + 1];
+            error = part < 0.5 ? left + part * (right - left) : right - (right - left) * (1 - part);
+            double inverse = 1 / scale, sum = 0;
+            for (int64_t k = 0; k < known; k++) {
+                const double *point = points + 3 * k;
+                double t = inverse * point[0], nearest = nearbyint(t);
+                t -= nearest < point[2] ? nearest : point[2];
+                sum += t * t * point[1];
+            }
+            error += sum * (scale * scale);
+            error += weight * (scale * scale);
+            if (error < least) {
+                least = error;
+                best = scale;
+            }
+        }
+    }
+    return best;
+}
+
+/* The first place of int32 counts up to which `wanted` values lie. */
+int64_t horizon_reach(const int32_t *restrict counts, int64_t size, int64_t wanted)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; i < size; i++) {
+        sum += counts[i];
+        if (sum >= wanted)
+            return i;
+    }
+    return size;
+}

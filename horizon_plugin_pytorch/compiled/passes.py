@@ -1,0 +1,267 @@
+"""The compiled passes as functions of tensors, and the proof that their numbers are torch's."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch.untraced import is_recorded, untraced
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+_ARGUMENTS = {
+    "horizon_range": [_POINTER, _LONG, _POINTER],
+    "horizon_clamp": [_POINTER, _LONG, _FLOAT, _FLOAT, _POINTER],
+    "horizon_count": [
+        _POINTER, _LONG, _LONG, _LONG, _FLOAT, _FLOAT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER,
+    ],
+    "horizon_round": [_POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _FLOAT],
+    "horizon_errors": [_POINTER, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER],
+    "horizon_between": [
+        _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, ctypes.c_double,
+    ],
+    "horizon_reach": [_POINTER, _LONG, _LONG],
+}  # fmt: skip
+_RESULTS = {"horizon_clamp": _LONG, "horizon_reach": _LONG, "horizon_between": ctypes.c_double}
+BINS = 16384  # of a count, as in `passes.c`
+_MOST = 1 << 30  # values of a count: places are 32 bits wide
+_SERIAL = 1 << 15  # torch shares larger tensors among its threads, and a pass here has one
+
+
+class Passes:
+    """What `passes.c` has, of a loaded library."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library  # which must stay loaded
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes = arguments
+            function.restype = _RESULTS.get(name)
+        self._range, self._clamp, self._count = library.horizon_range, library.horizon_clamp, library.horizon_count
+        self._round, self._errors, self._reach = library.horizon_round, library.horizon_errors, library.horizon_reach
+        self._between = library.horizon_between
+
+    def range(self, x: Tensor) -> tuple[float, float]:
+        """``torch.aminmax(x)`` as numbers."""
+        ends = (_FLOAT * 2)()
+        self._range(x.data_ptr(), x.numel(), ends)
+        return ends[0], ends[1]
+
+    def clamp_(self, x: Tensor, low: float, high: float) -> tuple[float, float] | None:
+        """``x.clamp_(low, high)``, and ``torch.aminmax`` of before.
+
+        None if there is NaN or infinity: then only a part is clamped, and they are still there.
+        """
+        ends = (_FLOAT * 2)()
+        if self._clamp(x.data_ptr(), x.numel(), low, high, ends) < x.numel():
+            return None
+        return ends[0], ends[1]
+
+    def count(
+        self, x: Tensor, sample: tuple[int, int, int], shift: int, first: int, ends: tuple[float, float],
+        limits: tuple[float, float], counts: Tensor,
+    ) -> tuple[int, int]:  # fmt: skip
+        """Add to `counts` the bins of magnitudes, ``(bits >> shift) - first``; and how many values lie at the ends.
+
+        Args:
+            x: finite values, clamped to `limits` before they are counted.
+            sample: the first run of neighbours, the length of runs, and how many runs each stands for.
+        """
+        begin, run, each = sample
+        runs = 1
+        if each > 1:
+            runs = -(-(x.numel() // run - begin) // each)
+        place, peaks = x.data_ptr() + 4 * begin * run, (_LONG * 2)()
+        self._count(
+            place, runs, run, run * each, *limits, shift, first, each, (_FLOAT * 2)(*ends), counts.data_ptr(), peaks
+        )
+        return peaks[0] * each, peaks[1] * each
+
+    def round(self, x: Tensor, step: float, low: float, high: float) -> Tensor:
+        """``torch.div(x, step).round_().clamp_(low, high).mul_(step)``."""
+        out = torch.empty_like(x)
+        self._round(x.data_ptr(), out.data_ptr(), x.numel(), step, low, high)
+        return out
+
+    def errors(self, below: Tensor, places: Tensor, edges: Tensor, scales: Tensor, limits: list[float]) -> Tensor:
+        """Squared errors of values that are spread evenly within bins: see `Sketch.errors`."""
+        size = places.numel()
+        found, falls = torch.empty_like(scales), torch.empty(size + 1, dtype=torch.float64)
+        ways = (ctypes.c_double * len(limits))(*limits)
+        self._errors(
+            below.data_ptr(), places.data_ptr(), edges.data_ptr(), size, scales.data_ptr(), scales.numel(), ways,
+            len(limits), falls.data_ptr(), found.data_ptr(),
+        )  # fmt: skip
+        return found
+
+    def between(
+        self, scales: Tensor, errors: Tensor, places: Tensor, ends: Tensor, points: Tensor, weight: float
+    ) -> float:
+        """The best of the scales that lie between given ones: see `Sketch.best_scale`."""
+        return self._between(
+            scales.data_ptr(), errors.data_ptr(), len(scales), places.data_ptr(), len(places), ends.data_ptr(),
+            len(ends), points.data_ptr(), len(points), weight,
+        )  # fmt: skip
+
+    def reach(self, counts: Tensor, wanted: int) -> int:
+        """``torch.searchsorted(counts.cumsum(0), wanted)`` of int32 counts."""
+        return self._reach(counts.data_ptr(), counts.numel(), wanted)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Can a pass read the numbers from memory: float32 on the CPU, one after the other, and nobody writes down?"""
+    return (
+        x.dtype is torch.float32
+        and x.device.type == "cpu"
+        and type(x) in (Tensor, torch.nn.Parameter)
+        and x.is_contiguous()
+        and not is_recorded()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
+
+
+def is_serial(x: Tensor) -> bool:
+    """Would torch work on the tensor with one thread, as a pass does?"""
+    return x.numel() <= _SERIAL or torch.get_num_threads() == 1
+
+
+def is_countable(x: Tensor) -> bool:
+    """Can a pass count it? Torch does so with one thread, whatever its size."""
+    return is_plain(x) and 0 < x.numel() < _MOST
+
+
+# -- the proof
+
+_SIZES = (1, 2, 15, 31, 32, 33, 63, 64, 65, 200, 4095, 4096, 4097, 20000)
+_SHIFT, _FIRST = 13, 115 << 10
+_ODD = (0.0, -0.0, 1e-45, -1e-40, 3.4e38, -3.4e38, 0.5, -0.5, 1.5, 2.5, -2.5, 6.0, 1.0000001)
+
+
+@untraced
+def disproof(passes: Passes) -> str:
+    """What shows that a pass does not give torch's numbers; empty if all do."""
+    modes: Any = torch.utils._python_dispatch._disable_current_modes()
+    with modes, torch.inference_mode(False), torch.no_grad():
+        return next(_failures(passes), "")
+
+
+def _failures(passes: Passes) -> Iterator[str]:
+    generator = torch.Generator().manual_seed(0)
+    for size in _SIZES:
+        x = torch.randn(size, generator=generator) * 3
+        odd = torch.tensor(_ODD)[:size]
+        edges = x.clone()
+        edges[torch.randperm(size, generator=generator)[: len(odd)]] = odd
+        for values in (x, edges, x.relu(), torch.full_like(x, 6.0)):
+            yield from _wrong(passes, values)
+        for value in (math.nan, math.inf, -math.inf):
+            values = x.clone()
+            values[-1] = value
+            if not _is_same(passes.range(values), torch.aminmax(values)):
+                yield f"the range of {size} values with {value}"
+            if passes.clamp_(values, 0.0, 1.0) is not None or bool(values.isfinite().all()):
+                yield f"clamping {size} values with {value}"
+            if not _same(passes.round(values, 0.1, -128, 127), _rounded(values, 0.1, -128, 127)):
+                yield f"rounding {size} values with {value}"
+    halves = torch.arange(-140, 140) + 0.5  # where every other order of steps shows
+    for step in (0.1, 0.03, 1 / 3, 0.7, 1e-3):
+        at = halves * step
+        x = torch.cat([at, at.nextafter(at + 1), at.nextafter(at - 1)])
+        if not _same(passes.round(x, step, -128, 127), _rounded(x, step, -128, 127)):
+            yield f"rounding halves of {step}"
+    yield from _wrong_sums(passes, generator)
+    yield from _wrong_choices(passes, generator)
+
+
+def _wrong(passes: Passes, x: Tensor) -> Iterator[str]:
+    """What is wrong on finite values."""
+    ends = torch.aminmax(x)
+    if not _is_same(passes.range(x), ends):
+        yield f"the range of {x.numel()} values"
+    for low, high in ((0.0, 6.0), (-1.0, 1.0), (0.0, math.inf)):
+        clamped = x.clone()
+        if not _is_same(passes.clamp_(clamped, low, high), ends) or not torch.equal(clamped, x.clamp(low, high)):
+            yield f"clamping {x.numel()} values to {low} and {high}"
+    for step, low, high in ((0.1, -128, 127), (1.0, 0, 60), (2.0**-10, -32768, 32767), (1e-30, -128, 127)):
+        if not _same(passes.round(x, step, low, high), _rounded(x, step, low, high)):
+            yield f"rounding {x.numel()} values to steps of {step}"
+    for limits in ((-math.inf, math.inf), (0.0, 6.0)):
+        taken = x.clamp(-3.9, 3.9).mul_(4.0)  # all bins are there
+        for each in (1, 3):
+            if each > 1 and taken.numel() < 64 * each:
+                continue
+            sample = (each // 2, 64, each) if each > 1 else (0, taken.numel(), 1)
+            part = taken[: taken.numel() // 64 * 64].view(-1, 64)[each // 2 :: each].reshape(-1) if each > 1 else taken
+            low, high = (float(end.clamp(*limits)) for end in torch.aminmax(taken))
+            bits = part.clamp(*limits).abs().view(torch.int32)
+            wanted = torch.bincount(((bits >> _SHIFT) - _FIRST).clamp_(min=0), minlength=BINS).int() * each
+            counts = torch.zeros(BINS, dtype=torch.int32)
+            peaks = passes.count(taken, sample, _SHIFT, _FIRST, (low, high), limits, counts)
+            if not torch.equal(counts, wanted) or peaks != (
+                int((part <= low).sum()) * each,
+                int((part >= high).sum()) * each,
+            ):
+                yield f"counting {x.numel()} values between {limits[0]} and {limits[1]}"
+
+
+def _wrong_sums(passes: Passes, generator: torch.Generator) -> Iterator[str]:
+    for size in (1, 7, 8, 300):
+        counts = torch.randint(0, 50, (size,), generator=generator, dtype=torch.int32)
+        below = counts.cumsum(0)
+        for wanted in (0, 1, int(below[-1]) // 2, int(below[-1]), int(below[-1]) + 1):
+            if passes.reach(counts, wanted) != int(torch.searchsorted(below, torch.tensor([wanted]))):
+                yield f"reaching {wanted} of {size} counts"
+        places = torch.arange(size)
+        edges = torch.linspace(0, 3, size + 1, dtype=torch.float64)
+        scales = torch.linspace(0.01, 0.1, 5, dtype=torch.float64)
+        for limits in ([127.0], [127.0, 128.0]):
+            density = counts.double() / edges.diff()
+            falls = torch.nn.functional.pad(density, (1, 1)).diff().neg_()
+            steps = torch.outer(scales.reciprocal(), edges)
+            wanted_sums = torch.zeros_like(scales)
+            for limit in limits:
+                nearest = steps.round().clamp_(max=limit)
+                wanted_sums += (nearest / 12 + (steps - nearest) ** 3 / 3) @ falls
+            wanted_sums *= scales**3 / len(limits)
+            if not torch.allclose(passes.errors(below, places, edges, scales, limits), wanted_sums, rtol=1e-9, atol=0):
+                yield f"errors of {size} bins"
+
+
+def _wrong_choices(passes: Passes, generator: torch.Generator) -> Iterator[str]:
+    places = torch.linspace(0, 20, 401, dtype=torch.float64)
+    for first, last in ((0.01, 0.1), (0.1, 0.01)):
+        scales = torch.linspace(first, last, 21, dtype=torch.float64)
+        errors = torch.rand(21, generator=generator, dtype=torch.float64)
+        points = torch.tensor([(0.0, 0.0, 128.0), (6.0, 40.0, 127.0), (1.7, 9.0, 127.0)], dtype=torch.float64)
+        for ends in (points[:1], points[1:]):
+            step = (scales[-1] - scales[0]) / 20
+            more = scales[0] + places * step
+            for magnitude in ends[ends[:, 1] > 1, 0]:
+                grid = magnitude / (magnitude / more[:401]).round_().clamp_(min=1)
+                more = torch.cat([more, grid.clamp_(min(first, last), max(first, last))])
+            place = (more - scales[0]) / step
+            begin = place.long().clamp_(0, 19)
+            found = torch.lerp(errors[begin], errors[begin + 1], place - begin)
+            for magnitude, count, limit in points.tolist():
+                steps = magnitude / more
+                found += (steps - steps.round().clamp_(max=limit)) ** 2 * count * more**2
+            wanted = float(more[(found + 1e-3 * more**2).argmin()])
+            if passes.between(scales, errors, places, ends.contiguous(), points, 1e-3) != wanted:
+                yield f"the best scale between {first} and {last}"
+
+
+def _rounded(x: Tensor, step: float, low: float, high: float) -> Tensor:
+    return torch.div(x, step).round_().clamp_(low, high).mul_(step)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit, but for how NaN are written."""
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
+
+
+def _is_same(found: tuple[float, float] | None, ends: Any) -> bool:
+    return found is not None and _same(torch.tensor(found), torch.stack(list(ends)))

@@ -1,0 +1,207 @@
+"""Compiled passes: the proof that they give torch's numbers, how they are made and turned on, and what uses them."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch import compiled
+from horizon_plugin_pytorch.compiled import building, choice
+from horizon_plugin_pytorch.compiled.passes import Passes, disproof
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantState,
+    QuantWrapper,
+    default_qat_8bit_lsq_quant_qconfig,
+    get_default_qconfig,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
+from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
+from horizon_plugin_pytorch.statistics.observer_names import range_methods
+from tests.tiers import in_soak
+
+OBSERVERS = {**range_methods(), "histogram": HistogramObserver}
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_back() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    compiled.use_compiled_passes(None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache") / "made"
+
+
+@pytest.fixture
+def made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Passes:
+    """The passes of this checkout, in use."""
+    try:
+        passes = Passes(building.library(folder=folder))
+    except building.CannotBuildError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(choice._choice, "_made", passes)
+    monkeypatch.setattr(choice._choice, "_is_tried", True)
+    compiled.use_compiled_passes(True)
+    assert compiled.compiled_passes() == "on: compiled on this machine, with the numbers of torch"
+    return passes
+
+
+WRONG = {
+    "halves up": ("float v = nearbyintf(x[i] / step)", "float v = floorf(x[i] / step + 0.5f)", "rounding"),
+    "a product for a quotient": ("nearbyintf(x[i] / step)", "nearbyintf(x[i] * (1 / step))", "rounding"),
+    "no NaN": ("odd[0] ? NAN : low[0]", "low[0]", "the range"),
+    "the last one": ("for (; i < size; i++) {", "for (; i < size - 1; i++) {", "the range"),
+    "the sign": ("keys[i] & 0x7fffffff", "keys[i]", "counting"),
+    "one bin too low": ("- first + TURNS", "- first + TURNS - 1", "counting"),
+    "one way": ("way < ways", "way < 1", "errors"),
+    "a longer step": ("first + places[i] * step,", "first + places[i] * step * 1.01,", "the best scale"),
+    "beyond": ("sum >= wanted", "sum > wanted", "reaching"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*list(WRONG)[:2], *in_soak(*list(WRONG)[2:])])
+def test_a_pass_with_other_numbers_is_found(name: str, made: Passes, tmp_path: Path) -> None:
+    right, wrong, said = WRONG[name]
+    text = building.SOURCE.read_text()
+    assert right in text
+    source = tmp_path / "wrong.c"
+    source.write_text(text.replace(right, wrong))
+    assert disproof(made) == ""
+    assert disproof(Passes(building.library(source, tmp_path / "made"))).startswith(said)
+
+
+def test_a_library_is_made_once(made: Passes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_build", None)
+    Passes(building.library(folder=folder))
+    assert len(list(folder.iterdir())) == 1 and folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_of_others_is_not_trusted(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    os.chmod(tmp_path / "open", 0o777)
+    with pytest.raises(building.CannotBuildError, match=r"open can be written by others; `chmod 700` mends"):
+        building.library(folder=tmp_path / "open")
+
+
+def test_source_that_does_not_compile_says_so(made: Passes, tmp_path: Path) -> None:
+    (tmp_path / "no.c").write_text("this is no C;")
+    with pytest.raises(building.CannotBuildError, match="fails: .*no.c"):
+        building.library(tmp_path / "no.c", tmp_path / "made")
+
+
+def test_without_a_compiler_torch_is_used_and_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setattr(choice, "_choice", choice._Choice())
+    compiled.use_compiled_passes(True)
+    said = "off: there is no C compiler (no-such-compiler); torch's operators give the same numbers"
+    assert compiled.compiled_passes() == said and not compiled.are_passes_compiled()
+    assert float(observed("mse", torch.linspace(-1, 1, 1001))) > 0
+
+
+def test_they_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    compiled.use_compiled_passes(None)
+    assert compiled.compiled_passes() == "off: not asked for (HORIZON_COMPILED_PASSES=1 does)"
+    monkeypatch.setenv(compiled.VARIABLE, "sometimes")
+    compiled.use_compiled_passes(None)
+    with pytest.raises(ValueError, match="HORIZON_COMPILED_PASSES is 'sometimes': say 1"):
+        compiled.are_passes_compiled()
+
+
+# -- what uses them
+
+
+def observed(name: str, x: Tensor, limits: tuple[float, float] = (-math.inf, math.inf)) -> Tensor:
+    """The scale after two batches, one of which the quantizer may write to."""
+    quantizer = FakeQuantize(OBSERVERS[name])
+    quantizer.set_state(FakeQuantState.CALIBRATION)
+    with torch.no_grad():
+        quantizer(x * 0.9, limits)
+        out = quantizer(x.clone(), limits, owned=True)
+    assert torch.equal(out.dequantize(), x.clamp(*limits)) or bool(x.isnan().any())
+    return quantizer.scale
+
+
+TENSORS = {
+    "normal": lambda: torch.randn(5000),
+    "large": lambda: torch.randn(8, 16, 100, 100),
+    "clamped": lambda: torch.randn(4, 8, 40, 40) * 3,
+    "few values": lambda: torch.randint(-3, 9, (3000,)).float(),
+    "one value": lambda: torch.full((200,), 2.5),
+    "zeros": lambda: torch.zeros(300),
+    "tiny": lambda: torch.randn(7) * 1e-30,
+    "channels last": lambda: torch.randn(2, 8, 30, 30).contiguous(memory_format=torch.channels_last),
+    "half": lambda: torch.randn(1000).half(),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.filterwarnings("ignore::horizon_plugin_pytorch.errors.CalibrationWarning")
+def test_scales_are_the_same(name: str, made: Passes) -> None:
+    torch.manual_seed(0)
+    for kind, tensor in TENSORS.items():
+        x = tensor()
+        for limits in ((-math.inf, math.inf), (0.0, 6.0), (0.0, math.inf)):
+            found = []
+            for is_on in (True, False):
+                compiled.use_compiled_passes(is_on)
+                found.append(observed(name, x, limits))
+            assert torch.equal(*found), (kind, limits)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_told_in_the_same_words(value: float, made: Passes) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(20000)
+    x[[3, 9000, 19999]] = value
+    said = []
+    for is_on in (True, False):
+        compiled.use_compiled_passes(is_on)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scale = observed("percentile", x, (0.0, 6.0))
+        said.append((float(scale), [str(w.message) for w in caught]))
+    assert said[0] == said[1] and "3 values of 20000" in said[0][1][0]
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(),
+            nn.Conv2d(8, 4, 1),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("qconfig", ["STE", "LSQ"])
+def test_a_training_step_is_the_same_to_the_bit(qconfig: str, made: Passes) -> None:
+    torch.manual_seed(0)
+    net, x = QuantWrapper(Net().eval()), torch.randn(2, 3, 20, 20)
+    chosen = get_default_qconfig() if qconfig == "STE" else default_qat_8bit_lsq_quant_qconfig
+    steps = []
+    for is_on in (True, False):
+        compiled.use_compiled_passes(is_on)
+        model = prepare_qat_fx(net, {"": chosen}).eval()
+        set_fake_quantize(model, FakeQuantState.CALIBRATION)
+        model(x)
+        model.train()
+        set_fake_quantize(model, FakeQuantState.QAT)
+        out = model(x)
+        out.square().sum().backward()
+        steps.append([out, *(p.grad for p in model.parameters() if p.grad is not None)])
+        model.zero_grad()
+        for parameter in net.parameters():
+            parameter.grad = None
+    assert len(steps[0]) > 4 and all(map(torch.equal, *steps))
