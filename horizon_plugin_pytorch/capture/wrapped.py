@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -191,7 +192,7 @@ def _replaced(
 def _free_path(model: fx.GraphModule, path: str) -> str:
     parent, _, name = path.rpartition(".")
     taken = model.get_submodule(parent)
-    names = (name, *(f"{name}_{index}" for index in range(1, 10**6)))
+    names = itertools.chain((name,), (f"{name}_{index}" for index in itertools.count(1)))
     return f"{parent}.{next(n for n in names if not hasattr(taken, n))}".lstrip(".")
 
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 MULTIPLIER_BITS = 20
 EXACT_FLOAT32 = 1 << 24
-_TRIES = 256
+# A channel whose multiplier fails moves it: far below the grid, and off the bad points. One in a hundred does.
+_OFFSETS = tuple((i + 1) // 2 * (1 if i % 2 else -1) for i in range(256))
 _MOST_STEPS = 512
 _AT_ONCE = 128  # channels that are proved together: with 510 points each their temporaries stay in the cache
 _SCALE_MOVES = (0, 1, -1, 2, -2, 3, -3)  # in float32 numbers; farther ones are hardly ever proved
@@ -93,13 +94,12 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
     if high - low > _MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
         return wide
     limit = torch.full_like(multiplier, int(min(bound, EXACT_FLOAT32 - 1)))
-    # A channel whose multiplier fails moves it by 1, -1, 2, -2, ...: far below the grid, and off the bad points.
     pending = torch.arange(ratio.numel(), device=ratio.device)
     chosen = multiplier.clone()
-    offsets = torch.tensor([(i + 1) // 2 * (1 if i % 2 else -1) for i in range(_TRIES)], device=ratio.device)
-    while len(offsets):
-        count = max(_AT_ONCE // max(len(pending), 1), 1)  # several tries of few channels at once
-        tried, offsets = offsets[:count], offsets[count:]
+    done, count = 0, 1
+    while done < len(_OFFSETS):
+        tried = torch.tensor(_OFFSETS[done : done + count], device=ratio.device)
+        done += count
         trial = (multiplier[pending].unsqueeze(1) + tried).flatten()
         facts = (t[pending].repeat_interleave(len(tried)) for t in (shift, limit))
         parts = zip(*(t.split(_AT_ONCE) for t in (trial, *facts)), strict=True)
@@ -111,6 +111,7 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
         if pending.numel() == 0:
             factor = _value(chosen, shift)
             return factor.float() if bound < EXACT_FLOAT32 else factor
+        count = max(_AT_ONCE // len(pending), 1)  # several tries of few channels at once
     return wide
 
 

@@ -164,18 +164,18 @@ def _interpolated(targets: Tensor, level: int, low: int, high: int) -> tuple[Ten
     width = 1 << (level - _INTERVAL_BITS)
     shift = level - _INTERVAL_BITS
     beyond = (2 * targets[-1:] - targets[-2:-1]).clamp(low, high)  # the last interval ends after the last input
-    knots = torch.round(torch.cat([targets, beyond])[::width]).long()
+    knots = torch.round(torch.cat([targets[::width], beyond])).int()  # so are products below: 17 and 10 bits
     left, right = knots[:-1].unsqueeze(1), knots[1:].unsqueeze(1)
-    within = torch.arange(width)
+    within = torch.arange(width, dtype=torch.int32)
     half = (1 << shift) >> 1
-    values = left + (((right - left) * within + half) >> shift)
-    return knots, values.flatten().clamp(low, high)
+    values = ((right - left) * within).add_(half).bitwise_right_shift_(shift).add_(left)
+    return knots.long(), values.flatten().clamp_(low, high)
 
 
 def build_segments(
     targets: Tensor, out_dtype: QuantDType, division: Division | None = None, tolerance: float = 1.0
 ) -> SegmentTable:
-    """Choose segments for 65,536 target values given in (unrounded) output steps."""
+    """Choose segments for 65,536 target values given in (unrounded) output steps, in the range of the output."""
     division = division or Division()
     top = _INPUT_BITS
     knots: dict[int, Tensor] = {}
