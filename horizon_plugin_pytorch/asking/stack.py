@@ -74,6 +74,13 @@ class Running:
         code, known = self._frame.f_code, self._frame.f_locals
         return tuple(known[name] for name in code.co_varnames[1 : code.co_argcount])
 
+    def around(self, passed: set[int]) -> Running | None:
+        """The innermost function around this one, but for those whose code, by its `id`, is passed over."""
+        frame = self._frame.f_back
+        while frame is not None and id(frame.f_code) in passed:
+            frame = frame.f_back
+        return None if frame is None else Running(frame)
+
 
 def running_functions() -> Iterator[Running]:
     """The functions that have not returned yet, from the one that asks outwards."""
@@ -87,6 +94,14 @@ def innermost_running(passed: set[int]) -> Running | None:
     """The innermost function that has not returned yet, but for those whose code, by its `id`, is passed over."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and id(frame.f_code) in passed:
+        frame = frame.f_back
+    return None if frame is None else Running(frame)
+
+
+def running_handler() -> Running | None:
+    """The innermost ``__torch_function__`` that has not returned yet."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "__torch_function__":
         frame = frame.f_back
     return None if frame is None else Running(frame)
 

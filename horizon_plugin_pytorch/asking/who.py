@@ -54,7 +54,10 @@ class as_tool(ContextDecorator):  # noqa: N801  # read as a verb, like torch.no_
 
     def __enter__(self) -> as_tool:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not _is_module_call(frame.f_code):
+        while frame is not None:  # `_is_module_call`, written out: each call of a watched run comes here
+            code = frame.f_code
+            if code.co_name in _CALLING and code.co_filename == MODULE_FILE:
+                break
             frame = frame.f_back
         _THREAD.tools.append(frame)
         return self

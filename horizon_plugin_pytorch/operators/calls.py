@@ -59,6 +59,17 @@ def row_of_call(op: str, target: Any, args: tuple, kwargs: dict[str, Any]) -> tu
     return find(target, args, kwargs)
 
 
+def row_of_reported(function: Callable, args: tuple, kwargs: dict[str, Any]) -> Operator | None:
+    """The row of a call that torch reports; arguments are looked at only where they decide."""
+    op, target, _ = _form(function)
+    found = row_of_function(function) if op == "call_method" else row_of_function(target)
+    if found is None and op == "call_method":
+        found = row_of_method(target)
+    if found is not None and found[0].takes is not None:
+        found = row_of_call(*as_call(function, args, kwargs))
+    return None if found is None else found[0]
+
+
 def is_cast(name: str) -> bool:
     """True if an operator of that name changes the type of numbers."""
     row = row_named(name)

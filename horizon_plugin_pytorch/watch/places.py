@@ -14,7 +14,13 @@ from torch import fx, nn
 from horizon_plugin_pytorch import nn as nn_folder
 from horizon_plugin_pytorch.asking.functions import code_of, file_and_name
 from horizon_plugin_pytorch.asking.owners import is_package_code, is_user_code
-from horizon_plugin_pytorch.asking.stack import CallInProgress, Running, innermost_running, running_functions
+from horizon_plugin_pytorch.asking.stack import (
+    CallInProgress,
+    Running,
+    innermost_running,
+    running_functions,
+    running_handler,
+)
 from horizon_plugin_pytorch.capture.graph_lines import places_of_lines
 from horizon_plugin_pytorch.runtime import leaf
 
@@ -66,6 +72,7 @@ class Places:
         self._graphs = {id(code_of(type(m).forward)): m for m in graphs}
         self._owners: dict[int, tuple[CodeType, _Owner]] = {}
         self._passed: set[int] = set()  # ids of code that is not the model's
+        self._passing: set[int] = set()  # of these, code that passes on calls of functions
         self._call: CallInProgress | None = None  # of the model
         self._outermost: Running | None = None  # what called it
 
@@ -97,20 +104,19 @@ class Places:
 
     def of_function(self) -> Place | None:
         """The line of the model that calls the function which a mode sees; None if other code calls it."""
-        is_above_mode, method = False, None
-        for running in running_functions():
-            if running == self._outermost:
+        running, method = running_handler(), None  # the watch itself
+        while running is not None:
+            running = running.around(self._passing)
+            if running is None or running == self._outermost:
                 break
-            if not is_above_mode:  # the watch itself
-                is_above_mode = running.name == "__torch_function__"
-                continue
             owner = self._owner(running.code)
             if id(running.code) in self._methods:
                 method = running
             elif owner is _Owner.PACKAGE:
                 return None
             elif owner is not _Owner.PASSING:
-                return self._place(running, owner)._replace(method=method)
+                place = self._place(running, owner)
+                return place if method is None else place._replace(method=method)
         return NOWHERE  # of a forward that torch wrote, such as that of nn.Sequential
 
     def _owner(self, code: CodeType) -> _Owner:
@@ -119,6 +125,8 @@ class Places:
             known = self._owners[id(code)] = (code, self._find_owner(code))
             if known[1] in (_Owner.PASSING, _Owner.PACKAGE):
                 self._passed.add(id(code))
+            if known[1] is _Owner.PASSING and id(code) not in self._methods:
+                self._passing.add(id(code))
         return known[1]
 
     def _find_owner(self, code: CodeType) -> _Owner:

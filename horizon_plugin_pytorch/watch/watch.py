@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from enum import Enum
-from typing import Any
+from threading import get_ident
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from horizon_plugin_pytorch.asking.stack import running_functions
 from horizon_plugin_pytorch.capture.leaves import is_functional, runs_as_one
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of
-from horizon_plugin_pytorch.operators.calls import as_call, row_of_call
-from horizon_plugin_pytorch.operators.table import row_named, row_of_module
+from horizon_plugin_pytorch.operators.calls import row_of_reported
+from horizon_plugin_pytorch.operators.table import Operator, row_named, row_of_module
 from horizon_plugin_pytorch.runtime.located import FUSED_INTO, PlacedModule, listening
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.places import Places
@@ -47,6 +47,32 @@ class _Part(Enum):
     OPERATOR = "is one operator; what runs inside it is not told"
     FUSED_AWAY = "is left of a module that is a part of another operator now"
     END_OF_METHOD = "is called by each method of a float FloatFunctional, on its result"
+
+
+class _Known(NamedTuple):
+    """What a watch asks a module once.
+
+    Args:
+        row: of an operator.
+        is_before: it is a stub that runs before the function itself.
+    """
+
+    part: _Part
+    row: Operator | None = None
+    is_before: bool = False
+
+
+class _KnownOfClass(NamedTuple):
+    """What modules of one class have in common.
+
+    Args:
+        known: of those of which nothing special is known.
+        can_be_before: they have `is_before_cpu`. What neither class nor module has is searched for a long time.
+    """
+
+    known: _Known
+    is_placed: bool
+    can_be_before: bool
 
 
 class Watch:
@@ -80,8 +106,8 @@ class Watch:
         self._model, self._after = model, after
         self._mode = _Functions(self)
         self._paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
-        self._parts: dict[nn.Module, _Part] = {}
-        self._are_operators: dict[type, bool] = {}  # of the classes that were met: are their modules operators?
+        self._known: dict[nn.Module, _Known] = {}
+        self._known_of_classes: dict[type, _KnownOfClass] = {}
         functionals = {cls for cls in {type(module) for module in self._paths} if is_functional(cls)}
         self._functionals = {
             module.activation_post_process: module
@@ -100,7 +126,7 @@ class Watch:
         self.failed_in: str | None = None
 
     def __enter__(self) -> Watch:
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         before = register_module_forward_pre_hook(self._enter)
         after = register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)  # type: ignore[call-arg]
         self._undo.callback(before.remove)
@@ -117,41 +143,47 @@ class Watch:
     # -- modules
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return
         self.failed_in = None
-        if self._entered and module is self._entered[0]:
+        entered = self._entered
+        if entered and module is entered[0]:
             self._end_interrupted()
         if self._inside is not None:
             return
-        if not self._entered:
+        if not entered:
             if module not in self._paths:  # another model's
                 return
             self._index = 0
             self._counts.clear()
             self._places.begin()
-        self._entered.append(module)
-        if self._part(module) is not _Part.SCOPE:
+        entered.append(module)
+        known = self._known.get(module) or self._ask(module)
+        if known.part is not _Part.SCOPE:
             self._inside = module
             self._is_mode_off = _take_off_top(self._mode)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any = None, out: Any = None) -> None:
         """After a module ran. After an error in it torch gives neither a result nor keyword arguments."""
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return
         if kwargs is not None:
             self.failed_in = None
         elif self.failed_in is None:
             self.failed_in = self._paths.get(module)
-        if self._inside not in (None, module) or module not in self._entered:
+        entered = self._entered
+        if (self._inside is not None and self._inside is not module) or module not in entered:
             return
-        while self._entered.pop() is not module:  # what an error left behind
+        while entered.pop() is not module:  # what an error left behind
             pass
-        self._leave_operator()
-        if not self._entered:
+        if not entered:
             self._places.end()
-        if kwargs is not None:
-            self._tell_module(module, args, kwargs, out)
+        self._inside = _CONSUMER  # what the consumer computes is not the model's
+        try:
+            if kwargs is not None:
+                self._tell_module(module, args, kwargs, out)
+        finally:
+            self._leave_operator()
 
     def _leave_operator(self) -> None:
         self._inside = None
@@ -172,37 +204,36 @@ class Watch:
             self._end()
         return is_over
 
-    def _part(self, module: nn.Module) -> _Part:
-        part = self._parts.get(module)
-        if part is None:
-            part = self._parts[module] = self._find_part(module)
-        return part
-
-    def _find_part(self, module: nn.Module) -> _Part:
-        if FUSED_INTO in vars(module):
-            return _Part.FUSED_AWAY
-        if module in self._functionals:
-            return _Part.END_OF_METHOD
-        cls = type(module)
-        is_operator = self._are_operators.get(cls)
-        if is_operator is None:  # which hangs on the class alone
-            is_operator = self._are_operators[cls] = cls is not nn.Module and runs_as_one(module)
-        return _Part.OPERATOR if is_operator else _Part.SCOPE
+    def _ask(self, module: nn.Module) -> _Known:
+        cls = type(module)  # `isinstance` would look who asks
+        of_class = self._known_of_classes.get(cls)
+        if of_class is None:
+            is_operator = cls is not nn.Module and runs_as_one(module)
+            of_class = self._known_of_classes[cls] = _KnownOfClass(
+                _Known(_Part.OPERATOR if is_operator else _Part.SCOPE, row_of_module(cls)),
+                issubclass(cls, PlacedModule),
+                hasattr(cls, "is_before_cpu"),
+            )
+        known = of_class.known
+        if FUSED_INTO in module.__dict__:
+            known = _Known(_Part.FUSED_AWAY)
+        elif module in self._functionals:
+            known = _Known(_Part.END_OF_METHOD)
+        elif of_class.is_placed and module.operator:
+            known = known._replace(row=row_named(module.operator))  # type: ignore[arg-type]
+        if of_class.can_be_before and module.is_before_cpu:
+            known = known._replace(is_before=True)
+        self._known[module] = known
+        return known
 
     def _tell_module(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        part = self._part(module)
+        part, row, is_before = self._known.get(module) or self._ask(module)
         if part is _Part.SCOPE:
             return
-        cls = type(module)  # an attribute that neither has is searched for a long time in a module
-        is_before = hasattr(cls, "is_before_cpu") and module.is_before_cpu  # that stub runs before the function itself
         self._noticed += not is_before
         if part is _Part.OPERATOR:
-            path = self._path_of(module)
             line = self._places.of_module() or getattr(module, "line", "")
-            # `isinstance` would look who asks.
-            name: str = getattr(module, "operator", "") if issubclass(cls, PlacedModule) else ""
-            row = row_named(name) if name else row_of_module(cls)
-            self._tell(OperatorCall(0, path, 0, row, line, args, kwargs, out, module))
+            self._tell(OperatorCall(0, self._path_of(module), 0, row, line, args, kwargs, out, module))
         elif part is _Part.END_OF_METHOD:
             functional = self._functionals[module]
             method, args = _method_of(functional)
@@ -226,7 +257,10 @@ class Watch:
     @property
     def _scope(self) -> str:
         """Path of the module whose code is running."""
-        return next((self._paths[m] for m in reversed(self._entered) if m in self._paths), "")
+        for module in reversed(self._entered):
+            if module in self._paths:
+                return self._paths[module]
+        return ""
 
     # -- methods of a FloatFunctional
 
@@ -238,7 +272,14 @@ class Watch:
         if name == "_run":  # all methods of a QAT FloatFunctional go through it, with the name and the float route
             name, args = args[0], args[2:]
         self._noticed += 1
-        self._tell_method(module, name, args, kwargs, out)
+        is_mode_off = _take_off_top(self._mode)
+        self._inside = _CONSUMER
+        try:
+            self._tell_method(module, name, args, kwargs, out)
+        finally:
+            self._inside = None
+            if is_mode_off:
+                _push_on_torch_function_stack(self._mode)
 
     def _tell_method(self, module: nn.Module, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         row = row_named(row_name_of(name, args))
@@ -257,7 +298,11 @@ class Watch:
         if noticed == self._noticed:
             given = args[0] if out is None and writes(func, args, kwargs) else out
             if isinstance(given, Tensor) or (not isinstance(given, _NOT_TENSORS) and tensors_of(given)):
-                self._tell_function(func, args, kwargs, given)
+                self._inside = _CONSUMER
+                try:
+                    self._tell_function(func, args, kwargs, given)
+                finally:
+                    self._inside = None
         return out
 
     def _tell_function(self, func: Callable, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
@@ -267,28 +312,23 @@ class Watch:
         if place.method is not None:
             self._tell_method(place.method.owner, place.method.name, args, kwargs, out)
             return
-        found = row_of_call(*as_call(func, args, kwargs))
+        row = row_of_reported(func, args, kwargs)
         path = self._scope if place.scope is None else place.scope
-        row = None if found is None else found[0]
         self._tell(OperatorCall(0, path, 0, row, place.line, args, kwargs, out, function=func))
 
     def _tell(self, call: OperatorCall) -> None:
+        """Tell the consumer; `_inside` says that it computes, and torch's stack does not have the mode."""
         key = call.path if call.function is None else (call.path, call.operator)
-        call.index, call.repetition = self._index, self._counts.get(key, 0)
+        count = self._counts.get(key, 0)
+        call.index, call.repetition = self._index, count
         self._index += 1
-        self._counts[key] = call.repetition + 1
-        inside, self._inside = self._inside, _CONSUMER  # what the consumer computes is not the model's
-        is_mode_off = _take_off_top(self._mode)
-        try:
-            with as_tool():
-                self._after(call)
-        finally:
-            self._inside = inside
-            if is_mode_off:
-                _push_on_torch_function_stack(self._mode)
+        self._counts[key] = count + 1
+        with _AS_TOOL:
+            self._after(call)
 
 
-_CONSUMER = nn.Module()
+_AS_TOOL = as_tool()
+_CONSUMER = nn.Module()  # in the place of the operator that runs, while a consumer is told
 _NOT_TENSORS = (type(None), bool, int, float, str, torch.Size, torch.dtype, torch.device)
 
 
