@@ -35,7 +35,7 @@ hypothesis.settings.load_profile("here")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(tiers.SMOKE, action="store_true", help="one case of each test, each operator once in int8")
+    parser.addoption(tiers.SMOKE, action="store_true", help="one case of each test, each operator once")
     parser.addoption(tiers.SOAK, action="store_true", help="the tests marked `soak`, which other runs leave out")
 
 
@@ -57,6 +57,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     yield
+    tiers.in_turns(metafunc)
     if metafunc.config.getoption(tiers.SMOKE):
         tiers.first_cases(metafunc)
 

@@ -22,6 +22,25 @@ def in_soak(*cases: Any) -> list[Any]:
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak) for case in cases]
 
 
+def in_turns(metafunc: pytest.Metafunc) -> None:
+    """Mark as `soak` what a test that is marked `in_turns("a", "b", "c")` leaves out of the product of its parameters.
+
+    Each combination of the others meets one value of the first parameter, the next combination the next value, so that
+    every value of each is met. With ``of=2`` it meets every second value.
+    """
+    marker = metafunc.definition.get_closest_marker("in_turns")
+    if marker is None:
+        return
+    places: list[dict[int, int]] = [{} for _ in marker.args]
+    for call in metafunc._calls:
+        for name, place in zip(marker.args, places, strict=True):
+            place.setdefault(call.indices[name], len(place))
+    count = marker.kwargs.get("of", len(places[0]))
+    for call in metafunc._calls:
+        if sum(place[call.indices[name]] for name, place in zip(marker.args, places, strict=True)) % count:
+            call.marks.append(pytest.mark.soak.mark)
+
+
 def soak(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Split the tests into those that only `make soak` runs and the others."""
     broad = [item for item in items if item.get_closest_marker("soak") is not None]
@@ -45,8 +64,7 @@ def first_cases(metafunc: pytest.Metafunc) -> None:
     """Keep only the cases of a test that the smoke tier may have: items are made of these alone.
 
     A test function keeps its first case. One that is marked `smoke_each("name")` keeps the first case for each value
-    of that parameter, or of that attribute of a parameter: cases list int8 before int16, so this is each operator once,
-    in int8.
+    of that parameter, or of that attribute of a parameter: each operator once, in int8 or in int16.
     """
     marker = metafunc.definition.get_closest_marker("smoke_each")
     names = () if marker is None else marker.args

@@ -58,6 +58,7 @@ class Net(nn.Module):
         return self.dequant(part(x) + self.fc(x) if self.kind == "module" else self.fc(x) * part + x)
 
 
+@pytest.mark.in_turns("kind", "name", of=2)
 @pytest.mark.parametrize("kind", ["module", "buffer", "parameter", "attribute", "entry"])
 @pytest.mark.parametrize("name", OURS + TORCHS + PYTHONS)
 def test_any_name_is_free(name: str, kind: str) -> None:

@@ -53,6 +53,7 @@ from tests.routes import assert_one_arithmetic, calibrate
 SETTERS = {"int8": default_qat_fixed_act_qconfig_setter, "int16": qat_8bit_weight_16bit_fixed_act_qconfig_setter}
 
 
+@pytest.mark.in_turns("march", "setter", "name")
 @pytest.mark.slow
 @pytest.mark.parametrize("march", [March.BAYES, March.NASH_M], ids=str)
 @pytest.mark.parametrize("setter", SETTERS)

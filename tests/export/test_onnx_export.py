@@ -53,6 +53,7 @@ def _converted(name: str, dtype: str = "qint8") -> tuple[nn.Module, tuple[Tensor
     return convert_fx(prepared(model, inputs, dtype)), inputs
 
 
+@pytest.mark.in_turns("name", "opset")
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [11, 12, 13, 15, 16, 18, 20, 21])
 @pytest.mark.parametrize("name", ["unet", "vit", "detector"])

@@ -313,6 +313,7 @@ def test_an_optimizer_that_writes_to_data_is_noticed() -> None:
     assert quantizer(x).q_scale().tolist() == [0.25]
 
 
+@pytest.mark.in_turns("state", "step", "mode")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(QATMode))
 @pytest.mark.parametrize("step", [-1.0, 0.0, NAN, INF])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from horizon_plugin_pytorch.nn.operator_table import Kind, Operator, ScaleRule, 
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS
 from horizon_plugin_pytorch.qtensor import keeps_scale
 from tests.operators.cases import CASES
-from tests.operators.cases.calls import calls_of
+from tests.operators.cases.calls import calls_of, rows_of
+from tests.operators.test_one_arithmetic import BY_NAME, RUNS, SAMPLE, Run
 
 
 @functools.cache
@@ -44,6 +46,14 @@ def test_every_row_of_the_operator_table_has_a_case(row: Operator) -> None:
     if any(cls.__module__.startswith("torch") for cls in row.modules):  # others stand for calls of functions
         assert "call_module" in called, f"no case has the module `{row.name}`"
     assert row.functions or row.methods or row.modules or row.name in FUNCTIONAL_METHODS
+
+
+@pytest.mark.slow
+def test_the_sample_of_runs_has_every_row_in_every_format() -> None:
+    def met(runs: Iterable[Run]) -> set[tuple[str, str]]:
+        return {(row.name, run.dtype) for run in runs for row in rows_of(BY_NAME[run.name])}
+
+    assert met(RUNS) - met(SAMPLE) == set()
 
 
 def test_every_operator_that_keeps_the_scale_has_a_row_and_a_handler() -> None:

@@ -499,6 +499,7 @@ HALF_SETTERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.in_turns("march", "setter", "parts")
 @pytest.mark.slow
 @pytest.mark.parametrize("march", [March.NASH_M, March.NASH_P])
 @pytest.mark.parametrize("setter", HALF_SETTERS)

@@ -152,6 +152,7 @@ def test_fx_fuses_every_documented_combination(layer: str, has_bn: bool, add: st
         assert float((qat(*inputs) - wanted).abs().max()) < 4 * step
 
 
+@pytest.mark.in_turns("dtype", "layer", "add", "relu")
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize(
     ("layer", "add", "relu"), list(itertools.product(LAYERS, ("", "functional"), ("relu", "relu6")))

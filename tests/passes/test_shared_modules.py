@@ -195,6 +195,7 @@ _SHARED: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.in_turns("own_scales", "name")
 @pytest.mark.parametrize("own_scales", [False, True])
 @pytest.mark.parametrize("name", _SHARED)
 def test_what_is_shared_is_exact_and_near_float_by_every_method(name: str, own_scales: bool) -> None:

@@ -152,6 +152,7 @@ def _act_everywhere(net: nn.Module, method: str, is_counted: bool = True) -> Non
         assert found == seen or not is_counted
 
 
+@pytest.mark.in_turns("kind", "place", "method", of=2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", LOOKING)
 @pytest.mark.parametrize("place", ["", *LEAVES])
@@ -159,6 +160,7 @@ def test_a_hook_that_looks_is_called(kind: str, place: str, method: str) -> None
     _act_everywhere(_net(LOOKING[kind], place), method)
 
 
+@pytest.mark.in_turns("kind", "place", of=2)
 @pytest.mark.parametrize("kind", CHANGING)
 @pytest.mark.parametrize("place", ["", "block", *LEAVES])
 def test_a_hook_that_changes_values_acts_by_running(kind: str, place: str) -> None:

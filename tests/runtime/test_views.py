@@ -190,6 +190,7 @@ def _writers(method: str, view: str) -> list[str]:
     return list(EVERYWHERE) if method in ("wrapped", "eager") else ["mul_", "+="]
 
 
+@pytest.mark.in_turns("method", "view", of=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("method", METHODS)
@@ -203,6 +204,7 @@ def test_a_base_that_is_read_after_a_write_through_a_view(method: str, view: str
         _follows_float_or_refuses(body, method)
 
 
+@pytest.mark.in_turns("method", "view", of=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("method", METHODS)

@@ -195,6 +195,7 @@ def _float(name: str) -> nn.Module:
     return NETWORKS[name][0]().eval()
 
 
+@pytest.mark.in_turns("march", "dtype", "name")
 @pytest.mark.parametrize("march", [March.BAYES, March.NASH_E])
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", NETWORKS)

@@ -180,6 +180,7 @@ def _as_statement(m: Any, x: Tensor) -> Tensor:
     return x * 1.0
 
 
+@pytest.mark.in_turns("body", "cls")
 @pytest.mark.parametrize("body", [_second_name, _as_statement])
 @pytest.mark.parametrize("cls", _ACTIVATIONS)
 def test_an_activation_that_writes(cls: Any, body: Any) -> None:

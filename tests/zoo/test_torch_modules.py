@@ -33,6 +33,7 @@ HAVE_FLOAT_CODE = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turns("dtype", "name")
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", torch_modules.MODULES)
 def test_module(name, dtype, tmp_path):
