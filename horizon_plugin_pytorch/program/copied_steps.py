@@ -73,42 +73,45 @@ class CopiedSteps:
     def _copies(
         self, step: list[fx.Node], given: list[fx.Node], inputs: Sequence[Any], nodes: list[list[fx.Node]], state: tuple
     ) -> list[tuple]:
-        """Steps like a recorded one, which read each other's states."""
+        """Steps like a recorded one, which read each other's states.
+
+        Nothing is computed: a program depends on no number, so the states have those of the step that was recorded.
+        """
         found = []
+        names = [self._name(node) for node in step]
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             values: list[Tensor] = [plain(x) for x in state]
             before, own = nodes[1], nodes[2]  # what the recorded step reads, and what it gives
             latest = own
             for index in range(_RECORDED, len(inputs)):
                 known = {given[2]: given[index], **dict(zip(before, latest, strict=True))}
-                numbers = {given[index]: plain(inputs[index]), **dict(zip(latest, values, strict=True))}
-                for node in step:
-                    known[node] = self._copy(node, known, numbers)
+                for node, name in zip(step, names, strict=True):
+                    known[node] = self._copy(node, name, known)
                 latest = [known[node] for node in own]
-                values = [numbers[node] for node in latest]
-                found.append(tuple(like.like(x) for like, x in zip(state, values, strict=True)))
+                found.append(tuple(like.like(x.clone()) for like, x in zip(state, values, strict=True)))
                 for node, x in zip(latest, found[-1], strict=True):
                     self._builder.bind(x, node)
                     self._keep(x)
         return found
 
-    def _copy(self, node: fx.Node, known: dict[fx.Node, fx.Node], numbers: dict[fx.Node, Any]) -> fx.Node:
-        """A node like another, which reads other nodes; its value is added to the numbers."""
-        given: Any = fx.map_arg((node.args, node.kwargs), lambda x: known.get(x, x))
-        (args, kwargs), note = given, note_of(node)
-        if node.target is operator.getitem:
-            name = f"{args[0].name}_{args[1]}"
-        else:
-            name = self._builder.name_for(node.target, note.path)
-        copy = set_note(self._builder.graph.create_node(node.op, node.target, args, kwargs, name), note)
-        read: Any = fx.map_arg(given, lambda x: self._number(x, numbers))
-        numbers[copy] = node.target(*read[0], **read[1])  # type: ignore[operator]
-        return copy
+    def _name(self, node: fx.Node) -> str:
+        """What copies of a node are called; empty if that depends on what they read."""
+        return "" if node.target is operator.getitem else self._builder.name_for(node.target, note_of(node).path)
 
-    def _number(self, node: fx.Node, numbers: dict[fx.Node, Any]) -> Any:
-        if node not in numbers:
-            numbers[node] = self._builder.constants.tensors[str(node.target)]
-        return numbers[node]
+    def _copy(self, node: fx.Node, name: str, known: dict[fx.Node, fx.Node]) -> fx.Node:
+        """A node like another, which reads other nodes."""
+        args, kwargs = (_with_nodes(values, known) for values in (node.args, node.kwargs))
+        name = name or f"{args[0].name}_{args[1]}"
+        copy = self._builder.graph.create_node(node.op, node.target, name=name)
+        copy.args = args  # torch looks for symbols in what `create_node` is given, which takes most of its time
+        if kwargs:
+            copy.kwargs = kwargs
+        return set_note(copy, note_of(node))
+
+
+def _with_nodes(values: Any, known: dict[fx.Node, fx.Node]) -> Any:
+    """Arguments in which known nodes stand for others."""
+    return fx.map_arg(values, lambda x: known.get(x, x))
 
 
 def _are_alike(before: list[fx.Node], now: list[fx.Node], known: dict[fx.Node, fx.Node]) -> bool:

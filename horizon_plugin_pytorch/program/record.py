@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -74,10 +75,17 @@ def record_program(model: nn.Module, example_inputs: Any, takes_real: bool = Fal
 def _record(model: nn.Module, args: tuple, paths: tuple[tuple[Any, ...], ...], takes_real: bool) -> Program:
     program, made = _one_run(model, args, paths, takes_real)
     inputs = {memory_of(x) for x in tensors_of(args)}
-    kept = frozenset(memory for memory, storage in made.items() if not storage.expired()) - inputs
+    kept = _alive(made) - inputs
+    if kept:
+        gc.collect()  # an exception that was caught keeps the frames that it passed
+        kept = _alive(made) - inputs
     if kept:  # somebody keeps results; does the next forward read them?
         program, _ = _one_run(model, args, paths, takes_real, kept)
     return program
+
+
+def _alive(made: dict[Hashable, StorageWeakRef]) -> frozenset[Hashable]:
+    return frozenset(memory for memory, storage in made.items() if not storage.expired())
 
 
 def _one_run(

@@ -66,6 +66,10 @@ class ProgramRecorder(TorchDispatchMode):
         self._seen: set[int] = set()
         self._alive: list[Any] = []  # memory that is used again would be mistaken for what it was
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's wrapper for that would import the compiler, which takes seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         sources = operands(args, kwargs)

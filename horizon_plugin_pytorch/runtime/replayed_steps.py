@@ -138,6 +138,10 @@ class _Recording(TorchDispatchMode):
         self._alive: list[Any] = list(given)  # memory that is given back would be shown by others
         self._is_plain = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's wrapper for that would import the compiler, which takes seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         is_own = func.namespace == "horizon"
