@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.capture.plain_state import is_of_users
 from horizon_plugin_pytorch.runtime.hooks import ALL
 
 _INTERNAL = frozenset(vars(nn.Module()))  # what torch keeps of a module
+_SETTINGS = frozenset({bool, int, float, str, type(None)})  # what refers to nothing
 
 
 def keep_attributes(new: nn.Module, old: nn.Module) -> nn.Module:
@@ -52,6 +53,8 @@ def replace_references(root: nn.Module, replaced: Iterable[tuple[nn.Module, nn.M
     for module in root.modules():
         is_ours = type(module).__module__.startswith("horizon_plugin_pytorch.")  # which knows whom it came of
         for name, value in vars(module).items():
+            if type(value) in _SETTINGS:
+                continue
             if name not in _INTERNAL and not (is_ours and isinstance(value, nn.Module)):
                 module.__dict__[name] = references.current(value)
             elif name in ALL and value:
