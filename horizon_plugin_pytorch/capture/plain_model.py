@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,9 +116,15 @@ def require_float32_weights(module: nn.Module, place: str) -> None:
 
 def copy_model(model: nn.Module, what: str) -> nn.Module:
     """A deep copy, whose functions hold its own parts, or an error that says why the model cannot be copied."""
-    # What autograd computed and a module keeps (a normalised weight, its last output) is copied as a value.
-    kept = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf]
-    memo: dict[int, Any] = {id(x): x.detach().clone() for x in kept}
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                # What autograd computed and a module keeps (a normalised weight, its last output), copied as a value.
+                memo[id(value)] = value.detach().clone()
+            elif type(value) in (OrderedDict, set) and not value:
+                # Of hooks, and of buffers that are not saved: most of the time of a deep copy went into empty ones.
+                memo[id(value)] = type(value)()
     try:
         copied = copy.deepcopy(model, memo)
         for module in model.modules():
