@@ -228,3 +228,52 @@ int64_t horizon_reach(const int32_t *restrict counts, int64_t size, int64_t want
     }
     return size;
 }
+
+/* The bytes of 16-bit numbers, with bits that are turned around. */
+void horizon_halves(const int16_t *restrict x, int64_t size, int32_t turned, uint8_t *restrict low,
+                    uint8_t *restrict high)
+{
+    uint16_t mask = (uint16_t)turned;
+    for (int64_t i = 0; i < size; i++) {
+        uint16_t v = (uint16_t)x[i] ^ mask;
+        low[i] = (uint8_t)v;
+        high[i] = (uint8_t)(v >> 8);
+    }
+}
+
+/* Sums of a layer, [rows, columns] in several pieces of which each counts `weights` times, with bias and residual, by
+   a factor for each column, rounded half up and limited. */
+#define FINISH(NAME, SUM, OUT)                                                                                         \
+    void NAME(const SUM *const *pieces, const double *weights, int64_t count, const int16_t *residual,                 \
+              const double *ratio, const double *bias, const double *factor, int64_t rows, int64_t columns,            \
+              double low, double high, OUT *out)                                                                       \
+    {                                                                                                                  \
+        double acc[BLOCK];                                                                                             \
+        for (int64_t row = 0; row < rows; row++)                                                                       \
+            for (int64_t begin = 0; begin < columns; begin += BLOCK) {                                                 \
+                int size = columns - begin < BLOCK ? (int)(columns - begin) : BLOCK;                                   \
+                int64_t place = row * columns + begin;                                                                 \
+                for (int i = 0; i < size; i++)                                                                         \
+                    acc[i] = bias[begin + i];                                                                          \
+                for (int64_t k = 0; k < count; k++) {                                                                  \
+                    const SUM *piece = pieces[k] + place;                                                              \
+                    double weight = weights[k];                                                                        \
+                    for (int i = 0; i < size; i++)                                                                     \
+                        acc[i] += (double)piece[i] * weight;                                                           \
+                }                                                                                                      \
+                if (residual)                                                                                          \
+                    for (int i = 0; i < size; i++)                                                                     \
+                        acc[i] += floor((double)residual[place + i] * ratio[begin + i] + 0.5);                         \
+                for (int i = 0; i < size; i++) {                                                                       \
+                    double v = floor(acc[i] * factor[begin + i] + 0.5);                                                \
+                    v = v < low ? low : v;                                                                             \
+                    v = v > high ? high : v;                                                                           \
+                    out[place + i] = (OUT)v;                                                                           \
+                }                                                                                                      \
+            }                                                                                                          \
+    }
+
+FINISH(horizon_finish_float_16, float, int16_t)
+FINISH(horizon_finish_float_8, float, int8_t)
+FINISH(horizon_finish_int_16, int32_t, int16_t)
+FINISH(horizon_finish_int_8, int32_t, int8_t)

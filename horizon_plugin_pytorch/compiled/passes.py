@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ _ARGUMENTS = {
         _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, ctypes.c_double,
     ],
     "horizon_reach": [_POINTER, _LONG, _LONG],
+    "horizon_halves": [_POINTER, _LONG, _INT, _POINTER, _POINTER],
+    **{
+        f"horizon_finish_{name}": [
+            _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, ctypes.c_double,
+            ctypes.c_double, _POINTER,
+        ]
+        for name in ("float_16", "float_8", "int_16", "int_8")
+    },
 }  # fmt: skip
 _RESULTS = {"horizon_clamp": _LONG, "horizon_reach": _LONG, "horizon_between": ctypes.c_double}
 BINS = 16384  # of a count, as in `passes.c`
@@ -43,7 +52,13 @@ class Passes:
             function.restype = _RESULTS.get(name)
         self._range, self._clamp, self._count = library.horizon_range, library.horizon_clamp, library.horizon_count
         self._round, self._errors, self._reach = library.horizon_round, library.horizon_errors, library.horizon_reach
-        self._between = library.horizon_between
+        self._between, self._halves = library.horizon_between, library.horizon_halves
+        self._finishes = {
+            (torch.float32, torch.int16): library.horizon_finish_float_16,
+            (torch.float32, torch.int8): library.horizon_finish_float_8,
+            (torch.int32, torch.int16): library.horizon_finish_int_16,
+            (torch.int32, torch.int8): library.horizon_finish_int_8,
+        }
 
     def range(self, x: Tensor) -> tuple[float, float]:
         """``torch.aminmax(x)`` as numbers."""
@@ -111,6 +126,33 @@ class Passes:
         """``torch.searchsorted(counts.cumsum(0), wanted)`` of int32 counts."""
         return self._reach(counts.data_ptr(), counts.numel(), wanted)
 
+    def halves(self, x: Tensor, turned: int) -> tuple[Tensor, Tensor]:
+        """``(x ^ turned).to(torch.uint8)`` and ``((x ^ turned) >> 8).to(torch.uint8)`` of int16 numbers."""
+        low, high = (torch.empty_like(x, dtype=torch.uint8) for _ in range(2))
+        self._halves(x.data_ptr(), x.numel(), turned, low.data_ptr(), high.data_ptr())
+        return low, high
+
+    def finish(
+        self, sums: Sequence[Tensor], weights: Sequence[int], residual: Tensor | None, ratio: Tensor | None,
+        bias: Tensor, factor: Tensor, low: int, high: int, out: Tensor,
+    ) -> None:  # fmt: skip
+        """Write ``clamp(floor((sum + bias + floor(residual * ratio + 0.5)) * factor + 0.5), low, high)``.
+
+        Args:
+            sums: [rows, columns] in float32 or int32, of which each counts as many times as `weights` say.
+            residual: int16, or None.
+            ratio, bias, factor: one for each column, float64.
+            out: int16 or int8.
+        """
+        rows, columns = out.shape
+        pieces = (_POINTER * len(sums))(*(x.data_ptr() for x in sums))
+        times = (ctypes.c_double * len(sums))(*weights[: len(sums)])
+        added = (None, None) if residual is None or ratio is None else (residual.data_ptr(), ratio.data_ptr())
+        self._finishes[sums[0].dtype, out.dtype](
+            pieces, times, len(sums), *added, bias.data_ptr(), factor.data_ptr(), rows, columns, low, high,
+            out.data_ptr(),
+        )  # fmt: skip
+
 
 def is_plain(x: Tensor) -> bool:
     """Can a pass read the numbers from memory: float32 on the CPU, one after the other, and nobody writes down?"""
@@ -175,6 +217,7 @@ def _failures(passes: Passes) -> Iterator[str]:
             yield f"rounding halves of {step}"
     yield from _wrong_sums(passes, generator)
     yield from _wrong_choices(passes, generator)
+    yield from _wrong_layers(passes, generator)
 
 
 def _wrong(passes: Passes, x: Tensor) -> Iterator[str]:
@@ -252,6 +295,35 @@ def _wrong_choices(passes: Passes, generator: torch.Generator) -> Iterator[str]:
             wanted = float(more[(found + 1e-3 * more**2).argmin()])
             if passes.between(scales, errors, places, ends.contiguous(), points, 1e-3) != wanted:
                 yield f"the best scale between {first} and {last}"
+
+
+def _wrong_layers(passes: Passes, generator: torch.Generator) -> Iterator[str]:
+    ends = torch.tensor([-32768, -32767, -257, -256, -129, -128, -1, 0, 1, 127, 128, 255, 256, 32767])
+    for size in (1, 14, 31, 64, 1000):
+        x = ends.repeat(size // len(ends) + 1)[:size].to(torch.int16)
+        for turned in (0, 0x80, 0x8000 - 0x10000):
+            other = x ^ turned
+            if not all(map(torch.equal, passes.halves(x, turned), (other.byte(), (other >> 8).byte()))):
+                yield f"the bytes of {size} numbers"
+    for (rows, columns), kind in itertools.product(((3, 1), (5, 64), (2, 97), (9, 200)), passes._finishes):
+        most = (1 << 24) if kind[0] == torch.float32 else (1 << 30)
+        low, high = (-32768, 32767) if kind[1] == torch.int16 else (0, 127)
+        sums = [torch.randint(1 - most, most, (rows, columns), generator=generator).to(kind[0]) for _ in range(3)]
+        sums[0].div_(1 << 20, rounding_mode="floor")  # near the steps
+        factor = torch.randint(1 << 19, 1 << 20, (columns,), generator=generator).double() / 2**34
+        factor[0] = 0.5  # every other sum is a half
+        bias = torch.randint(-999, 999, (columns,), generator=generator).double()
+        ratio = torch.randint(1 << 23, 1 << 24, (columns,), generator=generator).double() / 2**23
+        residual = torch.randint(-32768, 32768, (rows, columns), generator=generator).to(torch.int16)
+        for count, added in ((1, None), (2, residual), (3, None)):
+            acc = sum((x.double() * w for x, w in zip(sums[:count], (1, 256, 256), strict=False)), bias)
+            if added is not None:
+                acc = acc + torch.mul(added.double(), ratio).add_(0.5).floor_()
+            wanted = acc.mul(factor).add_(0.5).floor_().clamp_(low, high)
+            out = torch.empty((rows, columns), dtype=kind[1])
+            passes.finish(sums[:count], (1, 256, 256), added, ratio, bias, factor, low, high, out)
+            if not torch.equal(out.double(), wanted):
+                yield f"finishing {rows} x {columns} sums of {count} pieces"
 
 
 def _rounded(x: Tensor, step: float, low: float, high: float) -> Tensor:

@@ -3,11 +3,13 @@
 Integers of 16 bits go through the kernels as two bytes, ``x == 256 * high + low`` with `low` unsigned. Each kernel
 gives exact sums: those of a convolution in float32, below 2**24, for which input channels are cut where it needs that;
 those of a product of matrices, as which pointwise convolutions run, in int32. They are added, scaled and rounded in
-float64, as `accumulator.WideFinish` says, some pixels at a time, in memory that stays in the cache.
+float64, as `accumulator.WideFinish` says, some pixels at a time, in memory that stays in the cache; or, where passes
+are compiled, in one.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch.compiled.choice import passes
+from horizon_plugin_pytorch.compiled.passes import is_serial
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.fixed_point.accumulator import WideFinish
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
@@ -35,8 +39,9 @@ from horizon_plugin_pytorch.fixed_point.byte_shapes import (
 )
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32
 
-_CHUNK = 1 << 19  # sums that a kernel gives at once
+_MOST_SUMS, _MOST_ROW_SUMS = 1 << 20, 1 << 19  # that a kernel gives at once: of a convolution, of a product
 _BLOCK = 1 << 16  # sums that are finished together: half a megabyte of float64
+_TOP_BIT = -(1 << 15)
 
 
 @dataclass(frozen=True)
@@ -135,16 +140,18 @@ class WideLayer:
             return out
         x = x.contiguous(memory_format=torch.channels_last)
         pieces = self._pieces or self._pack(x.shape)
-        for part in slices(sizes[0], max(_CHUNK // sizes[1:].numel(), 1)):
+        for part in slices(sizes[0], max(_MOST_SUMS // sizes[1:].numel(), 1)):
             sums = self._sums(pieces, x[part])
             self._store(sums, None if residual is None else _pixels(residual[part]), _pixels(out[part]))
         return out
 
     def _sums(self, pieces: list[_Piece], x: Tensor) -> list[Tensor]:
         """The sums of pixels, one tensor for each piece."""
-        digits = [x.view(torch.uint8)] if self._dtype == torch.int8 else list(_low_and_high(x))
-        if self._has_negative:
-            digits[-1] = digits[-1] ^ 128
+        if self._dtype == torch.int8:
+            digits = [x.view(torch.uint8)]
+            digits = [digits[0] ^ 128] if self._has_negative else digits
+        else:
+            digits = list(_low_and_high(x, _TOP_BIT if self._has_negative else 0))
         sums = []
         for piece in pieces:
             taken = digits[piece.digit]
@@ -159,30 +166,46 @@ class WideLayer:
         if rows.dtype != self._dtype:
             rows = torch.empty(rows.shape, dtype=self._dtype).copy_(rows)
         rows = rows.contiguous()
-        for part in slices(len(rows), max(_CHUNK // max(matrix.shape), 1)):
+        for part in slices(len(rows), max(_MOST_ROW_SUMS // max(matrix.shape), 1)):
             if self._dtype == torch.int8:
                 sums = [kernels.multiply(rows[part], matrix)]
             else:
-                low, high = _low_and_high(rows[part])
-                signed = low.bitwise_xor_(128).view(torch.int8), high.view(torch.int8)
-                sums = [kernels.multiply(digit, matrix) for digit in signed]
+                signed = _low_and_high(rows[part], 128)
+                sums = [kernels.multiply(digit.view(torch.int8), matrix) for digit in signed]
             self._store(sums, None if residual is None else residual[part], out[part])
 
     def _store(self, sums: list[Tensor], residual: Tensor | None, out: Tensor) -> None:
         """Add the sums of rows, finish them, and write them to the output, which is of rows too."""
+        weights = [256 if piece.digit else 1 for piece in self._pieces] or [1, 256]
+        if self._is_finished(sums, weights, residual, out):
+            return
         if self._is_joined:
             sums = [sums[0].add_(sums[1], alpha=256)]
-        step = max(_BLOCK // out.shape[1], 1)
-        weights = [256 if piece.digit else 1 for piece in self._pieces] or [1, 256]
-        acc = torch.empty((min(step, len(out)), out.shape[1]), dtype=torch.float64)
+        rows, step = len(out), max(_BLOCK // out.shape[1], 1)
+        acc = torch.empty((min(step, rows), out.shape[1]), dtype=torch.float64)
         other = torch.empty_like(acc) if len(sums) > 1 else acc
-        added = [None] * len(out) if residual is None else residual.split(step)
+        added = itertools.repeat(None) if residual is None else residual.split(step)
         for block, term, *parts in zip(out.split(step), added, *(x.split(step) for x in sums), strict=False):
-            acc, other = acc[: len(block)], other[: len(block)]
+            if rows < step:  # the last ones
+                acc, other = acc[:rows], other[:rows]
+            rows -= step
             acc.copy_(parts[0])  # of the low byte, or the only one
             for weight, part in zip(weights[1:], parts[1:], strict=False):
                 acc.add_(other.copy_(part), alpha=weight)
             self._finish.write(acc, term, block)
+
+    def _is_finished(self, sums: list[Tensor], weights: list[int], residual: Tensor | None, out: Tensor) -> bool:
+        """Has a compiled pass done it?"""
+        made, finish = passes(), self._finish
+        if made is None or not finish.is_plain or finish.bias is None or not is_serial(out):
+            return False
+        is_known = residual is None or (residual.dtype == torch.int16 and residual.is_contiguous())
+        if not is_known or out.is_floating_point() or not all(x.is_contiguous() for x in (*sums, out)):
+            return False
+        made.finish(
+            sums, weights, residual, finish.residual_factor, finish.bias, finish.factor, finish.low, finish.high, out
+        )
+        return True
 
     def _pack(self, shape: torch.Size) -> list[_Piece]:
         with self._lock, torch.inference_mode(False), torch.no_grad():  # they outlive the call
@@ -231,9 +254,8 @@ class WideLayer:
     def _finish_with(self, more: Tensor | None) -> WideFinish:
         """How sums are finished that lack something, one number for each output."""
         plan = self._plan
-        bias = None if plan.bias is None else plan.bias.double()
-        if more is not None:
-            bias = more if bias is None else bias + more
+        bias = torch.zeros(plan.factor.numel(), dtype=torch.float64) if plan.bias is None else plan.bias.double()
+        bias = bias if more is None else bias + more
         factor = None if plan.residual_factor is None else plan.residual_factor.double()
         return WideFinish(plan, plan.factor.double(), bias, factor)
 
@@ -257,9 +279,18 @@ def _whole_weight(plan: AccumulatorPlan, groups: int) -> Tensor:
     return torch.stack(parts).sum(0, dtype=torch.int8) if groups > 1 else torch.cat(parts, 1)
 
 
-def _low_and_high(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The bytes of int16 numbers, ``x == 256 * high + low``: as they are in memory."""
-    return x.to(torch.uint8), (x >> 8).to(torch.uint8)
+def _low_and_high(x: Tensor, turned: int) -> tuple[Tensor, Tensor]:
+    """The bytes of int16 numbers, ``x == 256 * high + low``, as they are in memory; with some bits turned around."""
+    made = passes()
+    is_dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+    if made is not None and is_dense and is_serial(x):
+        return made.halves(x, turned)
+    low, high = x.to(torch.uint8), (x >> 8).to(torch.uint8)
+    if turned == 128:
+        low.bitwise_xor_(128)
+    elif turned:
+        high.bitwise_xor_(128)
+    return low, high
 
 
 def _pixels(x: Tensor) -> Tensor:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import compiled
+from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.compiled import building, choice
 from horizon_plugin_pytorch.compiled.passes import Passes, disproof
+from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantWrapper,
@@ -69,6 +71,9 @@ WRONG = {
     "one way": ("way < ways", "way < 1", "errors"),
     "a longer step": ("first + places[i] * step,", "first + places[i] * step * 1.01,", "the best scale"),
     "beyond": ("sum >= wanted", "sum > wanted", "reaching"),
+    "another byte": ("(uint8_t)(v >> 8)", "(uint8_t)(v >> 7)", "the bytes"),
+    "half down": ("factor[begin + i] + 0.5)", "factor[begin + i] + 0.499999)", "finishing"),
+    "no bias": ("acc[i] = bias[begin + i]", "acc[i] = 0", "finishing"),
 }  # fmt: skip
 
 
@@ -205,3 +210,47 @@ def test_a_training_step_is_the_same_to_the_bit(qconfig: str, made: Passes) -> N
         for parameter in net.parameters():
             parameter.grad = None
     assert len(steps[0]) > 4 and all(map(torch.equal, *steps))
+
+
+LAYERS = {  # shape of the weight, groups
+    "dense": ((24, 40, 3, 3), 1),
+    "depthwise": ((48, 1, 3, 3), 48),
+    "pointwise": ((70, 33, 1, 1), 1),
+    "linear": ((40, 64), 1),
+}
+
+
+@pytest.mark.skipif(bool(kernels.disproof(kernels.Kernels())), reason="the kernels of this machine are not exact")
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_of_16_bits_are_the_same(kind: str, made: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: list[int] = []
+    finish = Passes.finish
+    monkeypatch.setattr(Passes, "finish", lambda *args: finished.append(1) or finish(*args))
+    (outputs, *rest), groups = LAYERS[kind]
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-128, 128, (outputs, *rest), generator=generator).float()
+    scale = 10 ** -(torch.rand(outputs, generator=generator, dtype=torch.float64) * 3 + 2)
+    walk = None if kind == "linear" else fp.Geometry([1, 1], [rest[-1] // 2] * 2, [1, 1], [0, 0], groups, False)
+    run = fp.linear if walk is None else fp.conv
+    for low, (least, most), has_residual in ((-32768, (-128, 127), False), (0, (0, 32767), True)):
+        plan = fp.plan_accumulator(
+            weight, torch.randn(outputs, generator=generator), scale, torch.tensor([2.0]), output_axis=0,
+            groups=groups, input_range=(low, 32767), weight_bits=8, low=least, high=most,
+            residual_scale=torch.tensor([0.3]) if has_residual else None, residual_bits=16,
+        )  # fmt: skip
+        layer = fp.ByteLayer.of(plan, walk, (low, 32767), 8)
+        assert isinstance(layer, fp.WideLayer)
+        shape = (30, rest[0]) if walk is None else (2, rest[0] * groups, 9, 11)
+        x = torch.randint(low, 32768, shape, generator=generator).to(torch.int16)
+        expected = run(x.float(), None, *fp.flatten(plan, *([] if walk is None else [walk])))
+        residual = None
+        if has_residual:
+            residual = torch.randint(-32768, 32768, expected.shape, generator=generator).to(torch.int16)
+            residual = residual if walk is None else residual.contiguous(memory_format=torch.channels_last)
+            expected = run(x.float(), residual.float(), *fp.flatten(plan, *([] if walk is None else [walk])))
+        for is_on in (True, False):
+            compiled.use_compiled_passes(is_on)
+            out = layer(x, residual)
+            assert out is not None and torch.equal(out.float(), expected)
+            assert bool(finished) is is_on
+            finished.clear()
