@@ -220,7 +220,7 @@ class _Merged:
 
     def _compare(self, nodes: list[Any]) -> None:
         first = nodes[0]
-        where = _place(next(node for node in nodes if node is not None))
+        where = place_of(next(node for node in nodes if node is not None))
         if any(node is None or node.op_type != first.op_type or len(node.input) != len(first.input) for node in nodes):
             raise _OtherOperatorsError(
                 f"{where}: the model runs other operators at other sizes ({self._labels}), as a loop over an axis or a "
@@ -400,7 +400,7 @@ def _is_equal(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-def _place(node: Any) -> str:
+def place_of(node: Any) -> str:
     """Where in the model a node comes from."""
     scopes = {entry.key: entry.value for entry in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "['', '']")
     return at(ast.literal_eval(scopes)[-2], node.doc_string)

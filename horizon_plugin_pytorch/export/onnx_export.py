@@ -36,6 +36,7 @@ from horizon_plugin_pytorch.export.onnx_dynamic import dynamic_sizes, with_dynam
 from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.export.onnx_graph import FIRST_OPSET, LAST_OPSET, OPSET, TYPES, OnnxGraph, Scope, Site
 from horizon_plugin_pytorch.export.onnx_loops import LoopWriter
+from horizon_plugin_pytorch.export.onnx_open_sizes import with_any_count
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nested import located, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
@@ -292,11 +293,15 @@ def build_onnx(
 
     with _no_collection():
         if not dynamic_axes:
-            return _built(model, args, input_names, output_names, opset, takes_real, is_fast, is_sized=True)
+            return with_any_count(
+                lambda: _built(model, args, input_names, output_names, opset, takes_real, is_fast, is_sized=True)
+            )
         given, names = positional_arguments(model, args), argument_names(model, args)
         inputs = port_names([(names[path[0]], *path[1:]) for path, _ in located(given)], "input", input_names)
         return with_dynamic_axes(
-            lambda resized: _built(model, resized, input_names, output_names, opset, takes_real, is_fast, False),
+            lambda resized: with_any_count(
+                lambda: _built(model, resized, input_names, output_names, opset, takes_real, is_fast, False)
+            ),
             args, tensors_of(given), dynamic_sizes(dynamic_axes, inputs, tensors_of(given), output_names),
         )  # fmt: skip
 
