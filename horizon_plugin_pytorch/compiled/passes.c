@@ -133,6 +133,41 @@ void horizon_round(const float *restrict x, float *restrict y, int64_t size, flo
     }
 }
 
+/* A block of `horizon_learned`. */
+static void learned_block(const float *restrict g, const float *restrict x, const float *restrict y,
+                          const float *restrict d, float *restrict passed, int size, float lower, float upper,
+                          double *restrict sums)
+{
+    float moved[BLOCK] = {0};
+    for (int i = 0; i < size; i++)
+        passed[i] = x[i] <= lower ? 0.0f : x[i] >= upper ? 0.0f : g[i];
+    for (int i = 0; i < size; i++) {
+        float inside = x[i] <= lower ? 0.0f : x[i] >= upper ? 0.0f : d[i];
+        moved[i] = g[i] * (y[i] - inside);
+    }
+    for (int i = 0; i < BLOCK; i += 2 * LANES)
+        for (int k = 0; k < LANES; k++)
+            sums[k] += (double)moved[i + k] + (double)moved[i + LANES + k];
+}
+
+/* The gradient of rounding with a trained scale: into `to_x` goes g where x lies between the edges, else 0; the result
+   is the sum of g * (y - d), where d is 0 outside the edges, and inside x, or y itself if only clipped values count.
+   Without `to_x` all of g passes. */
+double horizon_learned(const float *restrict g, const float *restrict x, const float *restrict y, float *restrict to_x,
+                       int64_t size, float lower, float upper, int32_t is_clip)
+{
+    double sums[LANES] = {0}, total = 0;
+    float nowhere[BLOCK];
+    const float *d = is_clip ? y : x;
+    int64_t i = 0;
+    for (; i + BLOCK <= size; i += BLOCK)
+        learned_block(g + i, x + i, y + i, d + i, to_x ? to_x + i : nowhere, BLOCK, lower, upper, sums);
+    learned_block(g + i, x + i, y + i, d + i, to_x ? to_x + i : nowhere, (int)(size - i), lower, upper, sums);
+    for (int k = 0; k < LANES; k++)
+        total += sums[k];
+    return total;
+}
+
 /* Squared errors of values that are spread evenly within bins, for each scale. Bin i holds below[places[i]] less those
    before it, between edges[i] and edges[i + 1]; `falls` is room for size + 1 numbers. */
 void horizon_errors(const int64_t *restrict below, const int64_t *restrict places, const double *restrict edges,

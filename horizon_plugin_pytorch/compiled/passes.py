@@ -21,6 +21,7 @@ _ARGUMENTS = {
         _POINTER, _LONG, _LONG, _LONG, _FLOAT, _FLOAT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER,
     ],
     "horizon_round": [_POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _FLOAT],
+    "horizon_learned": [_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _INT],
     "horizon_errors": [_POINTER, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER],
     "horizon_between": [
         _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, ctypes.c_double,
@@ -35,7 +36,12 @@ _ARGUMENTS = {
         for name in ("float_16", "float_8", "int_16", "int_8")
     },
 }  # fmt: skip
-_RESULTS = {"horizon_clamp": _LONG, "horizon_reach": _LONG, "horizon_between": ctypes.c_double}
+_RESULTS = {
+    "horizon_clamp": _LONG,
+    "horizon_reach": _LONG,
+    "horizon_between": ctypes.c_double,
+    "horizon_learned": ctypes.c_double,
+}
 BINS = 16384  # of a count, as in `passes.c`
 _MOST = 1 << 30  # values of a count: places are 32 bits wide
 _SERIAL = 1 << 15  # torch shares larger tensors among its threads, and a pass here has one
@@ -59,6 +65,7 @@ class Passes:
             (torch.int32, torch.int16): library.horizon_finish_int_16,
             (torch.int32, torch.int8): library.horizon_finish_int_8,
         }
+        self._learned = library.horizon_learned
 
     def range(self, x: Tensor) -> tuple[float, float]:
         """``torch.aminmax(x)`` as numbers."""
@@ -101,6 +108,20 @@ class Passes:
         out = torch.empty_like(x)
         self._round(x.data_ptr(), out.data_ptr(), x.numel(), step, low, high)
         return out
+
+    def learned(
+        self, grad: Tensor, x: Tensor, y: Tensor, edges: tuple[float, float] | None, is_clip: bool
+    ) -> tuple[Tensor, float]:
+        """The gradient of values that were rounded, and the sum that a trained scale's follows from.
+
+        The first is ``hardtanh_backward(grad, x, *edges)``, the second ``sum(grad * (y - d))`` with `d` 0 where `x` is
+        outside the edges, and inside it `x`, or `y` with `is_clip`; summed in float64.
+        """
+        to_x = grad if edges is None else torch.empty_like(grad)
+        lower, upper = edges or (-math.inf, math.inf)
+        place = None if edges is None else to_x.data_ptr()
+        total = self._learned(grad.data_ptr(), x.data_ptr(), y.data_ptr(), place, x.numel(), lower, upper, int(is_clip))
+        return to_x, total
 
     def errors(self, below: Tensor, places: Tensor, edges: Tensor, scales: Tensor, limits: list[float]) -> Tensor:
         """Squared errors of values that are spread evenly within bins: see `Sketch.errors`."""
@@ -218,6 +239,7 @@ def _failures(passes: Passes) -> Iterator[str]:
     yield from _wrong_sums(passes, generator)
     yield from _wrong_choices(passes, generator)
     yield from _wrong_layers(passes, generator)
+    yield from _wrong_gradients(passes, generator)
 
 
 def _wrong(passes: Passes, x: Tensor) -> Iterator[str]:
@@ -249,6 +271,23 @@ def _wrong(passes: Passes, x: Tensor) -> Iterator[str]:
                 int((part >= high).sum()) * each,
             ):
                 yield f"counting {x.numel()} values between {limits[0]} and {limits[1]}"
+
+
+def _wrong_gradients(passes: Passes, generator: torch.Generator) -> Iterator[str]:
+    for size in (1, 15, 16, 17, 5000):
+        grad, x = torch.randn(2, size, generator=generator)
+        x[0] = 1.5  # on an edge
+        y = _rounded(x, 0.1, -10, 10)
+        for edges in (None, (-0.8, 1.5)):
+            lower, upper = edges or (-math.inf, math.inf)
+            for is_clip in (False, True):
+                to_x, total = passes.learned(grad, x, y, edges, is_clip)
+                select = torch.ops.aten.hardtanh_backward
+                moved = y - select(y if is_clip else x, x, lower, upper)
+                wanted = grad.double() * moved.double()
+                is_near = abs(total - float(wanted.sum())) <= 1e-6 * float(wanted.abs().sum())
+                if not torch.equal(to_x, select(grad, x, lower, upper)) or not is_near:
+                    yield f"gradients of {size} values between {edges}"
 
 
 def _wrong_sums(passes: Passes, generator: torch.Generator) -> Iterator[str]:

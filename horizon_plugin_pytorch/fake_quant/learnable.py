@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.compiled.choice import passes
+from horizon_plugin_pytorch.compiled.passes import is_plain, is_serial
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, listed, require_module, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
@@ -119,6 +121,9 @@ class LayerOfData(torch.autograd.Function):
 
 def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip: bool) -> tuple[Tensor, float]:
     """The gradient of `x`, and the sum for one scale, piece by piece: what is made for a piece stays in the cache."""
+    compiled = passes()
+    if compiled is not None and is_serial(x) and all(map(is_plain, (grad, x, y))):
+        return compiled.learned(grad, x, y, edges, is_clip)
     order = sorted(range(x.dim()), key=x.stride, reverse=True)  # as the values lie in memory
     to_x = grad if edges is None else torch.empty([x.shape[d] for d in order], dtype=x.dtype)
     pieces = [t.permute(order).reshape(-1).split(_AT_ONCE) for t in (grad, x, y)]

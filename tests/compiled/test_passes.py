@@ -68,6 +68,7 @@ WRONG = {
     "the last one": ("for (; i < size; i++) {", "for (; i < size - 1; i++) {", "the range"),
     "the sign": ("keys[i] & 0x7fffffff", "keys[i]", "counting"),
     "one bin too low": ("- first + TURNS", "- first + TURNS - 1", "counting"),
+    "the other edge": ("x[i] >= upper ? 0.0f : g[i]", "x[i] > upper ? 0.0f : g[i]", "gradients"),
     "one way": ("way < ways", "way < 1", "errors"),
     "a longer step": ("first + places[i] * step,", "first + places[i] * step * 1.01,", "the best scale"),
     "beyond": ("sum >= wanted", "sum > wanted", "reaching"),
@@ -191,7 +192,7 @@ class Net(nn.Sequential):
 
 
 @pytest.mark.parametrize("qconfig", ["STE", "LSQ"])
-def test_a_training_step_is_the_same_to_the_bit(qconfig: str, made: Passes) -> None:
+def test_a_training_step_is_the_same(qconfig: str, made: Passes) -> None:
     torch.manual_seed(0)
     net, x = QuantWrapper(Net().eval()), torch.randn(2, 3, 20, 20)
     chosen = get_default_qconfig() if qconfig == "STE" else default_qat_8bit_lsq_quant_qconfig
@@ -205,11 +206,15 @@ def test_a_training_step_is_the_same_to_the_bit(qconfig: str, made: Passes) -> N
         set_fake_quantize(model, FakeQuantState.QAT)
         out = model(x)
         out.square().sum().backward()
-        steps.append([out, *(p.grad for p in model.parameters() if p.grad is not None)])
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        steps.append({"out": out, **gradients})
         model.zero_grad()
         for parameter in net.parameters():
             parameter.grad = None
-    assert len(steps[0]) > 4 and all(map(torch.equal, *steps))
+    assert len(steps[0]) > 4
+    for name, value in steps[0].items():  # the sum that a trained scale gets is rounded in another order
+        tolerance = 1e-5 if name.endswith("scale") else 0
+        torch.testing.assert_close(value, steps[1][name], rtol=tolerance, atol=tolerance, msg=name)
 
 
 LAYERS = {  # shape of the weight, groups
