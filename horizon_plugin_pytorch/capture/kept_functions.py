@@ -96,8 +96,8 @@ class _Rebinding:
             self._change_entries(made.__dict__)
 
     def _change_entries(self, entries: dict) -> None:
-        for name, value in list(entries.items()):
-            if isinstance(value, (FunctionType, tuple)) and (current := self._current(value)) is not value:
+        for name, value in [entry for entry in entries.items() if isinstance(entry[1], (FunctionType, tuple))]:
+            if (current := self._current(value)) is not value:
                 entries[name] = current
 
     def _current(self, value: Any) -> Any:

@@ -32,6 +32,7 @@ from horizon_plugin_pytorch.quantization import (
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
 from horizon_plugin_pytorch.statistics.observer_names import range_methods
 from tests.models import make, shake_norms
+from tests.tiers import in_soak
 
 
 class Net(nn.Module):
@@ -129,7 +130,7 @@ def shared(**kwargs) -> nn.Module:
     return prepare_qat_fx(Twice().eval(), {"": get_default_qconfig(**kwargs)})
 
 
-@pytest.mark.parametrize("make", [by_tracing, by_running, eager, shared])
+@pytest.mark.parametrize("make", [by_tracing, by_running, *in_soak(eager, shared)])
 @pytest.mark.slow
 def test_never_worse_than_calibrate_with_any_of_the_observers(make) -> None:
     data, names = batches(), list(range_methods())
@@ -158,9 +159,11 @@ def test_one_batch_with_large_values_does_not_spoil_the_result() -> None:
 
 @pytest.mark.slow
 def test_the_table_is_of_what_is_in_the_model_and_the_same_again() -> None:
-    """Of a dozen models, some keep what was chosen, others a row of the table."""
-    chosen = set()
+    """Some models keep what was chosen, others a row of the table: as many of a dozen as have both."""
+    chosen: set[bool] = set()
     for seed in range(12):
+        if len(chosen) == 2:
+            break
         torch.manual_seed(seed)
         data = [torch.rand(32, 16) for _ in range(4)]
         net = QuantWrapper(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))).eval()

@@ -77,6 +77,7 @@ class Unknown(Stream):
         raise NotImplementedError
 
 
+@pytest.mark.in_turns("spelled", "call", of=2)
 @every_call
 @pytest.mark.parametrize(
     "spelled",

@@ -408,6 +408,7 @@ def test_an_operand_of_zeros_is_left_alone() -> None:
 # -- ordinary models
 
 
+@pytest.mark.in_turns("dtype", "name")
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", ZOO)

@@ -88,6 +88,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 # -- again, and in any order
 
 
+@pytest.mark.in_turns("mode", "bias")
 @pytest.mark.parametrize("mode", [QATMode.FuseBN, QATMode.WithBN])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.slow

@@ -149,6 +149,7 @@ MODELS = {
 }
 
 
+@pytest.mark.in_turns("name", "route", of=2)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("route", ROUTES)
 def test_parts_of_the_prepared_model_are_used(route: str, name: str) -> None:

@@ -146,6 +146,7 @@ class Parts(nn.Module):
         return self.dequant(part(self.quant(x)))
 
 
+@pytest.mark.in_turns("name", "method", "part", of=2)
 @pytest.mark.parametrize("name", ["lambda", "class", "0", *TORCHS])
 @pytest.mark.parametrize("method", ["jit", "jit-strip", "symbolic"])
 @pytest.mark.parametrize("part", [Functions, Sum])

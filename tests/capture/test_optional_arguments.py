@@ -291,6 +291,7 @@ def _answers(model: nn.Module, net: nn.Module, call: Call) -> bool:
     return False
 
 
+@pytest.mark.in_turns("method", "form", of=2)
 @pytest.mark.parametrize("method", ["symbolic", "jit", "jit-strip"])
 @pytest.mark.parametrize(("form", "index"), CASES, ids=[f"{form.__name__}-{i}" for form, i in CASES])
 def test_every_call_has_floats_answer_or_is_refused(form: type[Base], index: int, method: str) -> None:

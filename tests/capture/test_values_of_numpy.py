@@ -131,6 +131,7 @@ INDICES: dict[str, Callable[..., Any]] = {
 CALLS = {**ARITHMETIC, **SHAPES, **{f"index-{name}": function for name, function in INDICES.items()}}
 
 
+@pytest.mark.in_turns("method", "name")
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_torch_takes_is_quantized(name: str, method: str, tmp_path: Any) -> None:

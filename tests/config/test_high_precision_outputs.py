@@ -73,6 +73,7 @@ FUSED_BEFORE = {
 }
 
 
+@pytest.mark.in_turns("method", "fuse", of=2)
 @pytest.mark.parametrize("method", [None, *PrepareMethod])
 @pytest.mark.parametrize(
     ("fuse", "ending"), [*(("ours", name) for name in NOTHINGS), ("torch", "identity"), ("torch, training", "identity")]

@@ -96,6 +96,7 @@ AFTER: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.in_turns("after", "pad", of=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("pad", PADS)
@@ -239,6 +240,7 @@ EQUATIONS = ["i,j->ij", "i,i->i", "i,j->ji", "ij,ij->ij", "ij,k->ijk", "ij,ik->i
              "ij,ij->", "...i,...j->...ij", "ij,i->ij", "ij,i->ji"]  # fmt: skip
 
 
+@pytest.mark.in_turns("method", "equation")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 @pytest.mark.parametrize("equation", EQUATIONS)

@@ -121,6 +121,7 @@ def test_scales_are_constants_of_which_the_tracer_does_not_warn() -> None:
         assert torch.equal(script(x), quantized(x))
 
 
+@pytest.mark.in_turns("grad", "state", "route")
 @pytest.mark.slow
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("state", ["VALIDATION", "QAT", "CALIBRATION"])

@@ -136,6 +136,7 @@ class Twice(nn.Module):
         return self.one(x) + self.two(x) + x
 
 
+@pytest.mark.in_turns("kind", "mode", "name")
 @pytest.mark.parametrize("kind", ["lsq", "pact"])
 @pytest.mark.parametrize("mode", list(QATMode))
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -353,6 +354,7 @@ class Clipped(nn.Module):
         return self.head(self.relu(self.bn(self.conv(x)))).sigmoid()
 
 
+@pytest.mark.in_turns("mode", "value", "where")
 @pytest.mark.parametrize("mode", list(QATMode))
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize(
@@ -471,6 +473,7 @@ def ranges(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: m.scale.detach() * m.activation_post_process.half_range for name, m in quantizers.items()}
 
 
+@pytest.mark.in_turns("load", "is_trained", "formats", of=2)
 @pytest.mark.parametrize("load", ["load_state_dict", "load_calib_state_dict", "load_observer_params"])
 @pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize("formats", [("qint8", "qint16"), ("qint16", "qint8"), ("qint8", "qint8")])

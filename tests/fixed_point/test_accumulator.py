@@ -521,6 +521,7 @@ def _linear_plan(weight: Tensor, bias: Tensor | None, output: str, residual_bits
     )
 
 
+@pytest.mark.in_turns("chunk", "inputs", "batch", of=2)
 @pytest.mark.parametrize("chunk", [5, 1 << 18, *in_soak(1, 40)])
 @pytest.mark.parametrize("inputs", [4, 1200, 2500], ids=["one piece", "two pieces", "three pieces"])
 @pytest.mark.parametrize("batch", [(), (3,), (1, 3), (2, 3), (1, 1, 4), (2, 1, 3), (0, 3), (1, 0)])

@@ -67,6 +67,7 @@ def _march() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.in_turns("dtype", "name")
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_result_is_on_the_grid_of_the_input(name: str, dtype: str, tmp_path: Any) -> None:

@@ -212,6 +212,7 @@ def test_one_batch_calibrates_a_quotient(body: nn.Module, dtype: str) -> None:
     assert (qat(x, y)[1] - wanted).norm() < (0.1 if dtype == "qint8" else 0.01) * wanted.norm()
 
 
+@pytest.mark.in_turns("shape", "function", of=2)
 @pytest.mark.parametrize("shape", [(0, 3), (1,), (1, 1, 1, 1), ()])
 @pytest.mark.parametrize(
     "function",

@@ -80,6 +80,7 @@ def _prepared(route: str, net: nn.Module) -> nn.Module:
     return prepare_qat_fx(net.eval(), config)
 
 
+@pytest.mark.in_turns("route", "name", of=2)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_mask_is_the_numbers_0_and_1(name: str, route: str, tmp_path: Any) -> None:

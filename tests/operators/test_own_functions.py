@@ -160,6 +160,7 @@ def test_every_public_function_has_a_case() -> None:
     assert {*operators.__all__, *functions.__all__} <= CASES.keys()
 
 
+@pytest.mark.in_turns("route", "name", of=2)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_is_quantized_or_refused(name: str, route: str) -> None:

@@ -109,6 +109,7 @@ INPUTS: dict[str, tuple[Callable[[], nn.Module], list[tuple[QuantDType, tuple[in
 }  # fmt: skip
 
 
+@pytest.mark.in_turns("dtype", "name")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", INPUTS)

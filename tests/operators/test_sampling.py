@@ -66,6 +66,7 @@ def test_sampling_is_integer_arithmetic(data: Any, bits: int, height: int, width
     assert found.flatten().tolist() == [_reference(image, x, y, bits) for x, y in points]
 
 
+@pytest.mark.in_turns("dtype", "size", "padding_mode", "align_corners")
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("size", [(1, 1), (1, 5), (64, 1), (3, 17), (33, 64)])
 @pytest.mark.parametrize("padding_mode", ["zeros", "border", "reflection"])

@@ -175,6 +175,7 @@ class _Structure(nn.Module):
         return self.dequant(self.sum(x, x @ x.transpose(1, 2), x))
 
 
+@pytest.mark.in_turns("is_converted", "path")
 @pytest.mark.parametrize("is_converted", [False, True])
 @pytest.mark.parametrize(
     ("path", "name", "value"),

@@ -172,6 +172,7 @@ def _near(found: Tensor, wanted: Tensor, limit: float) -> None:
     assert float((found - wanted).norm()) <= limit * float(wanted.norm()) + 1e-6
 
 
+@pytest.mark.in_turns("dtype", "name")
 @pytest.mark.filterwarnings("ignore::horizon_plugin_pytorch.errors.CalibrationWarning")
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("name", NETS)

@@ -113,6 +113,7 @@ def _prepared(net: nn.Module, x: Tensor, method: str) -> nn.Module:
     return prepare(net.eval(), (x,), qconfig_dict={"": qconfig("qint16")}, method=method, out_dir=None)
 
 
+@pytest.mark.in_turns("method", "name")
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_constant_is_the_number_that_it_is(name: str, method: str, tmp_path: Any) -> None:

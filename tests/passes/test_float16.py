@@ -345,6 +345,7 @@ def _has_statistics(norm: Any) -> Any:
     return norm
 
 
+@pytest.mark.in_turns("opset", "function")
 @pytest.mark.parametrize("opset", [13, 17, 20])
 @pytest.mark.parametrize(
     "function",
@@ -613,6 +614,7 @@ CONFIGURATIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.in_turns("method", "configuration")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)

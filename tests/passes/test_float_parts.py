@@ -145,6 +145,7 @@ def test_a_part_between_stubs_is_as_written(method: PrepareMethod, way: str) -> 
         assert torch.equal((convert_fx if method is PrepareMethod.SYMBOLIC else convert)(model)(X), out)
 
 
+@pytest.mark.in_turns("method", "name", of=2)
 @pytest.mark.parametrize(("method", "way"), COMBINATIONS)
 @pytest.mark.parametrize("name", PARTS)
 def test_a_float_part_refuses_quantized_tensors(method: PrepareMethod, way: str, name: str) -> None:
@@ -236,6 +237,7 @@ def test_a_model_without_any_qconfig_and_own_scales(method: PrepareMethod) -> No
         assert torch.equal(prepare(net, (X,), method=method, own_scales=True, out_dir=None)(X), net(X))
 
 
+@pytest.mark.in_turns("method", "way", "name")
 @pytest.mark.parametrize("method", [PrepareMethod.JIT_STRIP, PrepareMethod.SYMBOLIC])
 @pytest.mark.parametrize("way", ["attribute", "module_name", "hybrid_dict"])
 @pytest.mark.parametrize("name", [name for name in PARTS if name not in ("a FloatFunctional", "a write in place")])

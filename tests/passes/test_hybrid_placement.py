@@ -105,6 +105,7 @@ def check(body: Callable[[Any, Tensor], Tensor], hybrid_dict: dict[str, list] | 
     assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()
 
 
+@pytest.mark.in_turns("method", "name")
 @METHODS
 @pytest.mark.parametrize("name", FORWARDS)
 def test_what_has_no_form_runs_on_the_cpu(name: str, method: str) -> None:

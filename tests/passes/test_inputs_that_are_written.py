@@ -233,6 +233,7 @@ def _layout(value: Any) -> Any:
     return (value.dequantize() if hasattr(value, "dequantize") else value).shape if isinstance(value, Tensor) else value
 
 
+@pytest.mark.in_turns("method", "write")
 @pytest.mark.parametrize("method", ["symbolic", "jit-strip"])
 @pytest.mark.parametrize("write", ROUND_TRIPS, ids=lambda write: write.__name__)
 def test_what_is_written_is_read_and_the_caller_sees_it(write: Callable, method: str, tmp_path: Any) -> None:

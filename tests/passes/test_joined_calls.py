@@ -66,6 +66,7 @@ def prepared(method: str, observer: str = "min_max", constant: float = 0.01, mod
 X = torch.linspace(-1, 1, 64).reshape(2, 2, 4, 4)
 
 
+@pytest.mark.in_turns("method", "observer", "constant", of=2)
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
 @pytest.mark.parametrize("observer", ["min_max", "percentile", "mse", "kl", "histogram"])
 @pytest.mark.parametrize("constant", [0.0, 0.01, 1.0])

@@ -89,6 +89,7 @@ def _error(net: nn.Module, setter: Any, method: str) -> tuple[float, nn.Module]:
     return float((found - wanted).norm() / wanted.norm()), model
 
 
+@pytest.mark.in_turns("number", "way", of=2)
 @pytest.mark.filterwarnings(HALF_STEPS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("number", [-1e4, -math.inf, *in_soak(-100.0, -1e9)])

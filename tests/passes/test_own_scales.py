@@ -171,6 +171,7 @@ LEAVES = {
 }
 
 
+@pytest.mark.in_turns("method", "name")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", LEAVES)
 def test_every_kind_of_module(name: str, method: str, tmp_path: Any) -> None:

@@ -64,6 +64,7 @@ def others(inputs: tuple) -> tuple:
     return tuple(torch.randn_like(x) for x in inputs)
 
 
+@pytest.mark.in_turns("dtype", "name")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", ["qint8", "qint16"])
 @pytest.mark.parametrize("name", ZOO)

@@ -65,6 +65,7 @@ def _integers(model: nn.Module, inputs: tuple, method: str) -> list[list[Tensor]
         return [as_numbers(qat(*inputs)), as_numbers(convert(qat)(*inputs))]
 
 
+@pytest.mark.in_turns("method", "case")
 @pytest.mark.parametrize("method", ["jit-strip", "eager"])
 @pytest.mark.parametrize("case", MODULE_CASES, ids=lambda case: case.name)
 def test_every_module_takes_the_names_of_its_float_forward(case: Case, method: str) -> None:
@@ -128,6 +129,7 @@ CALLS = {
 }
 
 
+@pytest.mark.in_turns("method", "name")
 @pytest.mark.parametrize("method", ["jit-strip", "symbolic"])
 @pytest.mark.parametrize("name", CALLS)
 def test_functions_and_fused_layers_take_keywords(name: str, method: str) -> None:

@@ -117,6 +117,7 @@ WRITERS: dict[str, Callable[[Net, Tensor], Any]] = {
 }
 
 
+@pytest.mark.in_turns("sharing", "method", of=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("method", METHODS)
@@ -219,6 +220,7 @@ class _WrappedTwoStubs(Wrapped, _TwoStubs):
 KIND = (_TwoStubs, _WrappedTwoStubs)
 
 
+@pytest.mark.in_turns("mode", "body", "method")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("body", [_written_and_forgotten, _copy, _other_part, _of_a_copy, _several, _again])
 @pytest.mark.parametrize("method", METHODS)

@@ -73,6 +73,7 @@ def test_integers_and_other_floats_count_as_numbers(dtype: torch.dtype) -> None:
     assert (convert(model)(x) - x.float()).abs().max() < 0.02
 
 
+@pytest.mark.in_turns("fake_quant", "observer")
 @pytest.mark.parametrize("fake_quant", ["fake_quant", "lsq", "pact"])
 @pytest.mark.parametrize("observer", OBSERVERS)
 def test_a_fixed_scale_holds_under_every_observer(observer: str, fake_quant: str) -> None:

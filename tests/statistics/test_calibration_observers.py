@@ -381,6 +381,7 @@ HISTOGRAMS = [partial(HistogramObserver, method=method) for method in range_meth
 FIRST_GENERATION = [first.MinMaxObserver, first.ClipObserver, first.ClipStdObserver]
 
 
+@pytest.mark.in_turns("axis", "dtype", "make")
 @pytest.mark.parametrize("make", [MinMaxObserver, *SEARCHING, *HISTOGRAMS, *FIRST_GENERATION], ids=str)
 @pytest.mark.parametrize(("dtype", "half"), [("qint8", 127.5), ("qint16", 32767.5)])
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -144,6 +144,7 @@ CHAINS = [(layer, False, None) for layer in LAYERS] + [(layer, True, nn.ReLU) fo
 CHAINS += [("conv", False, nn.ReLU), ("conv", False, nn.ReLU6), ("conv", True, None), ("linear", True, nn.ReLU6)]
 
 
+@pytest.mark.in_turns("mode", "layer", of=2)
 @pytest.mark.parametrize(("layer", "has_add", "relu"), CHAINS)
 @pytest.mark.parametrize("mode", KEPT, ids=lambda m: m.name)
 def test_batch_norm_trains_and_folds_exactly(

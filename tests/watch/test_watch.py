@@ -86,6 +86,7 @@ def test_a_call_has_the_line_of_the_users_model(route: str) -> None:
             assert file == "models.py" and is_there, (stage, call.name, text)
 
 
+@pytest.mark.in_turns("stage", "route", of=2)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_model_does_not_notice(route: str, stage: str) -> None:
@@ -154,6 +155,7 @@ class Chain(nn.Module):
         return self.dequant(self.layers(self.quant(x)))
 
 
+@pytest.mark.in_turns("stage", "route", of=2)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("route", ROUTES)
 def test_no_tensor_lives_longer(route: str, stage: str) -> None:

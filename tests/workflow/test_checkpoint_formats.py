@@ -86,6 +86,7 @@ LOADS = {
 }
 
 
+@pytest.mark.in_turns("scale", "dtype", "load", of=2)
 @pytest.mark.parametrize("scale", [1 / 128, 1e-6, 1 / 127.5, 1 / 32767.5, 1 / 32768, 300.0, 1.0])
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("load", LOADS)

@@ -53,6 +53,7 @@ def _validate(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.in_turns("calibration", "name")
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("calibration", [QAT, default_calib_8bit_fake_quant_qconfig], ids=["min_max", "percentile"])
 def test_the_calibration_models_state_fits_the_qat_model(name: str, calibration: Any) -> None:
@@ -98,6 +99,7 @@ def test_observer_parameters_fit_another_format() -> None:
             assert torch.allclose(a.scale, b.scale, rtol=1e-6), path
 
 
+@pytest.mark.in_turns("stage", "name")
 @pytest.mark.parametrize("stage", ["prepared", "converted"])
 @pytest.mark.parametrize("name", ZOO)
 def test_models_survive_copy_pickle_and_save(name: str, stage: str, tmp_path: Any) -> None:
@@ -115,6 +117,7 @@ def test_models_survive_copy_pickle_and_save(name: str, stage: str, tmp_path: An
         assert not loaded.training and type(loaded).__name__ == type(source).__name__
 
 
+@pytest.mark.in_turns("stage", "name")
 @pytest.mark.parametrize("stage", ["prepared", "converted"])
 @pytest.mark.parametrize("name", ZOO)
 def test_state_dicts_are_plain_tensors(name: str, stage: str) -> None:

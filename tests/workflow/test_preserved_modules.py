@@ -172,6 +172,7 @@ def _kept_by(model: nn.Module, **which: Any) -> list[str]:
     return kept(result)
 
 
+@pytest.mark.in_turns("method", "which")
 @pytest.mark.parametrize(
     ("which", "expected"),
     [

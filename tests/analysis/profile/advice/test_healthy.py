@@ -32,6 +32,7 @@ def _march() -> None:
     set_march(March.NASH_E)
 
 
+@pytest.mark.in_turns("dtype", "kind")
 @pytest.mark.parametrize("dtype", [qint8, qint16], ids=str)
 @pytest.mark.parametrize("kind", [ConvNet, Detector, Transformer, Recurrent])
 def test_healthy(kind: type[nn.Module], dtype: Any) -> None:
