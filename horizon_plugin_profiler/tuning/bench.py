@@ -18,7 +18,15 @@ from horizon_plugin_profiler.tuning.survey import Survey
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
 from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, run
 from horizon_plugin_pytorch.analysis.tuning.probe import Estimate, measure, probe
-from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, MixedModel, Site, quantizers_of
+from horizon_plugin_pytorch.analysis.tuning.ranges import find_scales
+from horizon_plugin_pytorch.analysis.tuning.sites import (
+    ACTIVATION,
+    WEIGHT,
+    MixedModel,
+    RoundingModel,
+    Site,
+    quantizers_of,
+)
 from horizon_plugin_pytorch.calibration.calibrate import calibrate
 from horizon_plugin_pytorch.config.qconfig_setter import QconfigSetter
 from horizon_plugin_pytorch.dtype import qint8, qint16
@@ -50,6 +58,7 @@ class Bench:
         fixed: largest magnitudes by operator, which fix scales.
         int8_gemms: stays int8 what layers and products of matrices multiply?
         half: operators that are float16 in all mixtures.
+        searched: on so many samples, ranges are searched by `search_scales`; None leaves those of calibration.
     """
 
     model: nn.Module
@@ -61,6 +70,7 @@ class Bench:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     int8_gemms: bool = False
     half: frozenset[str] = frozenset()
+    searched: int | None = None
     survey: Survey = field(default_factory=Survey)
     forwards: float = 0.0
 
@@ -88,8 +98,26 @@ class Bench:
                 calibrate(model, self.data.calibration, patience=0, progress=False)
                 return {path: q.scale.detach().clone() for path, q in quantizers.items() if q.has_statistics}
 
-            known = self.ledger.get(f"scales {dtype} {','.join(sorted(self.half))}", scales)
+            def searched() -> dict[str, Tensor]:
+                _with_scales(model, self.ledger.get(f"plain {name}", scales))
+                self._search(model, narrow)
+                return {path: q.scale.detach().clone() for path, q in quantizers.items() if q.has_statistics}
+
+            half = ",".join(sorted(self.half))
+            name, narrow = f"{dtype} {half}", self.ledger.values.get(f"scales {qint8} {half}", {})
+            known = self.ledger.get(f"scales {name}", scales if self.searched is None else searched)
             return _with_scales(model, known)
+
+    def _search(self, model: nn.Module, known: Mapping[str, Tensor]) -> None:
+        """Find the ranges of int8 results, but for those that another mixture has already: they are the same."""
+        if self.searched is None:
+            return
+        for path, quantizer in quantizers_of(model).items():
+            if path in known and quantizer.dtype == qint8 and not quantizer.is_fixed:
+                quantizer.set_qparams(known[path])
+        with RoundingModel(model, {}).in_float():
+            wanted = Wanted.of(run(model, self.data.measured))
+        find_scales(model, self.data.measured, wanted, {path.rpartition(".")[0] for path in known})
 
     def with_setter(self, setter: Any, raised: Collection[Site]) -> nn.Module | None:
         """The model prepared with a setter, with the scales that a mixture has; None if other scales are fixed.
@@ -99,6 +127,7 @@ class Bench:
         model = prepare(self.model, self.data.calibration[0], setter, out_dir=None, **self.prepared)
         if self.mixed.has_stubs_between:  # which have other names in every mixture
             calibrate(model, self.data.calibration, patience=0, progress=False)
+            self._search(model, {})
             return _with_scales(model, {})
         mixture = quantizers_of(self.mixed.raise_to(raised))
         fixed = [
@@ -173,19 +202,39 @@ class Bench:
 
         def compute() -> dict[str, list[float]]:
             self.mixed.raise_to(raised)
-            found = probe(self.mixed, self.data.measured, self.wanted, draws, seed)
+            with self._plain():
+                found = probe(self.mixed, self.data.measured, self.wanted, draws, seed)
             return {str(self._number[site]): list(value) for site, value in found.items() if site in self._number}
 
         found = self.ledger.get(f"probe {self.key(raised)}", compute)
         self._count(PROBE + 2 * draws)
         return {self.sites[int(number)]: Estimate(*values) for number, values in found.items()}
 
+    @contextmanager
+    def _plain(self) -> Iterator[None]:
+        """In here int8 results have the ranges of calibration, which clip little.
+
+        A range that was searched for is small for a tensor alone. What it clips, others clip as well, and such errors
+        do not add up as those of rounding do: which results need int16 is seen before.
+        """
+        if self.searched is None:
+            yield
+            return
+        half = ",".join(sorted(self.half))
+        plain, chosen = (self.ledger.values[f"{kind} {qint8} {half}"] for kind in ("plain", "scales"))
+        self.mixed.set_narrow(plain)
+        try:
+            yield
+        finally:
+            self.mixed.set_narrow(chosen)
+
     def measured(self, site: Site) -> tuple[float, Tensor]:
         """The documented sensitivity of a site in int8, as an error and as a short form of the vector."""
 
         def compute() -> tuple[float, Tensor]:
             self.mixed.raise_to(())
-            vector = measure(self.mixed, site, self.data.measured, self.wanted)
+            with self._plain():
+                vector = measure(self.mixed, site, self.data.measured, self.wanted)
             return float(vector.double().square().sum()), sketch(vector)
 
         found = self.ledger.get(f"site {self._prefix}|{self._number[site]}", compute)

@@ -21,7 +21,7 @@ from horizon_plugin_profiler.tuning.survey import Survey
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.analysis.tuning.costs import Cost, cost_of, raising_costs
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
-from horizon_plugin_pytorch.analysis.tuning.outputs import run
+from horizon_plugin_pytorch.analysis.tuning.outputs import first_batches, run
 from horizon_plugin_pytorch.analysis.tuning.search import Additive, Search, compatible, gram_order, lowest_ratio
 from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, Site
 from horizon_plugin_pytorch.calibration.batches import take_batches
@@ -37,14 +37,13 @@ from horizon_plugin_pytorch.errors import (
     warn,
 )
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march, set_march
-from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.workflow.float_model import require_float
 
 STATE = "tuning.pt"
 _DRAWS = 3  # vectors of signs of a probe
-_REMEASURED = 0.3  # the share of the sites that is measured exactly
-_SHARE, _LEAST = 0.6, 40  # forwards for each site, and for a small model
+_REMEASURED, _KEPT = 0.3, 12  # the share of the sites that is measured exactly, while so many forwards are left
+_SHARE, _LEAST = 0.6, 30  # forwards for each operator, and for a small model
 _ROUNDS, _MOST = 5, 0.9  # of float16: how often more is tried, and which share of what int16 leaves is taken each time
 _BOTH = (March.NASH_H, March.NASH_P)  # multiply int16 by int16, whatever the toolchain's version
 
@@ -68,6 +67,7 @@ def tune(
     int8_gemms: bool = False,
     equalize: bool = False,
     smooth: bool = False,
+    search_scales: bool = False,
     own_scales: bool | Iterable[str] = False,
     fixed_scales: Mapping[str, float] | None = None,
     prepare_args: Mapping[str, Any] | None = None,
@@ -105,6 +105,9 @@ def tune(
             int8 where a layer reads what is raised.
         equalize, smooth: rewrite a copy of the model first, by `equalize` and by `smooth_norms`: the answer is for
             that copy, `result.float_model`.
+        search_scales: choose the ranges of int8 results by what they do to the outputs, on the samples that are
+            measured on, with `search_scales`: call it after `calibrate` with the answer, too. It takes a forward or two
+            for each range that promises something, which count as calibration.
         own_scales: as for `prepare`: calls of shared modules get scales of their own. Tell `prepare` the same:
             ``prepare(model, inputs, result.setter(), **result.prepare_args)``.
         fixed_scales: largest magnitudes of operators whose range is known, by path: they fix the scale, in the setter
@@ -137,12 +140,13 @@ def tune(
         rewritten = _rewritten(model, batches, equalize, smooth)
         measured = _first(batches, samples)
         settings = [str(require_march("tune")), judge.metric, evaluate, arguments, dict(fixed_scales or {}), int8_gemms]
+        settings += [search_scales] if search_scales else []
         key = f"{digest([describe(rewritten), batches, len(measured), settings, seed, _DRAWS]):016x}"
         ledger = Ledger(None if out_dir is None else Path(out_dir) / STATE, key, resume)
         with tqdm(desc="tune", disable=not progress, unit="forward") as bar:
             bench = Bench(
                 rewritten.eval(), Data(batches, measured), judge, ledger, bar,
-                arguments, dict(fixed_scales or {}), int8_gemms,
+                arguments, dict(fixed_scales or {}), int8_gemms, searched=samples if search_scales else None,
             )  # fmt: skip
             bar.total = _allowed(bench)
             tuning = _Tuning(
@@ -152,6 +156,8 @@ def tune(
             if calls:
                 told = " and ".join(f"`{name}(model, batches)`" for name in calls)
                 tuning.notes.append(f"The answer is for the model after {told}, which is `result.float_model`.")
+            if search_scales:
+                tuning.notes.append(f"After `calibrate` call `search_scales(model, batches, samples={samples})`.")
             return tuning.run(int16_share, int16_operations)
 
 
@@ -220,18 +226,12 @@ def _first(batches: list[Any], samples: int) -> list[Any]:
     """The first batches that have so many samples together."""
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise QuantizationConfigError(f"tune: samples must be a whole number of at least 1, got {samples!r}.")
-    count = 0
-    for number, batch in enumerate(batches, 1):
-        first = next((x for x in tensors_in(batch) if x.dim()), None)
-        count += 1 if first is None else first.shape[0]
-        if count >= samples:
-            return batches[:number]
-    return batches
+    return first_batches(batches, samples)
 
 
 def _allowed(bench: Bench) -> int:
     """How many forwards a run may take."""
-    return max(_LEAST, int(_SHARE * len(bench.sites)))
+    return max(_LEAST, int(_SHARE * bench.survey.operators))
 
 
 class _Tuning:
@@ -318,7 +318,9 @@ class _Tuning:
         ranked = sorted(errors, key=lambda site: -errors[site])
         bench.bar.set_description("tune: sensitivity")
         vectors: dict[Site, Tensor] = {}
-        for site in unseen + ranked[: max(1, math.ceil(_REMEASURED * len(bench.sites)) - len(unseen))]:
+        room = max(int(_allowed(bench) - bench.forwards) - _KEPT, 1)
+        count = min(math.ceil(_REMEASURED * len(bench.sites)), room)
+        for site in unseen + ranked[: max(1, count - len(unseen))]:
             narrow, wide = bench.mixed.steps(site)
             share = left[site] / errors[site] if errors.get(site) else (wide / narrow) ** 2
             errors[site], vectors[site] = bench.measured(site)
@@ -494,7 +496,7 @@ class _Tuning:
             [[s.operator, s.kind, bench.survey.names.get(s.operator, ""), errors[s], "qint8"] for s in order],
             [] if additive is None else [additive.error(order[:count]) for count in range(len(order) + 1)],
             notes=self.notes, float_model=bench.model, thresholds=dict(bench.fixed), prepare_args=dict(bench.prepared),
-            int8_gemms=bench.int8_gemms,
+            int8_gemms=bench.int8_gemms, searched=bench.searched,
         )  # fmt: skip
         with quiet():
             result.costs = {"int8": self._cost(()), "the answer": self._cost(raised)}

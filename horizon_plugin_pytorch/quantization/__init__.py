@@ -55,6 +55,7 @@ from horizon_plugin_pytorch.calibration.bias_correction import correct_bias
 from horizon_plugin_pytorch.calibration.bn_reestimation import reestimate_bn
 from horizon_plugin_pytorch.calibration.equalization import equalize
 from horizon_plugin_pytorch.calibration.smoothing import smooth_norms
+from horizon_plugin_pytorch.analysis.tuning.ranges import search_scales
 from horizon_plugin_pytorch.workflow.checkpoint import load_calib_state_dict
 from horizon_plugin_pytorch.quantization.fuse_modules import (
     fuse_conv_shared_modules,
@@ -151,6 +152,7 @@ __all__ = [
     "qint16",
     "reason_of",
     "reestimate_bn",
+    "search_scales",
     "set_fake_quantize",
     "set_qat_mode",
     "smooth_norms",

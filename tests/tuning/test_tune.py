@@ -76,9 +76,7 @@ def test_planted_operators_come_out_and_no_others(tmp_path):
         model = prepare(net, (data[0],), setter, out_dir=None)
         assert str(model.layers[2].activation_post_process.dtype) == "qint16"
         assert str(model.layers[1].activation_post_process.dtype) == "qint8"
-    model = prepare(net, (data[0],), result.setter(), out_dir=None)
-    calibrate(model, data, patience=0, progress=False)
-    cosine = torch.cosine_similarity(model(data[0]).flatten(), net(data[0]).flatten(), 0)
+    cosine = torch.cosine_similarity(names["calibrated"](net, data)(data[0]).flatten(), net(data[0]).flatten(), 0)
     assert cosine >= 0.999
     report = (tmp_path / "tuning.txt").read_text()
     assert "layers.2" in report and "conditional" in report and "int16 x int8" in report
@@ -292,6 +290,19 @@ def test_int16_on_the_residual_path_with_int8_for_what_is_multiplied(tmp_path):
     assert states[0] == states[1]
     with pytest.raises(QuantizationConfigError, match="give int16_share"):
         tune(net, data, int16_operations=0.5, **arguments)
+
+
+def test_searched_ranges_need_less_and_are_in_the_written_python(tmp_path):
+    net, data = chain(0, 2)
+    result = tune(net, data, target=0.999, search_scales=True, out_dir=tmp_path, progress=False)
+    assert result.is_met and result.is_verified and result.formats == {} and result.searched == 16
+    names = {}
+    exec((tmp_path / "tuned_formats.py").read_text(), names)
+    cosine = torch.cosine_similarity(names["calibrated"](net, data)(data[0]).flatten(), net(data[0]).flatten(), 0)
+    assert cosine >= 0.999
+    mixed = Residual().eval()
+    answer = tune(mixed, data, target=0.99, search_scales=True, int8_gemms=True, out_dir=None, progress=False)
+    assert answer.is_met and answer.is_verified
 
 
 def test_what_cannot_be_written_down_is_told():

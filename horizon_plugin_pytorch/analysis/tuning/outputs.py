@@ -88,3 +88,14 @@ def run(model: nn.Module, batches: Sequence[Any]) -> list[list[Tensor]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return [[x.detach().clone() for x in real_outputs(run_batch(model, own_tensors(b)))] for b in batches]
+
+
+def first_batches(batches: Sequence[Any], samples: int) -> list[Any]:
+    """The first batches that have so many samples together."""
+    count = 0
+    for number, batch in enumerate(batches, 1):
+        first = next((x for x in tensors_in(batch) if x.dim()), None)
+        count += 1 if first is None else first.shape[0]
+        if count >= samples:
+            return list(batches[:number])
+    return list(batches)

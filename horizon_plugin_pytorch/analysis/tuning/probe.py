@@ -55,7 +55,7 @@ def probe(
     """
     generator = torch.Generator().manual_seed(seed)
     found: dict[Site, Estimate] = {}
-    with mixed.in_float() as model, _Frozen(model):
+    with mixed.in_float() as model, frozen(model):
         for batch, outputs in zip(batches, wanted.outputs, strict=True):
             samples = max(1, *(x.shape[0] if x.dim() else 1 for x in outputs))
             listener = _Listener(mixed, samples)
@@ -80,7 +80,7 @@ def probe_each(
     """
     generator = torch.Generator().manual_seed(seed)
     listener = _Listener(mixed, samples)
-    with mixed.in_float() as model, _Frozen(model):
+    with mixed.in_float() as model, frozen(model):
         with listener, torch.enable_grad():
             outputs = run(model)
         for number, (name, x) in enumerate(outputs.items(), 1):
@@ -88,12 +88,13 @@ def probe_each(
             yield name, listener.squares(counted, draws, generator, is_last=number == len(outputs))
 
 
-def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+def random_signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    """+1 or -1 for every number of a tensor."""
     bits = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
     return bits.to(like).mul_(2).sub_(1)
 
 
-class _Frozen:
+class frozen:  # noqa: N801
     """The parameters of a model want no gradients, in here: only those at the sites are needed."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -157,7 +158,7 @@ class _Listener:
         total: dict[Site, Tensor] = {}
         for draw in range(draws if outputs else 0):
             self.products.clear()
-            signs = [_signs(x, generator) * w for x, w in outputs]
+            signs = [random_signs(x, generator) * w for x, w in outputs]
             torch.autograd.backward([x for x, _ in outputs], signs, retain_graph=not is_last or draw < draws - 1)
             for site, products in self.products.items():
                 total[site] = total.get(site, torch.zeros(2)) + products.double().square().sum(1) / draws
@@ -167,7 +168,7 @@ class _Listener:
         self, site: Site, wide: FakeQuantize | None, quantizer: FakeQuantize, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict]:
         x, *rest = args
-        x = _tracked(x)
+        x = tracked(x)
         limits = rest[0] if rest else kwargs.get("limits", NO_LIMITS)
         with torch.no_grad():
             values = x.detach()
@@ -198,12 +199,12 @@ class _Listener:
         self._pending[id(layer if result is None else result)] = (site, rounded - plain)
 
     def _before_rounding(self, quantizer: FakeQuantize, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        x = _tracked(args[0])
+        x = tracked(args[0])
         self._meet(quantizer, x)
         return (x, *args[1:]), kwargs
 
     def _result(self, layer: QATGemm, args: tuple, out: Any) -> Any:
-        x = _tracked(out)
+        x = tracked(out)
         self._meet(layer, x)
         return x
 
@@ -236,7 +237,7 @@ class _Listener:
         return torch.linalg.vecdot(gradient.reshape(shape), error.reshape(shape))
 
 
-def _tracked(x: Tensor) -> Tensor:
+def tracked(x: Tensor) -> Tensor:
     """A tensor that gradients reach."""
     x = x.as_subclass(Tensor)
     return x if x.requires_grad else x.detach().requires_grad_()

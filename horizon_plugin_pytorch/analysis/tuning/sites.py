@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError
@@ -135,6 +135,14 @@ class MixedModel(RoundingModel):
         self.raised = chosen
         self._set(FakeQuantState.VALIDATION)
         return self.model
+
+    def set_narrow(self, scales: Mapping[str, Tensor]) -> None:
+        """Give the int8 forms of sites other scales."""
+        for paths in self.quantizers.values():
+            for path in paths:
+                if path in scales and not self._narrow[path].is_fixed:
+                    self._narrow[path].set_qparams(scales[path])
+                    self._narrow[path].forget_scale()
 
     def at(self, site: Site) -> dict[str, FakeQuantize]:
         """The fake quantizers of a site as they are now, by path."""

@@ -1,0 +1,73 @@
+"""Ranges by what they do to the outputs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, run
+from horizon_plugin_pytorch.analysis.tuning.ranges import _alone, _estimated, _searched
+from horizon_plugin_pytorch.analysis.tuning.sites import RoundingModel
+from horizon_plugin_pytorch.dtype import qint16
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.quantization import QuantWrapper, calibrate, convert, get_qconfig, prepare, search_scales
+from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
+
+
+def planted(**rules: object) -> tuple[nn.Module, nn.Module, list[Tensor]]:
+    """A large channel that nobody reads, before a ReLU; calibrated by the largest values."""
+    set_march(March.NASH_M)
+    torch.manual_seed(0)
+    net = QuantWrapper(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Sigmoid())).eval()
+    with torch.no_grad():
+        net.module[0].bias[0], net.module[2].weight[:, 0] = 300.0, 0.0
+    data = [torch.randn(16, 8), torch.randn(16, 8)]
+    model = prepare(
+        net, (data[0],), QconfigSetter(get_qconfig(), [ModuleNameTemplate(rules)], save_dir=None), out_dir=None
+    )
+    calibrate(model, data, progress=False)
+    return net, model, data
+
+
+def test_a_range_without_what_nobody_reads():
+    _, model, data = planted()
+    scales = {path: q.scale.clone() for path, q in _searched(model, ()).items()}
+    result = search_scales(model, data)
+    [found] = [r for r in result.ranges if r.path == "module.0"]
+    assert found.before > 290 and found.after < 10 and found.error_after < 0.01 * found.error_before
+    assert result.after < 0.2 * result.before and "module.0" in str(result)
+    changed = {r.path for r in result.ranges}
+    assert all(torch.equal(q.scale, scales[p]) for p, q in _searched(model, ()).items() if p not in changed)
+    assert torch.equal(convert(copy.deepcopy(model))(data[0]), model(data[0]))
+    quantizer = model.module[0].activation_post_process
+    assert float(quantizer.calculate_qparams()[0]) == pytest.approx(float(quantizer.scale))  # training goes on from it
+
+
+def test_the_estimate_is_the_measured_error_where_the_rest_is_linear():
+    _, model, data = planted()
+    quantizers = _searched(model, ())
+    with RoundingModel(model, {}).in_float():
+        wanted = Wanted.of(run(model, data))
+        estimated = _estimated(model, quantizers, data, wanted)["module.2"]  # the sigmoid is all that follows
+        for number, factor in ((2, 1.0), (10, 0.25)):
+            exact = _alone(model, quantizers["module.2"], factor, data, wanted)
+            assert float(estimated[number]) == pytest.approx(exact, rel=0.6)
+
+
+def test_int16_and_given_ranges_stay():
+    _, model, data = planted(**{"module.0": {"output": qint16}, "quant": {"threshold": 100.0}})
+    found = search_scales(model, data, samples=16)
+    assert not {"module.0", "quant"} & {r.path for r in found.ranges}
+    assert float(model.quant.activation_post_process.scale) == pytest.approx(100 / 128)
+
+
+def test_what_is_not_a_prepared_model_is_refused():
+    with pytest.raises(QuantizationConfigError, match="search_scales"):
+        search_scales(nn.Linear(2, 2), [torch.zeros(1, 2)])
+    _, model, data = planted()
+    with pytest.raises(QuantizationConfigError, match="samples"):
+        search_scales(model, data, samples=0)
