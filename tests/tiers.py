@@ -31,13 +31,20 @@ def in_turns(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("in_turns")
     if marker is None:
         return
-    places: list[dict[int, int]] = [{} for _ in marker.args]
+    names = marker.args
+    places: dict[str, dict[int, int]] = {name: {} for name in names}
     for call in metafunc._calls:
-        for name, place in zip(marker.args, places, strict=True):
+        for name, place in places.items():
             place.setdefault(call.indices[name], len(place))
-    count = marker.kwargs.get("of", len(places[0]))
-    for call in metafunc._calls:
-        if sum(place[call.indices[name]] for name, place in zip(marker.args, places, strict=True)) % count:
+    count = marker.kwargs.get("of", len(places[names[0]]))
+    calls = [call for call in metafunc._calls if all(mark.name != "soak" for mark in call.marks)]
+    chosen = [call for call in calls if sum(places[name][call.indices[name]] for name in names) % count == 0]
+    for name in names:
+        met, wanted = ({call.indices[name] for call in of} for of in (chosen, calls))
+        assert met == wanted, f"{metafunc.definition.nodeid}: `in_turns` leaves values of `{name}` out"
+    kept = set(map(id, chosen))
+    for call in calls:
+        if id(call) not in kept:
             call.marks.append(pytest.mark.soak.mark)
 
 
