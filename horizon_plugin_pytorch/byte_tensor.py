@@ -28,4 +28,5 @@ class ByteTensor:
 
     def placeholder(self) -> Tensor:
         """A float32 tensor of that shape without memory of its own."""
-        return torch.empty(()).expand(self.values.shape)
+        shape = self.values.shape
+        return torch.empty_strided(shape, (0,) * len(shape))

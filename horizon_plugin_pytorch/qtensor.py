@@ -335,6 +335,13 @@ class QTensor(TensorWithScale):
         out._range = self._range
         return out
 
+    def as_training(self) -> QTensor:
+        """The same tensor as a training stage has it; for one that is new, of which nobody else knows."""
+        if self._bytes is None or is_recorded():
+            return exact_qtensor(self, self._scale)
+        self._is_integer = False
+        return self
+
     def as_numbers(self) -> QTensor:
         """Booleans as the integers 0 and 64 of the scale 1/64; other formats as they are.
 
@@ -599,8 +606,11 @@ def integer_qtensor(grid: Tensor, scale: Tensor, dtype: QuantDType, per_channel_
 
 def byte_qtensor(integers: ByteTensor, scale: Tensor, dtype: QuantDType) -> QTensor:
     """A converted-stage QTensor of integers that are here as bytes, until somebody asks for them in float32."""
-    out = integer_qtensor(integers.placeholder(), scale, dtype)
-    out._bytes, out._is_deferred = integers, True
+    out = integers.placeholder().as_subclass(QTensor)
+    out.__dict__.update(
+        _scale=scale, _format=dtype, _axis=-1, _grid=None, _is_integer=True, _is_rounded=True,
+        _forward=current_forward(), _bytes=integers, _is_deferred=True,
+    )  # fmt: skip
     return out
 
 

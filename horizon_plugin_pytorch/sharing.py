@@ -214,6 +214,12 @@ def _memory(x: Any) -> Tensor:
     return x if grid is None else grid
 
 
+def _have_own_bytes(x: Any, other: Any) -> bool:
+    """Are the integers of both here as bytes, each in memory of its own?"""
+    mine, theirs = x.__dict__.get("_bytes"), other.__dict__.get("_bytes")
+    return mine is not None and theirs is not None and _storage(mine.values) != _storage(theirs.values)
+
+
 def place_of(x: Tensor) -> Place:
     """What a tensor shows of its memory."""
     if x.layout is not torch.strided:
@@ -248,7 +254,7 @@ def follow_view(source: Any, out: Any, may_show: bool = False) -> None:
         may_show: does the function give a view or a copy, as it finds the memory laid out? Where nobody knows how float
             lays it out, both are taken for one.
     """
-    if out is source:
+    if out is source or (not may_show and _have_own_bytes(source, out)):
         return
     with plain_tensors():
         memory, shown = _memory(source), _memory(out)

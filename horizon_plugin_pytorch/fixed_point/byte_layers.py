@@ -107,6 +107,7 @@ class ByteLayer:
         self._range = input_range
         self._has_negative = input_range[0] < 0
         self._walk = walk_of(geometry)
+        self._is_pointwise = self._has_rows()
         self._lock = threading.Lock()
         self._convs: list[kernels.PackedConv] = []
         self._matrix: Tensor | None = None
@@ -149,6 +150,12 @@ class ByteLayer:
         if not is_plain(x) or (residual is not None and not is_plain(residual)):
             return None
         return self._linear(x, residual) if self._geometry is None else self._convolve(x, residual)
+
+    def _has_rows(self) -> bool:
+        """Is it a convolution that is a linear layer of each pixel?"""
+        if self._geometry is None or len(self._plan.weights) > 1:
+            return False
+        return self._plan.weights[0].shape[2:].numel() == 1 and self._walk == kernels.Walk()
 
     def _may_round(self) -> bool:
         """Are its sums one float32 number that only has to be multiplied and rounded to a byte?"""
@@ -208,9 +215,7 @@ class ByteLayer:
         added = None if residual is None else residual.reshape(-1, shape[-1])
         out = new_output(self._plan, (len(rows), shape[-1]), torch.contiguous_format)
         for part in slices(len(rows), max(_CHUNK // max(shape[-1], x.shape[-1]), 1)):
-            acc = kernels.multiply(rows[part].to(torch.int8), matrix).float()
-            if self._bias is not None:
-                acc.add_(self._bias)
+            acc = self._sums_of_rows(rows[part], matrix)
             self._finish(acc, None if added is None else added[part], out[part])
         return out.reshape(shape)
 
@@ -222,7 +227,11 @@ class ByteLayer:
         return self._matrix
 
     def _whole_matrix(self) -> Tensor:
-        return torch.cat([weight.to(torch.int8) for weight in self._plan.weights], -1)
+        return torch.cat([weight.flatten(1).to(torch.int8) for weight in self._plan.weights], -1)
+
+    def _sums_of_rows(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        sums = kernels.multiply(rows.to(torch.int8), matrix)
+        return sums.float() if self._plan.bias is None else torch.add(sums, self._plan.bias)  # float32, as the bias is
 
     def _convolve(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         assert self._geometry is not None
@@ -238,6 +247,8 @@ class ByteLayer:
         sizes = output_sizes(x.shape, self._pieces[0].weight.shape, self._walk)
         if min(sizes) <= 0 or (residual is not None and residual.shape != sizes):
             return None
+        if self._is_pointwise and sizes.numel() < _FEW_SUMS:
+            return self._pixels(x, residual, sizes)
         rounding = self._rounding_of(sizes.numel(), x.shape) if residual is None else None
         if rounding is not None:
             return rounding(self._bytes_of(x))
@@ -249,6 +260,15 @@ class ByteLayer:
         for part in slices(sizes[0], step):
             acc = self._sums_of_images(self._bytes_of(x[part]))
             self._finish(acc, None if residual is None else residual[part], out[part])
+        return out
+
+    def _pixels(self, x: Tensor, residual: Tensor | None, sizes: torch.Size) -> Tensor:
+        """The sums of few pixels, as a product of matrices: the way to that kernel is short."""
+        out = new_output(self._plan, sizes, torch.channels_last)
+        matrix = self._matrix if self._matrix is not None else self._transpose()
+        rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])  # no copy where channels are last
+        acc = self._sums_of_rows(rows, matrix).reshape(sizes[0], *sizes[2:], sizes[1])
+        self._finish(acc.permute(0, 3, 1, 2), residual, out)
         return out
 
     def _sums_of_images(self, taken: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -32,6 +33,7 @@ def walk_of(geometry: Geometry | None) -> kernels.Walk:
     return kernels.Walk((sh, sw), (ph, pw), (dh, dw), geometry.groups)
 
 
+@functools.lru_cache(maxsize=1024)
 def output_sizes(shape: torch.Size, weight: torch.Size, walk: kernels.Walk) -> torch.Size:
     """The output's shape, for images and weights of these shapes."""
     kernel = (1, *weight[2:])[-2:]

@@ -8,6 +8,7 @@ turned off, layers run on float32 as `accumulator.py` has it. The integers are t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
@@ -232,6 +233,7 @@ class _Choice:
         return self._disproofs[proof]
 
 
+@functools.cache
 def _asked_for(value: str) -> bool:
     word = value.strip().lower()
     if word not in _OFF | _ON:

@@ -226,7 +226,7 @@ class PlacedModule(Successor):
     @property
     def gives_real(self) -> bool:
         """Are its results float16, or of high precision?"""
-        cast = getattr(self, "activation_post_process", None) or getattr(self, "cast", None)
+        cast = self._modules.get("activation_post_process") or self._modules.get("cast")
         return self.is_accumulator or isinstance(cast, FakeCast)
 
     def real_result(self, out: Any, is_run: bool) -> Any:

@@ -13,14 +13,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.byte_tensor import ByteTensor
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk, disproof, rounding_disproof
 from horizon_plugin_pytorch.march import March, set_march
-from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.qtensor import QTensor, byte_qtensor
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantWrapper,
@@ -363,6 +365,32 @@ def test_integers_travel_as_bytes_until_somebody_asks() -> None:
         assert low <= int(integers.min()) and int(integers.max()) <= high
 
 
+def test_pooling_leaves_bytes_as_they_are() -> None:
+    values = torch.arange(-32, 32, dtype=torch.int8).reshape(1, 1, 8, 8)
+    for is_integer in (True, False):
+        x = byte_qtensor(ByteTensor(values), torch.tensor([0.5]), qint8)
+        x._is_integer = is_integer
+        pooled = F.max_pool2d(x, 2)
+        assert x.has_bytes and isinstance(pooled, QTensor) and pooled.has_bytes
+        assert torch.equal(pooled.as_grid(), F.max_pool2d(values.float(), 2))
+
+
+@needs_kernels
+def test_who_watches_modules_gets_the_integers_of_who_does_not() -> None:
+    qat, quantized, data = models()
+    seen: list[type] = []
+    with torch.no_grad():
+        alone = qat(data)
+        handle = register_module_forward_hook(lambda module, inputs, out: seen.append(type(module)))
+        try:
+            watched = qat(data)
+        finally:
+            handle.remove()
+    trained = qat(data)
+    assert seen.count(type(quantized.get_submodule("module.grouped"))) == 3  # and `wrapped`, `reflected`
+    assert trained.requires_grad and torch.equal(alone, watched) and torch.equal(alone, trained)
+
+
 class Largest(TorchDispatchMode):
     """The largest tensor that is made, in bytes."""
 
@@ -437,6 +465,36 @@ def test_kernels_that_requantize_give_the_integers_of_the_definition(
     expected = run(small, None, *fp.flatten(*([plan] if walk is None else [plan, walk])))
     assert out is not None and torch.equal(out.float(), expected)
     assert layer._rounding is not None or kind == "grouped"
+
+
+@needs_kernels
+@pytest.mark.parametrize("lowest", [-128, 0], ids=["signed", "relu"])
+@pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_few_pixels_are_rows_of_a_matrix(axes: int, has_residual: bool, lowest: int) -> None:
+    generator = torch.Generator().manual_seed(axes)
+    weight = torch.randint(-127, 128, (24, 33, *[1] * axes), generator=generator).float()
+    weight[0], weight[1] = -128, 127
+    scale = torch.rand(24, generator=generator, dtype=torch.float64).add_(0.1).mul_(1e-3)
+    bias = torch.randn(24, generator=generator, dtype=torch.float64) * 30
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": -128, "high": 127}
+    if has_residual:
+        facts["residual_scale"] = torch.tensor([0.37])
+    plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([1.0]), input_range=(lowest, 127), **facts)
+    walk = fp.Geometry([1] * axes, [0] * axes, [1] * axes, [0] * axes, 1, False)
+    layer = fp.ByteLayer.of(plan, walk, (lowest, 127), 8)
+    assert layer is not None
+    x = torch.randint(lowest, 128, (2, 33, *[9] * axes), generator=generator).float()
+    x[0, ..., 0], x[1, ..., 0] = 127, lowest
+    residual = torch.randint(-128, 128, (2, 24, *[9] * axes), generator=generator).float() if has_residual else None
+    expected = fp.conv(x, residual, *fp.flatten(plan, walk))
+    given = [x, x.to(torch.int8)]
+    given += [x.to(torch.int8).contiguous(memory_format=torch.channels_last)] if axes == 2 else []
+    for taken in given:
+        added = None if residual is None else residual.to(taken.dtype)
+        out = layer(taken, added)
+        assert out is not None and out.dtype == torch.int8 and torch.equal(out.float(), expected)
+    assert layer._matrix is not None and not layer._convs
 
 
 def test_a_layer_that_has_no_kernel_says_so() -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
+from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize, is_dynamic
@@ -35,8 +36,10 @@ from horizon_plugin_pytorch.operators.table import (
 )
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.node_notes import notes
+from horizon_plugin_pytorch.runtime.real_tensor import unmarked
 from horizon_plugin_pytorch.runtime.stochastic import is_draw
 from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
+from horizon_plugin_pytorch.untraced import is_recorded
 
 
 class QATGemm(intrinsic.CalledByAdd, QATModule):
@@ -210,12 +213,27 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
             return self._with_weight(weight, x, residual)
         check_rank(x, self.input_rank)
         if self.dynamic is None and isinstance(x, QTensor) and (residual is None or isinstance(residual, QTensor)):
-            added = () if residual is None else (residual.scale, residual.dtype)
-            self._seen = (x.scale, x.dtype, x.range, *added)
+            added = () if residual is None else (residual._scale, residual._format)
+            self.__dict__["_seen"] = (x._scale, x._format, x.range, *added)
         if self.is_exact:
+            if self._is_alone(x, residual):
+                return self._exact_alone(x, residual)
             inputs = (x,) if residual is None else (x, residual)
             return self.exact(*inputs, trained=lambda: self._train(x, residual))
         return self._train(x, residual)
+
+    def _is_alone(self, x: Any, residual: Any) -> bool:
+        """Does nobody train, record or watch modules inside this one, so that its twin needs no call of its own?"""
+        if torch.is_grad_enabled() or is_recorded() or nn.modules.module._has_any_global_hook():
+            return False
+        operands = (x,) if residual is None else (x, residual)
+        return self.dynamic is None and all(isinstance(v, QTensor) and v._format != qbool for v in operands)
+
+    def _exact_alone(self, x: QTensor, residual: QTensor | None) -> Any:
+        """What `exact` gives then: the twin takes the tensors as they are here."""
+        self.check_nan()
+        out = unmarked(self.twin().run(x, residual))  # type: ignore[operator]
+        return out.as_training() if isinstance(out, QTensor) else out
 
     def _with_weight(self, weight: Tensor, x: Any, residual: Any) -> Any:
         if not torch.equal(self.weight, weight):  # a write makes the integer form anew

@@ -154,23 +154,25 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
 
     def forward(self, x: QTensor, residual: QTensor | None = None) -> QTensor | Tensor:
         """Integers to integers, or to real numbers where the output has high precision."""
-        x = self.quantized_input(x)
+        return self.run(self.quantized_input(x), None if residual is None else self.quantized_input(residual))
+
+    def run(self, x: QTensor, residual: QTensor | None) -> QTensor | Tensor:
+        """The same on tensors of any stage: their integers are what counts. Booleans are numbers here already."""
         check_rank(x, self.input_rank)
         if residual is not None:
-            residual = self.quantized_input(residual)
-            plan = self.plan(x.scale, x.dtype, x.range, residual.scale, residual.dtype)
+            plan = self.plan(x._scale, x._format, x.range, residual._scale, residual._format)
         else:
-            plan = self.plan(x.scale, x.dtype, x.range)
+            plan = self.plan(x._scale, x._format, x.range)
         out = self._on_bytes(x, residual, plan)
         if out is None:
-            out = self.compute(x.plain(), None if residual is None else residual.plain(), plan.accumulator)
-        if self.scale is not None:
+            out = self.compute(x.as_grid(), None if residual is None else residual.as_grid(), plan.accumulator)
+        if self._buffers["scale"] is not None:
             return self.output(out, plan.accumulator.low, plan.accumulator.high)
         return self.real_output(out)
 
     def _on_bytes(self, x: QTensor, residual: QTensor | None, plan: LayerPlan) -> Tensor | None:
         """What the layer gives on integer kernels; None where it does not run on them."""
-        if plan.on_bytes is None or not fp.are_kernels_used() or is_recorded():
+        if plan.on_bytes is None or is_recorded() or not fp.are_kernels_used():
             return None
         return plan.on_bytes(self.padded(x.as_bytes()), None if residual is None else residual.as_bytes())
 

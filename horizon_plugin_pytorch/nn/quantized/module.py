@@ -189,11 +189,12 @@ class QuantizedModule(PlacedModule):
 
     def output(self, grid: Tensor, low: int | None = None, high: int | None = None) -> QTensor:
         """Integers as this module's output, with the range that they can take if it is narrower than the format's."""
-        assert self.scale is not None and self.out_dtype is not None
+        scale = self._buffers["scale"]
+        assert scale is not None and self.out_dtype is not None
         if not grid.is_floating_point():
-            out = byte_qtensor(ByteTensor(grid), self.scale, self.out_dtype)
+            out = byte_qtensor(ByteTensor(grid), scale, self.out_dtype)
         else:
-            out = integer_qtensor(grid, self.scale, self.out_dtype)
+            out = integer_qtensor(grid, scale, self.out_dtype)
         out.set_range(self.low if low is None else low, self.high if high is None else high)
         return out
 
