@@ -60,22 +60,26 @@ def _value(multiplier: Tensor, shift: Tensor) -> Tensor:
     return torch.ldexp(multiplier.double(), -shift.double())
 
 
-def _is_proved(multiplier: Tensor, shift: Tensor, low: int, high: int, bound: Tensor) -> Tensor:
+def _is_proved(multiplier: Tensor, shift: Tensor, low: int, high: int, bound: int) -> Tensor:
     """For each channel: does float32 rounding agree with the definition for every ``|acc| <= bound``?
 
     Both are monotone step functions of the integer ``acc``, so it is enough to compare them at the integer where the
-    definition steps to ``k``, and at the one before it, for every ``k`` in ``(low, high]``. A step that lies beyond the
+    definition steps to ``k``, and at the one before it, for every ``k`` in ``(low, high]``. The definition steps where
+    ``acc * factor`` reaches ``k - 1/2``, which is a float32 number: the float32 product reaches it there too, and does
+    not pass it before. So they differ only where the product is rounded to ``k - 1/2`` itself, which becomes the even
+    one of ``k - 1`` and ``k``: at the step if ``k`` is odd, before it if ``k`` is even. A step that lies beyond the
     bound is replaced by the bound: there too the float32 form must not have stepped early.
     """
-    k = torch.arange(low + 1, high + 1, device=multiplier.device, dtype=torch.float32)
-    value, limit = _value(multiplier, shift).unsqueeze(-1), bound.double().unsqueeze(-1)
+    k = torch.arange(low + 1, high + 1, device=multiplier.device, dtype=torch.float64)
+    half, is_even = k - 0.5, k.remainder(2) == 0
+    value = _value(multiplier, shift)
     # The quotient is a fraction over the multiplier: below 2**24 it is nearer to an integer than float64 tells only
     # where it is one.
-    step = torch.div(k.double() - 0.5, value).ceil_()
-    before, factor = step - 1, value.float()
-    has_stepped = step.clamp(min=-limit).float().mul_(factor).round_() >= k
-    has_waited = torch.minimum(before, limit).float().mul_(factor).round_() < k
-    return ((has_stepped | (step > limit)) & (has_waited | (before < -limit))).all(-1)
+    last = torch.div(half, value.unsqueeze(-1)).ceil_().sub_(is_even.double()).float()  # the integer in question
+    if (max(abs(low), abs(high)) + 1) / float(value.min()) >= bound:
+        is_met = torch.where(is_even, last >= -bound, last <= bound)
+        last = last.clamp_(-bound, bound).mul_(is_met)  # what is not met is 0 here, whose product is no half
+    return (last.mul_(value.float().unsqueeze(-1)) == half.float()).sum(-1) == 0
 
 
 def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT32 - 1) -> Tensor:
@@ -93,7 +97,7 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
     wide = _value(multiplier, shift)
     if high - low > _MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
         return wide
-    limit = torch.full_like(multiplier, int(min(bound, EXACT_FLOAT32 - 1)))
+    limit = int(min(bound, EXACT_FLOAT32 - 1))
     pending = torch.arange(ratio.numel(), device=ratio.device)
     chosen = multiplier.clone()
     done, count = 0, 1
@@ -101,9 +105,8 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
         tried = torch.tensor(_OFFSETS[done : done + count], device=ratio.device)
         done += count
         trial = (multiplier[pending].unsqueeze(1) + tried).flatten()
-        facts = (t[pending].repeat_interleave(len(tried)) for t in (shift, limit))
-        parts = zip(*(t.split(_AT_ONCE) for t in (trial, *facts)), strict=True)
-        proved = torch.cat([_is_proved(m, n, low, high, most) for m, n, most in parts]).unflatten(0, (-1, len(tried)))
+        parts = zip(trial.split(_AT_ONCE), shift[pending].repeat_interleave(len(tried)).split(_AT_ONCE), strict=True)
+        proved = torch.cat([_is_proved(m, n, low, high, limit) for m, n in parts]).unflatten(0, (-1, len(tried)))
         is_done = proved.any(1)
         first = proved.int().argmax(1)[is_done]  # of equal ones, the first
         chosen[pending[is_done]] = multiplier[pending[is_done]] + tried[first]
@@ -133,9 +136,8 @@ def is_exact_in_float32(factor: Tensor, low: int, high: int, reach: float) -> bo
     last_step = (max(abs(low), abs(high)) + 1) / float(factor.min())
     if reach >= EXACT_FLOAT32 and last_step >= EXACT_FLOAT32:
         return False
-    limit = torch.full_like(multiplier, EXACT_FLOAT32 - 1)
-    parts = zip(*(t.split(_AT_ONCE) for t in (multiplier, shift, limit)), strict=True)
-    return all(bool(_is_proved(m, n, low, high, most).all()) for m, n, most in parts)
+    parts = zip(multiplier.split(_AT_ONCE), shift.split(_AT_ONCE), strict=True)
+    return all(bool(_is_proved(m, n, low, high, EXACT_FLOAT32 - 1).all()) for m, n in parts)
 
 
 def rescale_(acc: Tensor, factor: Tensor, low: float, high: float) -> Tensor:
