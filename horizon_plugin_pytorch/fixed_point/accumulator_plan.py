@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, choose_factor, last_sum
+from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, choose_factor, largest_of, last_sum
 
 INT32_MAX = (1 << 31) - 1
 _DIGIT = 128.0
@@ -106,19 +106,24 @@ def split_digits(x: Tensor, count: int) -> list[Tensor]:
 
 def reaches(weight: Tensor, low: float, high: float) -> Tensor:
     """The largest positive and negative sums over the last axis: [2, ...] in float64."""
-    positive = last_sum(weight.clamp(min=0))
-    negative = positive - last_sum(weight)
+    largest = largest_of(weight)
+    positive = last_sum(weight.clamp(min=0), largest)
+    negative = positive - last_sum(weight, largest)
     return torch.stack([positive * high + negative * -low, negative * high + positive * -low])
 
 
-def channel_parts(weight: Tensor, channels: int, low: float, high: float, bias: Tensor) -> int:
+def channel_parts(
+    weight: Tensor, channels: int, low: float, high: float, bias: Tensor, whole: Tensor | None = None
+) -> int:
     """How many slices of the input channels keep every slice's partial sums below 2**24; 0 if none does.
 
     Args:
         weight: [out, weights], those of an input channel side by side.
         bias: what the sum holds beside the products, if it stays whole.
+        whole: the `reaches` of the weight, where they are known.
     """
-    if float((reaches(weight, low, high).amax(0) + bias).max()) < EXACT_FLOAT32:
+    whole = reaches(weight, low, high) if whole is None else whole
+    if float((whole.amax(0) + bias).max()) < EXACT_FLOAT32:
         return 1
     by_channel = reaches(weight.unflatten(1, (channels, -1)), low, high)
     for parts in _PARTS[1:]:
@@ -189,8 +194,9 @@ def plan_accumulator(
         integer_bias = torch.round(bias.detach().double() / accumulator_scale).clamp(-INT32_MAX - 1, INT32_MAX)
         bias_size = integer_bias.abs()
 
-    reach = reaches(by_output, min(input_range[0], 0), max(input_range[1], 0)).amax(0) + bias_size
-    cut = _choose_cut(weight, by_output, bias_size, input_range, weight_bits, output_axis, groups, channels)
+    whole = reaches(by_output, min(input_range[0], 0), max(input_range[1], 0))
+    reach = whole.amax(0) + bias_size
+    cut = _choose_cut(weight, by_output, whole, bias_size, input_range, weight_bits, output_axis, groups, channels)
     is_pointwise = groups == 1 and by_output.shape[1] == channels
     is_double = cut.parts == 0 or (is_pointwise and max(cut.input_digits, cut.weight_digits) > 1)
     # One piece holds the bias too, where that fits.
@@ -277,6 +283,7 @@ def _masked_channels(weight: Tensor, parts: int, axis: int, groups: int) -> list
 def _choose_cut(
     weight: Tensor,
     by_output: Tensor,
+    whole: Tensor,
     bias: Tensor,
     input_range: tuple[int, int],
     weight_bits: int,
@@ -289,7 +296,7 @@ def _choose_cut(
     is_byte = max(-input_range[0], input_range[1]) <= _DIGIT
     low, high = min(input_range[0], 0), max(input_range[1], 0)
     if weight_bits <= 8:
-        parts = channel_parts(by_output, channels, low, high, bias)
+        parts = channel_parts(by_output, channels, low, high, bias, whole)
         if parts == 1 or (parts and is_byte):
             return cut_layer(weight, 1, 1, parts, input_axis, groups)
         if groups > 1 and output_axis == 0:  # a few channels of a depthwise layer may need a second piece

@@ -188,6 +188,8 @@ class ByteLayer:
             return None
         line = choose_line(plan.factor, plan.bias, plan.low, plan.high, reach)
         rest = line.unproved
+        if len(rest) and self._geometry is None:  # a product of matrices and its finish take less than two kernels
+            return None
         is_depthwise = weight.shape[:2] == (walk.groups, 1)
         if len(rest) > _MOST_UNPROVED * len(weight) or (len(rest) and walk.groups > 1 and not is_depthwise):
             return None

@@ -29,15 +29,27 @@ _SCALE_MOVES = (0, 1, -1, 2, -2, 3, -3)  # in float32 numbers; farther ones are 
 _FAR = 2.0**30
 
 
-def last_sum(x: Tensor) -> Tensor:
+def largest_of(x: Tensor) -> float:
+    """The largest magnitude.
+
+    >>> largest_of(torch.tensor([3.0, -5.0]))
+    5.0
+    """
+    return max(abs(float(end)) for end in torch.aminmax(x)) if x.numel() else 0.0
+
+
+def last_sum(x: Tensor, largest: float | None = None) -> Tensor:
     """Sums of integers over the last axis, in float64; of few and small ones without a copy of that size.
+
+    Args:
+        largest: their largest magnitude, or a number above it, where somebody knows one.
 
     >>> last_sum(torch.tensor([[3.0, -5.0], [2.0**24, 1.0]]))
     tensor([-2.0000e+00,  1.6777e+07], dtype=torch.float64)
     """
     if x.numel() == 0:
         return x.sum(-1, dtype=torch.float64)
-    largest = max(abs(float(end)) for end in torch.aminmax(x))
+    largest = largest_of(x) if largest is None else largest
     if x.dtype == torch.float32 and largest * x.shape[-1] < EXACT_FLOAT32:
         return x.sum(-1).double()
     return x.sum(-1, dtype=torch.float64)
