@@ -88,7 +88,7 @@ def _is_proved(multiplier: Tensor, shift: Tensor, low: int, high: int, bound: in
     # The quotient is a fraction over the multiplier: below 2**24 it is nearer to an integer than float64 tells only
     # where it is one.
     last = torch.div(half, value.unsqueeze(-1)).ceil_().sub_(is_even.double()).float()  # the integer in question
-    if (max(abs(low), abs(high)) + 1) / float(value.min()) >= bound:
+    if value.numel() and (max(abs(low), abs(high)) + 1) / float(value.min()) >= bound:
         is_met = torch.where(is_even, last >= -bound, last <= bound)
         last = last.clamp_(-bound, bound).mul_(is_met)  # what is not met is 0 here, whose product is no half
     return (last.mul_(value.float().unsqueeze(-1)) == half.float()).sum(-1) == 0
