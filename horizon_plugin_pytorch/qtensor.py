@@ -335,7 +335,7 @@ class QTensor(TensorWithScale):
         out._range = self._range
         return out
 
-    def as_training(self) -> QTensor:
+    def _as_training(self) -> QTensor:
         """The same tensor as a training stage has it; for one that is new, of which nobody else knows."""
         if self._bytes is None or is_recorded():
             return exact_qtensor(self, self._scale)

@@ -233,7 +233,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         """What `exact` gives then: the twin takes the tensors as they are here."""
         self.check_nan()
         out = unmarked(self.twin().run(x, residual))  # type: ignore[operator]
-        return out.as_training() if isinstance(out, QTensor) else out
+        return out._as_training() if isinstance(out, QTensor) else out
 
     def _with_weight(self, weight: Tensor, x: Any, residual: Any) -> Any:
         if not torch.equal(self.weight, weight):  # a write makes the integer form anew
