@@ -77,6 +77,8 @@ class _References:
 
     def current(self, value: Any) -> Any:
         """A value with the new modules: the same object where it can be written to."""
+        if type(value) in _SETTINGS:
+            return value
         if isinstance(value, nn.Module):
             return self._modules.get(id(value), value)
         if type(value) is tuple:

@@ -69,6 +69,7 @@ class Places:
         self._operators = {id(code_of(f)) for f in operators}
         self._methods = {id(code_of(f)) for f in methods}
         graphs: list[Any] = [m for m in modules if issubclass(type(m), fx.GraphModule)]
+        self._lines: dict[int, dict[int, tuple[str, str]]] = {}  # of the code of graphs
         self._graphs = {id(code_of(type(m).forward)): m for m in graphs}
         self._owners: dict[int, tuple[CodeType, _Owner]] = {}
         self._passed: set[int] = set()  # ids of code that is not the model's
@@ -145,7 +146,11 @@ class Places:
     def _place(self, running: Running, owner: _Owner) -> Place:
         if owner is _Owner.USER:
             return Place(running.line)
-        scope, line = _lines_of(self._graphs[id(running.code)], running.code).get(running.number, (None, ""))
+        code = running.code
+        lines = self._lines.get(id(code))
+        if lines is None:
+            lines = self._lines[id(code)] = _lines_of(self._graphs[id(code)], code)
+        scope, line = lines.get(running.number, (None, ""))
         return Place(line, scope)
 
 
