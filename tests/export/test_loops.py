@@ -173,6 +173,7 @@ def test_a_file_with_loops_gives_the_same_integers(name: str, dtype: str) -> Non
                 assert mismatches(found, numbers) == 0, (level, threads)
 
 
+@pytest.mark.in_turns("cls", "axes")
 @pytest.mark.parametrize("axes", [{0: "batch"}, {1: "time"}, {0: "batch", 1: "time"}], ids=str)
 @pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU])
 def test_batches_and_lengths_of_any_size(cls: Any, axes: dict[int, str]) -> None:
