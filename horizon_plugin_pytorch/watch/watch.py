@@ -105,7 +105,7 @@ class Watch:
     def __init__(self, model: nn.Module, after: Consumer) -> None:
         self._model, self._after = model, after
         self._mode = _Functions(self)
-        self._paths = _paths_of(model)
+        self._paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
         self._known: dict[nn.Module, _Known] = {}
         self._known_of_classes: dict[type, _KnownOfClass] = {}
         functionals = {cls for cls in {type(module) for module in self._paths} if is_functional(cls)}
@@ -341,20 +341,6 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return self._watch.function(func, args, kwargs or {})
-
-
-def _paths_of(model: nn.Module) -> dict[nn.Module, str]:
-    """`named_modules`, whose generators hand each module through all that are around it: a watch has many to list."""
-    paths: dict[nn.Module, str] = {}
-    ahead: list[tuple[str, nn.Module]] = [("", model)]
-    while ahead:
-        path, module = ahead.pop()
-        if module in paths:
-            continue
-        paths[module] = path
-        children = [(name, child) for name, child in module._modules.items() if child is not None]
-        ahead += [(f"{path}.{name}" if path else name, child) for name, child in reversed(children)]
-    return paths
 
 
 def _method_of(functional: nn.Module) -> tuple[str, tuple]:
