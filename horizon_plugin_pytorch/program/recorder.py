@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.program.copied_steps import CopiedSteps
 from horizon_plugin_pytorch.program.memory import memory_of, operands, plain, written_arguments
 from horizon_plugin_pytorch.program.place import Places
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.located import listening
 from horizon_plugin_pytorch.runtime.steps import walking
 from horizon_plugin_pytorch.torch_functions import is_metadata
 
@@ -184,7 +185,7 @@ class ProgramRecorder(TorchDispatchMode):
         """What must be active besides: operators see integers, and only modules and functions see their scales."""
         hook = register_module_forward_hook(self._see_call, with_kwargs=True)
         try:
-            with _Functions(self), walking(CopiedSteps(self._builder, self._keep)):
+            with _Functions(self), listening(self._see_method), walking(CopiedSteps(self._builder, self._keep)):
                 yield
         finally:
             hook.remove()
@@ -192,6 +193,10 @@ class ProgramRecorder(TorchDispatchMode):
     def _see_call(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         if self._places.has(module):
             self.see([*args, *kwargs.values(), out])
+
+    def _see_method(self, module: nn.Module, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """A method of a FloatFunctional, whose result another may take, so that no module or function sees it."""
+        self._see_call(module, args, kwargs, out)
 
     def see(self, values: Sequence[Any]) -> None:
         """Note the scales of tensors, and of those in structures."""
