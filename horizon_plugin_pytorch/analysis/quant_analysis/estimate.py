@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -20,8 +21,13 @@ from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning, liste
 from horizon_plugin_pytorch.nested import located
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import real
+from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 
 METRIC = "MSE"  # what the gradients estimate
+_LEAST, _MOST = 2, 16  # backwards for each output
+_SHARE = 0.09  # of the time that measuring takes
+_OF_WHOLE = 0.75  # of a run is what a measurement takes, as what is before the quantizer does not run again
+_MANY = 200  # quantizers; for fewer there is time for the least only
 REMEDY = "Measure them, without use_sensitivity_v2."
 
 
@@ -33,6 +39,7 @@ def estimate(
     post: PostProcess,
     who: str,
     is_asked: bool = True,
+    draws: int | None = None,
 ) -> Measured:
     """The mean squared error that each quantizer alone gives each output, in one forward and a few backwards of each.
 
@@ -42,10 +49,13 @@ def estimate(
         outputs: their names; None is all.
         is_asked: has the user named them? Else those that have no gradient are left out: positions and counts, and with
             a warning what a post_process computes outside of torch.
+        draws: backwards for each output; None is as many as take a tenth of the time of measuring, by what runs take
+            here, and at least two.
 
     Raises:
         CheckError: an output that the user has named has no gradient.
     """
+    start = time.process_time()
     comparison = OutputComparison(baseline, batch, post, [OutputMetric(METRIC, None, who)], who)
     wanted = comparison.wanted
     is_asked = is_asked and outputs is not None
@@ -56,13 +66,6 @@ def estimate(
     names = [name for name in every if is_asked or wanted[name].is_floating_point()]
     if not names:
         return {}
-    with PartlyRounded(analysis, batch, who) as runs:
-        found: Measured = {one.site: (one, {}) for one in runs.roundings}
-        unseen = [one for one in runs.roundings if one.site.kind == WEIGHT and not isinstance(one.module, QATGemm)]
-        for one in unseen:
-            values = comparison.values(partial(runs.run, [one.quantizer]))
-            found[one.site][1].update({name: values[name] for name in names if name in values})
-        seen = [one for one in runs.roundings if one not in unseen]
 
     def run(model: nn.Module) -> dict[str, Tensor]:
         with comparison.selections.taking():
@@ -78,27 +81,30 @@ def estimate(
             warn(f"{who}: outputs are left out: {listed(refused)}. {REMEDY}", QuantizationWarning)
         return {name: x for name, x in found.items() if not why[name]}
 
-    model = RoundingModel(analysis.model, {one.site: (one.path,) for one in seen})
     samples = max(x.shape[0] if x.dim() else 1 for x in wanted.values())
-    with analysis.quiet():
-        estimates = probe_each(model, run, samples, _draws(len(seen), len(names)))
-        for name, errors in tqdm(estimates, who, len(names), disable=None):
+    with PartlyRounded(analysis, batch, who) as runs:
+        found: Measured = {one.site: (one, {}) for one in runs.roundings}
+        unseen = [one for one in runs.roundings if one.site.kind == WEIGHT and not isinstance(one.module, QATGemm)]
+        for one in unseen:
+            values = comparison.values(partial(runs.run, [one.quantizer]))
+            found[one.site][1].update({name: values[name] for name in names if name in values})
+        seen = [one for one in runs.roundings if one not in unseen]
+        whole = 0.0
+        if draws is None and len(seen) >= _MANY:
+            with undisturbed(analysis.model), comparison.selections.taking():
+                begin = time.process_time()
+                analysis.run(batch)
+                whole = time.process_time() - begin
+
+        def count(outputs: int, seconds: float) -> int:
+            left = _SHARE * _OF_WHOLE * whole * len(runs.roundings) - (time.process_time() - start - seconds)
+            return draws or min(_MOST, max(_LEAST, int(left / max(seconds * outputs, 1e-6))))
+
+        model = RoundingModel(analysis.model, {one.site: (one.path,) for one in seen})
+        for name, errors in tqdm(probe_each(model, run, samples, count), who, len(names), disable=None):
             for one in seen:
-                value = errors.get(one.site)
-                found[one.site][1][name] = {METRIC: 0.0 if value is None else value.error}
+                found[one.site][1][name] = {METRIC: errors.get(one.site, 0.0)}
     return found
-
-
-def _draws(sites: int, outputs: int) -> int:
-    """Backward passes for each output: at least three, and more where all still takes a tenth of measuring or less.
-
-    In forwards, a measurement of a site takes about 0.65, as what is before it does not run; a backward pass takes 1.3,
-    and the rest five.
-
-    >>> _draws(100, 1), _draws(300, 2), _draws(2000, 1)
-    (3, 5, 8)
-    """
-    return min(8, max(3, int((0.065 * sites - 5) / (1.3 * outputs))))
 
 
 def _refusal(x: Tensor | None, wanted: Tensor) -> str:

@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.analysis.quant_analysis.estimate import METRIC, REME
 from horizon_plugin_pytorch.analysis.quant_analysis.op_infos import OpInfoManager
 from horizon_plugin_pytorch.analysis.quant_analysis.outputs import GivenMetric, MetricFunction, OutputMetric, metrics_of
 from horizon_plugin_pytorch.analysis.quant_analysis.plots import plot_bars, plot_histograms
+from horizon_plugin_pytorch.analysis.quant_analysis.selections import Selections
 from horizon_plugin_pytorch.analysis.quant_analysis.sensitivity import SensitivityRun, SensitivityTable, tables_of
 from horizon_plugin_pytorch.analysis.quant_analysis.subjects import (
     ModelSubject,
@@ -32,7 +33,14 @@ from horizon_plugin_pytorch.analysis.quant_analysis.subjects import (
 )
 from horizon_plugin_pytorch.analysis.quant_analysis.tuning import Tuner, targets_of
 from horizon_plugin_pytorch.analysis.similarity_function import SimilarityFunction
-from horizon_plugin_pytorch.errors import CheckError, QuantizationConfigError, QuantizationWarning, require_module, warn
+from horizon_plugin_pytorch.errors import (
+    CheckError,
+    QuantizationConfigError,
+    QuantizationWarning,
+    require_module,
+    require_whole,
+    warn,
+)
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.statistics.metrics import METRICS
 from horizon_plugin_pytorch.tables import Table
@@ -128,6 +136,7 @@ class QuantAnalysis:
         self._managers: list[OpInfoManager | None] = [None, None]
         self._logs: list[CallLog | None] = [None, None]
         self._places: dict[int, int] = {}
+        self._selections = Selections()
         self._case: int | None = None
 
     # -- bad cases
@@ -217,7 +226,8 @@ class QuantAnalysis:
         """Run the models on a bad case and write down what each operator takes and gives.
 
         Each model has a folder, ``baseline_model`` and ``analysis_model``, with ``op_infos/``, ``statistic.txt`` and
-        ``statistic.csv``.
+        ``statistic.csv``. As in the search, the analysed model selects (`sort`, `topk`, `argmax`) what the baseline has
+        selected.
 
         Args:
             run_baseline_model, run_analysis_model: a model that is not run keeps what was written of it before.
@@ -241,7 +251,9 @@ class QuantAnalysis:
                 continue
             manager = OpInfoManager(os.path.join(self.out_dir, folder), who)
             if isinstance(subject, ModelSubject):
-                self._logs[number] = subject.watch(batch, manager.add)
+                selecting = self._selections.taking if number else self._selections.noting
+                with selecting():
+                    self._logs[number] = subject.watch(batch, manager.add)
             elif isinstance(subject, ProgramSubject):
                 base = self._logs[0] or self._baseline.watch(batch, lambda call: None)
                 self._places = subject.write(batch, base.calls, manager)
@@ -304,6 +316,7 @@ class QuantAnalysis:
         use_sensitivity_v2: bool = False,
         outputs: Sequence[str] | None = None,
         higher_is_better: bool | None = None,
+        draws: int | None = None,
     ) -> dict[str, list[list[Any]]]:
         """Measure how much each fake quantizer alone changes each output, on the output's bad case.
 
@@ -320,6 +333,9 @@ class QuantAnalysis:
                 does here. It finds the operators that matter, not exact numbers.
             outputs: names of the outputs, as ``badcase.txt`` has them; None is all.
             higher_is_better: of a function that the search did not have, whether a large number is a good one.
+            draws: of an estimate, how many backwards to take for each output. None is as many as fit into a tenth of
+                the time that measuring would take, by what runs take here: then another call may have others. With a
+                number it gives the same table each time.
 
         Returns:
             The tables by output: rows ``[op_name, sensitive_type, op_type, metric, quant_dtype, flops]``.
@@ -331,12 +347,22 @@ class QuantAnalysis:
         cases, chosen = self._found(who), Chosen(who, prefixes, types)
         if use_sensitivity_v2 and metric not in (None, METRIC):
             raise QuantizationConfigError(f"{who}: use_sensitivity_v2=True estimates {METRIC}; leave the metric out.")
+        if draws is not None:
+            require_whole(who, "draws", draws, 1)
+            if not use_sensitivity_v2:
+                raise QuantizationConfigError(f"{who}: draws are those of an estimate; give use_sensitivity_v2=True.")
         wanted = self._metric(METRIC if use_sensitivity_v2 else metric, higher_is_better, cases, who)
-        tables = self._tables(wanted, chosen, outputs, who, is_estimated=use_sensitivity_v2)
+        tables = self._tables(wanted, chosen, outputs, who, use_sensitivity_v2, draws)
         return {table.output: table.rows for table in tables}
 
     def _tables(
-        self, metric: OutputMetric, chosen: Chosen, outputs: Sequence[str] | None, who: str, is_estimated: bool = False
+        self,
+        metric: OutputMetric,
+        chosen: Chosen,
+        outputs: Sequence[str] | None,
+        who: str,
+        is_estimated: bool = False,
+        draws: int | None = None,
     ) -> list[SensitivityTable]:
         analysis, cases = self._prepared(who), self._found(who)
         chosen.tell_unused(analysis.model)
@@ -354,9 +380,9 @@ class QuantAnalysis:
         found: list[SensitivityTable] = []
         for case, asked in by_case.items():
             if is_estimated:
-                every = estimate(
-                    self._baseline, analysis, cases.inputs[case], asked, self._post_process, who, outputs is not None
-                )
+                is_asked = outputs is not None
+                batch = cases.inputs[case]
+                every = estimate(self._baseline, analysis, batch, asked, self._post_process, who, is_asked, draws)
                 values = {site: one for site, one in every.items() if chosen.has(site.operator, one[0].module)}
             else:
                 values = run.measure(cases.inputs[case], asked)

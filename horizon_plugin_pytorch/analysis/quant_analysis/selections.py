@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from horizon_plugin_pytorch.asking.owners import is_package_code, is_torch_code
 from horizon_plugin_pytorch.asking.stack import running_functions
 from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.watch.watch import Watch
 
 _WITH_VALUES = {"topk": torch.return_types.topk, "sort": torch.return_types.sort}  # type: ignore[attr-defined]
 _POSITIONS = ("argmax", "argmin", "argsort")
@@ -112,6 +113,8 @@ def _is_of_model() -> bool:
     """Does the model's code, or a post_process, select, rather than an operator of the package inside of it?"""
     for running in running_functions():
         if is_torch_code(running.file) or running.name in _PASSING or running.name in _SELECTING:
+            continue
+        if running.code is Watch.function.__code__:  # the run is watched, too
             continue
         return not is_package_code(running.file)
     return True

@@ -7,6 +7,7 @@ backwards thus stand for a forward per site. No labels are needed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, real_outputs, run
+from horizon_plugin_pytorch.analysis.tuning.shrinkage import shrunk
 from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, RoundingModel, Site
 from horizon_plugin_pytorch.calibration.batches import run_batch
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
@@ -70,22 +72,39 @@ def probe(
 
 
 def probe_each(
-    mixed: RoundingModel, run: Callable[[nn.Module], Mapping[str, Tensor]], samples: int, draws: int, seed: int = 0
-) -> Iterator[tuple[str, dict[Site, Estimate]]]:
+    mixed: RoundingModel,
+    run: Callable[[nn.Module], Mapping[str, Tensor]],
+    samples: int,
+    draws: Callable[[int, float], int],
+    seed: int = 0,
+) -> Iterator[tuple[str, dict[Site, float]]]:
     """As `probe`, for each output by itself, in one forward for all: its mean squared error.
 
     Args:
         run: runs the model on a batch, and gives the outputs that are asked for, with their gradients.
         samples: how many there are in the batch.
+        draws: how many vectors of signs for each output, by the number of outputs and the seconds that the first took.
     """
     generator = torch.Generator().manual_seed(seed)
     listener = _Listener(mixed, samples)
     with mixed.in_float() as model, frozen(model):
         with listener, torch.enable_grad():
             outputs = run(model)
-        for number, (name, x) in enumerate(outputs.items(), 1):
+        count = 0
+        for name, x in outputs.items():
             counted = [(x, max(x.numel(), 1) ** -0.5)]
-            yield name, listener.squares(counted, draws, generator, is_last=number == len(outputs))
+            if not count:
+                start = time.process_time()
+                sums = listener.draw(counted, generator)
+                count = draws(len(outputs), time.process_time() - start)
+            else:
+                sums = listener.draw(counted, generator)
+            for _ in range(count - 1):
+                for site, new in listener.draw(counted, generator).items():
+                    sums[site] = sums[site] + new if site in sums else new
+            wholes, parts = ([float(of[i]) / count for of in sums.values()] for i in (0, 2))
+            values = shrunk(wholes, parts, [site.kind for site in sums], listener.most_rows * count)
+            yield name, dict(zip(sums, values, strict=True))
 
 
 def random_signs(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -119,6 +138,8 @@ class _Listener:
     def __init__(self, mixed: RoundingModel, samples: int) -> None:
         self.samples, self.mixed = samples, mixed
         self.products: dict[Site, Tensor] = {}
+        self.parts: dict[Site, Tensor] = {}
+        self.most_rows = 1
         self._hooks = ExitStack()
         self._pending: dict[int, tuple[Site, Tensor]] = {}  # by quantizer: what its layer's weight does to its input
         for site in mixed.sites:
@@ -157,12 +178,22 @@ class _Listener:
         """
         total: dict[Site, Tensor] = {}
         for draw in range(draws if outputs else 0):
-            self.products.clear()
-            signs = [random_signs(x, generator) * w for x, w in outputs]
-            torch.autograd.backward([x for x, _ in outputs], signs, retain_graph=not is_last or draw < draws - 1)
-            for site, products in self.products.items():
-                total[site] = total.get(site, torch.zeros(2)) + products.double().square().sum(1) / draws
-        return {site: Estimate(*sums.tolist()) for site, sums in total.items()}
+            for site, sums in self.draw(outputs, generator, not is_last or draw < draws - 1).items():
+                total[site] = total.get(site, torch.zeros(3)) + sums / draws
+        return {site: Estimate(*sums[:2].tolist()) for site, sums in total.items()}
+
+    def draw(
+        self, outputs: Sequence[tuple[Tensor, float]], generator: torch.Generator, keeps_graph: bool = True
+    ) -> dict[Site, Tensor]:
+        """One backward: the squared products at each site, those in int16, and the squares of the products' parts."""
+        self.products.clear()
+        self.parts.clear()
+        signs = [random_signs(x, generator) * w for x, w in outputs]
+        torch.autograd.backward([x for x, _ in outputs], signs, retain_graph=keeps_graph)
+        return {
+            site: torch.cat([products.double().square().sum(1), self.parts[site][None]])
+            for site, products in self.products.items()
+        }
 
     def _activation(
         self, site: Site, wide: FakeQuantize | None, quantizer: FakeQuantize, args: tuple, kwargs: dict
@@ -222,7 +253,9 @@ class _Listener:
 
         def add(gradient: Tensor) -> None:
             gradient = gradient.as_subclass(Tensor)
-            first = self._by_sample(gradient, error)
+            by_channel = self._by_channel(gradient, error)
+            self.parts[site] = self.parts.get(site, 0) + by_channel.double().square().sum()
+            first = by_channel.sum(1)
             sums = torch.stack([first, first * ratio if wide is None else self._by_sample(gradient, wide)])
             before = self.products.get(site)
             if before is not None and before.shape != sums.shape:
@@ -232,9 +265,26 @@ class _Listener:
         x.register_hook(add)
 
     def _by_sample(self, gradient: Tensor, error: Tensor) -> Tensor:
-        is_split = gradient.dim() > 0 and gradient.shape[0] % self.samples == 0
-        shape = (self.samples if is_split else 1, -1)
+        shape = (self._rows(gradient), -1)
         return torch.linalg.vecdot(gradient.reshape(shape), error.reshape(shape))
+
+    def _by_channel(self, gradient: Tensor, error: Tensor) -> Tensor:
+        """The products of each sample in parts: by channel of images, by feature of sequences."""
+        rows = self._rows(gradient)
+        self.most_rows = max(rows, self.most_rows)
+        if gradient.dim() > 3 and gradient.shape[0] == rows:
+            return torch.linalg.vecdot(gradient.flatten(2), error.flatten(2))
+        if gradient.dim() > 3:
+            products = (gradient * error).reshape(rows, -1, gradient.shape[1], gradient[0, 0].numel())
+            return products.sum((1, 3))
+        if gradient.dim() > 1:
+            shape = (rows, -1, gradient.shape[-1])
+            return torch.linalg.vecdot(gradient.reshape(shape), error.reshape(shape), dim=1)
+        return self._by_sample(gradient, error)[:, None]
+
+    def _rows(self, gradient: Tensor) -> int:
+        """The samples that a tensor can be split into."""
+        return self.samples if gradient.dim() > 0 and gradient.shape[0] % self.samples == 0 else 1
 
 
 def tracked(x: Tensor) -> Tensor:

@@ -23,15 +23,18 @@ from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject
 from horizon_plugin_pytorch.errors import CalibrationWarning, CheckError, QuantizationConfigError, QuantizationWarning
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
     QuantStub,
     convert,
+    get_default_qconfig,
     get_fake_quantize,
     get_qconfig,
     hbdk4,
     prepare,
+    prepare_qat_fx,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.qconfig_setter import QconfigSetter, SensitivityTemplate
@@ -249,6 +252,10 @@ def test_the_estimate_finds_what_the_measure_finds(tmp_path: Path) -> None:
         qa.sensitivity(use_sensitivity_v2=True, outputs=["0-0", "0-2"])
     with pytest.raises(QuantizationConfigError, match="estimates MSE"):
         qa.sensitivity("Cosine", use_sensitivity_v2=True)
+    with pytest.raises(QuantizationConfigError, match="draws are those of an estimate"):
+        qa.sensitivity(draws=3)
+    again = [qa.sensitivity(use_sensitivity_v2=True, outputs=["0-1"], draws=3) for _ in range(2)]
+    assert again[0] == again[1] != qa.sensitivity(use_sensitivity_v2=True, outputs=["0-1"], draws=1)
     apart = analysis(tmp_path, post_process=lambda out: torch.tensor(out["score"].detach().numpy()))
     apart.set_bad_case(batches()[0])
     with pytest.raises(CheckError, match="no gradient"):
@@ -284,6 +291,8 @@ def test_selections_are_those_of_the_baseline(tmp_path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error", QuantizationWarning)
             assert qa.auto_find_bad_case(batches(), metric="L1").worst["0"]["L1"][0][1] == 0
+        rows = {row.name: row for row in qa.compare_per_layer()}  # and in the run of each layer
+        assert rows["[topk]"].atol < 0.1, way
 
 
 def test_operators_that_select_for_themselves_are_left_alone() -> None:
@@ -334,6 +343,28 @@ def test_later_stages_give_the_same_integers(kind: str, tmp_path: Path) -> None:
     if kind != "pre_export":
         with pytest.raises(CheckError, match="one fake quantizer round at a time"):
             qa.sensitivity()
+
+
+def test_results_that_only_another_method_takes_have_scales_in_the_graph(tmp_path: Path) -> None:
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.one, self.other = FloatFunctional(), FloatFunctional()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.quant(x)
+            return self.dequant(self.other.mul(self.one.add(x, x), x))
+
+    set_march(March.NASH_E)
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    model = prepare_qat_fx(Chain().eval(), {"": get_default_qconfig()})
+    model(x)
+    set_fake_quantize(model.eval(), FakeQuantState.VALIDATION)
+    qa = QuantAnalysis(model, hbdk4.export(model, x), "export", out_dir=tmp_path)
+    qa.set_bad_case(x)
+    rows = {row.name: row for row in qa.compare_per_layer()}
+    assert rows["one[add]"].quant_dtype == "qint8" and all(row.atol == 0 for row in rows.values())
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
