@@ -11,6 +11,9 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+import multiprocessing
+import os
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from tabulate import tabulate
 from torch import Tensor, nn
 
@@ -137,6 +141,37 @@ def by_data(sizes: Sequence[tuple[int, int]]) -> dict[str, Curve]:
     return curves
 
 
+def by_processes(counts: Sequence[int], depth: int = 50, batch: int = 16) -> dict[str, Curve]:
+    """Calibration in several processes, by their number: the time of one of them, the slowest.
+
+    Each has a whole batch, or the processes share one. What a process waits for the others takes no processor time.
+    """
+    curves: dict[str, Curve] = {}
+    for count in counts:
+        for name, size in (("a batch each", batch), ("a batch shared", batch // count)):
+            with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(count) as pool:
+                jobs = [(f"{folder}/store", rank, count, depth, size) for rank in range(count)]
+                found = pool.map(_calibrate_together, jobs, chunksize=1)
+            curves.setdefault(name, []).append((count, max(found)))
+            print(f"{name}, {count} processes: {curves[name][-1][1]:.2f} s", flush=True)
+    return curves
+
+
+def _calibrate_together(job: tuple[str, int, int, int, int]) -> float:
+    """What each process does; the second calibration counts, as the first one of all takes longer."""
+    store, rank, count, depth, batch = job
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    set_march(March.NASH_E)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    model, data = prepared(chain(depth)), images(batch=batch, size=32)
+    calibrate(model, data, progress=False)
+    took = seconds(lambda: calibrate(model, data, progress=False))
+    dist.destroy_process_group()
+    return took
+
+
 def exponent(curve: Curve) -> float:
     """The slope between the two largest sizes in logarithms: 1 is proportional, 2 the square."""
     (x, y), (more, cost) = sorted(curve)[-2:]
@@ -184,6 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depths", type=int, nargs="+", default=[50, 100, 200, 500, 1000, 2000])
     parser.add_argument("--most", type=int, default=500, help="modules for the methods that treat layers one by one")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--picture", type=Path, default=PICTURE)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -193,6 +229,7 @@ def main() -> None:
         "modules, a chain of convolutions": by_depth(options.depths, options.most),
         "pixels: images of 64 x 64, ResNet18": by_data([(batch, 64) for batch in (1, 2, 4, 8, 16)]),
         "pixels: two square images, ResNet18": by_data([(2, size) for size in (32, 64, 128, 256)]),
+        "processes that calibrate": by_processes(options.processes),
     }
     rows = [
         [title, name, f"{curve[0][1]:.3g}", f"{curve[-1][1]:.3g}", f"{exponent(curve):.2f}"]

@@ -78,6 +78,10 @@ def test_a_table_goes_between_its_marks(tmp_path: Path) -> None:
         put_into(page, "choices", "new")
 
 
+def test_a_process_of_several_that_calibrate_is_timed(tmp_path: Path) -> None:
+    assert growth._calibrate_together((f"{tmp_path}/store", 0, 1, 4, 2)) > 0
+
+
 def test_curves_of_growth_are_drawn_and_their_exponents_found() -> None:
     curves = {"straight": [(10, 1.0), (100, 10.0)], "square": [(10, 0.1), (100, 10.0)]}
     assert [round(growth.exponent(curve), 3) for curve in curves.values()] == [1.0, 2.0]
