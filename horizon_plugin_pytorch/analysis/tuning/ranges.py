@@ -127,12 +127,12 @@ def search_scales(
         with rounding.in_float() as model:
             wanted = Wanted.of(run(model, data))
         before = wanted.error(run(calib_model, data)) ** 0.5
+        restores = [quantizer.snapshot() for quantizer in _searched(calib_model, ()).values()]
         result = find_scales(calib_model, data, wanted)
         after = wanted.error(run(calib_model, data)) ** 0.5
     if result.ranges and not after < before:
-        quantizers = _searched(calib_model, ())
-        for found in result.ranges:
-            _scale_by(quantizers[found.path], found.before / found.after)
+        for restore in restores:
+            restore()
         warn(
             f"search_scales: the ranges were better one by one, but not together (error {before:.4%}, then "
             f"{after:.4%}): all are as they were. Give more samples, or int16 to what has the largest errors.",

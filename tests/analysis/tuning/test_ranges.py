@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.analysis.tuning import ranges
 from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, run
 from horizon_plugin_pytorch.analysis.tuning.ranges import _alone, _estimated, _searched
 from horizon_plugin_pytorch.analysis.tuning.sites import RoundingModel
 from horizon_plugin_pytorch.dtype import qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import QuantWrapper, calibrate, convert, get_qconfig, prepare, search_scales
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
@@ -45,6 +46,23 @@ def test_a_range_without_what_nobody_reads():
     assert torch.equal(convert(copy.deepcopy(model))(data[0]), model(data[0]))
     quantizer = model.module[0].activation_post_process
     assert float(quantizer.calculate_qparams()[0]) == pytest.approx(float(quantizer.scale))  # training goes on from it
+
+
+def test_ranges_that_are_worse_together_are_put_back_to_the_bit(monkeypatch: pytest.MonkeyPatch):
+    _, model, data = planted()
+    search_scales(model, data)
+    kept = copy.deepcopy(model.state_dict())
+
+    def worse(model: nn.Module, *_: object) -> ranges.ScaleSearchResult:
+        for quantizer in _searched(model, ()).values():
+            ranges._scale_by(quantizer, 0.37)
+        return ranges.ScaleSearchResult([ranges.SearchedRange("module.0", 1.0, 0.37, 1.0, 0.5)])
+
+    monkeypatch.setattr(ranges, "find_scales", worse)
+    with pytest.warns(CalibrationWarning, match="not together"):
+        result = search_scales(model, data)
+    assert result.ranges == [] and result.after == result.before
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
 
 
 def test_the_estimate_is_the_measured_error_where_the_rest_is_linear():
