@@ -41,6 +41,10 @@ class Running:
         """What tells functions apart: see `code_of`."""
         return self._frame.f_code
 
+    def is_of(self, function: Any) -> bool:
+        """Is it a call of this Python function, or of a method by this name of a class?"""
+        return self._frame.f_code is function.__code__
+
     @property
     def file(self) -> str:
         """Its source file."""

@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.nn.input_checks import refused_input
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.leaf import own_leaf
+from horizon_plugin_pytorch.untraced import is_recorded
 
 _BOXES = "Left, top, right and bottom of the boxes of each image, or of all boxes with the image in front."
 _EPSILON = 1e-6  # a box exactly between two levels belongs to the coarser one
@@ -102,30 +103,49 @@ def _axis(
 
 def align_boxes(
     feature: Tensor, boxes: Tensor, images: Tensor, output_size: tuple[int, int], scale: float, ratio: int,
-    aligned: bool, bits: int = 0,
+    aligned: bool, bits: int = 0, is_masked: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Features of boxes in one feature map; sample places are rounded to ``1 / 2**bits`` pixels if bits are given."""
-    height, width = feature.shape[2:]
-    rows, columns = output_size
-    out = feature.new_zeros((len(boxes), feature.shape[1], rows, columns))
+    """Features of boxes in one feature map; sample places are rounded to ``1 / 2**bits`` pixels if bits are given.
+
+    Args:
+        is_masked: sample every box in every image and choose by masks, so that no size depends on the numbers.
+    """
+    out = feature.new_zeros((len(boxes), feature.shape[1], *output_size))
     for image in range(feature.shape[0]):
-        chosen = (images == image).nonzero().flatten()
-        if chosen.numel() == 0:
+        of_image, here = feature[image : image + 1], images == image
+        if is_masked:
+            found = _samples(of_image, boxes, output_size, scale, ratio, aligned, bits)
+            out = torch.where(here[:, None, None, None], found, out)
             continue
-        x1, y1, x2, y2 = boxes[chosen].detach().double().unbind(1)
-        x, across = _axis(x1, x2, scale, columns, ratio, aligned, width, bits)
-        y, down = _axis(y1, y2, scale, rows, ratio, aligned, height, bits)
-        grid = torch.stack(torch.broadcast_tensors(
-            ((2 * x + 1) / width - 1).unsqueeze(1), ((2 * y + 1) / height - 1).unsqueeze(2)
-        ), -1).to(feature.dtype)  # fmt: skip
-        count, tall, wide = grid.shape[:3]
-        samples = F.grid_sample(
-            feature[image : image + 1], grid.reshape(1, count * tall, wide, 2), "bilinear", "border", False
-        )[0].reshape(-1, count, rows, tall // rows, columns, wide // columns)
-        weight = (down.unsqueeze(2) * across.unsqueeze(1)).to(feature.dtype)
-        weight = weight.reshape(count, rows, tall // rows, columns, wide // columns)
-        out = out.index_copy(0, chosen, (samples * weight).sum((3, 5)).transpose(0, 1))
+        chosen = here.nonzero().flatten()
+        if chosen.numel() > 0:
+            found = _samples(of_image, boxes[chosen], output_size, scale, ratio, aligned, bits)
+            out = out.index_copy(0, chosen, found)
     return out
+
+
+def _samples(
+    feature: Tensor, boxes: Tensor, output_size: tuple[int, int], scale: float, ratio: int, aligned: bool, bits: int
+) -> Tensor:
+    """Features of boxes in one image, [K, C, H, W]."""
+    (height, width), (rows, columns) = feature.shape[2:], output_size
+    x1, y1, x2, y2 = boxes.detach().double().unbind(1)
+    x, across = _axis(x1, x2, scale, columns, ratio, aligned, width, bits)
+    y, down = _axis(y1, y2, scale, rows, ratio, aligned, height, bits)
+    grid = torch.stack(torch.broadcast_tensors(
+        ((2 * x + 1) / width - 1).unsqueeze(1), ((2 * y + 1) / height - 1).unsqueeze(2)
+    ), -1).to(feature.dtype)  # fmt: skip
+    count, tall, wide = grid.shape[:3]
+    samples = F.grid_sample(feature, grid.reshape(1, count * tall, wide, 2), "bilinear", "border", False)
+    samples = samples[0].reshape(-1, count, rows, tall // rows, columns, wide // columns)
+    weight = (down.unsqueeze(2) * across.unsqueeze(1)).to(feature.dtype)
+    weight = weight.reshape(count, rows, tall // rows, columns, wide // columns)
+    return (samples * weight).sum((3, 5)).transpose(0, 1)
+
+
+def _is_masked(is_open: bool, ratio: int) -> bool:
+    """Must sizes not depend on the numbers: is a graph written, of boxes whose image or level they tell?"""
+    return is_open and ratio > 0 and is_recorded()
 
 
 @own_leaf
@@ -168,8 +188,9 @@ class RoIAlign(nn.Module):
         require_maps([input])
         flat, images = boxes_and_images(boxes, input.shape[0])
         return align_boxes(
-            input, flat, images, self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned, bits
-        )
+            input, flat, images, self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned, bits,
+            _is_masked(isinstance(boxes, Tensor), self.sampling_ratio),
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         return (
@@ -221,12 +242,13 @@ class MultiScaleRoIAlign(nn.Module):
         level = levels_of(flat, self.thresholds())
         out = features[0].new_zeros((len(flat), features[0].shape[1], *self.output_size))
         for index, (feature, stride) in enumerate(zip(features, self.feature_strides, strict=True)):
+            settings = self.output_size, 1 / stride, self.sampling_ratio, self.aligned, bits
+            if _is_masked(True, self.sampling_ratio):
+                found = align_boxes(feature, flat, images, *settings, is_masked=isinstance(boxes, Tensor))
+                out = torch.where((level == index)[:, None, None, None], found, out)
+                continue
             chosen = (level == index).nonzero().flatten()
-            found = align_boxes(
-                feature, flat[chosen], images[chosen], self.output_size, 1 / stride, self.sampling_ratio, self.aligned,
-                bits,
-            )  # fmt: skip
-            out = out.index_copy(0, chosen, found)
+            out = out.index_copy(0, chosen, align_boxes(feature, flat[chosen], images[chosen], *settings))
         return out
 
     def extra_repr(self) -> str:

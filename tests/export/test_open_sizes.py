@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning
+from horizon_plugin_pytorch.nn import MultiScaleRoIAlign
 from horizon_plugin_pytorch.nn.functional import rle
 from horizon_plugin_pytorch.utils.onnx_helper import export_to_onnx
 
@@ -80,3 +81,31 @@ def test_a_model_that_knows_the_count_is_warned_of() -> None:
 
     with pytest.warns(QuantizationWarning, match="does not run with another count"):
         export_to_onnx(Positions(both), batches()[0], io.BytesIO(), opset_version=13)
+
+
+class Rois(nn.Module):
+    """Boxes [K, 5], or of two images each, on maps of two strides."""
+
+    def __init__(self, is_listed: bool) -> None:
+        super().__init__()
+        self.align, self.is_listed = MultiScaleRoIAlign(2, [4, 8], 2), is_listed
+
+    def forward(self, fine: Tensor, coarse: Tensor, boxes: Tensor) -> Tensor:
+        given = [boxes[:2, 1:], boxes[2:, 1:]] if self.is_listed else boxes
+        return self.align([fine, coarse], given)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_boxes_may_be_of_other_images_and_levels_than_those_of_the_example(is_listed: bool) -> None:
+    torch.manual_seed(0)
+    maps = [torch.randn(2, 3, 32, 32), torch.randn(2, 3, 16, 16)]
+    small, large = [4.0, 8.0, 24.0, 30.0], [0.0, 0.0, 124.0, 126.0]
+    boxes = torch.tensor([[0, *small], [0, *large], [1, *small], [1, *small]])
+    other = torch.tensor([[1, *large], [1, *small], [0, *large], [0, *large]])
+    net = Rois(is_listed).eval()
+    file = io.BytesIO()
+    export_to_onnx(net, (*maps, boxes), file)
+    session = ort.InferenceSession(file.getvalue())
+    for given in (boxes, other):
+        feed = dict(zip((x.name for x in session.get_inputs()), (x.numpy() for x in (*maps, given)), strict=True))
+        torch.testing.assert_close(torch.from_numpy(session.run(None, feed)[0]), net(*maps, given))

@@ -114,7 +114,7 @@ def _is_of_model() -> bool:
     for running in running_functions():
         if is_torch_code(running.file) or running.name in _PASSING or running.name in _SELECTING:
             continue
-        if running.code is Watch.function.__code__:  # the run is watched, too
+        if running.is_of(Watch.function):  # the run is watched, too
             continue
         return not is_package_code(running.file)
     return True
