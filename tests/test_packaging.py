@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import horizon_plugin_profiler
 import horizon_plugin_pytorch
 
 ROOT = Path(__file__).resolve().parents[1]
+OF_TESTS = {"tests", "benchmarks", "demo", "docs"}  # what the packages import, the import contract checks
 NOT_CORE = ("onnx", "onnxruntime", "matplotlib", "plotly", "scipy", "pandas", "torchvision", "IPython", "tensorboard")
 
 
@@ -95,3 +97,41 @@ def test_readme_links_lead_somewhere() -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
     assert targets
     assert [t for t in targets if not (ROOT / t).exists()] == []
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """What a file imports before its first function or class."""
+    head = re.split(r"^(?:@|def |class )", path.read_text(), maxsplit=1, flags=re.MULTILINE)[0]
+    for module, names in re.findall(r"^from ([\w.]+) import (\([^)]*\)|.*)", head, re.MULTILINE):
+        yield from (f"{module}.{name}" for name in re.findall(r"(\w+)(?: as \w+)?", names))
+    yield from re.findall(r"^import ([\w.]+)", head, re.MULTILINE)
+
+
+def _file_of(name: str) -> Path | None:
+    """The file of a module of ours, or of the module that a name is imported from."""
+    for parts in (name.split("."), name.split(".")[:-1]):
+        found = [path for path in (ROOT.joinpath(*parts, "__init__.py"), ROOT.joinpath(*parts).with_suffix(".py"))
+                 if path.exists()]  # fmt: skip
+        if found:
+            return found[0]
+    return None
+
+
+def test_tests_are_collected_without_more_than_the_packages_of_the_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*extras["dependencies"], *(r for e in ("onnx", "test") for r in extras["optional-dependencies"][e])]
+    allowed = {re.split(r"[\[<>=!~ ]", r)[0].replace("-", "_") for r in wanted} | sys.stdlib_module_names | OF_TESTS
+    allowed |= {"horizon_plugin_pytorch", "horizon_plugin_profiler"}
+    of_the_zoo = {ROOT / "tests" / "zoo" / f"{name}.py" for name in ("architectures", "wrappers", "torch_modules")}
+    pending, seen, missing = set((ROOT / "tests").rglob("*.py")) - of_the_zoo, set(of_the_zoo), set()
+    while pending:
+        path = pending.pop()
+        seen.add(path)
+        for name in _imported(path):
+            package = name.partition(".")[0]
+            file = _file_of(name) if package in OF_TESTS else None
+            if package not in allowed:
+                missing.add((str(path.relative_to(ROOT)), package))
+            elif file is not None and file not in seen:
+                pending.add(file)
+    assert not missing
