@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -75,8 +75,8 @@ class Builder:
         memory = memory_of(x)
         return memory in self._origins or memory in self._contents
 
-    def see(self, x: QTensor) -> None:
-        """Note the scale and format of a tensor that the model computes with."""
+    def see(self, x: QTensor, here: Callable[[], tuple[str, str]] | None = None) -> None:
+        """Note the scale and format of a tensor that the model computes with; `here` finds the module and the line."""
         key, found = tensor_key(x), Quantization.of(x)
         node = self._nodes.get(key)
         if node is None:
@@ -86,9 +86,11 @@ class Builder:
         if known is not None and known.quantization is None:
             set_quantization(node, found)
         elif known is not None and known.quantization is not None and not known.quantization.is_same(found):
-            self._nodes[key] = self._with_format(key, node, found)
+            self._nodes[key] = self._with_format(key, node, found, here)
 
-    def _with_format(self, key: Key, node: fx.Node, wanted: Quantization) -> fx.Node:
+    def _with_format(
+        self, key: Key, node: fx.Node, wanted: Quantization, here: Callable[[], tuple[str, str]] | None
+    ) -> fx.Node:
         """The same integers with another scale: a product with a number keeps them."""
         others = self._others[key] or self._others[key] + [node]
         self._others[key] = others
@@ -97,9 +99,9 @@ class Builder:
             if value is not None and value.quantization is not None and value.quantization.is_same(wanted):
                 return other
         alias = self._call(_ATEN.alias.default, (node,), {}, name=f"{node.name}_scaled")
-        value = note_of(node).value
+        path, line, value = note_of(node).path, note_of(node).line, note_of(node).value
         assert value is not None
-        set_note(alias, Note(*self.place, Value(value.shape, value.dtype, wanted)))
+        set_note(alias, Note(*(here() if here is not None else (path, line)), Value(value.shape, value.dtype, wanted)))
         others.append(alias)
         return alias
 

@@ -205,7 +205,7 @@ class ProgramRecorder(TorchDispatchMode):
                 self._seen.add(id(x))
                 self._alive.append(x)
                 if x.is_integer:
-                    self._builder.see(x)
+                    self._builder.see(x, self._places.here)
                 elif not self._takes_real:
                     self.refusals.append(ExportError(
                         "the model computes with real values, as prepared models do, and not with integers: it has no "

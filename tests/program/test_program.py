@@ -395,6 +395,30 @@ def test_each_node_knows_its_module_line_shape_scale_and_format(method: PrepareM
     assert program.classes[""] and program.classes["inner.0"] and program.classes["quant"] == "Quantize"
 
 
+class Attending(nn.Module):
+    """Attention, which divides its queries by a number: their integers stay, and their scale changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        return self.dequant(self.attention(x, x, x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT], ids=lambda m: m.name)
+def test_integers_with_another_scale_know_their_module_and_line(method: PrepareMethod) -> None:
+    data = torch.randn(2, 3, 8)
+    program = record_program(converted(Attending(), (data,), method), data)
+    scaled = [note_of(node) for node in program.operators if operator_name(node) == "aten::alias"]
+    line = Attending.forward.__code__.co_firstlineno + 2
+    assert [note.path for note in scaled] == ["attention.attention.scale"]
+    assert {note.line for note in scaled} == {f"{Path(__file__).name}:{line}"}
+    assert all(note_of(node).line for node in program.operators)
+
+
 def test_one_tensor_of_integers_with_two_scales() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
