@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 from horizon_plugin_pytorch.runtime.node_notes import Note, Notes
@@ -43,6 +44,14 @@ def test_every_file_has_a_room() -> None:
         if path not in named and not path.startswith((*folders, *doors)) and not path.endswith("__init__.py")
     ]
     assert not left
+
+
+def test_rooms_are_in_the_order_of_the_import_contract() -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    rooms = [layer.removeprefix("horizon_plugin_pytorch.") for layer in layers if ":" not in layer]
+    assert rooms[0] == "horizon_plugin_profiler"
+    assert re.findall(r"^\| `(\w+)/` \|", PAGE, re.MULTILINE) == rooms[:0:-1]
 
 
 def test_notes_on_nodes_are_on_the_page() -> None:
