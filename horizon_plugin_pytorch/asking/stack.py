@@ -94,9 +94,13 @@ def running_functions() -> Iterator[Running]:
         frame = frame.f_back
 
 
-def innermost_running(passed: set[int]) -> Running | None:
-    """The innermost function that has not returned yet, but for those whose code, by its `id`, is passed over."""
-    frame: FrameType | None = sys._getframe(1)
+def innermost_running(passed: set[int], skipped: int = 0) -> Running | None:
+    """The innermost function that has not returned yet, but for those whose code, by its `id`, is passed over.
+
+    Args:
+        skipped: so many functions, from the one that asks outwards, are passed over without a look.
+    """
+    frame: FrameType | None = sys._getframe(1 + skipped)
     while frame is not None and id(frame.f_code) in passed:
         frame = frame.f_back
     return None if frame is None else Running(frame)

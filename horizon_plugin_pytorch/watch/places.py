@@ -51,6 +51,7 @@ class Place(NamedTuple):
 
 
 NOWHERE = Place("")
+_NO_LINE = None, ""
 
 
 class Places:
@@ -94,10 +95,14 @@ class Places:
     def of_module(self) -> str:
         """The innermost line of the model's code that runs; empty if there is none."""
         while True:
-            running = innermost_running(self._passed)
+            running = innermost_running(self._passed, skipped=3)  # this function, and the two of the watch around it
             if running is None or running == self._outermost:
                 return ""
-            owner = self._owner(running.code)
+            code = running.code
+            lines = self._lines.get(id(code))
+            if lines is not None:  # of a graph, as most calls are
+                return lines.get(running.number, _NO_LINE)[1]
+            owner = self._owner(code)
             if owner is _Owner.USER:
                 return running.line
             if owner is _Owner.GRAPH:
@@ -150,7 +155,7 @@ class Places:
         lines = self._lines.get(id(code))
         if lines is None:
             lines = self._lines[id(code)] = _lines_of(self._graphs[id(code)], code)
-        scope, line = lines.get(running.number, (None, ""))
+        scope, line = lines.get(running.number, _NO_LINE)
         return Place(line, scope)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from enum import Enum
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,15 +62,20 @@ class _Known(NamedTuple):
     is_before: bool = False
 
 
+_FUSED_AWAY, _END_OF_METHOD = _Known(_Part.FUSED_AWAY), _Known(_Part.END_OF_METHOD)
+
+
 class _KnownOfClass(NamedTuple):
     """What modules of one class have in common.
 
     Args:
         known: of those of which nothing special is known.
+        by_operator: of those that are in the place of an operator, by its name.
         can_be_before: they have `is_before_cpu`. What neither class nor module has is searched for a long time.
     """
 
     known: _Known
+    by_operator: dict[str, _Known]
     is_placed: bool
     can_be_before: bool
 
@@ -157,9 +162,12 @@ class Watch:
             self._index = 0
             self._counts.clear()
             self._places.begin()
+        part = (self._known.get(module) or self._ask(module)).part
+        if part is _Part.FUSED_AWAY:  # nothing of it is told, and it does little: the mode may stay
+            self._inside = module
+            return
         entered.append(module)
-        known = self._known.get(module) or self._ask(module)
-        if known.part is not _Part.SCOPE:
+        if part is not _Part.SCOPE:
             self._inside = module
             self._is_mode_off = _take_off_top(self._mode)
 
@@ -171,8 +179,14 @@ class Watch:
             self.failed_in = None
         elif self.failed_in is None:
             self.failed_in = self._paths.get(module)
-        entered = self._entered
-        if (self._inside is not None and self._inside is not module) or module not in entered:
+        entered, inside = self._entered, self._inside
+        if inside is not None and inside is not module:
+            return
+        if inside is module and (known := self._known[module]).part is _Part.FUSED_AWAY:
+            self._inside = None
+            self._noticed += kwargs is not None and not known.is_before
+            return
+        if module not in entered:
             return
         while entered.pop() is not module:  # what an error left behind
             pass
@@ -211,16 +225,20 @@ class Watch:
             is_operator = cls is not nn.Module and runs_as_one(module)
             of_class = self._known_of_classes[cls] = _KnownOfClass(
                 _Known(_Part.OPERATOR if is_operator else _Part.SCOPE, row_of_module(cls)),
+                {},
                 issubclass(cls, PlacedModule),
                 hasattr(cls, "is_before_cpu"),
             )
         known = of_class.known
         if FUSED_INTO in module.__dict__:
-            known = _Known(_Part.FUSED_AWAY)
+            known = _FUSED_AWAY
         elif module in self._functionals:
-            known = _Known(_Part.END_OF_METHOD)
-        elif of_class.is_placed and module.operator:
-            known = known._replace(row=row_named(module.operator))  # type: ignore[arg-type]
+            known = _END_OF_METHOD
+        elif of_class.is_placed and (operator := cast(str, module.operator)):
+            named = of_class.by_operator.get(operator)
+            if named is None:
+                named = of_class.by_operator[operator] = known._replace(row=row_named(operator))
+            known = named
         if of_class.can_be_before and module.is_before_cpu:
             known = known._replace(is_before=True)
         self._known[module] = known
@@ -233,7 +251,9 @@ class Watch:
         self._noticed += not is_before
         if part is _Part.OPERATOR:
             line = self._places.of_module() or getattr(module, "line", "")
-            self._tell(OperatorCall(0, self._path_of(module), 0, row, line, args, kwargs, out, module))
+            path = self._paths.get(module)
+            path = self._path_of(module) if path is None else path
+            self._tell(OperatorCall(0, path, 0, row, line, args, kwargs, out, module))
         elif part is _Part.END_OF_METHOD:
             functional = self._functionals[module]
             method, args = _method_of(functional)
