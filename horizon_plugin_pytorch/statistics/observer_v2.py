@@ -135,15 +135,19 @@ def _mean_over_processes(value: Tensor, counts: bool, who: str) -> Tensor | None
 def synchronize(sketch: Sketch, who: str) -> None:
     """Merge the sketches of all processes; each has the same afterwards."""
     device = sketch.counts.device
-    reach = torch.tensor([-sketch.ends[0], sketch.ends[1]], device=device)
+    reach = torch.tensor([-sketch.ends[0], sketch.ends[1], sketch.total], dtype=torch.float64, device=device)
     all_reduce(reach, dist.ReduceOp.MAX, who)
-    ends = (-float(reach[0]), float(reach[1]))
+    low, high, most = reach.tolist()
+    ends = (-low, high)
     counts, peaks = sketch.aligned(ends)
-    totals = torch.tensor([sketch.total, *peaks], dtype=torch.int64, device=device)
+    # What all have together must fit 32 bits: of more, every process halves its counts alike, and the shares stay.
+    halvings = max(int(most * dist.get_world_size()).bit_length() - 30, 0)
+    if halvings:
+        counts = ((counts.long() + (1 << halvings) - 1) >> halvings).int()
+    counts = torch.cat([counts, counts.new_tensor([peak >> halvings for peak in peaks])])
     all_reduce(counts, dist.ReduceOp.SUM, who)
-    all_reduce(totals, dist.ReduceOp.SUM, who)
-    total, low, high = totals.tolist()
-    sketch.replace(counts, ends, total, (low, high))
+    counts, (low_peak, high_peak) = counts[:-2].clone(), counts[-2:].tolist()
+    sketch.replace(counts, ends, int(counts.sum()), (low_peak, high_peak))
 
 
 def percentiles_by_channel(rows: Tensor, shares: Sequence[float]) -> Tensor:

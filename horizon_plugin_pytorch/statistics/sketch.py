@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -280,6 +281,8 @@ class Sketch:
 
         Values are taken as spread evenly within their bin, but for the smallest and the largest, which are known.
         """
+        if not self.largest:
+            return torch.zeros_like(scales, dtype=torch.float64)
         octaves = self._octave(float(scales.min()) * high), self._octave(float(scales.max()) * high)
         in_bins = self._errors_in_bins(self._between_ends().cumsum(0), scales.double(), low, high, octaves)
         return in_bins.add_(_errors_of(self._at_ends(low, high), scales.double()))
@@ -310,8 +313,8 @@ class Sketch:
             octaves: the powers of two, counted from the lowest, in which the ranges end. Without, few bins are looked
                 at.
         """
-        places, edges, last_step = _some_edges(self._first, octaves, below.device)
-        size = len(places) - (BINS - 1 - self._bin(self.largest)) // last_step
+        places, edges, last_bins = _some_edges(self._first, octaves, below.device)
+        size = bisect_left(last_bins, self._bin(self.largest)) + 1  # up to the one that has the largest
         places, edges = places[:size], edges[: size + 1]
         # Where there are both signs, half of what is clipped is so at `high`, and half at `low`.
         limits: set[float] = {high if self.ends[1] == self.largest else -low}
@@ -501,8 +504,8 @@ def _shares(stride: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _some_edges(first: int, octaves: tuple[int, int] | None, device: torch.device) -> tuple[Tensor, Tensor, int]:
-    """The last ones of the bins that are taken together, the edges, and how many bins there are in one at the top.
+def _some_edges(first: int, octaves: tuple[int, int] | None, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+    """The last ones of the bins that are taken together, the edges, and those last ones as a list.
 
     Args:
         octaves: the first and the last in which each bin is by itself. Of the powers of two below there are fewer and
@@ -517,9 +520,9 @@ def _some_edges(first: int, octaves: tuple[int, int] | None, device: torch.devic
 
     steps = [_PER_OCTAVE // bins(octave) for octave in range(_OCTAVES)]
     begins = torch.cat([torch.arange(o << _BITS, (o + 1) << _BITS, step) for o, step in enumerate(steps)])
-    places = torch.cat([begins[1:], begins.new_tensor([BINS])]).to(device)
-    edges = _edges(first, device)
-    return places - 1, torch.cat([edges[:1], edges[places]]), steps[-1]
+    ends = torch.cat([begins[1:], begins.new_tensor([BINS])])
+    edges, places = _edges(first, device), ends.to(device)
+    return places - 1, torch.cat([edges[:1], edges[places]]), (ends - 1).tolist()
 
 
 def _exponent(ends: tuple[float, float]) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.statistics import sketch as sketches
 from horizon_plugin_pytorch.statistics.sketch import BINS, Sketch, _each, _sample, best_ranges
 
+ONE_VALUE = (0.0, -0.0, 1e-42, 1e-37, -0.3)
 RANGES = {"int8": (-128, 127), "int16": (-32768, 32767)}
 
 
@@ -162,6 +163,14 @@ def test_values_that_are_not_finite_are_left_out_and_zeros_are_no_trouble() -> N
     zeros = Sketch.of(torch.zeros(5))
     assert zeros.best_scale(-128, 127) == 0 and zeros.percentile(50) == 0
     assert float(zeros.edges()[-1]) > 0 and len(zeros.edges()) == BINS + 1
+
+
+@pytest.mark.parametrize("value", ONE_VALUE, ids=str)
+def test_errors_of_one_value_only(value: float) -> None:
+    scales = torch.tensor([1e-3, 0.1, 2.0], dtype=torch.float64)
+    found = Sketch.of(torch.full((50,), value)).errors(scales, -128, 127)
+    expected = [squared_error(torch.full((50,), value), float(s), -128, 127) for s in scales]
+    assert found.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-60 if abs(value) < 1e-30 else 1e-9)
 
 
 @pytest.mark.parametrize("limits", [(0.0, math.inf), (0.0, 6.0), (0.5, math.inf), (-1.0, 1.0), (-math.inf, 0.0)])

@@ -18,6 +18,7 @@ WORKER = textwrap.dedent(
     from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
     from horizon_plugin_pytorch.quantization import observer_v2
     from horizon_plugin_pytorch.statistics.observer_names import OBSERVERS
+    from horizon_plugin_pytorch.statistics.sketch import Sketch
     from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver, SketchObserver
 
     rank, place, out = int(sys.argv[1]), sys.argv[2], f"{sys.argv[1]}.json"
@@ -51,6 +52,14 @@ WORKER = textwrap.dedent(
         quantizer = FakeQuantize(make, is_sync_quantize=True, channel_len=2, **by_channel)
         run(f"channels {name}", quantizer, batches[rank].view(2, -1), batches[rank][: 0 if rank else None].view(2, -1))
     run("MSE empty", FakeQuantize(observer_v2.MSEObserver, is_sync_quantize=True), batches[0][: 0 if rank else None])
+    # More values than counts of 32 bits have room for.
+    sketch = Sketch.of(torch.tensor([0.25, 0.5, 0.5, -1.0]))
+    sketch.replace(sketch.counts * 2**29, sketch.ends, sketch.total * 2**29, (2**29, 0))
+    sketch.counts[123] += 1
+    sketch.total += 1
+    observer_v2.synchronize(sketch, "many")
+    filled = sketch.counts[sketch.counts > 0].tolist()
+    found["many"] = [sketch.total, *sketch.peaks, *filled]
     with open(out, "w") as file:
         json.dump(found, file)
     dist.destroy_process_group()
@@ -72,6 +81,7 @@ def test_two_processes_get_the_same_scale(tmp_path: Path) -> None:
         elif "Observer" in name:
             assert first[name] == second[name] == first[name.removesuffix(" whole") + " whole"], name
     assert first["MSE empty"] == second["MSE empty"]
+    assert first["many"] == second["many"] == [4 * 2**27 + 2, 2**27, 0, 2, 2**27, 2**28, 2**27]  # every eighth value
     expected = {
         "synced": [7.07 / 127.5],
         "channels": [7 / 127.5, 0.2 / 127.5],
