@@ -37,26 +37,36 @@ def library(source: Path = SOURCE, folder: Path | None = None) -> ctypes.CDLL:
     folder = _own_folder(cache_folder() if folder is None else folder)
     text = source.read_bytes()
     made_of = (text, " ".join((*compiler, *_FLAGS)).encode(), _version(compiler[0]), _processor())
-    path = folder / f"{source.stem}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}.so"
+    name = f"{source.stem}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:24]}"
     try:
-        if not path.exists():
-            _build(compiler, source, path)
+        path = _whole(folder, name) or _build(compiler, source, folder, name)
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise CannotBuildError(f"{path} cannot be loaded: {error}") from error
+        raise CannotBuildError(f"{folder / name} cannot be made or loaded: {error}") from error
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: a folder of ``XDG_CACHE_HOME``, or of ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "horizon_plugin_pytorch"
+    """Where libraries are kept: a folder of ``XDG_CACHE_HOME``, or of ``~/.cache``.
+
+    Raises:
+        CannotBuildError: neither is the path of a folder from the root on.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        base = Path(os.path.expanduser("~")) / ".cache"
+    if not base.is_absolute():
+        raise CannotBuildError("there is no home folder to keep a library in; set XDG_CACHE_HOME to a folder")
+    return base / "horizon_plugin_pytorch"
 
 
 def _compiler() -> list[str]:
     """The command of the C compiler: the environment variable ``CC``, or else cc, gcc or clang."""
     if sys.platform == "win32":
         raise CannotBuildError("not supported on Windows")
-    asked = shlex.split(os.environ.get("CC", ""))
+    try:
+        asked = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise CannotBuildError(f"CC is {os.environ['CC']!r}, which is no command: {error}") from error
     names = [asked] if asked else [["cc"], ["gcc"], ["clang"]]
     for command in names:
         found = shutil.which(command[0])
@@ -94,21 +104,35 @@ def _processor() -> str:
     return "\n".join(facts)
 
 
-def _build(compiler: list[str], source: Path, path: Path) -> None:
+def _whole(folder: Path, name: str) -> Path | None:
+    """The library of an earlier process, if it is as it was made: one that is cut off would end this process."""
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        if path.stem == f"{name}-{_digest(path)}":
+            return path
+    return None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:24]
+
+
+def _build(compiler: list[str], source: Path, folder: Path, name: str) -> Path:
     """Compile to a file of its own, which takes its name when it is whole: other processes may do the same."""
     errors = ""
     for tuning in (["-march=native"], []):  # not every compiler knows the machine that it runs on
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=path.parent) as folder:
-            made = os.path.join(folder, "made.so")
-            command = [*compiler, *_FLAGS, *tuning, str(source), "-o", made, "-lm"]
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as place:
+            made = Path(place) / "made.so"
+            command = [*compiler, *_FLAGS, *tuning, str(source), "-o", str(made), "-lm"]
             try:
                 done = subprocess.run(
                     command, capture_output=True, text=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise CannotBuildError(f"{compiler[0]} does not run: {error}") from error
-            if done.returncode == 0:
+            if done.returncode == 0 and made.exists():
+                path = folder / f"{name}-{_digest(made)}.so"
                 os.replace(made, path)
-                return
-            errors = (done.stderr.strip() or done.stdout.strip() or f"code {done.returncode}").splitlines()[0]
+                return path
+            said = done.stderr.strip() or done.stdout.strip()
+            errors = said.splitlines()[0] if said else f"code {done.returncode}, and there is no library"
     raise CannotBuildError(f"{compiler[0]} fails: {errors}")

@@ -28,6 +28,8 @@ from horizon_plugin_pytorch.quantization import (
 from horizon_plugin_pytorch.quantization.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.quantization.observer_v2 import HistogramObserver
 from horizon_plugin_pytorch.statistics.observer_names import range_methods
+from horizon_plugin_pytorch.statistics.sketch import Sketch
+from tests.statistics.test_sketch import ONE_VALUE
 from tests.tiers import in_soak
 
 OBSERVERS = {**range_methods(), "histogram": HistogramObserver}
@@ -117,6 +119,32 @@ def test_without_a_compiler_torch_is_used_and_it_is_told(monkeypatch: pytest.Mon
     assert float(observed("mse", torch.linspace(-1, 1, 1001))) > 0
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("'cc", 'CC is "\'cc", which is no command'), ("true", "true fails: code 0, and there is no library")],
+)
+def test_what_is_no_compiler_is_told(command: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", command)
+    with pytest.raises(building.CannotBuildError, match=said):
+        building.library(folder=tmp_path / "made")
+
+
+def test_a_library_that_is_cut_off_is_made_anew(made: Passes, folder: Path, tmp_path: Path) -> None:
+    [whole] = folder.iterdir()
+    cut = tmp_path / "made" / whole.name
+    cut.parent.mkdir(mode=0o700)
+    cut.write_bytes(whole.read_bytes()[:12000])  # to load it would end the process
+    assert disproof(Passes(building.library(folder=cut.parent))) == ""
+
+
+def test_without_a_home_nothing_is_written_to_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "beside")  # by its specification not a relative path
+    assert building.cache_folder() == Path.home() / ".cache" / "horizon_plugin_pytorch"
+    monkeypatch.setenv("HOME", "nowhere")
+    with pytest.raises(building.CannotBuildError, match="there is no home folder .* set XDG_CACHE_HOME"):
+        building.cache_folder()
+
+
 def test_they_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(compiled.VARIABLE, raising=False)
     compiled.use_compiled_passes(None)
@@ -166,6 +194,15 @@ def test_scales_are_the_same(name: str, made: Passes) -> None:
                 compiled.use_compiled_passes(is_on)
                 found.append(observed(name, x, limits))
             assert torch.equal(*found), (kind, limits)
+
+
+@pytest.mark.parametrize("value", ONE_VALUE, ids=str)
+def test_errors_of_one_value_are_the_same(value: float, made: Passes) -> None:
+    found = []
+    for is_on in (True, False):
+        compiled.use_compiled_passes(is_on)
+        found.append(Sketch.of(torch.full((50,), value)).errors(torch.tensor([1e-3, 0.1, 2.0]), -128, 127))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-60)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
