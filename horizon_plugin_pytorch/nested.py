@@ -68,27 +68,39 @@ def map_instances(function: Callable[[Any], Any], types: type | tuple[type, ...]
     return pytree.tree_map(one, tree, is_leaf=lambda value: isinstance(value, types))
 
 
-def located(tree: Any, types: type | tuple[type, ...] = Tensor) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def located(
+    tree: Any, types: type | tuple[type, ...] = Tensor, spells_keys: bool = False
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """The tensors of the structure, or other leaves, in order: the keys, positions and fields that lead to each.
 
     >>> [path for path, leaf in located((1, {"boxes": [2, 3]}), int)]
     [(0,), (1, 'boxes', 0), (1, 'boxes', 1)]
+
+    With `spells_keys` a number is a position, as numbers that are keys of a dictionary are spelled:
+
+    >>> [path for path, leaf in located([{8: 1, 16: [2]}], int, spells_keys=True)]
+    [(0, '8'), (0, '16', 0)]
     """
     try:
-        pairs = [(tuple(map(_key, path)), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
+        flat = pytree.tree_flatten_with_path(tree)[0]
+        pairs = [(tuple(_key(entry, spells_keys) for entry in path), leaf) for path, leaf in flat]
     except ValueError:  # a class that is registered without names for its parts
         pairs = [((index,), leaf) for index, leaf in enumerate(pytree.tree_leaves(tree))]
     for path, leaf in pairs:
         parts = None if isinstance(leaf, types) else _parts(leaf, types)
         if parts is not None:
+            is_spelled = spells_keys and isinstance(leaf, dict)
             for name, part in parts.items():
-                yield from (((*path, name, *rest), found) for rest, found in located(part, types))
+                key = str(name) if is_spelled and isinstance(name, int) else name
+                yield from (((*path, key, *rest), found) for rest, found in located(part, types, spells_keys))
         elif isinstance(leaf, types):
             yield path, leaf
 
 
-def _key(entry: Any) -> Any:
+def _key(entry: Any, spells: bool) -> Any:
     """What an entry of a path of torch's names: a position, a key or a field."""
+    if spells and isinstance(getattr(entry, "key", None), int):
+        return str(entry.key)
     return next((getattr(entry, name) for name in ("idx", "key", "name") if hasattr(entry, name)), str(entry))
 
 

@@ -24,13 +24,15 @@ def port_names(paths: Sequence[Path], kind: str, wanted: Sequence[str] | None, t
     ['input_0', 'boxes_0', 'boxes_1']
     >>> port_names([(0, "image"), (1, "image")], "output", None, ["image"])
     ['output_0_image', 'output_1_image']
+    >>> port_names([("8",), ("16",), ("",)], "output", None)
+    ['8', '16', 'output_']
     """
     if wanted is not None:
         return _checked(list(wanted), len(paths), kind, taken)
     short = [_short(path, index, kind, len(paths)) for index, path in enumerate(paths)]
     counts, used, names = Counter(short), set(taken), []
     for name, path in zip(short, paths, strict=True):
-        base = "_".join(map(str, (kind, *path))) if name in used or counts[name] > 1 else name
+        base = "_".join(map(str, (kind, *path))) if not name or name in used or counts[name] > 1 else name
         name, count = base, 0
         while name in used:
             count += 1

@@ -297,7 +297,8 @@ def build_onnx(
                 lambda: _built(model, args, input_names, output_names, opset, takes_real, is_fast, is_sized=True)
             )
         given, names = positional_arguments(model, args), argument_names(model, args)
-        inputs = port_names([(names[path[0]], *path[1:]) for path, _ in located(given)], "input", input_names)
+        paths = [(names[path[0]], *path[1:]) for path, _ in located(given, spells_keys=True)]
+        inputs = port_names(paths, "input", input_names)
         return with_dynamic_axes(
             lambda resized: with_any_count(
                 lambda: _built(model, resized, input_names, output_names, opset, takes_real, is_fast, False)

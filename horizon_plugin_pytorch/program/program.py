@@ -58,7 +58,8 @@ class Program:
         graph: placeholders for the tensors of the inputs, ``get_attr`` for constants, operators, and one output: a
             tuple of tensors.
         constants: what the ``get_attr`` nodes name.
-        input_paths: where each input tensor is found among the arguments: positions, keys and names of fields.
+        input_paths: where each input tensor is found among the arguments: positions, keys and names of fields;
+            keys that are numbers are spelled.
         outputs: the structure that the model gives, with a `Slot` for each tensor.
         results: what is known of each tensor that is given.
         classes: the class of each module that a node names, and of those around it.

@@ -57,7 +57,7 @@ def record_program(model: nn.Module, example_inputs: Any, takes_real: bool = Fal
     """
     args = map_tensors(lambda x: x.detach().clone(), positional_arguments(model, example_inputs))
     names = argument_names(model, example_inputs)
-    paths = tuple((names[path[0]], *path[1:]) for path, _ in located(args))
+    paths = tuple((names[path[0]], *path[1:]) for path, _ in located(args, spells_keys=True))
     state = PlainState(model)
     with torch.no_grad(), _eval_mode(model), written_route() if takes_real else nullcontext():
         program = _record(model, args, paths, takes_real)

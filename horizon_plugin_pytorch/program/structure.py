@@ -42,12 +42,12 @@ def filled(structure: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def slot_paths(structure: Any) -> list[tuple[Any, ...]]:
-    """The keys, positions and fields that lead to each slot, in the order of the slots.
+    """The keys, positions and fields that lead to each slot, in the order of the slots; numbers are positions.
 
     >>> slot_paths({"boxes": [Slot(0), Slot(1)]})
     [('boxes', 0), ('boxes', 1)]
     """
-    found = sorted(located(structure, Slot), key=lambda pair: pair[1].index)
+    found = sorted(located(structure, Slot, spells_keys=True), key=lambda pair: pair[1].index)
     return [path for path, slot in found]
 
 

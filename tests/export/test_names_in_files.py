@@ -127,7 +127,8 @@ PORTS: dict[str, tuple[Any, Any, Any, list[str], list[str]]] = {
         ["output_left", "right_0", "right_1"],
     ),
     "keys that are no strings": (
-        ({0: X, (1, 2): X},), lambda d: d.values(), lambda y: {1: y}, ["input_0", "(1, 2)"], ["output"],
+        ({0: X, (1, 2): X},), lambda d: d.values(), lambda y: {8: y, 16: [y + 1], "": y + 2}, ["0", "(1, 2)"],
+        ["8", "16_0", "output_"],
     ),
     "one tensor": ((X,), lambda x: [x], lambda y: [y], ["input"], ["output"]),
 }  # fmt: skip
