@@ -29,7 +29,7 @@ Formats = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Step:
+class Trial:
     """One mixture of formats that was run.
 
     Args:
@@ -116,7 +116,7 @@ class TuningResult:
     operators: int
     march: str
     model: str
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Trial] = field(default_factory=list)
     bounds: Bounds | None = None
     sensitivity: list[list[Any]] = field(default_factory=list)
     curve: list[float] = field(default_factory=list)
@@ -273,7 +273,7 @@ def _in_docstring(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', "'''")
 
 
-def _met(step: Step) -> str:
+def _met(step: Trial) -> str:
     return "" if step.is_met is None else "met" if step.is_met else "missed"
 
 

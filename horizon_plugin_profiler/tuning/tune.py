@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from horizon_plugin_profiler.tuning.answer import Bounds, Step, TuningResult
+from horizon_plugin_profiler.tuning.answer import Bounds, Trial, TuningResult
 from horizon_plugin_profiler.tuning.bench import Bench, Data, quiet
 from horizon_plugin_profiler.tuning.judge import Evaluate, Judge
 from horizon_plugin_profiler.tuning.survey import Survey
@@ -250,7 +250,7 @@ class _Tuning:
     ) -> None:
         self.bench, self.judge, self.dual, self.float16, self.seed = bench, judge, dual, float16, seed
         self.out_dir = out_dir
-        self.steps: list[Step] = []
+        self.steps: list[Trial] = []
         self.notes: list[str] = []
         self.asked: set[str] = set()
         self.float_value = 1.0 if judge.metric == "Cosine" else math.inf if judge.metric == "SQNR" else 0.0
@@ -272,7 +272,7 @@ class _Tuning:
             count = len(self.bench.formats(raised))
             met = None if self.target is None else self.judge.is_met(value, self.target)
             share = count / max(self.bench.survey.operators, 1)
-            self.steps.append(Step(what, count, share, value, self.bench.known_error(raised), met))
+            self.steps.append(Trial(what, count, share, value, self.bench.known_error(raised), met))
         return value
 
     def meets(self, raised: Collection[Site], what: str) -> bool:

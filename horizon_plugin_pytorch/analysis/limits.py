@@ -22,7 +22,7 @@ from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.operators.support import GENERAL, TensorFact, Use, group_of
 from horizon_plugin_pytorch.operators.table import Operator, Trait
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.runtime.arguments import positional_arguments
+from horizon_plugin_pytorch.runtime.arguments import positional_arguments, script_arguments
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.torch_functions import UNBINDING
@@ -253,8 +253,7 @@ def check_model(
 
 def _check_script(script: Any, example_inputs: Any) -> int:
     """Check the operators of a script."""
-    args = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-    findings, count = script_findings(script, args)
+    findings, count = script_findings(script, script_arguments(example_inputs))
     if not count:
         raise HorizonError("check_model: the script has no integers; trace a model of `convert_fx` or `convert`.")
     if findings:

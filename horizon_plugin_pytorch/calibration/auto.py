@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.calibration.batches import (
     unseen_lines,
 )
 from horizon_plugin_pytorch.calibration.judge import Judge, operators_of
+from horizon_plugin_pytorch.compiled.passes import NO_LIMITS
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import (
     CalibrationWarning,
@@ -36,7 +37,6 @@ from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase
 from horizon_plugin_pytorch.statistics.observer_names import make_like, range_methods
 from horizon_plugin_pytorch.statistics.observer_v2 import CountingObserver, HistogramObserver
-from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.tables import Table
 
 _JUDGED = 4  # batches on which candidates are compared; the result is checked on all

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.calibration.batches import require_quantizers, run_batch, undone_after_an_error
+from horizon_plugin_pytorch.compiled.passes import NO_LIMITS
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
@@ -26,7 +27,6 @@ from horizon_plugin_pytorch.nn.qat.module import QATModule, real
 from horizon_plugin_pytorch.nn.qat.original import restore, rewrite
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.statistics.metrics import relative_error
-from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.watch import HeldRun, ModuleWatch, OperatorCall
 
 Part = Literal["weight", "bias"]

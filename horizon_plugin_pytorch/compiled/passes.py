@@ -13,6 +13,8 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.untraced import is_recorded, untraced
 
+NO_LIMITS = (-math.inf, math.inf)  # of values that nothing clamps
+
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _ARGUMENTS = {
     "horizon_range": [_POINTER, _LONG, _POINTER],
@@ -118,7 +120,7 @@ class Passes:
         outside the edges, and inside it `x`, or `y` with `is_clip`; summed in float64.
         """
         to_x = grad if edges is None else torch.empty_like(grad)
-        lower, upper = edges or (-math.inf, math.inf)
+        lower, upper = edges or NO_LIMITS
         place = None if edges is None else to_x.data_ptr()
         total = self._learned(grad.data_ptr(), x.data_ptr(), y.data_ptr(), place, x.numel(), lower, upper, int(is_clip))
         return to_x, total
@@ -254,7 +256,7 @@ def _wrong(passes: Passes, x: Tensor) -> Iterator[str]:
     for step, low, high in ((0.1, -128, 127), (1.0, 0, 60), (2.0**-10, -32768, 32767), (1e-30, -128, 127)):
         if not _same(passes.round(x, step, low, high), _rounded(x, step, low, high)):
             yield f"rounding {x.numel()} values to steps of {step}"
-    for limits in ((-math.inf, math.inf), (0.0, 6.0)):
+    for limits in (NO_LIMITS, (0.0, 6.0)):
         taken = x.clamp(-3.9, 3.9).mul_(4.0)  # all bins are there
         for each in (1, 3):
             if each > 1 and taken.numel() < 64 * each:
@@ -279,7 +281,7 @@ def _wrong_gradients(passes: Passes, generator: torch.Generator) -> Iterator[str
         x[0] = 1.5  # on an edge
         y = _rounded(x, 0.1, -10, 10)
         for edges in (None, (-0.8, 1.5)):
-            lower, upper = edges or (-math.inf, math.inf)
+            lower, upper = edges or NO_LIMITS
             for is_clip in (False, True):
                 to_x, total = passes.learned(grad, x, y, edges, is_clip)
                 select = torch.ops.aten.hardtanh_backward

@@ -21,6 +21,7 @@ from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.program import Program, record_program
 from horizon_plugin_pytorch.program.script import ScriptSteps
 from horizon_plugin_pytorch.program.structure import filled
+from horizon_plugin_pytorch.runtime.arguments import script_arguments
 
 _METADATA = "horizon_plugin_pytorch."
 
@@ -28,8 +29,7 @@ _METADATA = "horizon_plugin_pytorch."
 def program_of_model(module: Any, example_inputs: Any, who: str) -> Program:
     """The program of a converted model or of a script; anything else is refused."""
     if isinstance(module, torch.jit.ScriptModule):
-        is_list = isinstance(example_inputs, (tuple, list))
-        program = record_program(ScriptSteps(module), tuple(example_inputs) if is_list else (example_inputs,))
+        program = record_program(ScriptSteps(module), script_arguments(example_inputs))
         return replace(program, name=module.original_name)
     require_module(module, who, "a converted model or a TorchScript module")
     kinds = [m for m in module.modules() if isinstance(m, (QATModule, QuantizedModule))]

@@ -24,7 +24,7 @@ from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.program import Program, record_program
 from horizon_plugin_pytorch.program.note import note_of, operator_name
 from horizon_plugin_pytorch.program.script import ScriptSteps
-from horizon_plugin_pytorch.runtime.arguments import positional_arguments
+from horizon_plugin_pytorch.runtime.arguments import positional_arguments, script_arguments
 from horizon_plugin_pytorch.tables import Table
 
 __all__ = ["compare_script_models", "script_profile"]
@@ -74,8 +74,8 @@ def script_profile(
     """
     require_module(model, "script_profile")
     _check_march(march)
-    args = positional_arguments(model, example_inputs) if not isinstance(model, torch.jit.ScriptModule) else None
-    args = _arguments(example_inputs) if args is None else args
+    is_script = isinstance(model, torch.jit.ScriptModule)
+    args = script_arguments(example_inputs) if is_script else positional_arguments(model, example_inputs)
     profile = _profile(_script_of(model, args, "script_profile"), args, mark_node_func)
     data = io.BytesIO()
     torch.save({row.name: row.value for row in profile.rows if row.is_marked}, data)
@@ -102,7 +102,7 @@ def compare_script_models(
         ExportError: a script is none of operators alone.
     """
     _check_march(march)
-    args = _arguments(example_inputs)
+    args = script_arguments(example_inputs)
     first, second = (
         _profile(_script_of(model, args, "compare_script_models", is_traced=True), args) for model in (model1, model2)
     )
@@ -252,10 +252,6 @@ def _script_of(model: Any, args: tuple, who: str, is_traced: bool = False) -> to
         raise ExportError(f"{who}: `{type(model).__name__}` is a float model; it has no integers to compare.")
     with quiet(), torch.no_grad():
         return torch.jit.trace(model.eval(), args)
-
-
-def _arguments(example_inputs: Any) -> tuple:
-    return tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
 
 
 def _check_march(march: Any) -> None:

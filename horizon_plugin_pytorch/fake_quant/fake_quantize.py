@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.compiled.passes import NO_LIMITS
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import QuantDType, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, warn
@@ -27,7 +28,6 @@ from horizon_plugin_pytorch.statistics.observer import (
 )
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.partial import Partial, show_signature
-from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.untraced import is_traced, untraced
 
 

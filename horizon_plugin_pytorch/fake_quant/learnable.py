@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.compiled.choice import passes
-from horizon_plugin_pytorch.compiled.passes import is_plain, is_serial
+from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_plain, is_serial
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, listed, require_module, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
@@ -21,7 +21,6 @@ from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.processes import is_distributed
-from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.untraced import is_traced, untraced
 
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.compiled.choice import passes
-from horizon_plugin_pytorch.compiled.passes import is_plain, is_serial
+from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_plain, is_serial
 from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.fixed_point.library import operator
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
-from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.untraced import applied, is_traced, untraced
 
 

@@ -14,7 +14,7 @@ from horizon_plugin_pytorch.program.builder import Builder
 from horizon_plugin_pytorch.program.memory import plain
 from horizon_plugin_pytorch.program.note import note_of, set_note
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.runtime.steps import Step
+from horizon_plugin_pytorch.runtime.steps import StepFunction
 
 _RECORDED = 3  # steps: the first may be another one, and two must be alike
 
@@ -30,7 +30,7 @@ class CopiedSteps:
     def __init__(self, builder: Builder, keep: Any) -> None:
         self._builder, self._keep = builder, keep
 
-    def __call__(self, step: Step, inputs: Sequence[Any], state: tuple) -> list[tuple]:
+    def __call__(self, step: StepFunction, inputs: Sequence[Any], state: tuple) -> list[tuple]:
         """The state after each step."""
         states: list[tuple] = []
         recorded: list[list[fx.Node]] = []

@@ -75,6 +75,15 @@ def argument_names(model: nn.Module, given: Any) -> list[str | int]:
     return list(signature.bind(**kwargs).arguments)
 
 
+def script_arguments(given: Any) -> tuple[Any, ...]:
+    """What a TorchScript module is called with: it has no signature to ask, so that all of a list are arguments.
+
+    >>> script_arguments(5), script_arguments([5, 6]), script_arguments(([5, 6],))
+    ((5,), (5, 6), ([5, 6],))
+    """
+    return tuple(given) if isinstance(given, (tuple, list)) else (given,)
+
+
 def surplus(model: nn.Module, given: Any) -> int:
     """How many items of a tuple or list the forward does not take; `arguments_of` leaves them out."""
     most = _most_arguments(model)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-Step = Callable[[Any, tuple], tuple]
-Walker = Callable[[Step, Sequence[Any], tuple], list[tuple]]
+StepFunction = Callable[[Any, tuple], tuple]
+Walker = Callable[[StepFunction, Sequence[Any], tuple], list[tuple]]
 
 
 class _Thread(threading.local):
@@ -18,7 +18,7 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
-def take_steps(step: Step, inputs: Sequence[Any], state: tuple) -> list[tuple]:
+def take_steps(step: StepFunction, inputs: Sequence[Any], state: tuple) -> list[tuple]:
     """The state after each of some steps that do the same.
 
     Args:
@@ -33,7 +33,7 @@ def take_steps(step: Step, inputs: Sequence[Any], state: tuple) -> list[tuple]:
     return _one_by_one(step, inputs, state) if walker is None else walker(step, inputs, state)
 
 
-def _one_by_one(step: Step, inputs: Sequence[Any], state: tuple) -> list[tuple]:
+def _one_by_one(step: StepFunction, inputs: Sequence[Any], state: tuple) -> list[tuple]:
     states = []
     for x in inputs:
         state = step(x, state)

@@ -11,14 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.compiled.choice import passes
-from horizon_plugin_pytorch.compiled.passes import is_plain, is_serial
+from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_plain, is_serial
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, warn
 from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.clipping import CLIPPED
 from horizon_plugin_pytorch.statistics.partial import Partial, show_signature
 from horizon_plugin_pytorch.statistics.processes import all_reduce, require_same
-from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 
 _PER_TENSOR = (torch.per_tensor_symmetric,)
 _PER_CHANNEL = (torch.per_channel_symmetric,)

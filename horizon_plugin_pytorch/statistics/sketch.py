@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch.compiled.choice import passes
-from horizon_plugin_pytorch.compiled.passes import is_countable
+from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_countable
 
 _BITS = 10  # of the mantissa: 1024 bins in each power of two, so that a bin near the top is 1/2048 of the range
 _PER_OCTAVE = 1 << _BITS
@@ -34,7 +34,6 @@ _ENOUGH, _RUN = 1 << 18, 64  # values that are counted of a larger tensor, at le
 _FEW = 128  # different values that are looked at one by one
 _SMALL = 1 << 12  # values of which those at the ends are always counted
 _LARGEST = torch.finfo(torch.float32).max
-NO_LIMITS = (-math.inf, math.inf)  # of values that nothing clamps
 
 
 class Sketch:

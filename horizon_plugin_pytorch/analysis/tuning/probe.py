@@ -20,12 +20,12 @@ from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, real_outputs,
 from horizon_plugin_pytorch.analysis.tuning.shrinkage import shrunk
 from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, RoundingModel, Site
 from horizon_plugin_pytorch.calibration.batches import run_batch
+from horizon_plugin_pytorch.compiled.passes import NO_LIMITS
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.fake_quant.rounding import clamped
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import real
 from horizon_plugin_pytorch.runtime.results import own_tensors
-from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 
 Tell = Callable[[], None]
 

@@ -27,12 +27,12 @@ from horizon_plugin_pytorch.calibration.batches import (
     take_batches,
     undone_after_an_error,
 )
+from horizon_plugin_pytorch.compiled.passes import NO_LIMITS
 from horizon_plugin_pytorch.errors import CalibrationWarning, require_module, require_whole, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.fake_quant.rounding import clamped
 from horizon_plugin_pytorch.fake_quant.route import written_route
 from horizon_plugin_pytorch.runtime.results import own_tensors
-from horizon_plugin_pytorch.statistics.sketch import NO_LIMITS
 from horizon_plugin_pytorch.tables import Table
 
 _FACTORS = 2.0 ** (torch.arange(2, -25, -1) / 4)  # of the present scale, from 1.41 down to 1/64
