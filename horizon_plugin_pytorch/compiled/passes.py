@@ -184,6 +184,8 @@ def is_plain(x: Tensor) -> bool:
         and x.device.type == "cpu"
         and type(x) in (Tensor, torch.nn.Parameter)
         and x.is_contiguous()
+        and not x.is_neg()  # a view whose memory holds the other sign, as of an imaginary part
+        and not x._is_zerotensor()  # which has no memory
         and not is_recorded()
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
     )

@@ -196,6 +196,19 @@ def test_scales_are_the_same(name: str, made: Passes) -> None:
             assert torch.equal(*found), (kind, limits)
 
 
+def test_a_view_whose_memory_has_the_other_sign_is_left_to_torch(made: Passes) -> None:
+    torch.manual_seed(0)
+    x = torch._neg_view(torch.randn(3000) - 1)
+    found = []
+    for values in (x, x.resolve_neg()):
+        quantizer = FakeQuantize(OBSERVERS["mse"])
+        quantizer.set_state(FakeQuantState.CALIBRATION)
+        quantizer(values)
+        quantizer.set_state(FakeQuantState.QAT)
+        found.append((float(quantizer.scale), quantizer(values).dequantize()))
+    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
+
+
 @pytest.mark.parametrize("value", ONE_VALUE, ids=str)
 def test_errors_of_one_value_are_the_same(value: float, made: Passes) -> None:
     found = []
