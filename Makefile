@@ -11,6 +11,7 @@
 #                        which they meet in a file, all of what the tests take samples of, what runs layers without
 #                        integer kernels, properties with new random numbers: three hours
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
+#   make peers           the table of other toolkits, each in an environment of its own: half an hour
 #   make accuracy        accuracy of five networks on real images, hours
 #   make docs            the documentation as a web site, in site/
 #   make lint            lint, types and layers only
@@ -26,7 +27,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo demo-imagenet smoke test browser soak bench accuracy docs lint format clean
+.PHONY: demo demo-imagenet smoke test browser soak bench peers accuracy docs lint format clean
 
 demo: .venv/.demo
 	$(BIN)/python -m demo.digits
@@ -88,6 +89,9 @@ bench: .venv/.dev
 	$(BIN)/python -m benchmarks.sensitivity
 	$(BIN)/python -m benchmarks.encoder
 	$(BIN)/python -m benchmarks.onnx_files
+
+peers: .venv/.dev
+	$(BIN)/python -m benchmarks.peers --page docs/peers.md
 
 accuracy: .venv/.dev
 	$(BIN)/python -m benchmarks.accuracy

@@ -1,0 +1,1 @@
+"""The table of peers: each toolkit in an environment of its own, set up as its documentation says."""
