@@ -88,11 +88,12 @@ def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     versions = [f"torch {version('torch')}", *(requirement[0] for requirement in names.values())]
     ratio = ["network", "toolkit", "deployed in", "training step", "calibration batch", "simulated", "deployed"]
     percent = ["network", "toolkit", "float %", "simulated %", "deployed %", "integers that differ %"]
+    missing = {name: "not measured in this run" for name in TOOLKITS if name not in found} | NOT_MEASURED
     parts = [
         f"Measured on {datetime.date.today()} with {', '.join(versions)}.",
         tabulate(sorted(speed), [*ratio, "integers that differ %"], tablefmt="github", disable_numparse=True),
         tabulate(sorted(right), percent, tablefmt="github", disable_numparse=True),
-        "\n".join(["Refused, or not measured:", "", *refused, *(f"* {n}: {why}" for n, why in NOT_MEASURED.items())]),
+        "\n".join(["Refused, or not measured:", "", *refused, *(f"* {n}: {why}" for n, why in missing.items())]),
     ]
     return "\n\n".join(parts)
 

@@ -156,7 +156,7 @@ class TorchAo:
 
 
 def _unshared(model: nn.Module) -> nn.Module:
-    """The model with a module of its own for each call of an activation: PT2E refuses a ReLU that is called twice."""
+    """The model with a module of its own for each call; PT2E refuses residual blocks all the same."""
     traced = torch.fx.symbolic_trace(model)
     seen: set[str] = set()
     for node in list(traced.graph.nodes):

@@ -39,8 +39,9 @@ def _said(job: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, An
     try:
         return job(*arguments)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return {f"{job.__name__} refused": f"{type(error).__name__}: {lines[0][:200]}"}
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        said = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+        return {f"{job.__name__} refused": f"{type(error).__name__}: {said[:300]}"}
 
 
 def training(toolkit: Toolkit, name: str, images: Tensor) -> dict[str, float]:
