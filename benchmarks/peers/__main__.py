@@ -76,7 +76,7 @@ def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     speed, right, refused = [], [], []
     for name, nets in found.items():
         for net, values in nets.items():
-            refused += [f"* {name}, {net}, {key}: `{text}`" for key, text in values.items() if "refused" in key]
+            refused += [[name, f"{net}, {key}", f"`{text}`"] for key, text in values.items() if "refused" in key]
             if net in SPEED_NETS:
                 columns = ("training", "calibration", "simulated", "deployed", "differing")
                 cells = [_number(values, column, 2) for column in columns]
@@ -93,7 +93,11 @@ def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
         f"Measured on {datetime.date.today()} with {', '.join(versions)}.",
         tabulate(sorted(speed), [*ratio, "integers that differ %"], tablefmt="github", disable_numparse=True),
         tabulate(sorted(right), percent, tablefmt="github", disable_numparse=True),
-        "\n".join(["Refused, or not measured:", "", *refused, *(f"* {n}: {why}" for n, why in missing.items())]),
+        tabulate(
+            [*refused, *([name, "not measured", why] for name, why in missing.items())],
+            ["toolkit", "what is missing", "why"],
+            tablefmt="github",
+        ),
     ]
     return "\n\n".join(parts)
 
