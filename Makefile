@@ -11,7 +11,7 @@
 #                        which they meet in a file, all of what the tests take samples of, what runs layers without
 #                        integer kernels, properties with new random numbers: three hours
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
-#   make peers           the table of other toolkits, each in an environment of its own: half an hour
+#   make peers           the table of other toolkits, each in an environment of its own
 #   make accuracy        accuracy of five networks on real images, hours
 #   make docs            the documentation as a web site, in site/
 #   make lint            lint, types and layers only
