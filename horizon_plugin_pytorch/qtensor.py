@@ -64,6 +64,7 @@ from horizon_plugin_pytorch.torch_functions import (  # noqa: F401  # some were 
     pad_circular,
     plain_tensors,
     reads_no_numbers,
+    unseen,
 )
 from horizon_plugin_pytorch.untraced import is_recorded
 
@@ -378,6 +379,9 @@ class QTensor(TensorWithScale):
 
     def alias(self) -> QTensor:
         """Another tensor object of the same values."""
+        if self._bytes is not None:
+            self._require_unchanged()
+            return self._of_bytes(self._bytes)
         if self._is_deferred and not self._is_integer:
             assert self._grid is not None
             return self.with_grid(self._grid)
@@ -411,7 +415,10 @@ class QTensor(TensorWithScale):
 
     def with_bytes(self, values: Tensor) -> QTensor:
         """Other integers of this scale and format, in int8 or int16."""
-        out = byte_qtensor(ByteTensor(values), self._scale, self._format)
+        return self._of_bytes(ByteTensor(values))
+
+    def _of_bytes(self, integers: ByteTensor) -> QTensor:
+        out = byte_qtensor(integers, self._scale, self._format)
         out._is_integer, out._range, out._forward = self._is_integer, self._range, self._forward
         return out
 
@@ -606,7 +613,8 @@ def integer_qtensor(grid: Tensor, scale: Tensor, dtype: QuantDType, per_channel_
 
 def byte_qtensor(integers: ByteTensor, scale: Tensor, dtype: QuantDType) -> QTensor:
     """A converted-stage QTensor of integers that are here as bytes, until somebody asks for them in float32."""
-    out = integers.placeholder().as_subclass(QTensor)
+    with unseen():
+        out = integers.placeholder().as_subclass(QTensor)
     out.__dict__.update(
         _scale=scale, _format=dtype, _axis=-1, _grid=None, _is_integer=True, _is_rounded=True,
         _forward=current_forward(), _bytes=integers, _is_deferred=True,

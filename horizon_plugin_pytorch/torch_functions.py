@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 plain_tensors = torch._C.DisableTorchFunctionSubclass  # a context in which subclasses are tensors like all others
+unseen = torch._C.DisableTorchFunction  # the same, and modes such as that of a watch see nothing of it
 
 # Attributes and methods that ask about a tensor, or about its place in autograd.
 METADATA = frozenset(

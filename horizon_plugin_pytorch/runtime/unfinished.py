@@ -10,7 +10,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.asking.who import package_asks
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.torch_functions import is_metadata, is_shape
+from horizon_plugin_pytorch.torch_functions import is_metadata, is_shape, unseen
 
 
 class Unfinished(QTensor):
@@ -30,7 +30,9 @@ class Unfinished(QTensor):
 
     @staticmethod
     def __new__(cls, held: Tensor, refuse: Callable[[], Exception], has_shape: bool) -> Unfinished:
-        out = torch.empty((), device=held.device).expand(held.shape).as_subclass(Unfinished)
+        with unseen():
+            shape = held.shape
+            out = torch.empty_strided(shape, (0,) * len(shape), device=held.device).as_subclass(Unfinished)
         out.held, out.refuse, out.has_shape = held, refuse, has_shape
         return out
 

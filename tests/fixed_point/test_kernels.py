@@ -25,9 +25,12 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.qtensor import QTensor, byte_qtensor
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
+    QuantStub,
     QuantWrapper,
+    convert,
     convert_fx,
     get_default_qconfig,
+    prepare,
     prepare_qat_fx,
     set_fake_quantize,
 )
@@ -373,6 +376,51 @@ def test_pooling_leaves_bytes_as_they_are() -> None:
         pooled = F.max_pool2d(x, 2)
         assert x.has_bytes and isinstance(pooled, QTensor) and pooled.has_bytes
         assert torch.equal(pooled.as_grid(), F.max_pool2d(values.float(), 2))
+
+
+def test_another_name_of_bytes_leaves_them_as_they_are() -> None:
+    values = torch.arange(-32, 32, dtype=torch.int8).reshape(1, 1, 8, 8)
+    for is_integer in (True, False):
+        x = byte_qtensor(ByteTensor(values), torch.tensor([0.5]), qint8)
+        x._is_integer = is_integer
+        x.set_range(-32, 31)
+        other = x.alias()
+        assert other is not x and other.has_bytes and other.is_integer == is_integer and other.range == (-32, 31)
+        assert torch.equal(other.as_grid(), values.float()) and x.has_bytes
+
+
+@needs_kernels
+@pytest.mark.parametrize("state", [FakeQuantState.VALIDATION, None])
+def test_a_relu_that_writes_in_place_leaves_bytes_to_the_next_layer(state: FakeQuantState | None) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant = QuantStub()
+            self.convs = nn.ModuleList(nn.Conv2d(32, 32, 3, padding=1) for _ in range(3))
+            self.relu = nn.ReLU(inplace=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.quant(x)
+            for conv in self.convs:
+                x = self.relu(conv(x))
+            return x
+
+    set_march(March.BAYES)
+    data = torch.randn(1, 32, 16, 16)
+    qconfigs = {"": get_default_qconfig()}
+    qat = prepare(Net().eval(), (data,), qconfig_dict=qconfigs, method="jit-strip", out_dir=None)
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    qat(data)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    model = qat if state else convert(qat)
+    seen: list[bool] = []
+    for conv in list(model.convs)[1:]:
+        conv.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].has_bytes))
+    with torch.no_grad():
+        on_bytes = model(data)
+        assert seen == [True, True]
+        fp.use_integer_kernels(False)
+        assert torch.equal(on_bytes.int_repr(), model(data).int_repr())
 
 
 @needs_kernels
