@@ -110,7 +110,7 @@ class Watch:
     def __init__(self, model: nn.Module, after: Consumer) -> None:
         self._model, self._after = model, after
         self._mode = _Functions(self)
-        self._paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
+        self._paths = _paths_of(model)
         self._known: dict[nn.Module, _Known] = {}
         self._known_of_classes: dict[type, _KnownOfClass] = {}
         functionals = {cls for cls in {type(module) for module in self._paths} if is_functional(cls)}
@@ -361,6 +361,21 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return self._watch.function(func, args, kwargs or {})
+
+
+def _paths_of(model: nn.Module) -> dict[nn.Module, str]:
+    """The modules of a model by their first paths: `named_modules` takes twice as long."""
+    paths = {model: ""}
+
+    def add_children(module: nn.Module, prefix: str) -> None:
+        for name, child in module._modules.items():
+            if child is not None and child not in paths:
+                paths[child] = path = prefix + name
+                if child._modules:
+                    add_children(child, path + ".")
+
+    add_children(model, "")
+    return paths
 
 
 def _method_of(functional: nn.Module) -> tuple[str, tuple]:
