@@ -13,6 +13,7 @@ from horizon_plugin_pytorch import dtype, fixed_point, march, qat_mode
 from horizon_plugin_pytorch._version import __version__
 from horizon_plugin_pytorch.doors import forward_old_paths
 from horizon_plugin_pytorch.march import March, get_march, set_march
+from horizon_plugin_pytorch.torch_export import take_converted_models
 
 if TYPE_CHECKING:
     from horizon_plugin_pytorch import functional, fx, jit, nn, qconfig, qtensor, quantization, utils
@@ -50,6 +51,7 @@ _MODULES = frozenset({"functional", "fx", "jit", "nn", "qconfig", "qtensor", "qu
 _ANNOTATION = frozenset({"get_output_annotation", "set_annotation"})
 
 forward_old_paths()
+take_converted_models()
 
 
 def __getattr__(name: str) -> Any:

@@ -75,6 +75,8 @@ def refuse_export(place: str) -> None:
     """
     if torch.compiler.is_exporting():
         raise ExportError(
-            f"QuantStub {place}: `torch.export.export` cannot make tensors with a scale. Export what the converted "
-            "model computes, which has ordinary tensors: `program.exported.exported_program(record_program(model, x))`."
+            f"QuantStub {place}: torch cannot export the code of a model whose tensors have scales, only what a "
+            "converted model computes. Convert a prepared model first; call `torch.export.export` by this name, after "
+            "`import horizon_plugin_pytorch`, and not a reference that was taken before it; or give torch "
+            "`record_program(model, x).graph_module`."
         )
