@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch._version import __version__
 from horizon_plugin_pytorch.doors import show_at
@@ -99,7 +100,11 @@ def to_device(script_module: torch.jit.ScriptModule, device: Any) -> torch.jit.S
 
     Args:
         script_module: what `torch.jit.trace` or `torch.jit.load` gives.
-        device: where it is to run.
+        device: where it is to run. On ``meta`` tensors have no numbers, and those that the graph held are attributes of
+            its modules.
+
+    Raises:
+        ExportError: it is on ``meta`` and has no numbers to move.
 
     >>> class Net(torch.nn.Module):
     ...     def forward(self, x):
@@ -110,15 +115,70 @@ def to_device(script_module: torch.jit.ScriptModule, device: Any) -> torch.jit.S
     """
     require_script(script_module, "to_device")
     device = torch.device(device)
+    _require_numbers(script_module, device)
     file = io.BytesIO()
     with quiet():
         torch.jit.save(script_module, file)
         file.seek(0)
-        moved = torch.jit.load(file, map_location=device)  # with its parameters, buffers and constants
-    for module in moved.modules():
-        for name in module._c._method_names():
-            _replace_devices(module._c._get_method(name).graph, device)
+        # With its parameters, buffers and constants; torch compares constants, which it cannot on `meta`.
+        moved = torch.jit.load(file, map_location=None if device.type == "meta" else device)
+    if device.type == "meta":
+        _forget_numbers(moved)
+    for graph in _graphs(moved):
+        _replace_devices(graph, device)
     return moved
+
+
+def _graphs(script: Any) -> Iterator[torch._C.Graph]:
+    """The graphs of all methods of a module and of those inside of it."""
+    for module in script.modules():
+        for name in module._c._method_names():
+            yield module._c._get_method(name).graph
+
+
+def _require_numbers(script: torch.jit.ScriptModule, device: torch.device) -> None:
+    if device.type != "meta" and any(x.is_meta for x in (*script.parameters(), *script.buffers())):
+        raise ExportError(
+            f"to_device: the tensors of this module are on `meta` and have no numbers, so that none can be moved to "
+            f"`{device}`. Move the module that it was made of."
+        )
+
+
+def _forget_numbers(script: Any) -> None:
+    """Put all tensors on `meta`, and those that graphs hold into attributes: torch compares what is in a graph.
+
+    Modules of one type have their methods in common, and each has attributes of its own.
+    """
+    constants: dict[str, dict[str, tuple[Any, Any]]] = {}  # of each type
+    for module in script.modules():
+        for name, x in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            module._c.setattr(name, x.detach().to("meta").requires_grad_(x.requires_grad))
+        kind = module._c._type().qualified_name()
+        if kind not in constants:
+            constants[kind] = _taken_out([module._c._get_method(name).graph for name in module._c._method_names()])
+        for name, (value_type, value) in constants[kind].items():
+            module._c._register_attribute(name, value_type, pytree.tree_map(lambda x: x.to("meta"), value))
+
+
+def _taken_out(graphs: list[Any]) -> dict[str, tuple[Any, Any]]:
+    """Replace tensors in graphs, and lists of them, by attributes of the module; types and values by their names."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for graph in graphs:
+        for node in graph.findAllNodes("prim::Constant", recurse=True):
+            value_type = node.output().type()
+            value = node.output().toIValue()
+            is_number = isinstance(value, torch.Tensor) and value.dim() == 0  # for all devices: sizes are such
+            if value is None or is_number or value_type.str() not in ("Tensor", "Tensor[]"):
+                continue
+            name = f"_graph_constant_{len(found)}"
+            found[name] = value_type, value
+            reader = graph.create("prim::GetAttr", [next(graph.inputs())], 1)
+            reader.s_("name", name)
+            reader.insertBefore(node)
+            reader.output().setType(value_type)
+            node.output().replaceAllUsesWith(reader.output())
+            node.destroy()
+    return found
 
 
 def require_script(m: Any, who: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from pathlib import Path
 
@@ -14,7 +15,10 @@ import horizon_plugin_pytorch
 from horizon_plugin_pytorch import jit
 from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning
 from horizon_plugin_pytorch.export import script_files as serialization
+from horizon_plugin_pytorch.quantization import convert_fx
 from horizon_plugin_pytorch.utils.serialization import get_version_from_scriptmodule, save_with_version
+from tests.models import make
+from tests.routes import prepared
 
 X = torch.ones(1, 2)
 
@@ -143,6 +147,47 @@ def test_constants_and_parameters_move_with_the_graph() -> None:
     assert all(parameter.is_meta for parameter in moved.parameters())
     assert moved(x.to("meta")).is_meta
     assert torch.equal(jit.to_device(traced, "cpu")(x), traced(x))
+
+
+def _steps(script: torch.jit.ScriptModule) -> list[str]:
+    """The operators of a graph in their order, without where their tensors come from."""
+    return [kind for kind in re.findall(r" = ([\w:]+)", str(script.inlined_graph)) if "Attr" not in kind and
+            kind != "prim::Constant"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("mobilenet", "qint8"), ("vit", "qint16")])
+def test_a_quantized_model_moves_to_meta(name: str, dtype: str) -> None:
+    """Constants of equal shape too, which torch would compare; the graph keeps its operators."""
+    model, inputs = make(name)
+    quantized = convert_fx(prepared(model, inputs, dtype))
+    traced = torch.jit.trace(quantized, inputs)
+    moved = jit.to_device(traced, "meta")
+    found = moved(*(x.to("meta") for x in inputs))
+    assert found.is_meta and found.shape == quantized(*inputs).shape
+    assert _steps(moved) == _steps(traced) and "horizon::conv" in _steps(moved)
+    assert 'Device = prim::Constant[value="cpu"]' not in str(moved.inlined_graph)
+    assert torch.equal(traced(*inputs), quantized(*inputs))
+    again = jit.to_device(moved, "meta")
+    assert str(again.inlined_graph).count("GetAttr") == str(moved.inlined_graph).count("GetAttr")
+    with pytest.raises(ExportError, match="are on `meta` and have no numbers, so that none can be moved to `cpu`"):
+        jit.to_device(moved, "cpu")
+
+
+def test_to_the_cpu_and_back_the_text_stays() -> None:
+    model, inputs = make("mobilenet")
+    traced = torch.jit.trace(convert_fx(prepared(model, inputs)), inputs)
+    once = jit.to_device(traced, "cpu")
+    assert str(jit.to_device(once, "cpu").graph) == str(once.graph)
+    assert torch.equal(once(*inputs), traced(*inputs))
+
+
+def test_only_devices_change_in_the_text_for_another_device() -> None:
+    """As far as it can be seen without CUDA: the rewriting itself."""
+    traced = jit.to_device(torch.jit.trace(Devices(), torch.rand(2, 3)), "cpu")
+    graph, before = traced.forward.graph, str(traced.forward.graph)
+    for device in ("cuda:0", "cpu"):
+        serialization._replace_devices(graph, torch.device(device))
+        assert str(graph) == before.replace('value="cpu"', f'value="{device}"')
 
 
 def test_what_is_no_script_is_refused() -> None:
