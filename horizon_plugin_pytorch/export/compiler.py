@@ -14,6 +14,7 @@ from horizon_plugin_pytorch.export.layer_costs import Cost, layer_costs
 from horizon_plugin_pytorch.export.picture import picture_of
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import as_march
+from horizon_plugin_pytorch.program.record import record_run
 from horizon_plugin_pytorch.tables import Table
 
 __all__ = ["compile_model", "export_hbir", "perf_model", "visualize_model"]
@@ -123,7 +124,7 @@ def perf_model(
             f"perf_model: {', '.join(given)} changes nothing: it is for the vendor's compiler, which is not run here.",
             QuantizationWarning,
         )
-    program = program_of_model(module, example_inputs, "perf_model")
+    program = program_of_model(module, example_inputs, "perf_model", record_run)
     costs = layer_costs(program, module)
     summary = {
         "BPU OPs": sum(cost.operations for cost in costs),
@@ -164,7 +165,7 @@ def visualize_model(
         Where the picture is.
     """
     _check_march(march)
-    program = program_of_model(module, example_inputs, "visualize_model")
+    program = program_of_model(module, example_inputs, "visualize_model", record_run)
     path = os.fspath(save_path if save_path is not None else f"{program.name}.svg")
     path = path if path.endswith(".svg") else f"{path}.svg"
     title = f"{program.name}: {len(program.operators)} operators"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,16 +26,22 @@ from horizon_plugin_pytorch.runtime.arguments import script_arguments
 _METADATA = "horizon_plugin_pytorch."
 
 
-def program_of_model(module: Any, example_inputs: Any, who: str) -> Program:
-    """The program of a converted model or of a script; anything else is refused."""
+def program_of_model(
+    module: Any, example_inputs: Any, who: str, record: Callable[..., Program] = record_program
+) -> Program:
+    """The program of a converted model or of a script; anything else is refused.
+
+    Args:
+        record: `record_run` where it is only looked at.
+    """
     if isinstance(module, torch.jit.ScriptModule):
-        program = record_program(ScriptSteps(module), script_arguments(example_inputs))
+        program = record(ScriptSteps(module), script_arguments(example_inputs))
         return replace(program, name=module.original_name)
     require_module(module, who, "a converted model or a TorchScript module")
     kinds = [m for m in module.modules() if isinstance(m, (QATModule, QuantizedModule))]
     if not kinds or any(isinstance(m, QATModule) for m in kinds):
         raise ExportError(f"{who}: `{type(module).__name__}` is not converted; call `convert_fx` or `convert` first.")
-    return record_program(module, example_inputs)
+    return record(module, example_inputs)
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,15 @@ from horizon_plugin_pytorch.export.onnx_dynamic import dynamic_sizes, with_dynam
 from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.export.onnx_graph import FIRST_OPSET, LAST_OPSET, OPSET, TYPES, OnnxGraph, Scope, Site
 from horizon_plugin_pytorch.export.onnx_loops import LoopWriter
-from horizon_plugin_pytorch.export.onnx_open_sizes import with_any_count
+from horizon_plugin_pytorch.export.onnx_open_sizes import first_difference
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nested import located, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.program import Program, record_program
+from horizon_plugin_pytorch.program import Program
 from horizon_plugin_pytorch.program.note import note_of, operator_name, value_of
+from horizon_plugin_pytorch.program.open_sizes import with_any_count
+from horizon_plugin_pytorch.program.record import record_run
 from horizon_plugin_pytorch.program.simplify import simplified
 from horizon_plugin_pytorch.runtime.arguments import argument_names, positional_arguments
 
@@ -246,7 +248,7 @@ def _check_inputs(args: tuple, names: list[str] | None) -> None:
 
 def _recorded(model: nn.Module, args: Any, takes_real: bool) -> Program:
     try:
-        return record_program(model, args, takes_real)
+        return record_run(model, args, takes_real)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, HorizonError):
             raise
@@ -294,14 +296,16 @@ def build_onnx(
     with _no_collection():
         if not dynamic_axes:
             return with_any_count(
-                lambda: _built(model, args, input_names, output_names, opset, takes_real, is_fast, is_sized=True)
+                lambda: _built(model, args, input_names, output_names, opset, takes_real, is_fast, is_sized=True),
+                first_difference,
             )
         given, names = positional_arguments(model, args), argument_names(model, args)
         paths = [(names[path[0]], *path[1:]) for path, _ in located(given, spells_keys=True)]
         inputs = port_names(paths, "input", input_names)
         return with_dynamic_axes(
             lambda resized: with_any_count(
-                lambda: _built(model, resized, input_names, output_names, opset, takes_real, is_fast, False)
+                lambda: _built(model, resized, input_names, output_names, opset, takes_real, is_fast, False),
+                first_difference,
             ),
             args, tensors_of(given), dynamic_sizes(dynamic_axes, inputs, tensors_of(given), output_names),
         )  # fmt: skip

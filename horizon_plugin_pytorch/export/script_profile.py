@@ -21,8 +21,9 @@ from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import as_march
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.program import Program, record_program
+from horizon_plugin_pytorch.program import Program
 from horizon_plugin_pytorch.program.note import note_of, operator_name
+from horizon_plugin_pytorch.program.record import record_run
 from horizon_plugin_pytorch.program.script import ScriptSteps
 from horizon_plugin_pytorch.runtime.arguments import positional_arguments, script_arguments
 from horizon_plugin_pytorch.tables import Table
@@ -134,7 +135,7 @@ class _Profile:
 
 
 def _profile(script: torch.jit.ScriptModule, args: tuple, mark: Callable[[fx.Node], bool] | None = None) -> _Profile:
-    program = record_program(ScriptSteps(script, has_steps=True), args)
+    program = record_run(ScriptSteps(script, has_steps=True), args)
     counts: Counter[str] = Counter()
     rows: list[_Row] = []
     numbers = {node: f"arg{index}" for index, node in enumerate(program.placeholders)}

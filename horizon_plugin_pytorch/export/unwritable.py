@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning, at, warn
 from horizon_plugin_pytorch.export.onnx_export import require_written
 from horizon_plugin_pytorch.nested import map_instances, map_tensors
-from horizon_plugin_pytorch.program import record_program
+from horizon_plugin_pytorch.program.record import record_run
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.watch.flow import TensorNotes
@@ -69,7 +69,7 @@ class UnwritableCalls:
         try:
             with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                require_written(record_program(step, step.variables, takes_real=True))
+                require_written(record_run(step, step.variables, takes_real=True))
         except ExportError as error:
             return _first_sentence(str(error).partition(": ")[2] or str(error))
         except Exception:  # a call that does not run alone; the export will see it in its place

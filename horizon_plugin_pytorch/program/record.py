@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.nested import fresh, located, map_tensors, tensors_o
 from horizon_plugin_pytorch.program.builder import Builder, drop_unread
 from horizon_plugin_pytorch.program.memory import memory_of, plain
 from horizon_plugin_pytorch.program.note import Note, Quantization, Value, note_of, set_note
+from horizon_plugin_pytorch.program.open_sizes import first_difference, with_any_count
 from horizon_plugin_pytorch.program.place import Places
 from horizon_plugin_pytorch.program.program import Program
 from horizon_plugin_pytorch.program.recorder import ProgramRecorder
@@ -40,7 +41,8 @@ def record_program(model: nn.Module, example_inputs: Any, takes_real: bool = Fal
             is its training route, with the scales that it has now: ``horizon::fake_quantize`` where it rounds.
 
     Raises:
-        ExportError: the model keeps a tensor from one forward to the next, or reads numbers out of computed tensors.
+        ExportError: the model keeps a tensor from one forward to the next, reads numbers out of computed tensors, or
+            computes with how many values `nonzero` or `rle` found in the example.
 
     >>> from horizon_plugin_pytorch.march import March, set_march
     >>> from horizon_plugin_pytorch.quantization import QuantWrapper, convert_fx, get_default_qconfig, prepare_qat_fx
@@ -55,6 +57,11 @@ def record_program(model: nn.Module, example_inputs: Any, takes_real: bool = Fal
     >>> torch.equal(program(data), quantized(data))
     True
     """
+    return with_any_count(lambda: record_run(model, example_inputs, takes_real), first_difference)
+
+
+def record_run(model: nn.Module, example_inputs: Any, takes_real: bool = False) -> Program:
+    """The same of these inputs only: how many values `nonzero` or `rle` finds in them may be part of it."""
     args = map_tensors(lambda x: x.detach().clone(), positional_arguments(model, example_inputs))
     names = argument_names(model, example_inputs)
     paths = tuple((names[path[0]], *path[1:]) for path, _ in located(args, spells_keys=True))

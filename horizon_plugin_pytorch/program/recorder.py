@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program.builder import Builder
 from horizon_plugin_pytorch.program.copied_steps import CopiedSteps
 from horizon_plugin_pytorch.program.memory import memory_of, operands, plain, written_arguments
+from horizon_plugin_pytorch.program.open_sizes import open_sizes
 from horizon_plugin_pytorch.program.place import Places
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.located import listening
@@ -42,43 +41,8 @@ _ROUNDING = "horizon::fake_quantize"  # also of weights: their scales are to be 
 _NUMBERS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__, Tensor.__dlpack__})
 _INTEGERS = frozenset({Tensor.__int__, Tensor.__index__, Tensor.__bool__})  # which float tensors are asked for, too
 _MAKERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.new})
-# What gives as many values as its numbers say, and the same with one value more.
-_OF_OPEN_SIZE: dict[str, Callable[[Tensor], Tensor]] = {
-    "aten::nonzero": lambda rows: torch.cat([rows, rows[-1:] if len(rows) else rows.new_zeros(1, rows.shape[1])]),
-    "horizon::rle": lambda runs: torch.cat([runs[:1] + 1, runs[1:], runs[-2:] if len(runs) > 2 else runs.new_ones(2)]),
-}
 _STACK = "Put tensors together with `torch.stack` or `torch.cat`."
 _SELECT = "Keep an axis and select with it, as in `x.index_select(1, i.reshape(1)).squeeze(1)`."
-
-
-@dataclass
-class OpenSizes:
-    """Operators that give as many values as their numbers say.
-
-    Args:
-        adds_one: let them give one value more: a program depends on no number, so it must not depend on this one.
-        were_met: did the model run one of them?
-    """
-
-    adds_one: bool = False
-    were_met: bool = False
-
-
-class _Thread(threading.local):
-    open_sizes: OpenSizes | None = None
-
-
-_THREAD = _Thread()
-
-
-@contextmanager
-def watching_open_sizes(adds_one: bool = False) -> Iterator[OpenSizes]:
-    """Look for operators of open size in what is recorded in here."""
-    before, _THREAD.open_sizes = _THREAD.open_sizes, OpenSizes(adds_one)
-    try:
-        yield _THREAD.open_sizes
-    finally:
-        _THREAD.open_sizes = before
 
 
 class ProgramRecorder(TorchDispatchMode):
@@ -154,10 +118,9 @@ class ProgramRecorder(TorchDispatchMode):
                 self.refusals.append(ExportError(f"{at(*self._builder.place)}: {error}"))
                 return func(*args, **kwargs)
         out = func(*args, **kwargs)
-        sizes = _THREAD.open_sizes
-        if sizes is not None and func._schema.name in _OF_OPEN_SIZE:
-            sizes.were_met = True
-            out = _OF_OPEN_SIZE[func._schema.name](out) if sizes.adds_one else out
+        sizes = open_sizes()
+        if sizes is not None:
+            out = sizes.see(func, args, out, self._builder.is_data)
         self._builder.add(func, args, kwargs, out)
         return out
 

@@ -19,7 +19,9 @@ from horizon_plugin_pytorch.program import record_program
 from horizon_plugin_pytorch.program.exported import exported_program, load_exported, save_exported
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, QuantWrapper, convert, convert_fx
 from tests.models import make
+from tests.operators.cases import CASES
 from tests.routes import as_numbers, calibrate, mismatches, prepared, prepared_on
+from tests.tiers import in_soak
 
 X, OTHER = torch.randn(2, 1, 3, 8, 8)
 RUN = """
@@ -38,6 +40,7 @@ for name, (inputs, wanted) in data.items():
     assert len(found) == len(wanted) and all(map(torch.equal, found, wanted)), name
 print("equal")
 """
+SAMPLE = ("conv", "softmax", "lstm", "grid-sample", "rle-of-classes")
 LOAD_WITHOUT_IMPORT = "import sys, torch; torch.export.load(sys.argv[1])"
 
 
@@ -215,3 +218,14 @@ def test_a_prepared_model_is_to_be_converted_first(qat: nn.Module) -> None:
 def test_torchs_own_function_says_what_to_call(qat: nn.Module) -> None:
     with pytest.raises(ExportError, match="after `import horizon_plugin_pytorch`"):
         torch.export.export.__wrapped__(convert_fx(qat), (X,))
+
+
+@pytest.mark.parametrize("name", [*SAMPLE, *in_soak(*(case.name for case in CASES if case.name not in SAMPLE))])
+def test_every_operator_is_exported(name: str) -> None:
+    number = next(number for number, case in enumerate(CASES) if case.name == name)
+    case = CASES[number]
+    set_march(case.march)
+    quantized = convert_fx(prepared(case.model(), case.inputs(), case.formats[number % len(case.formats)]))
+    exported = torch.export.export(quantized, case.inputs())
+    others = case.inputs(seed=2)
+    assert mismatches(as_numbers(exported.module()(*others)), as_numbers(quantized(*others))) == 0
