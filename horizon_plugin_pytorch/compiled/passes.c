@@ -312,3 +312,37 @@ FINISH(horizon_finish_float_16, float, int16_t)
 FINISH(horizon_finish_float_8, float, int8_t)
 FINISH(horizon_finish_int_16, int32_t, int16_t)
 FINISH(horizon_finish_int_8, int32_t, int8_t)
+
+/* The same of sums that float32 holds, in its arithmetic: bias and residual are added, the product with the factor is
+   rounded half to even and limited. */
+#define SETTLE(NAME, SUM, OUT)                                                                                         \
+    void NAME(const SUM *restrict sums, const float *restrict bias, const int8_t *restrict residual,                   \
+              const float *restrict ratio, const float *restrict factor, int64_t rows, int64_t columns, float low,     \
+              float high, OUT *restrict out)                                                                           \
+    {                                                                                                                  \
+        float acc[BLOCK];                                                                                              \
+        for (int64_t row = 0; row < rows; row++)                                                                       \
+            for (int64_t begin = 0; begin < columns; begin += BLOCK) {                                                 \
+                int size = columns - begin < BLOCK ? (int)(columns - begin) : BLOCK;                                   \
+                int64_t place = row * columns + begin;                                                                 \
+                for (int i = 0; i < size; i++)                                                                         \
+                    acc[i] = (float)sums[place + i];                                                                   \
+                if (bias)                                                                                              \
+                    for (int i = 0; i < size; i++)                                                                     \
+                        acc[i] += bias[begin + i];                                                                     \
+                if (residual)                                                                                          \
+                    for (int i = 0; i < size; i++)                                                                     \
+                        acc[i] += floorf((float)residual[place + i] * ratio[begin + i] + 0.5f);                        \
+                for (int i = 0; i < size; i++) {                                                                       \
+                    float v = nearbyintf(acc[i] * factor[begin + i]);                                                  \
+                    v = v < low ? low : v;                                                                             \
+                    v = v > high ? high : v;                                                                           \
+                    out[place + i] = (OUT)v;                                                                           \
+                }                                                                                                      \
+            }                                                                                                          \
+    }
+
+SETTLE(horizon_settle_float_16, float, int16_t)
+SETTLE(horizon_settle_float_8, float, int8_t)
+SETTLE(horizon_settle_int_16, int32_t, int16_t)
+SETTLE(horizon_settle_int_8, int32_t, int8_t)

@@ -16,6 +16,13 @@ from horizon_plugin_pytorch.untraced import is_recorded, untraced
 NO_LIMITS = (-math.inf, math.inf)  # of values that nothing clamps
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+# How sums of a layer and its output are stored.
+_KINDS = {
+    "float_16": (torch.float32, torch.int16),
+    "float_8": (torch.float32, torch.int8),
+    "int_16": (torch.int32, torch.int16),
+    "int_8": (torch.int32, torch.int8),
+}
 _ARGUMENTS = {
     "horizon_range": [_POINTER, _LONG, _POINTER],
     "horizon_clamp": [_POINTER, _LONG, _FLOAT, _FLOAT, _POINTER],
@@ -35,7 +42,13 @@ _ARGUMENTS = {
             _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, ctypes.c_double,
             ctypes.c_double, _POINTER,
         ]
-        for name in ("float_16", "float_8", "int_16", "int_8")
+        for name in _KINDS
+    },
+    **{
+        f"horizon_settle_{name}": [
+            _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _FLOAT, _FLOAT, _POINTER,
+        ]
+        for name in _KINDS
     },
 }  # fmt: skip
 _RESULTS = {
@@ -61,12 +74,8 @@ class Passes:
         self._range, self._clamp, self._count = library.horizon_range, library.horizon_clamp, library.horizon_count
         self._round, self._errors, self._reach = library.horizon_round, library.horizon_errors, library.horizon_reach
         self._between, self._halves = library.horizon_between, library.horizon_halves
-        self._finishes = {
-            (torch.float32, torch.int16): library.horizon_finish_float_16,
-            (torch.float32, torch.int8): library.horizon_finish_float_8,
-            (torch.int32, torch.int16): library.horizon_finish_int_16,
-            (torch.int32, torch.int8): library.horizon_finish_int_8,
-        }
+        self._finishes = {kind: getattr(library, f"horizon_finish_{name}") for name, kind in _KINDS.items()}
+        self._settles = {kind: getattr(library, f"horizon_settle_{name}") for name, kind in _KINDS.items()}
         self._learned = library.horizon_learned
 
     def range(self, x: Tensor) -> tuple[float, float]:
@@ -176,6 +185,24 @@ class Passes:
             out.data_ptr(),
         )  # fmt: skip
 
+    def settle(
+        self, sums: Tensor, bias: Tensor | None, residual: Tensor | None, ratio: Tensor | None, factor: Tensor,
+        limits: tuple[int, int], out: Tensor,
+    ) -> None:  # fmt: skip
+        """Write ``((sums + bias + (residual * ratio + 0.5).floor()) * factor).round().clamp(*limits)``, in float32.
+
+        Args:
+            sums: [rows, columns] in float32 or int32, in float32's exact range.
+            residual: int8, or None.
+            bias, ratio, factor: one for each column, float32.
+            out: int16 or int8.
+        """
+        rows, columns = out.shape
+        given = (None if x is None else x.data_ptr() for x in (bias, residual, ratio))
+        self._settles[sums.dtype, out.dtype](
+            sums.data_ptr(), *given, factor.data_ptr(), rows, columns, *limits, out.data_ptr()
+        )
+
 
 def is_plain(x: Tensor) -> bool:
     """Can a pass read the numbers from memory: float32 on the CPU, one after the other, and nobody writes down?"""
@@ -243,6 +270,7 @@ def _failures(passes: Passes) -> Iterator[str]:
     yield from _wrong_sums(passes, generator)
     yield from _wrong_choices(passes, generator)
     yield from _wrong_layers(passes, generator)
+    yield from _wrong_bytes(passes, generator)
     yield from _wrong_gradients(passes, generator)
 
 
@@ -367,6 +395,28 @@ def _wrong_layers(passes: Passes, generator: torch.Generator) -> Iterator[str]:
             passes.finish(sums[:count], (1, 256, 256), added, ratio, bias, factor, low, high, out)
             if not torch.equal(out.double(), wanted):
                 yield f"finishing {rows} x {columns} sums of {count} pieces"
+
+
+def _wrong_bytes(passes: Passes, generator: torch.Generator) -> Iterator[str]:
+    for (rows, columns), kind in itertools.product(((3, 1), (5, 64), (2, 97), (9, 200)), passes._settles):
+        low, high = (-32768, 32767) if kind[1] == torch.int16 else (-128, 127)
+        sums = torch.randint(-(1 << 22), 1 << 22, (rows, columns), generator=generator)
+        sums[:, ::2] %= 512
+        factor = torch.randint(1 << 19, 1 << 20, (columns,), generator=generator).float() / 2**34
+        factor[::2] = 0.5  # every other sum is a half
+        bias = torch.randint(-999, 999, (columns,), generator=generator).float()
+        ratio = torch.randint(1 << 23, 1 << 24, (columns,), generator=generator).float() / 2**20
+        ratio[::2] = 1.5
+        residual = torch.randint(-128, 128, (rows, columns), generator=generator).to(torch.int8)
+        for shift, added in ((None, None), (bias, None), (bias, residual), (None, residual)):
+            acc = sums.float() if shift is None else sums.float() + shift
+            if added is not None:
+                acc = acc + torch.mul(added, ratio).add_(0.5).floor_()
+            wanted = acc.mul(factor).round_().clamp_(low, high)
+            out = torch.empty((rows, columns), dtype=kind[1])
+            passes.settle(sums.to(kind[0]), shift, added, ratio, factor, (low, high), out)
+            if not torch.equal(out.float(), wanted):
+                yield f"settling {rows} x {columns} sums"
 
 
 def _rounded(x: Tensor, step: float, low: float, high: float) -> Tensor:

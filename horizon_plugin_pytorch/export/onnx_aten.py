@@ -209,15 +209,20 @@ def reflection_pad(g: OnnxGraph, site: Site, x: str, pad: list[int]) -> str:
 
 
 def _pad_by_position(g: OnnxGraph, site: Site, x: str, pad: list[int], mode: str) -> str:
-    """Values of other positions; a negative number crops first, as in torch, which is not how ONNX defines it."""
+    """Values of other positions; where a number is negative, what torch crops is seen from the other side's padding.
+
+    So the padding comes first: cropping first would leave too little to take values from, or nothing.
+    """
     pads = _pads(pad, site.rank)
-    crops = [max(-p, 0) for p in pads]
-    if any(crops):
-        axes = list(range(site.rank))
-        starts = crops[: site.rank]
-        ends = [size - crop for size, crop in zip(site.input_shape, crops[site.rank :], strict=True)]
-        x = g.node("Slice", x, *(g.constant(v, torch.int64, "crop") for v in (starts, ends, axes)))
-    return g.node("Pad", x, g.constant([max(p, 0) for p in pads], torch.int64, "pads"), mode=mode)
+    if any(p > 0 for p in pads):
+        x = g.node("Pad", x, g.constant([max(p, 0) for p in pads], torch.int64, "pads"), mode=mode)
+    begins, ends = pads[: site.rank], pads[site.rank :]
+    axes = [axis for axis in range(site.rank) if min(begins[axis], ends[axis]) < 0]
+    if not axes:
+        return x
+    starts = [max(-begins[axis], 0) for axis in axes]
+    stops = [ends[axis] if ends[axis] < 0 else 2**62 for axis in axes]
+    return g.node("Slice", x, *(g.constant(v, torch.int64, "crop") for v in (starts, stops, axes)))
 
 
 @lowers("pixel_shuffle")

@@ -77,6 +77,9 @@ WRONG = {
     "another byte": ("(uint8_t)(v >> 8)", "(uint8_t)(v >> 7)", "the bytes"),
     "half down": ("factor[begin + i] + 0.5)", "factor[begin + i] + 0.499999)", "finishing"),
     "no bias": ("acc[i] = bias[begin + i]", "acc[i] = 0", "finishing"),
+    "half up": ("nearbyintf(acc[i] * factor[begin + i])", "floorf(acc[i] * factor[begin + i] + 0.5f)", "settling"),
+    "a residual down": ("ratio[begin + i] + 0.5f)", "ratio[begin + i] + 0.49f)", "settling"),
+    "no bias of bytes": ("acc[i] += bias[begin + i]", "acc[i] += 0", "settling"),
 }  # fmt: skip
 
 
@@ -276,31 +279,35 @@ LAYERS = {  # shape of the weight, groups
 
 
 @pytest.mark.skipif(bool(kernels.disproof(kernels.Kernels())), reason="the kernels of this machine are not exact")
+@pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_layers_of_16_bits_are_the_same(kind: str, made: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_the_same(kind: str, bits: int, made: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[int] = []
-    finish = Passes.finish
-    monkeypatch.setattr(Passes, "finish", lambda *args: finished.append(1) or finish(*args))
+    name, storage, least, most = (
+        ("settle", torch.int8, -128, 127) if bits == 8 else ("finish", torch.int16, -32768, 32767)
+    )
+    finish = getattr(Passes, name)
+    monkeypatch.setattr(Passes, name, lambda *args: finished.append(1) or finish(*args))
     (outputs, *rest), groups = LAYERS[kind]
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-128, 128, (outputs, *rest), generator=generator).float()
-    scale = 10 ** -(torch.rand(outputs, generator=generator, dtype=torch.float64) * 3 + 2)
+    scale = 10 ** -(torch.rand(outputs, generator=generator, dtype=torch.float64) * (bits / 8) + 2)
     walk = None if kind == "linear" else fp.Geometry([1, 1], [rest[-1] // 2] * 2, [1, 1], [0, 0], groups, False)
     run = fp.linear if walk is None else fp.conv
-    for low, (least, most), has_residual in ((-32768, (-128, 127), False), (0, (0, 32767), True)):
+    for low, limits, has_residual in ((least, (-128, 127), False), (0, (0, most), True)):
         plan = fp.plan_accumulator(
             weight, torch.randn(outputs, generator=generator), scale, torch.tensor([2.0]), output_axis=0,
-            groups=groups, input_range=(low, 32767), weight_bits=8, low=least, high=most,
-            residual_scale=torch.tensor([0.3]) if has_residual else None, residual_bits=16,
+            groups=groups, input_range=(low, most), weight_bits=8, low=limits[0], high=limits[1],
+            residual_scale=torch.tensor([0.3]) if has_residual else None, residual_bits=bits,
         )  # fmt: skip
-        layer = fp.ByteLayer.of(plan, walk, (low, 32767), 8)
-        assert isinstance(layer, fp.WideLayer)
+        layer = fp.ByteLayer.of(plan, walk, (low, most), 8)
+        assert isinstance(layer, fp.ByteLayer if bits == 8 else fp.WideLayer)
         shape = (30, rest[0]) if walk is None else (2, rest[0] * groups, 9, 11)
-        x = torch.randint(low, 32768, shape, generator=generator).to(torch.int16)
+        x = torch.randint(low, most + 1, shape, generator=generator).to(storage)
         expected = run(x.float(), None, *fp.flatten(plan, *([] if walk is None else [walk])))
         residual = None
         if has_residual:
-            residual = torch.randint(-32768, 32768, expected.shape, generator=generator).to(torch.int16)
+            residual = torch.randint(least, most + 1, expected.shape, generator=generator).to(storage)
             residual = residual if walk is None else residual.contiguous(memory_format=torch.channels_last)
             expected = run(x.float(), residual.float(), *fp.flatten(plan, *([] if walk is None else [walk])))
         for is_on in (True, False):
