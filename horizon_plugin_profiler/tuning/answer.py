@@ -101,6 +101,7 @@ class TuningResult:
         thresholds: largest magnitudes of operators whose scale is fixed, by path; the setter has them.
         prepare_args: what else `prepare` must be told, such as `own_scales`.
         int8_gemms: does the setter keep int8 for what layers and products of matrices multiply?
+        rewrites: names of the functions that rewrote the float model, in their order.
         searched: on how many samples `search_scales` is to be called after `calibrate`; None where it is not.
         is_verified: did the model, prepared anew with `setter()` and given the scales of the mixture that was measured,
             give the very same numbers? Scales that the setter fixes are its own; with `int8_gemms` it is calibrated.
@@ -129,6 +130,7 @@ class TuningResult:
     prepare_args: dict[str, Any] = field(default_factory=dict)
     int8_gemms: bool = False
     searched: int | None = None
+    rewrites: list[str] = field(default_factory=list)
 
     @property
     def share(self) -> float:
@@ -155,7 +157,8 @@ class TuningResult:
             formats="".join(map(self._line, self.formats)),
             imported="ConvDtypeTemplate, MatmulDtypeTemplate, " if self.int8_gemms else "",
             kept=_KEPT if self.int8_gemms else "",
-            searching=", search_scales" if self.searched else "",
+            calls="".join(f", {name}" for name in (*self.rewrites, *(["search_scales"] if self.searched else []))),
+            rewriting="".join(f"    {name}(model, batches)  # in place\n" for name in self.rewrites),
             search=f"    search_scales(prepared, batches, samples={self.searched})\n" if self.searched else "",
             thresholds="".join(f"    {path!r}: {end!r},\n" for path, end in self.thresholds.items()),
             arguments="".join(f"    {name!r}: {text},\n" for name, text in self._spelled_args().items()),
@@ -298,7 +301,7 @@ _SOURCE = '''"""Number formats of {model} on {march}.
 import torch
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.quantization import calibrate, get_qconfig, prepare{searching}
+from horizon_plugin_pytorch.quantization import calibrate, get_qconfig, prepare{calls}
 from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver
 from horizon_plugin_pytorch.quantization.qconfig_setter import {imported}ModuleNameTemplate, QconfigSetter
 
@@ -333,7 +336,7 @@ def qat_setter(fix_scale=False):
 
 def calibrated(model, batches):
     """The answer, from the float model and a list of batches."""
-    prepared = prepare(model, batches[0], calibration_setter(), out_dir=None, **PREPARE_ARGS)
+{rewriting}    prepared = prepare(model, batches[0], calibration_setter(), out_dir=None, **PREPARE_ARGS)
     calibrate(prepared, batches, patience=0, progress=False)
 {search}    return prepared
 '''

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from horizon_plugin_pytorch.analysis.tuning.outputs import first_batches, run
 from horizon_plugin_pytorch.analysis.tuning.search import Additive, Search, compatible, gram_order, lowest_ratio
 from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, Site
 from horizon_plugin_pytorch.calibration.batches import take_batches
+from horizon_plugin_pytorch.calibration.centering import center_norms
 from horizon_plugin_pytorch.calibration.equalization import equalize as equalize_channels
 from horizon_plugin_pytorch.calibration.fingerprint import describe, digest
 from horizon_plugin_pytorch.calibration.smoothing import smooth_norms
@@ -45,6 +46,11 @@ _DRAWS = 3  # vectors of signs of a probe
 _REMEASURED, _KEPT = 0.3, 12  # the share of the sites that is measured exactly, while so many forwards are left
 _SHARE, _LEAST = 0.6, 30  # forwards for each operator, and for a small model
 _ROUNDS, _MOST = 5, 0.9  # of float16: how often more is tried, and which share of what int16 leaves is taken each time
+REWRITES: dict[str, Callable[[nn.Module, list[Any]], Any]] = {
+    "equalize": equalize_channels,
+    "center_norms": center_norms,
+    "smooth_norms": smooth_norms,
+}
 _BOTH = (March.NASH_H, March.NASH_P)  # multiply int16 by int16, whatever the toolchain's version
 
 
@@ -66,6 +72,7 @@ def tune(
     float16: bool = True,
     int8_gemms: bool = False,
     equalize: bool = False,
+    center: bool = False,
     smooth: bool = False,
     search_scales: bool = False,
     own_scales: bool | Iterable[str] = False,
@@ -103,8 +110,8 @@ def tune(
         int8_gemms: keep int8 for weights and for what layers and products of matrices multiply, as
             `get_int8_gemm_setter` does: only other results may be raised, and none becomes float16. A QuantStub makes
             int8 where a layer reads what is raised.
-        equalize, smooth: rewrite a copy of the model first, by `equalize` and by `smooth_norms`: the answer is for
-            that copy, `result.float_model`.
+        equalize, center, smooth: rewrite a copy of the model first, by `equalize`, `center_norms` and `smooth_norms`:
+            the answer is for that copy, `result.float_model`.
         search_scales: choose the ranges of int8 results by what they do to the outputs, on the samples that are
             measured on, with `search_scales`: call it after `calibrate` with the answer, too. It takes a forward or two
             for each range that promises something, which count as calibration.
@@ -137,7 +144,9 @@ def tune(
         batches = take_batches(model, calibration_data, steps, None, "tune")
         if steps is not None and len(batches) < steps:
             warn(f"tune: the data end after {len(batches)} of {steps} batches.", CalibrationWarning)
-        rewritten = _rewritten(model, batches, equalize, smooth)
+        asked = {"equalize": equalize, "center_norms": center, "smooth_norms": smooth}
+        rewrites = [name for name in REWRITES if asked[name]]
+        rewritten = _rewritten(model, batches, rewrites)
         measured = _first(batches, samples)
         settings = [str(require_march("tune")), judge.metric, evaluate, arguments, dict(fixed_scales or {}), int8_gemms]
         settings += [search_scales] if search_scales else []
@@ -152,24 +161,22 @@ def tune(
             tuning = _Tuning(
                 bench, judge, target, max_loss, _dual(both_int16), float16 and not int8_gemms, seed, out_dir
             )
-            calls = [name for name, asked in (("equalize", equalize), ("smooth_norms", smooth)) if asked]
-            if calls:
-                told = " and ".join(f"`{name}(model, batches)`" for name in calls)
+            tuning.rewrites = rewrites
+            if rewrites:
+                told = " and ".join(f"`{name}(model, batches)`" for name in rewrites)
                 tuning.notes.append(f"The answer is for the model after {told}, which is `result.float_model`.")
             if search_scales:
                 tuning.notes.append(f"After `calibrate` call `search_scales(model, batches, samples={samples})`.")
             return tuning.run(int16_share, int16_operations)
 
 
-def _rewritten(model: nn.Module, batches: list[Any], equalizes: bool, smooths: bool) -> nn.Module:
-    """The model, or a copy whose channels are of a size."""
-    if not equalizes and not smooths:
+def _rewritten(model: nn.Module, batches: list[Any], rewrites: list[str]) -> nn.Module:
+    """The model, or a copy of it that computes the same with other channels."""
+    if not rewrites:
         return model
     copied = copy_model(model, "tune").eval()
-    if equalizes:
-        equalize_channels(copied, batches)
-    if smooths:
-        smooth_norms(copied, batches)
+    for name in rewrites:
+        REWRITES[name](copied, batches)
     return copied
 
 
@@ -252,6 +259,7 @@ class _Tuning:
         self.out_dir = out_dir
         self.steps: list[Trial] = []
         self.notes: list[str] = []
+        self.rewrites: list[str] = []
         self.asked: set[str] = set()
         self.float_value = 1.0 if judge.metric == "Cosine" else math.inf if judge.metric == "SQNR" else 0.0
         if judge.evaluate is not None:
@@ -496,7 +504,7 @@ class _Tuning:
             [[s.operator, s.kind, bench.survey.names.get(s.operator, ""), errors[s], "qint8"] for s in order],
             [] if additive is None else [additive.error(order[:count]) for count in range(len(order) + 1)],
             notes=self.notes, float_model=bench.model, thresholds=dict(bench.fixed), prepare_args=dict(bench.prepared),
-            int8_gemms=bench.int8_gemms, searched=bench.searched,
+            int8_gemms=bench.int8_gemms, searched=bench.searched, rewrites=list(self.rewrites),
         )  # fmt: skip
         with quiet():
             result.costs = {"int8": self._cost(()), "the answer": self._cost(raised)}

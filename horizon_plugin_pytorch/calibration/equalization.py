@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 
-from horizon_plugin_pytorch.calibration.batches import Process, run_batch, take_batches
+from horizon_plugin_pytorch.calibration.batches import Process
 from horizon_plugin_pytorch.calibration.channel_pairs import find_pairs
+from horizon_plugin_pytorch.calibration.float_rewrite import FloatRewrite, Outputs
 from horizon_plugin_pytorch.capture.plain_model import copy_model
-from horizon_plugin_pytorch.capture.recording import record
-from horizon_plugin_pytorch.errors import (
-    CalibrationError,
-    CalibrationWarning,
-    QuantizationConfigError,
-    TraceError,
-    require_module,
-    warn,
-)
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
-from horizon_plugin_pytorch.nested import tensors_in
-from horizon_plugin_pytorch.nn.qat.module import QATModule
-from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
-from horizon_plugin_pytorch.runtime.arguments import arguments_of
-from horizon_plugin_pytorch.runtime.results import own_tensors
-from horizon_plugin_pytorch.statistics.metrics import relative_error
+from horizon_plugin_pytorch.errors import CalibrationWarning, warn
 from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 
 _ROUNDS = 10
-_SAME = 1e-4  # relative change of the outputs that accelerators may give from run to run
-_ROUNDING = 0.05  # relative change that rounding may give, in half precision too
-
-Outputs = list[list[Tensor]]  # by batch
 
 
 @dataclass(frozen=True)
@@ -148,18 +129,15 @@ def rewrite(
         caller: whom messages name.
         rounds: how often all groups are gone through, as one can change the channels of another.
     """
-    require_module(model, caller)
-    for path, module in model.named_modules():
-        if isinstance(module, (QATModule, QuantizedModule, FakeQuantize)):
-            raise QuantizationConfigError(
-                f"{caller}: the model is prepared already or converted (`{path}` is a {type(module).__name__}); give "
-                "the float model, and prepare it afterwards."
-            )
-    data = take_batches(model, batches, None, process, caller)
-    copied = copy_model(model, caller)  # a run may change what a model keeps
-    groups = find(model, list(_graphs(copied, data, caller)))
-    ranges, wanted = _measured(copied, groups, data, caller)
-    for group in _unsound(model, groups, data, wanted, caller):
+    same = FloatRewrite(model, batches, process, caller)
+    groups = find(model, same.graphs())
+    ranges, wanted = _measured(same, groups)
+
+    def divide(trial: nn.Module, group: G, generator: torch.Generator) -> None:
+        powers = torch.randint(-2, 3, (group.channels(model),), generator=generator)
+        group.divide(trial, torch.exp2(powers).to(next(trial.get_submodule(group.first).parameters())))
+
+    for group in same.unsound(groups, divide, wanted):
         ranges.pop(group)
         warn(
             f"{caller}: `{group.first}` and `{group.second}` stay as they are: with other channels between them the "
@@ -169,32 +147,15 @@ def rewrite(
     before = {group: _spread(channels) for group, channels in ranges.items()}
     equalized = copy_model(model, caller)
     _equalize(equalized, ranges, rounds)
-    change = _change(_outputs(equalized, data), wanted)
-    if change > _ROUNDING:
-        raise CalibrationError(
-            f"{caller}: rounding alone changes the model's outputs by {change:.1%}: numbers leave the range of their "
-            "format, or the outputs hang on a threshold, as after non-maximum suppression. The model is as it was. "
-            "Do it in float32, or only to the part before the threshold."
-        )
-    for path, parameter in model.named_parameters():
-        parameter.copy_(equalized.get_parameter(path))
+    change = same.finish(equalized, wanted)
     return EqualizationResult(
         [EqualizedPair(g.first, g.second, before[g], _spread(channels)) for g, channels in ranges.items()], change
     )
 
 
-def _graphs(model: nn.Module, data: Sequence[Any], caller: str) -> Iterator[fx.Graph]:
-    for index, batch in enumerate(data):
-        try:
-            yield record(model, *arguments_of(model, batch))
-        except TraceError as error:
-            raise TraceError(f"{caller}: the model cannot run on batch {index}: {error.__cause__ or error}") from error
-
-
-def _measured(
-    model: nn.Module, groups: Sequence[G], data: Sequence[Any], caller: str
-) -> tuple[dict[G, Tensor], Outputs]:
+def _measured(same: FloatRewrite, groups: Sequence[G]) -> tuple[dict[G, Tensor], Outputs]:
     """The largest magnitude of each channel of the groups, and the model's outputs."""
+    model = same.copied
     found: dict[G, Tensor] = {}
     paths = {module: path for path, module in model.named_modules()}
     at = {group: group.measured(model) for group in groups}
@@ -204,11 +165,7 @@ def _measured(
         x, weight = values.detach().abs(), call.module.weight  # type: ignore[union-attr]
         axis = x.dim() - (1 if is_result else weight.dim() - 1)  # type: ignore[operator]
         by_channel = x.transpose(0, axis).flatten(1).amax(1)
-        if not bool(by_channel.isfinite().all()):
-            raise CalibrationError(
-                f"{caller}: NaN or infinity reaches `{call.path}`. Leave such data out, or look for a division by zero "
-                "or an overflow in the model."
-            )
+        same.require_finite(by_channel, call.path)
         for group, (module, gives) in at.items():
             if module is call.module and gives == is_result:
                 found[group] = torch.maximum(found[group], by_channel) if group in found else by_channel
@@ -218,54 +175,8 @@ def _measured(
         before=lambda call: measure(call, False) if (call.module, False) in at.values() else None,
         after=lambda call: measure(call, True) if (call.module, True) in at.values() else None,
     ):
-        outputs = list(_outputs(model, data))
+        outputs = list(same.outputs(model))
     return {group: found[group] for group in groups if group in found}, outputs
-
-
-def _outputs(model: nn.Module, data: Sequence[Any]) -> Iterator[list[Tensor]]:
-    """What a model gives in eval mode, batch by batch; where chance has a part, it is the same in every run."""
-    model.eval()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for batch in data:
-            yield [x.detach().clone() for x in tensors_in(run_batch(model, own_tensors(batch)))]
-
-
-def _change(found: Iterable[list[Tensor]], wanted: Outputs) -> float:
-    """The largest relative error of an output."""
-    largest = 0.0
-    for mine, theirs in zip(found, wanted, strict=True):
-        if len(mine) != len(theirs):
-            return math.inf
-        largest = max([largest, *map(relative_error, mine, theirs)])
-    return largest
-
-
-def _unsound(model: nn.Module, groups: Sequence[G], data: Sequence[Any], wanted: Outputs, caller: str) -> list[G]:
-    """Groups that cannot have other channels between them without changing the outputs."""
-
-    def changes(among: Sequence[G]) -> bool:
-        trial = copy_model(model, caller)
-        generator = torch.Generator().manual_seed(0)
-        for pair in among:
-            powers = torch.randint(-2, 3, (pair.channels(model),), generator=generator)
-            weight = next(trial.get_submodule(pair.first).parameters())
-            pair.divide(trial, torch.exp2(powers).to(weight))
-        return _change(_outputs(trial, data), wanted) > _SAME
-
-    def culprits(among: Sequence[G]) -> list[G]:
-        if not changes(among):
-            return []
-        middle = len(among) // 2
-        return culprits(among[:middle]) + culprits(among[middle:]) if middle else list(among)
-
-    found = culprits(groups) if groups else []
-    if found and changes([]):
-        raise CalibrationError(
-            f"{caller}: the model gives other outputs when it runs on the same data again, so that it cannot be seen "
-            "whether it computes the same afterwards. Take chance out of its forward in eval mode."
-        )
-    return found
 
 
 def _equalize(model: nn.Module, ranges: dict[G, Tensor], rounds: int) -> None:

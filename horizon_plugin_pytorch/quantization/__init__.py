@@ -53,6 +53,7 @@ from horizon_plugin_pytorch.quantization.auto_calibration import auto_calibrate,
 from horizon_plugin_pytorch.quantization.weight_reconstruction import mix_calibration, weight_reconstruction
 from horizon_plugin_pytorch.calibration.bias_correction import correct_bias
 from horizon_plugin_pytorch.calibration.bn_reestimation import reestimate_bn
+from horizon_plugin_pytorch.calibration.centering import center_norms
 from horizon_plugin_pytorch.calibration.equalization import equalize
 from horizon_plugin_pytorch.calibration.smoothing import smooth_norms
 from horizon_plugin_pytorch.analysis.tuning.ranges import search_scales
@@ -98,6 +99,7 @@ __all__ = [
     "auto_calibrate",
     "auto_calibration",
     "calibrate",
+    "center_norms",
     "check_model",
     "compare_graphs",
     "compile_model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import subprocess
@@ -186,7 +187,26 @@ def test_a_rewritten_model_needs_less_and_is_given_back():
     assert result.is_met and result.formats == {} and result.is_verified
     assert torch.allclose(result.float_model(data[0]), net(data[0]), atol=1e-4)
     assert norm.bias[3] == 200.0 and result.float_model.module[1].bias[3] < 100
-    assert "smooth_norms" in result.source()
+    assert result.rewrites == ["smooth_norms"]
+
+
+def test_what_rewrites_the_model_is_in_the_source():
+    torch.manual_seed(0)
+    norm, layer = nn.LayerNorm(16), nn.Linear(16, 8)
+    with torch.no_grad():
+        norm.bias[3], norm.bias[5] = 200.0, -90.0
+        layer.weight[:, [3, 5]] /= 100
+    net, data = QuantWrapper(nn.Sequential(nn.Linear(16, 16), norm, layer)).eval(), [torch.randn(16, 16)]
+    result = tune(net, data, target=0.999, center=True, smooth=True, out_dir=None, progress=False)
+    assert result.rewrites == ["center_norms", "smooth_norms"] and result.is_met and result.formats == {}
+    names: dict = {}
+    exec(result.source(), names)
+    set_march(March.NASH_M)
+    written = names["calibrated"](copy.deepcopy(net), data)
+    model = prepare(result.float_model, (data[0],), result.setter(), out_dir=None)
+    calibrate(model, data, patience=0, progress=False)
+    assert torch.equal(written(data[0]), model(data[0]))
+    assert norm.bias[3] == 200.0
 
 
 class Twice(nn.Module):
