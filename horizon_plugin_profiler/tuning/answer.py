@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from horizon_plugin_pytorch.fake_quant.qconfig import TRAINING_OBSERVER, get_qco
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.tables import Table
 
-FORMATS, REPORT, PAGE = "tuned_formats.py", "tuning.txt", "tuning.html"
+FORMATS, REPORT, PAGE, WEIGHTS = "tuned_formats.py", "tuning.txt", "tuning.html", "tuned_model.pt"
 Formats = Mapping[str, Mapping[str, Any]]
 
 
@@ -103,6 +104,8 @@ class TuningResult:
         int8_gemms: does the setter keep int8 for what layers and products of matrices multiply?
         rewrites: names of the functions that rewrote the float model, in their order.
         searched: on how many samples `search_scales` is to be called after `calibrate`; None where it is not.
+        learned: what was done to the weights of the answer at last (``AdaRound``, ``training``), as far as it helped.
+        prepared_model: the answer, prepared and calibrated, with what was learned; None where nothing was to be.
         is_verified: did the model, prepared anew with `setter()` and given the scales of the mixture that was measured,
             give the very same numbers? Scales that the setter fixes are its own; with `int8_gemms` it is calibrated.
     """
@@ -131,6 +134,8 @@ class TuningResult:
     int8_gemms: bool = False
     searched: int | None = None
     rewrites: list[str] = field(default_factory=list)
+    learned: list[str] = field(default_factory=list)
+    prepared_model: nn.Module | None = field(default=None, repr=False)
 
     @property
     def share(self) -> float:
@@ -158,7 +163,9 @@ class TuningResult:
             imported="ConvDtypeTemplate, MatmulDtypeTemplate, " if self.int8_gemms else "",
             kept=_KEPT if self.int8_gemms else "",
             calls="".join(f", {name}" for name in (*self.rewrites, *(["search_scales"] if self.searched else []))),
-            rewriting="".join(f"    {name}(model, batches)  # in place\n" for name in self.rewrites),
+            learning=", FakeQuantState, set_fake_quantize" if self.learned else "",
+            learned=_LEARNED.format(rewriting=self._rewriting(), file=WEIGHTS) if self.learned else "",
+            rewriting=self._rewriting(),
             search=f"    search_scales(prepared, batches, samples={self.searched})\n" if self.searched else "",
             thresholds="".join(f"    {path!r}: {end!r},\n" for path, end in self.thresholds.items()),
             arguments="".join(f"    {name!r}: {text},\n" for name, text in self._spelled_args().items()),
@@ -168,6 +175,9 @@ class TuningResult:
                 if name not in self._spelled_args()
             ),
         )
+
+    def _rewriting(self) -> str:
+        return "".join(f"    {name}(model, batches)  # in place\n" for name in self.rewrites)
 
     def _spelled_args(self) -> dict[str, str]:
         """What `prepare` must be told, as Python, as far as it can be written down."""
@@ -252,7 +262,13 @@ class TuningResult:
         texts = {FORMATS: self.source(), REPORT: f"{self}\n", PAGE: self.page()}
         for name, text in texts.items():
             write_atomically(text.encode(), target / name)
-        return [target / name for name in texts]
+        names = list(texts)
+        if self.learned and self.prepared_model is not None:
+            buffer = io.BytesIO()
+            torch.save(self.prepared_model.state_dict(), buffer)
+            write_atomically(buffer.getvalue(), target / WEIGHTS)
+            names.append(WEIGHTS)
+        return [target / name for name in names]
 
 
 def templates(formats: Formats, thresholds: Mapping[str, float], int8_gemms: bool = False) -> list[QconfigTemplate]:
@@ -292,6 +308,16 @@ _KEPT = """        ConvDtypeTemplate(qint8, qint8),  # layers and products of ma
         MatmulDtypeTemplate(qint8),
 """
 
+_LEARNED = '''
+
+def learned(model, batches, path="{file}"):
+    """The answer with the weights that were learned, from the float model, a list of batches and the file of them."""
+{rewriting}    prepared = prepare(model, batches[0], calibration_setter(), out_dir=None, **PREPARE_ARGS)
+    prepared.load_state_dict(torch.load(path, weights_only=True))
+    set_fake_quantize(prepared.eval(), FakeQuantState.VALIDATION)
+    return prepared
+'''
+
 _SOURCE = '''"""Number formats of {model} on {march}.
 
 {summary}.
@@ -301,7 +327,7 @@ _SOURCE = '''"""Number formats of {model} on {march}.
 import torch
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.quantization import calibrate, get_qconfig, prepare{calls}
+from horizon_plugin_pytorch.quantization import calibrate, get_qconfig, prepare{calls}{learning}
 from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver
 from horizon_plugin_pytorch.quantization.qconfig_setter import {imported}ModuleNameTemplate, QconfigSetter
 
@@ -339,4 +365,4 @@ def calibrated(model, batches):
 {rewriting}    prepared = prepare(model, batches[0], calibration_setter(), out_dir=None, **PREPARE_ARGS)
     calibrate(prepared, batches, patience=0, progress=False)
 {search}    return prepared
-'''
+{learned}'''

@@ -124,11 +124,9 @@ class Bench:
 
         Where prepare puts QuantStubs between formats it is calibrated.
         """
-        model = prepare(self.model, self.data.calibration[0], setter, out_dir=None, **self.prepared)
         if self.mixed.has_stubs_between:  # which have other names in every mixture
-            calibrate(model, self.data.calibration, patience=0, progress=False)
-            self._search(model, {})
-            return _with_scales(model, {})
+            return self.prepared_with(setter)
+        model = prepare(self.model, self.data.calibration[0], setter, out_dir=None, **self.prepared)
         mixture = quantizers_of(self.mixed.raise_to(raised))
         fixed = [
             {path: q.scale.tolist() for path, q in found.items() if q.is_fixed}
@@ -137,6 +135,35 @@ class Bench:
         if fixed[0] != fixed[1]:
             return None
         return _with_scales(model, {path: q.scale for path, q in mixture.items() if q.has_statistics})
+
+    def prepared_with(self, setter: Any) -> nn.Module:
+        """The model prepared with a setter and calibrated."""
+        model = prepare(self.model, self.data.calibration[0], setter, out_dir=None, **self.prepared)
+        calibrate(model, self.data.calibration, patience=0, progress=False)
+        self._search(model, {})
+        return _with_scales(model, {})
+
+    def value_of(self, model: nn.Module, what: str) -> float:
+        """What a model is judged by; it counts, and is not kept."""
+        self._count(1)
+        if self.judge.evaluate is None:
+            return self.judge.compared(run(model, self.data.measured), self.wanted)
+        return self.judge.value(model, what)
+
+    def int8_value(self, model: nn.Module, what: str) -> float:
+        """What another float model, that computes the same, is judged by in int8, with the ranges of calibration."""
+
+        def compute() -> float:
+            rules = {"": {"weight": qint8, "output": qint8}}
+            setter = QconfigSetter(get_qconfig(), templates(rules, self.fixed, self.int8_gemms), save_dir=None)
+            with quiet():
+                prepared = prepare(model, self.data.calibration[0], setter, out_dir=None, **self.prepared)
+                calibrate(prepared, self.data.calibration, patience=0, progress=False)
+                return self.value_of(_with_scales(prepared, {}), what)
+
+        if f"int8 {what}" in self.ledger.values:
+            self._count(1)
+        return self.ledger.get(f"int8 {what}", compute)
 
     def _count(self, forwards: float) -> None:
         self.forwards += forwards

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,23 @@ from tqdm import tqdm
 from horizon_plugin_profiler.tuning.answer import Bounds, Trial, TuningResult
 from horizon_plugin_profiler.tuning.bench import Bench, Data, quiet
 from horizon_plugin_profiler.tuning.judge import Evaluate, Judge
+from horizon_plugin_profiler.tuning.request import (
+    allows_both_int16,
+    check_request,
+    measured_on,
+    on_march,
+    prepare_arguments,
+)
+from horizon_plugin_profiler.tuning.rungs import REWRITES, Learning, Rung, rewritten, state_of
 from horizon_plugin_profiler.tuning.survey import Survey
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.analysis.tuning.costs import Cost, cost_of, raising_costs
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
-from horizon_plugin_pytorch.analysis.tuning.outputs import first_batches, run
+from horizon_plugin_pytorch.analysis.tuning.outputs import run
 from horizon_plugin_pytorch.analysis.tuning.search import Additive, Search, compatible, gram_order, lowest_ratio
 from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, Site
 from horizon_plugin_pytorch.calibration.batches import take_batches
-from horizon_plugin_pytorch.calibration.centering import center_norms
-from horizon_plugin_pytorch.calibration.equalization import equalize as equalize_channels
 from horizon_plugin_pytorch.calibration.fingerprint import describe, digest
-from horizon_plugin_pytorch.calibration.smoothing import smooth_norms
-from horizon_plugin_pytorch.capture.plain_model import copy_model
 from horizon_plugin_pytorch.errors import (
     CalibrationWarning,
     CheckError,
@@ -37,21 +40,15 @@ from horizon_plugin_pytorch.errors import (
     require_module,
     warn,
 )
-from horizon_plugin_pytorch.march import March, as_march, get_march, require_march, set_march
+from horizon_plugin_pytorch.march import March, get_march, require_march
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.workflow.float_model import require_float
 
-STATE = "tuning.pt"
+STATE, LEARNED = "tuning.pt", "tuning_learned.pt"
 _DRAWS = 3  # vectors of signs of a probe
 _REMEASURED, _KEPT = 0.3, 12  # the share of the sites that is measured exactly, while so many forwards are left
 _SHARE, _LEAST = 0.6, 30  # forwards for each operator, and for a small model
 _ROUNDS, _MOST = 5, 0.9  # of float16: how often more is tried, and which share of what int16 leaves is taken each time
-REWRITES: dict[str, Callable[[nn.Module, list[Any]], Any]] = {
-    "equalize": equalize_channels,
-    "center_norms": center_norms,
-    "smooth_norms": smooth_norms,
-}
-_BOTH = (March.NASH_H, March.NASH_P)  # multiply int16 by int16, whatever the toolchain's version
 
 
 def tune(
@@ -75,6 +72,8 @@ def tune(
     center: bool = False,
     smooth: bool = False,
     search_scales: bool = False,
+    adaround: bool = False,
+    train_steps: int = 0,
     own_scales: bool | Iterable[str] = False,
     fixed_scales: Mapping[str, float] | None = None,
     prepare_args: Mapping[str, Any] | None = None,
@@ -111,10 +110,15 @@ def tune(
             `get_int8_gemm_setter` does: only other results may be raised, and none becomes float16. A QuantStub makes
             int8 where a layer reads what is raised.
         equalize, center, smooth: rewrite a copy of the model first, by `equalize`, `center_norms` and `smooth_norms`:
-            the answer is for that copy, `result.float_model`.
+            the answer is for that copy, `result.float_model`. The report has all-int8 before each of them.
         search_scales: choose the ranges of int8 results by what they do to the outputs, on the samples that are
             measured on, with `search_scales`: call it after `calibrate` with the answer, too. It takes a forward or two
             for each range that promises something, which count as calibration.
+        adaround: at last learn how to round the weights of the answer, with `weight_reconstruction`.
+        train_steps: at last train the answer for so many batches, towards the outputs of the float model, with its
+            scales as they are; no labels are needed. This and AdaRound learn from the batches that nothing is measured
+            on, or from all where `evaluate` judges. Each is a row of the report, and is kept only where it helps: the
+            result is `result.prepared_model`, and as ``tuned_model.pt`` in `out_dir`.
         own_scales: as for `prepare`: calls of shared modules get scales of their own. Tell `prepare` the same:
             ``prepare(model, inputs, result.setter(), **result.prepare_args)``.
         fixed_scales: largest magnitudes of operators whose range is known, by path: they fix the scale, in the setter
@@ -135,105 +139,50 @@ def tune(
     require_module(model, "tune")
     require_float(model, "tune")
     judge = Judge.of(evaluate, metric, higher_is_better)
-    _check_request(judge, target, max_loss, int16_share, int16_operations)
+    check_request(judge, target, max_loss, int16_share, int16_operations)
     if int8_gemms and int16_operations is not None:
         raise QuantizationConfigError("tune: with int8_gemms no multiply-accumulate is of int16; give int16_share.")
-    arguments = _prepare_args(prepare_args, own_scales)
-    with _march(march), undisturbed(model):
+    arguments = prepare_arguments(prepare_args, own_scales)
+    with on_march(march), undisturbed(model):
         model.eval()
         batches = take_batches(model, calibration_data, steps, None, "tune")
         if steps is not None and len(batches) < steps:
             warn(f"tune: the data end after {len(batches)} of {steps} batches.", CalibrationWarning)
         asked = {"equalize": equalize, "center_norms": center, "smooth_norms": smooth}
         rewrites = [name for name in REWRITES if asked[name]]
-        rewritten = _rewritten(model, batches, rewrites)
-        measured = _first(batches, samples)
-        settings = [str(require_march("tune")), judge.metric, evaluate, arguments, dict(fixed_scales or {}), int8_gemms]
+        versions = [model, *rewritten(model, batches, rewrites)]
+        measured = measured_on(batches, samples)
+        learned = batches[len(measured) :] if evaluate is None else batches
+        learning = Learning.of(adaround, train_steps, learned)
+        settings: list[Any] = [
+            str(require_march("tune")),
+            judge.metric,
+            evaluate,
+            arguments,
+            dict(fixed_scales or {}),
+            int8_gemms,
+        ]
         settings += [search_scales] if search_scales else []
-        key = f"{digest([describe(rewritten), batches, len(measured), settings, seed, _DRAWS]):016x}"
+        settings += [rewrites, describe(model)] if rewrites else []
+        key = f"{digest([describe(versions[-1]), batches, len(measured), settings, seed, _DRAWS]):016x}"
         ledger = Ledger(None if out_dir is None else Path(out_dir) / STATE, key, resume)
         with tqdm(desc="tune", disable=not progress, unit="forward") as bar:
             bench = Bench(
-                rewritten.eval(), Data(batches, measured), judge, ledger, bar,
+                versions[-1].eval(), Data(batches, measured), judge, ledger, bar,
                 arguments, dict(fixed_scales or {}), int8_gemms, searched=samples if search_scales else None,
             )  # fmt: skip
             bar.total = _allowed(bench)
             tuning = _Tuning(
-                bench, judge, target, max_loss, _dual(both_int16), float16 and not int8_gemms, seed, out_dir
+                bench, judge, target, max_loss, allows_both_int16(both_int16), float16 and not int8_gemms, seed, out_dir
             )
-            tuning.rewrites = rewrites
+            tuning.rewrites = dict(zip(rewrites, versions[:-1], strict=True))
+            tuning.learning = learning
             if rewrites:
                 told = " and ".join(f"`{name}(model, batches)`" for name in rewrites)
                 tuning.notes.append(f"The answer is for the model after {told}, which is `result.float_model`.")
             if search_scales:
                 tuning.notes.append(f"After `calibrate` call `search_scales(model, batches, samples={samples})`.")
             return tuning.run(int16_share, int16_operations)
-
-
-def _rewritten(model: nn.Module, batches: list[Any], rewrites: list[str]) -> nn.Module:
-    """The model, or a copy of it that computes the same with other channels."""
-    if not rewrites:
-        return model
-    copied = copy_model(model, "tune").eval()
-    for name in rewrites:
-        REWRITES[name](copied, batches)
-    return copied
-
-
-def _check_request(
-    judge: Judge, target: float | None, max_loss: float | None, share: float | None, operations: float | None
-) -> None:
-    given = {"target": target, "max_loss": max_loss, "int16_share": share, "int16_operations": operations}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) != 1:
-        raise QuantizationConfigError(
-            f"tune: give one of {', '.join(given)}; got {' and '.join(named) or 'none of them'}."
-        )
-    value = given[named[0]]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise QuantizationConfigError(f"tune: {named[0]} must be a number, got {value!r}.")
-    if max_loss is not None and (judge.evaluate is None or max_loss < 0):
-        raise QuantizationConfigError("tune: max_loss is for the value of `evaluate`, and not negative; give a target.")
-    if named[0].startswith("int16") and not 0 <= value <= 1:
-        raise QuantizationConfigError(f"tune: {named[0]} is a share between 0 and 1, got {value!r}.")
-
-
-@contextmanager
-def _march(march: March | str | None) -> Iterator[None]:
-    """The chip, in here."""
-    before = get_march()
-    if march is not None:
-        set_march(as_march(march))
-    try:
-        yield
-    finally:
-        set_march(before)
-
-
-def _prepare_args(given: Mapping[str, Any] | None, own_scales: bool | Iterable[str]) -> dict[str, Any]:
-    """What to tell `prepare`, as far as it is not what it does anyway."""
-    arguments = dict(given or {})
-    if taken := sorted(arguments.keys() & {"model", "example_inputs", "qconfig_setter", "qconfig_dict", "out_dir"}):
-        raise QuantizationConfigError(f"tune: prepare_args cannot have {' and '.join(taken)}, which tune itself gives.")
-    if own_scales is not False:
-        if "own_scales" in arguments:
-            raise QuantizationConfigError("tune: own_scales is given twice, the second time in prepare_args.")
-        arguments["own_scales"] = own_scales
-    asked = arguments.get("own_scales")
-    if asked is not None and not isinstance(asked, bool):
-        arguments["own_scales"] = (asked,) if isinstance(asked, str) else tuple(asked)
-    return arguments
-
-
-def _dual(asked: bool | None) -> bool:
-    return require_march("tune") in _BOTH if asked is None else asked
-
-
-def _first(batches: list[Any], samples: int) -> list[Any]:
-    """The first batches that have so many samples together."""
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise QuantizationConfigError(f"tune: samples must be a whole number of at least 1, got {samples!r}.")
-    return first_batches(batches, samples)
 
 
 def _allowed(bench: Bench) -> int:
@@ -259,7 +208,8 @@ class _Tuning:
         self.out_dir = out_dir
         self.steps: list[Trial] = []
         self.notes: list[str] = []
-        self.rewrites: list[str] = []
+        self.rewrites: dict[str, nn.Module] = {}  # the model before each of them
+        self.learning = Learning()
         self.asked: set[str] = set()
         self.float_value = 1.0 if judge.metric == "Cosine" else math.inf if judge.metric == "SQNR" else 0.0
         if judge.evaluate is not None:
@@ -342,13 +292,11 @@ class _Tuning:
         bench.bar.set_description("tune: int8 and int16")
         self.check()
         activations = [site for site in bench.sites if site.kind == ACTIVATION]
-        narrow = self.try_((), "all int8")
+        self.before_rewriting()
         bench.error(())
-        self.try_(activations, "all int16, weights int8")
+        narrow = self.try_((), "all int8")
         bench.error(activations)
-        self.steps = [
-            replace(step, error=bench.known_error(s)) for step, s in zip(self.steps, ((), activations), strict=False)
-        ]
+        self.try_(activations, "all int16, weights int8")
         if self.target is not None and self.judge.is_met(narrow, self.target):
             return self.answer((), {}, None, True)
         additive, vectors = self.sensitivities()
@@ -359,6 +307,17 @@ class _Tuning:
         if self.meets(self.widest(additive), ""):
             return self.search(additive, vectors)
         return self.raise_further(additive)
+
+    def before_rewriting(self) -> None:
+        """Rows for int8 before each function that rewrites the model, and before ranges are searched."""
+        models = dict(self.rewrites)
+        if self.bench.searched is not None:
+            models["search_scales"] = self.bench.model
+        for name, model in models.items():
+            what = f"all int8 before {name}"
+            value = self.bench.int8_value(model, what)
+            met = None if self.target is None else self.judge.is_met(value, self.target)
+            self.steps.append(Trial(what, 0, 0.0, value, None, met))
 
     def search(self, additive: Additive[Site], vectors: Mapping[Site, Tensor]) -> TuningResult:
         """The fewest sites, where the widest mixture is known to meet the target."""
@@ -512,9 +471,49 @@ class _Tuning:
             result.bounds = self.bounds(additive, raised)
         result.forwards = bench.forwards
         self.verify(result, raised)
+        if self.learning.rungs:
+            self.learn(result, raised)
         if self.out_dir is not None:
             result.write(self.out_dir)
         return result
+
+    def learn(self, result: TuningResult, raised: Collection[Site]) -> None:
+        """AdaRound and training of the answer; what does not help is taken back."""
+        bench, path = self.bench, None if self.out_dir is None else Path(self.out_dir) / LEARNED
+        key = f"{bench.ledger.key} {bench.key(raised)} {self.learning.key}"
+        known = Ledger(path, key, bench.ledger.resume)
+        with quiet():
+            model = bench.with_setter(result.setter(), raised)
+            if model is None:
+                model = bench.prepared_with(result.setter())
+            value = result.value if result.is_verified else bench.value_of(model, "the answer")
+        count = len(result.formats)
+        for name, climb in self.learning.rungs.items():
+            bench.bar.set_description(f"tune: {name}")
+            before = state_of(model)
+
+            def climbed(climb: Rung = climb, name: str = name) -> tuple[dict[str, Tensor], float]:
+                with quiet():
+                    climb(model, bench.model)
+                    return state_of(model), bench.value_of(model, f"the answer after {name}")
+
+            state, found = known.get(name, climbed)
+            met = None if self.target is None else self.judge.is_met(found, self.target)
+            self.steps.append(Trial(f"the answer after {name}", count, result.share, found, None, met))
+            is_kept = self.judge.better(found, value)
+            model.load_state_dict(state if is_kept else before)
+            if is_kept:
+                value = found
+                result.learned.append(name)
+            else:
+                result.notes.append(f"{name} does not help ({found:.6g} after {value:.6g}), and is left out.")
+        result.value, result.prepared_model = value, model
+        if self.target is not None:
+            result.is_met = self.judge.is_met(value, self.target)
+        told = f"{len(self.learning.batches)} batches"
+        if result.learned:
+            which = "that nothing is measured on" if self.judge.evaluate is None else "of calibration"
+            result.notes.append(f"{' and '.join(result.learned)} learned from {told} {which}.")
 
     def _cost(self, raised: Collection[Site]) -> Cost:
         return cost_of(self.bench.mixed.raise_to(raised), self.bench.data.measured[0])

@@ -33,7 +33,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | os.PathLike | None, key: str, resume: bool = True, seconds: float = 0.0) -> None:
-        self.path, self.key = None if path is None else Path(path), key
+        self.path, self.key, self.resume = None if path is None else Path(path), key, resume
         self._seconds, self._saved = seconds, time.monotonic()
         self.values: dict[str, Any] = self._read() if resume else {}
         self.known = len(self.values)  # from an earlier run

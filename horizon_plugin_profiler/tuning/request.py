@@ -1,0 +1,77 @@
+"""What `tune` is asked for, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from horizon_plugin_profiler.tuning.judge import Judge
+from horizon_plugin_pytorch.analysis.tuning.outputs import first_batches
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.march import March, as_march, get_march, require_march, set_march
+
+_BOTH = (March.NASH_H, March.NASH_P)  # multiply int16 by int16, whatever the toolchain's version
+
+
+def check_request(
+    judge: Judge, target: float | None, max_loss: float | None, share: float | None, operations: float | None
+) -> None:
+    """Refuse what cannot be asked for together, and numbers that are none.
+
+    Raises:
+        QuantizationConfigError: says what is wrong.
+    """
+    given = {"target": target, "max_loss": max_loss, "int16_share": share, "int16_operations": operations}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise QuantizationConfigError(
+            f"tune: give one of {', '.join(given)}; got {' and '.join(named) or 'none of them'}."
+        )
+    value = given[named[0]]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise QuantizationConfigError(f"tune: {named[0]} must be a number, got {value!r}.")
+    if max_loss is not None and (judge.evaluate is None or max_loss < 0):
+        raise QuantizationConfigError("tune: max_loss is for the value of `evaluate`, and not negative; give a target.")
+    if named[0].startswith("int16") and not 0 <= value <= 1:
+        raise QuantizationConfigError(f"tune: {named[0]} is a share between 0 and 1, got {value!r}.")
+
+
+@contextmanager
+def on_march(march: March | str | None) -> Iterator[None]:
+    """The chip, in here."""
+    before = get_march()
+    if march is not None:
+        set_march(as_march(march))
+    try:
+        yield
+    finally:
+        set_march(before)
+
+
+def prepare_arguments(given: Mapping[str, Any] | None, own_scales: bool | Iterable[str]) -> dict[str, Any]:
+    """What to tell `prepare`, as far as it is not what it does anyway."""
+    arguments = dict(given or {})
+    if taken := sorted(arguments.keys() & {"model", "example_inputs", "qconfig_setter", "qconfig_dict", "out_dir"}):
+        raise QuantizationConfigError(f"tune: prepare_args cannot have {' and '.join(taken)}, which tune itself gives.")
+    if own_scales is not False:
+        if "own_scales" in arguments:
+            raise QuantizationConfigError("tune: own_scales is given twice, the second time in prepare_args.")
+        arguments["own_scales"] = own_scales
+    asked = arguments.get("own_scales")
+    if asked is not None and not isinstance(asked, bool):
+        arguments["own_scales"] = (asked,) if isinstance(asked, str) else tuple(asked)
+    return arguments
+
+
+def allows_both_int16(asked: bool | None) -> bool:
+    """May input and weight of a layer both be int16?"""
+    return require_march("tune") in _BOTH if asked is None else asked
+
+
+def measured_on(batches: list[Any], samples: int) -> list[Any]:
+    """The first batches that have so many samples together."""
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise QuantizationConfigError(f"tune: samples must be a whole number of at least 1, got {samples!r}.")
+    return first_batches(batches, samples)
