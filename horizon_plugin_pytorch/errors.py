@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
+import torch
 from torch import nn
 
 from horizon_plugin_pytorch.asking.owners import is_user_code
@@ -162,6 +163,8 @@ def require_module(model: Any, who: str, wanted: str = "a model") -> None:
         given = f"{os.fspath(model)!r}: load the file, and give the model"
     elif isinstance(model, Mapping):
         given = f"a {type(model).__name__}: load a state dict into a model, and give that"
+    elif isinstance(model, torch.export.ExportedProgram):
+        given = "an ExportedProgram: give the model that it was exported of"
     elif callable(model):
         given = f"the function `{getattr(model, '__name__', type(model).__name__)}`: give the module that it belongs to"
     else:

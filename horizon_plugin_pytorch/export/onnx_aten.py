@@ -559,8 +559,16 @@ def addmm(g: OnnxGraph, site: Site, bias: str, a: str, b: str, *, beta: float = 
     return g.node("Gemm", a, b, bias, alpha=float(alpha), beta=float(beta))
 
 
-@lowers("mm", "bmm", "matmul")
+@lowers("mm")
 def mm(g: OnnxGraph, site: Site, a: str, b: str) -> str:
+    """A `Gemm`: where `MatMul` reads a `DequantizeLinear` of 8-bit weights, ONNX Runtime puts in `MatMulNBits`, which
+    rounds the other operand to 8 bits.
+    """
+    return g.node("Gemm", a, b) if site.input_dtype.is_floating_point else g.node("MatMul", a, b)
+
+
+@lowers("bmm", "matmul")
+def matmul(g: OnnxGraph, site: Site, a: str, b: str) -> str:
     return g.node("MatMul", a, b)
 
 

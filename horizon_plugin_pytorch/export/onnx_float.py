@@ -211,7 +211,9 @@ def var_mean(
     dims = [dim] if isinstance(dim, int) else list(dim or range(site.rank))
     spread = var(g, site, x, dim, correction=correction, keepdim=keepdim)
     is_root = site.name == "aten::std_mean"
-    mean = g.axes("ReduceMean", x, [d % site.rank for d in dims], keepdim)
+    dims = [d % site.rank for d in dims]
+    rounding = g.axes("ReduceMean", _deviation(g, x, dims), dims, keepdim)  # norms of nearly equal numbers show it
+    mean = g.node("Add", g.axes("ReduceMean", x, dims, keepdim), rounding)
     return [g.node("Sqrt", spread) if is_root else spread, mean]
 
 

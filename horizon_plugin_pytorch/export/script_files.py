@@ -74,7 +74,7 @@ def load(f: Any, map_location: Any = None, _extra_files: dict[str, Any] | None =
     try:
         with quiet():
             module = torch.jit.load(io.BytesIO(contents), map_location, _extra_files=wanted)
-    except RuntimeError as error:
+    except Exception as error:  # of whatever the bytes mean to torch
         raise _load_error(f, contents, error) from error
     (_extra_files or {}).update(wanted)
     _tell_version(get_version_from_scriptmodule(module), f)
@@ -220,7 +220,7 @@ def _contents(f: Any) -> bytes:
     return f.read()
 
 
-def _load_error(f: Any, contents: bytes, error: RuntimeError) -> ExportError:
+def _load_error(f: Any, contents: bytes, error: Exception) -> ExportError:
     """What a failed load means."""
     name = _named(f)
     unknown = _UNKNOWN.search(str(error))

@@ -78,11 +78,11 @@ def script_profile(
     is_script = isinstance(model, torch.jit.ScriptModule)
     args = script_arguments(example_inputs) if is_script else positional_arguments(model, example_inputs)
     profile = _profile(_script_of(model, args, "script_profile"), args, mark_node_func)
+    others = values_in_onnx_runtime(profile.program, args) if compare_with_hbdk_parser else None
     data = io.BytesIO()
     torch.save({row.name: row.value for row in profile.rows if row.is_marked}, data)
     write_atomically(data.getvalue(), os.path.join(out_dir or ".", RESULT_FILE))
-    if compare_with_hbdk_parser:
-        others = values_in_onnx_runtime(profile.program, args)
+    if others is not None:
         pairs = [(row, others.get(row.node, row.value)) for row in profile.rows]
         same = "Torch run pt output is same with hbdk parser (here: ONNX Runtime on the integer graph)."
         _print_pairs(pairs, same, "ONNX Runtime")

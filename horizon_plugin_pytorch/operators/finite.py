@@ -122,10 +122,10 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:
-    """``atan2(y, x)``; no gradient at the origin.
+    """``atan2(y, x)``; no gradient at the origin, and 0 has no sign, as among integers.
 
-    >>> atan2(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]))
-    tensor([0.0000, 1.5708])
+    >>> atan2(torch.tensor([0.0, 1.0, -0.0]), torch.tensor([0.0, 0.0, -1.0]))
+    tensor([0.0000, 1.5708, 3.1416])
     """
     is_origin = (y == 0) & (x == 0)
-    return torch.atan2(torch.where(is_origin, 0.0, y), torch.where(is_origin, 1.0, x))
+    return torch.atan2(torch.where(is_origin, 0.0, y + 0.0), torch.where(is_origin, 1.0, x))

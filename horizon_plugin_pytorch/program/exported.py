@@ -6,7 +6,6 @@ import inspect
 import io
 import os
 import re
-import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -129,8 +128,11 @@ def save_exported(exported: torch.export.ExportedProgram, f: Any) -> None:
 def load_exported(f: Any) -> torch.export.ExportedProgram:
     """Read a file of `torch.export.save`.
 
+    `torch.export.load` executes what a file asks for (pickled objects, compiled libraries); this does not.
+
     Raises:
-        ExportError: it is none, or it calls an operator that is not registered, which is named.
+        ExportError: it is none; it calls an operator that is not registered, which is named; or it holds more than
+            tensors and a graph.
     """
     if isinstance(f, (str, os.PathLike)):
         with open(f, "rb") as file:
@@ -138,21 +140,57 @@ def load_exported(f: Any) -> torch.export.ExportedProgram:
     else:
         data = f.read()
     name = f"`{os.fspath(f)}`" if isinstance(f, (str, os.PathLike)) else "the file"
-    missing = _missing_operators(data, name)
+    records = _records(data, name)
+    _require_plain_data(records, name)
+    missing = _missing_operators(records, name)
     if missing:
         raise ExportError(
             f"{name} calls {', '.join(f'`{operator}`' for operator in missing)}, which is not registered: import the "
             "package that has it, or export the model again with this version."
         )
-    return torch.export.load(io.BytesIO(data))
-
-
-def _missing_operators(data: bytes, name: str) -> list[str]:
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            models = [archive.read(file).decode() for file in archive.namelist() if "/models/" in file]
-    except (zipfile.BadZipFile, UnicodeDecodeError) as error:
-        raise ExportError(f"{name} is no file of `torch.export.save` ({error}).") from error
+        return torch.export.load(io.BytesIO(data))
+    except Exception as error:  # of whatever the bytes mean to torch
+        raise ExportError(
+            f"{name} is damaged, or of another version of torch: {type(error).__name__}: {error} (torch logs more)."
+        ) from error
+
+
+def _records(data: bytes, name: str) -> dict[str, bytes]:
+    """What is in an archive, as torch itself reads it."""
+    try:
+        reader = torch._C.PyTorchFileReader(io.BytesIO(data))
+        return {record: reader.get_record(record) for record in reader.get_all_records()}
+    except (RuntimeError, ValueError) as error:
+        first = next(iter(str(error).splitlines()), "")
+        raise ExportError(f"{name} is no file of `torch.export.save` ({first}).") from error
+
+
+def _require_plain_data(records: Mapping[str, bytes], name: str) -> None:
+    """Insist that nothing in an archive is executed when torch loads it."""
+    for record, content in records.items():
+        if record.startswith("data/aotinductor/"):
+            raise _executes(name, record, "compiled code")
+        if record.endswith("_config.json") and record.startswith(("data/weights/", "data/constants/")):
+            text = content.decode(errors="replace")
+            if re.search(r'"use_pickle"\s*:\s*true|"(custom|opaque)_obj_', text):
+                raise _executes(name, record, "pickled objects")
+        elif record.startswith("data/") and record.endswith(".pt"):
+            try:
+                torch.load(io.BytesIO(content), weights_only=True)
+            except Exception as error:
+                raise _executes(name, record, "something else than tensors, numbers and strings") from error
+
+
+def _executes(name: str, record: str, what: str) -> ExportError:
+    return ExportError(
+        f"{name} is damaged or may execute code: its part `{record}` has {what}. If you trust who wrote it, "
+        "`torch.export.load` reads it."
+    )
+
+
+def _missing_operators(records: Mapping[str, bytes], name: str) -> list[str]:
+    models = [content.decode(errors="replace") for record, content in records.items() if record.startswith("models/")]
     if not models:
         raise ExportError(f"{name} is no file of `torch.export.save`: there is no model in it.")
     found = dict.fromkeys(match.groups() for text in models for match in _OPERATOR.finditer(text))

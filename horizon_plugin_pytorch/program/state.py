@@ -35,11 +35,23 @@ def save(program: Program, f: Any) -> None:
 
 def load(f: Any) -> Program:
     """Read what `save` wrote."""
+    if isinstance(f, (str, os.PathLike)):
+        with open(f, "rb") as file:
+            content = file.read()
+    else:
+        content = f.read()
+    name = f"`{os.fspath(f)}`" if isinstance(f, (str, os.PathLike)) else "the file"
     try:
-        state = torch.load(f, weights_only=True)
-    except (RuntimeError, EOFError, ValueError, KeyError, torch.serialization.pickle.UnpicklingError) as error:
-        raise ExportError(f"{f!r:.80} is no program: it is not a file that `Program.save` wrote ({error}).") from error
-    return program_of(state)
+        state = torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:  # of whatever the bytes mean to torch
+        first = next(iter(str(error).splitlines()), "")
+        raise ExportError(f"{name} is no program: it is not a file that `Program.save` wrote ({first}).") from error
+    try:
+        return program_of(state)
+    except ExportError as error:
+        raise ExportError(f"{name}: {error}") from error
+    except Exception as error:  # parts that are missing, or are something else
+        raise ExportError(f"{name} is a damaged program ({type(error).__name__}: {error}).") from error
 
 
 def state_of(program: Program) -> dict[str, Any]:
@@ -106,12 +118,10 @@ def _target(name: str) -> Any:
         return operator.getitem
     space, rest = name.split("::")
     label, overload = rest.rsplit(".", 1)
-    try:
-        return getattr(getattr(getattr(torch.ops, space), label), overload)
-    except AttributeError as error:
-        raise ExportError(
-            f"the program calls `{name}`, which this version of torch or of the package does not have."
-        ) from error
+    target = getattr(getattr(getattr(torch.ops, space), label, None), overload, None)
+    if not isinstance(target, torch._ops.OpOverload):  # whatever else can be reached from there
+        raise ExportError(f"the program calls `{name}`, which this version of torch or of the package does not have.")
+    return target
 
 
 def _value_state(value: Value) -> dict[str, Any]:
@@ -173,4 +183,7 @@ def _whole(state: Any, nodes: dict[str, fx.Node] | None = None) -> Any:
         return {_whole(key, nodes): _whole(part, nodes) for key, part in value}
     if kind == "namespace":
         return SimpleNamespace(**{name: _whole(part, nodes) for name, part in value.items()})
-    return torch.device(value) if kind == "device" else getattr(torch, value)
+    found = torch.device(value) if kind == "device" else getattr(torch, value)
+    if not isinstance(found, tuple(_TORCH)):
+        raise ExportError(f"`{value}` is no {kind} of torch.")
+    return found

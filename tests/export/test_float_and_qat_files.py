@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import CalibrationWarning, ExportError, QuantizationWarning
-from horizon_plugin_pytorch.fake_quant.route import written_route
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn import BevPoolV2
 from horizon_plugin_pytorch.qtensor import QTensor
@@ -38,20 +37,6 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_to_onnx
 from tests.models import make
-from tests.operators.cases import (
-    CASES,
-    Case,
-    arithmetic,
-    attention,
-    detection,
-    gemm,
-    norms,
-    reductions,
-    shapes,
-    spatial,
-    tables,
-)
-from tests.operators.cases.calls import calls_of
 from tests.routes import calibrate, prepared, qconfig, run_onnx
 from tests.sequences.comparison import open_session
 from tests.tiers import in_soak
@@ -210,43 +195,6 @@ def test_models_of_every_method_are_written(method: str) -> None:
         _assert_close(run_onnx(file, [IMAGE]), [wanted["grid"], wanted["grid"]])
     set_fake_quantize(qat, FakeQuantState.VALIDATION)
     assert all(torch.equal(x, before[name]) for name, x in qat.state_dict().items() if "observer" not in name)
-
-
-ROOMS = {
-    room.__name__.rpartition(".")[2]: room.CASES
-    for room in (arithmetic, attention, detection, gemm, norms, reductions, shapes, spatial, tables)
-}
-
-
-@pytest.mark.parametrize("room", ROOMS)
-@pytest.mark.slow
-def test_every_operator_has_a_file_of_its_qat_form(room: str) -> None:
-    """One case for each row of the operator table, in each way in which it is called."""
-    seen: set[Any] = set()
-    for index, case in enumerate(ROOMS[room]):
-        met = {(call.row.name, call.how) for call in calls_of(case)}
-        if met <= seen:
-            continue
-        seen |= met
-        set_march(case.march)
-        dtype = case.formats[index % len(case.formats)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            qat = prepared(case.model(), case.inputs(), dtype)
-        _assert_written(case, qat, (11, 13, 17, 21)[index % 4])
-
-
-def _assert_written(case: Case, qat: nn.Module, opset: int) -> None:
-    inputs = case.inputs()
-    with torch.no_grad(), written_route():
-        wanted = qat(*[x.clone() for x in inputs])
-    found = run_onnx(_export(qat, inputs, opset), inputs)
-    count = len(found) - (1 if case.picks is None else len(case.picks))  # real values of what comes before
-    _assert_close(found[:count], _leaves(wanted)[:count])
-
-
-def test_every_case_is_in_a_room() -> None:
-    assert sum(map(len, ROOMS.values())) == len(CASES)
 
 
 ROWS = torch.tensor([0, 2, -1, 2, 1])  # one comes three times
