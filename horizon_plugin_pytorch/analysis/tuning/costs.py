@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.analysis.tuning.sites import operator_around
 from horizon_plugin_pytorch.calibration.batches import run_batch
+from horizon_plugin_pytorch.nn.qat.attention import Attention
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.operators.table import Trait
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.results import own_tensors
-from horizon_plugin_pytorch.watch import OperatorCall, Watch
+from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall, Watch
 
 _BYTES = {"int8": 1, "int16": 2, "float16": 2}
 
@@ -42,36 +44,42 @@ class Cost:
 
 
 def cost_of(model: nn.Module, batch: Any) -> Cost:
-    """Run a prepared model on a batch, and count."""
+    """Run a prepared model on a batch, and count; what attention and recurrent modules multiply inside is theirs."""
     cost = Cost()
+    inner = {path: module for path, module in model.named_modules() if isinstance(module, (QATGemm, Attention))}
+    outer = {path: operator_around(model, f"{path}.") for path in inner}
+
+    def add(path: str, products: int, operands: tuple[str, str]) -> None:
+        name = " x ".join(operands)
+        cost.products[name] = cost.products.get(name, 0) + products
+        cost.by_operator[path] = cost.by_operator.get(path, 0) + products
 
     def count(call: OperatorCall) -> None:
         tensors = [x for x in (*call.inputs, *call.outputs) if isinstance(x, QTensor)]
         cost.traffic += sum(x.numel() * _BYTES.get(_format(x), 4) for x in tensors)
+        is_product = call.row is not None and Trait.PRODUCT in call.row.traits
+        if is_product and len(call.inputs) >= 2 and call.outputs:
+            products = call.outputs[0].numel() * call.inputs[0].shape[-1]
+            add(call.path, products, (_format(call.inputs[0]), _format(call.inputs[1])))
+
+    def count_inner(call: OperatorCall) -> None:
         products = _products(call)
         if products:
-            name = " x ".join(_operands(call))
-            cost.products[name] = cost.products.get(name, 0) + products
-            cost.by_operator[call.path] = cost.by_operator.get(call.path, 0) + products
+            add(outer[call.path], products, _operands(call))
 
-    with torch.no_grad(), Watch(model, count):
+    with torch.no_grad(), Watch(model, count), ModuleWatch(inner, after=count_inner):
         run_batch(model, own_tensors(batch))
     return cost
 
 
 def _products(call: OperatorCall) -> int:
-    """How many numbers a call multiplies and sums."""
+    """How many numbers a layer, or attention between its layers, multiplies and sums."""
     if isinstance(call.module, QATGemm):
         weight, is_transposed = call.module.weight, "Transpose" in type(call.module).__name__
         given = call.inputs[0] if is_transposed else next(iter(call.outputs), None)
         return 0 if given is None else given.numel() * weight[0].numel()
-    shapes = [x.shape for x in call.inputs]
-    if call.row is not None and Trait.PRODUCT in call.row.traits and len(shapes) >= 2 and call.outputs:
-        return call.outputs[0].numel() * shapes[0][-1]
-    if getattr(getattr(call.row, "qat", None), "products_take", "") == "operands" and len(shapes) >= 3:
-        query, key, value = shapes[:3]
-        return query.numel() // query[-1] * key[-2] * (query[-1] + value[-1])
-    return 0
+    query, key, value = (x.shape for x in call.inputs[:3])
+    return query.numel() // query[-1] * key[-2] * (query[-1] + value[-1])
 
 
 def _operands(call: OperatorCall) -> tuple[str, str]:
