@@ -15,12 +15,11 @@ from horizon_plugin_pytorch.errors import ExportError, require_module
 from horizon_plugin_pytorch.export.names import port_names
 from horizon_plugin_pytorch.export.onnx_export import write_program
 from horizon_plugin_pytorch.files import write_atomically
-from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.program import Program, record_program
 from horizon_plugin_pytorch.program.script import ScriptSteps
-from horizon_plugin_pytorch.program.structure import filled
+from horizon_plugin_pytorch.program.structure import filled, in_order
 from horizon_plugin_pytorch.runtime.arguments import script_arguments
 
 _METADATA = "horizon_plugin_pytorch."
@@ -88,13 +87,19 @@ class IntegerGraph:
         """What it computes."""
         return self.functions[0].program
 
-    def flatten(self, *args: Any) -> list[Tensor]:
-        """The tensors of the model's arguments, in the order of the inputs."""
-        tensors = tensors_of(args)
-        if len(tensors) != len(self.functions[0].inputs):
-            names = ", ".join(self.functions[0].inputs)
-            raise ExportError(f"the model takes {len(self.functions[0].inputs)} tensors ({names}), got {len(tensors)}.")
-        return tensors
+    def flatten(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        """The tensors of the model's arguments, in the order of the inputs; all by position, or all by name."""
+        paths = self.program.input_paths
+        if kwargs:
+            names = list(dict.fromkeys(path[0] for path in paths))
+            if args or kwargs.keys() - set(names):
+                raise ExportError(
+                    f"the model was exported with the arguments {', '.join(f'`{name}`' for name in names)}, got "
+                    f"{len(args)} by position and {', '.join(f'`{name}`' for name in kwargs)}: give them by position, "
+                    "as the model takes them."
+                )
+            args = tuple(kwargs[name] for name in names if name in kwargs)
+        return in_order(args, paths, "the model")
 
     def unflatten(self, outputs: Sequence[Tensor]) -> Any:
         """What the model gives, of flat outputs."""

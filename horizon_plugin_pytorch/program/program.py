@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program.memory import plain
 from horizon_plugin_pytorch.program.note import Quantization, Value, value_of
-from horizon_plugin_pytorch.program.structure import filled, slot_paths
+from horizon_plugin_pytorch.program.structure import filled, in_order, slot_paths
 from horizon_plugin_pytorch.program.text import program_text
 from horizon_plugin_pytorch.qtensor import QTensor
 
@@ -157,9 +156,8 @@ class Program:
 
     def _given(self, args: tuple[Any, ...]) -> list[Tensor]:
         """The tensors of the inputs, if they are such as the program was recorded with."""
-        tensors, wanted = tensors_of(args), [value_of(node) for node in self.placeholders]
-        if len(tensors) != len(wanted):
-            raise ExportError(f"the program of `{self.name}` takes {len(wanted)} tensors, got {len(tensors)}.")
+        tensors = in_order(args, self.input_paths, f"the program of `{self.name}`")
+        wanted = [value_of(node) for node in self.placeholders]
         for index, (x, value) in enumerate(zip(tensors, wanted, strict=True)):
             found = Value.of(plain(x))
             if (found.shape, found.dtype) != (value.shape, value.dtype) or not _has_format(x, value):

@@ -19,14 +19,16 @@ from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantStub,
     compile_model,
+    convert,
     convert_fx,
     export_hbir,
     hbdk4,
     perf_model,
+    prepare,
     set_fake_quantize,
     visualize_model,
 )
-from tests.routes import prepared, run_onnx
+from tests.routes import calibrate, prepared, qconfig, run_onnx
 
 X, Y = torch.randn(2, 1, 4, 8, 8)
 
@@ -92,6 +94,49 @@ def test_export_gives_a_graph_of_flat_inputs_and_outputs(qat: nn.Module, quantiz
         graph.flatten(X)
     with pytest.raises(ExportError, match="gives 2 tensors"):
         graph.unflatten([X])
+
+
+class Views(nn.Module):
+    """Dictionaries and lists, in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.dequant = QuantStub(), QuantStub(), DeQuantStub()
+        self.first, self.second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, views: dict[str, Any], scale: float = 2.0) -> dict[str, Any]:
+        a, b = self.first(self.left(views["left"])), self.second(self.right(views["others"][0]))
+        return {"sum": [self.dequant(a + b) * scale, {"left": self.dequant(a)}], "count": len(views), "grid": b}
+
+
+def test_nested_arguments_and_outputs_go_through_the_flat_graph() -> None:
+    """In ONNX Runtime too; the order of a dictionary is not that of the inputs."""
+    set_march(March.NASH_E)
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 1, 3, 4, 4)
+    views, turned = {"left": x, "others": [y]}, {"others": [y], "left": x}
+    qat = prepare(Views().eval(), (views,), qconfig_dict={"": qconfig()}, out_dir=None)
+    quantized = convert(calibrate(qat, (views,)))
+    wanted = quantized(views)
+    graph = hbdk4.export(quantized, {"views": views, "scale": 2.0})
+    flatten, unflatten = hbdk4.get_hbir_input_flattener(graph), hbdk4.get_hbir_output_unflattener(graph)
+    graph.save("views.onnx")
+    for flat in (flatten(views), flatten(turned, 2.0), flatten(views=turned)):
+        for outputs in (graph.functions[0](*flat), run_onnx(onnx.load("views.onnx"), flat)):
+            found = unflatten(outputs)
+            assert found.keys() == wanted.keys() and found["count"] == 2
+            assert torch.equal(found["sum"][0], wanted["sum"][0])
+            assert torch.equal(found["sum"][1]["left"], wanted["sum"][1]["left"])
+            assert torch.equal(found["grid"], wanted["grid"].int_repr())
+    program = graph.program
+    assert torch.equal(program(turned)["sum"][0], wanted["sum"][0])
+    for take in (flatten, program):
+        with pytest.raises(ExportError, match=r"takes a tensor as `views.others.0`, and got one as `views.right.0`"):
+            take({"left": x, "right": [y]})
+        with pytest.raises(ExportError, match="takes 2 tensors, got 3"):
+            take({"left": x, "others": [y, y]})
+    with pytest.raises(ExportError, match="with the arguments `views`, got 0 by position and `image`"):
+        flatten(image=x)
 
 
 def test_export_wants_the_state_whose_integers_it_writes(qat: nn.Module) -> None:

@@ -351,6 +351,26 @@ def check_step_wise(model: Any, data: Tensor) -> None:
             else:  # the guide: insert a QuantStub by hand
                 with pytest.raises(ConversionError, match="`conv2`.*Put a QuantStub"):
                     prepared(data)
+    check_stub_after_float(model, data)
+
+
+def check_stub_after_float(model: Any, data: Tensor) -> None:
+    """The guide's remedy in eager mode: with a QuantStub after the float layer the model is whole, and converts."""
+    model = copy.deepcopy(model)
+    float_layer = model.conv1
+    model.conv1 = nn.Sequential(OrderedDict(conv=float_layer, quant=tq.QuantStub()))
+    model.set_qconfig()
+    model.conv1.qconfig, model.conv1.quant.qconfig = None, model.qconfig
+    for way in ("prepare_qat", "prepare"):
+        if way == "prepare":
+            hybrid = prepare(model, (data,), method=PrepareMethod.EAGER, hybrid=True, out_dir=None)
+        else:
+            hybrid = horizon.quantization.prepare_qat(model, hybrid=True)
+        assert type(hybrid.conv1.conv) is nn.Conv2d and isinstance(hybrid.conv1.quant, qat.QuantStub)
+        hybrid(data).mean().backward()
+        set_fake_quantize(hybrid.eval(), FakeQuantState.VALIDATION)
+        with torch.no_grad():
+            assert torch.equal(hybrid(data), horizon.quantization.convert(hybrid)(data))
 
 
 @pytest.mark.parametrize("march", ["March.BAYES", "March.BERNOULLI2"])
