@@ -41,6 +41,7 @@ from horizon_plugin_pytorch.errors import (
     warn,
 )
 from horizon_plugin_pytorch.march import March, get_march, require_march
+from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy, QATMode, get_qat_mode
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.workflow.float_model import require_float
 
@@ -164,6 +165,9 @@ def tune(
         ]
         settings += [search_scales] if search_scales else []
         settings += [rewrites, describe(model)] if rewrites else []
+        level = ConsistencyStrategy.get_consistency_level()
+        settings += [f"consistency level {level}"] if level else []
+        settings += [str(get_qat_mode())] if get_qat_mode() != QATMode.FuseBN else []
         key = f"{digest([describe(versions[-1]), batches, len(measured), settings, seed, _DRAWS]):016x}"
         ledger = Ledger(None if out_dir is None else Path(out_dir) / STATE, key, resume)
         with tqdm(desc="tune", disable=not progress, unit="forward") as bar:
@@ -180,6 +184,8 @@ def tune(
             if rewrites:
                 told = " and ".join(f"`{name}(model, batches)`" for name in rewrites)
                 tuning.notes.append(f"The answer is for the model after {told}, which is `result.float_model`.")
+            if level:
+                tuning.notes.append(f"Call `ConsistencyStrategy.set_consistency_level({level})` before `prepare`.")
             if search_scales:
                 tuning.notes.append(f"After `calibrate` call `search_scales(model, batches, samples={samples})`.")
             return tuning.run(int16_share, int16_operations)

@@ -19,7 +19,7 @@ class PowerScales:
     Args:
         level: 1 for activations, 2 for weights too.
         activations, weights: how many are made powers of two, and how many there are.
-        others: those that were given as other numbers, with their operators.
+        others: those that are fixed to other numbers, with their operators.
     """
 
     level: int
@@ -32,8 +32,8 @@ class PowerScales:
         """What the check says.
 
         >>> PowerScales(1, (2, 3), (0, 1), (("quant", 0.01),)).text
-        'Consistency level 1: the scales of 2 of 3 activations and 0 of 1 weights are powers of two. Given as another \
-number: quant (0.01); give a power of two there.'
+        'Consistency level 1: the scales of 2 of 3 activations and 0 of 1 weights are powers of two. Fixed to other \
+numbers: quant (0.01). Where you gave one, give a power of two; parts of operators (the exp of softmax) keep theirs.'
         """
         (one, all_of), (other, all_weights) = self.activations, self.weights
         text = (
@@ -42,7 +42,10 @@ number: quant (0.01); give a power of two there.'
         )
         if self.others:
             names = listed(f"{name} ({scale:.7g})" for name, scale in self.others)
-            text += f" Given as another number: {names}; give a power of two there."
+            text += (
+                f" Fixed to other numbers: {names}. Where you gave one, give a power of two; parts of operators (the "
+                "exp of softmax) keep theirs."
+            )
         return text
 
 

@@ -107,7 +107,7 @@ def test_the_check_shows_the_level(level: int, tmp_path: Path) -> None:
         return
     assert found[0].startswith(f"Consistency level {level}: the scales of ")
     assert f"and {2 * (level - 1)} of 2 weights" in found[0]
-    assert "Given as another number: fixed (0.1)" in found[0]
+    assert "Fixed to other numbers: fixed (0.1)" in found[0]
 
 
 def test_levels_and_what_they_refuse() -> None:

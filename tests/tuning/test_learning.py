@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from horizon_plugin_profiler import tune
 from horizon_plugin_profiler.tuning import rungs
-from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.analysis.tuning.sites import quantizers_of
+from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
 from horizon_plugin_pytorch.quantization import QuantWrapper, convert
 
 BATCHES = 5
@@ -127,6 +129,19 @@ def test_the_effect_of_rewriting_is_a_row():
     assert values[0] == values[1] < values[2] <= values[3]  # there is nothing to equalize, and much to center
     plain = tune(net, data, target=0.9999, out_dir=None, progress=False)
     assert plain.steps[0].what == "all int8" and plain.steps[0].value == pytest.approx(values[0], rel=1e-6)
+
+
+def test_scales_that_are_powers_of_two_stay_such_and_other_levels_begin_anew(tmp_path, monkeypatch):
+    net, data = small()
+    arguments = {"target": 0.99, "search_scales": True, "samples": 32, "out_dir": tmp_path, "progress": False}
+    plain = tune(net, data, **arguments)
+    monkeypatch.setattr(ConsistencyStrategy, "_level", 2)
+    with pytest.warns(CalibrationWarning, match="other settings"):
+        result = tune(net, data, train_steps=5, **arguments)
+    assert result.steps[0].value != plain.steps[0].value and result.is_verified
+    assert "set_consistency_level(2)" in str(result) and "set_consistency_level" not in str(plain)
+    scales = torch.cat([q.scale.flatten() for q in quantizers_of(result.prepared_model).values()])
+    assert bool((scales.log2().frac() == 0).all())
 
 
 def test_wrong_arguments():

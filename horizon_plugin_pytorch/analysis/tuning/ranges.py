@@ -37,6 +37,7 @@ from horizon_plugin_pytorch.tables import Table
 
 _FACTORS = 2.0 ** (torch.arange(2, -25, -1) / 4)  # of the present scale, from 1.41 down to 1/64
 _PRESENT = 2  # where the factor is 1
+_OCTAVE = 4  # numbers from a factor to its half
 _DRAWS = 2  # vectors of signs for each batch
 _WORTH = 1e-4  # the gain, in squared relative error of the outputs, from which a tensor is measured
 _TRUSTED = 1.5  # a measured error up to so many times the estimate is taken for what was promised
@@ -95,8 +96,8 @@ def search_scales(
     Observers look at a tensor by itself. Here a range is judged by what its rounding and clipping do to the outputs: a
     few backwards estimate that for 27 ranges of every tensor at once, and those that promise something are measured,
     with the rounding of this one tensor alone. So the range of a tensor does not depend on the formats of the others.
-    Weights, int16 results and scales that are fixed stay as they are. If the outputs of the whole model do not come
-    closer to float, all stay, with a warning.
+    Weights, int16 results and scales that are fixed stay as they are, and powers of two stay powers of two. If the
+    outputs of the whole model do not come closer to float, all stay, with a warning.
 
     Args:
         calib_model: calibrated; changed in place, and left in eval mode and in the VALIDATION state.
@@ -155,7 +156,10 @@ def find_scales(
     quantizers = _searched(model, known)
     result = ScaleSearchResult()
     with RoundingModel(model, {}).in_float(), frozen(model):
-        errors = _estimated(model, quantizers, batches, wanted)
+        errors = {
+            path: _on_grid(found, quantizers[path])
+            for path, found in _estimated(model, quantizers, batches, wanted).items()
+        }
         gains = {path: float(found[_PRESENT] - found.min()) for path, found in errors.items()}
         for path in sorted(gains, key=lambda path: -gains[path]):
             if gains[path] <= _WORTH:
@@ -166,7 +170,7 @@ def find_scales(
                 result.forwards += 1
                 return _alone(model, quantizer, float(_FACTORS[number]), batches, wanted)
 
-            tried = _tried(errors[path], measured)
+            tried = _tried(errors[path], measured, _step(quantizer))
             best = min(tried, key=lambda number: (tried[number], abs(number - _PRESENT)))
             if best != _PRESENT:
                 end = float(quantizer.scale) * -quantizer.quant_min
@@ -176,7 +180,18 @@ def find_scales(
     return result
 
 
-def _tried(estimated: Tensor, measured: Callable[[int], float]) -> dict[int, float]:
+def _step(quantizer: FakeQuantize) -> int:
+    """How many numbers of factors lie between two that may be taken: scales that are powers of two stay such."""
+    return _OCTAVE if quantizer.activation_post_process.pow_quantization else 1
+
+
+def _on_grid(estimated: Tensor, quantizer: FakeQuantize) -> Tensor:
+    """Estimated errors, infinite for factors that may not be taken."""
+    is_left_out = (torch.arange(len(estimated)) - _PRESENT) % _step(quantizer) != 0
+    return estimated.masked_fill(is_left_out, torch.inf)
+
+
+def _tried(estimated: Tensor, measured: Callable[[int], float], step: int = 1) -> dict[int, float]:
     """Measured errors by the number of the factor: the promised one, and nearer ones while it does not hold."""
     tried = {_PRESENT: measured(_PRESENT)}
     number = int(estimated.argmin())
@@ -185,7 +200,7 @@ def _tried(estimated: Tensor, measured: Callable[[int], float]) -> dict[int, flo
         is_past = len(tried) > 2 and tried[number] > min(tried.values())
         if is_past or tried[number] <= _TRUSTED * float(estimated[number]):
             break
-        number = (number + _PRESENT) // 2 if number > _PRESENT else _PRESENT
+        number = _PRESENT + max(number - _PRESENT, 0) // step // 2 * step
     return tried
 
 

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.analysis.tuning.sites import RoundingModel
 from horizon_plugin_pytorch.dtype import qint16
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
 from horizon_plugin_pytorch.quantization import QuantWrapper, calibrate, convert, get_qconfig, prepare, search_scales
 from horizon_plugin_pytorch.quantization.qconfig_setter import ModuleNameTemplate, QconfigSetter
 
@@ -74,6 +75,40 @@ def test_the_estimate_is_the_measured_error_where_the_rest_is_linear():
         for number, factor in ((2, 1.0), (10, 0.25)):
             exact = _alone(model, quantizers["module.2"], factor, data, wanted)
             assert float(estimated[number]) == pytest.approx(exact, rel=0.6)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_powers_of_two_stay_powers_of_two(level, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ConsistencyStrategy, "_level", level)
+    _, model, data = planted()
+    # Factors between powers of two would be better by far.
+    estimated = ranges._estimated
+
+    def promising(*args: object) -> dict[str, torch.Tensor]:
+        found = estimated(*args)
+        for errors in found.values():
+            errors[ranges._PRESENT + 1 :: 4] = 0.0
+        return found
+
+    monkeypatch.setattr(ranges, "_estimated", promising)
+    result = search_scales(model, data)
+    assert "module.0" in {r.path for r in result.ranges} and result.after < result.before
+    for quantizer in _searched(model, ()).values():
+        assert quantizer.activation_post_process.pow_quantization
+        assert float(quantizer.scale.log2().frac()) == 0
+
+
+def test_where_a_promise_does_not_hold_nearer_factors_are_tried():
+    for step, expected in ((1, [2, 25, 13]), (4, [2, 26, 14])):  # half the way back, in steps that may be taken
+        promised, asked = torch.ones(27), list[int]()
+        promised[expected[1]] = 1e-9
+
+        def measured(number: int, asked: list[int] = asked) -> float:
+            asked.append(number)
+            return float(number)
+
+        ranges._tried(promised, measured, step)
+        assert asked == expected
 
 
 def test_int16_and_given_ranges_stay():
