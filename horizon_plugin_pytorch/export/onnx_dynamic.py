@@ -288,11 +288,7 @@ class _Merged:
             if slope.any():
                 grown = self._node("Mul", [self._size(label), self._constant(slope, "slope")])
                 out = self._node("Add", [out, grown])
-        if arrays[0].dtype != np.int64:
-            from onnx import helper
-
-            out = self._node("Cast", [out], to=helper.np_dtype_to_tensor_dtype(arrays[0].dtype))
-        return out
+        return self._cast(out, arrays[0].dtype)
 
     def _terms(self, arrays: list[np.ndarray]) -> tuple[dict[str, np.ndarray] | None, np.ndarray | None]:
         """The factor of each size, and what is left; None if the numbers are no such sum."""
@@ -316,17 +312,20 @@ class _Merged:
         return None if shape is None else self._node("Expand", [self._constant(one, "values"), shape])
 
     def _ramp(self, arrays: list[np.ndarray]) -> str | None:
-        """Whole numbers that grow evenly along the one axis that changes, as positions do."""
+        """Whole numbers of any type that grow evenly along the one axis that changes, as positions do."""
         shapes = np.array([x.shape for x in arrays])
         changing = np.flatnonzero((shapes != shapes[0]).any(0))
-        if len(changing) != 1 or arrays[0].dtype != np.int64:
+        kind = arrays[0].dtype
+        is_whole = kind.kind == "i" or (kind.kind == "f" and np.isfinite(arrays[0]).all())
+        if len(changing) != 1 or not is_whole:
             return None
         axis = int(changing[0])
-        first, second = (np.take(arrays[0], [i], axis) for i in (0, 1))
+        first, second = (np.take(arrays[0], [i], axis).astype(np.int64) for i in (0, 1))
         form = [1] * arrays[0].ndim
         form[axis] = -1
         for x in arrays:
-            if not (first + (second - first) * np.arange(x.shape[axis]).reshape(form) == x).all():
+            line = first + (second - first) * np.arange(x.shape[axis]).reshape(form)
+            if not _is_equal(line.astype(kind), x):
                 return None
         length = self._linear([np.array(x.shape[axis], dtype=np.int64) for x in arrays])
         if length is None:
@@ -335,7 +334,13 @@ class _Merged:
         line = self._node("Range", [zero, length, one])
         line = self._node("Reshape", [line, self._constant(np.array(form), "shape")])
         grown = self._node("Mul", [line, self._constant(second - first, "slope")])
-        return self._node("Add", [grown, self._constant(first, "first")])
+        return self._cast(self._node("Add", [grown, self._constant(first, "first")]), kind)
+
+    def _cast(self, value: str, kind: np.dtype) -> str:
+        """Whole numbers, computed in int64, in the type of a constant."""
+        from onnx import helper
+
+        return value if kind == np.int64 else self._node("Cast", [value], to=helper.np_dtype_to_tensor_dtype(kind))
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
