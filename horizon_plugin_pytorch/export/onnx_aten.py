@@ -10,6 +10,7 @@ import torch
 
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
+from horizon_plugin_pytorch.export.onnx_order import extreme, of_numbers
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import Geometry
 
 AtenLowering = Callable[..., Any]
@@ -251,12 +252,12 @@ def channel_shuffle(g: OnnxGraph, site: Site, x: str, groups: int) -> str:
 @lowers("relu", "relu_")
 def relu(g: OnnxGraph, site: Site, x: str) -> str:
     if not site.input_dtype.is_floating_point:  # ONNX Runtime has it for float numbers
-        return g.node("Max", x, g.constant(0, site.input_dtype))
+        return extreme(g, "Max", x, g.constant(0, site.input_dtype), site.input_dtype)
     return g.node("Relu", x)
 
 
 @lowers("clamp", "clamp_", "hardtanh", "hardtanh_")
-def clamp(g: OnnxGraph, site: Site, x: str, low: float | None = None, high: float | None = None) -> str:
+def clamp(g: OnnxGraph, site: Site, x: str, low: Any = None, high: Any = None) -> str:
     is_float = site.input_dtype == site.outputs[0].dtype == torch.float32
     if (
         is_float
@@ -265,11 +266,15 @@ def clamp(g: OnnxGraph, site: Site, x: str, low: float | None = None, high: floa
         and -math.inf < low <= high < math.inf
     ):
         return g.clip(x, low, high)  # which ONNX Runtime makes part of a convolution
-    if is_float and low == 0:
-        x = g.node("Relu", x)
-    elif low is not None and low != -math.inf:
-        x = g.node("Max", x, _number(g, site, low))
-    return x if high is None or high == math.inf else g.node("Min", x, _number(g, site, high))
+    is_relu = is_float and low == 0
+    limits = {"Max": None if low == -math.inf or is_relu else low, "Min": None if high == math.inf else high}
+    limits = {operator: limit for operator, limit in limits.items() if limit is not None}
+    dtype = site.outputs[0].dtype
+    x, *ends = _in_type(g, site, [x, *limits.values()], dtype)
+    x = g.node("Relu", x) if is_relu else x
+    for operator, end in zip(limits, ends, strict=True):
+        x = extreme(g, operator, x, end, dtype)
+    return x
 
 
 @lowers(*(f"max_pool{axes}d{end}" for axes in (1, 2, 3) for end in ("", "_with_indices")))
@@ -285,6 +290,8 @@ def max_pool(
 
     kernel, begins, dilation = sizes(kernel), sizes(padding), sizes(dilation)
     steps = sizes(stride) if stride else kernel
+    if not site.input_dtype.is_floating_point:  # positions: ONNX Runtime pools float numbers and bytes
+        x = g.cast(x, torch.float64)
     is_single = site.rank == axes + 1  # one image without a batch axis
     if is_single:
         x = g.reshape(x, [1, *site.input_shape])
@@ -300,9 +307,11 @@ def max_pool(
     ):  # more than ONNX Runtime's MaxPool takes
         lead = [0, 0]
         pads = g.constant([*lead, *begins, *lead, *ends], torch.int64, "pads")
-        x, begins, ends = g.node("Pad", x, pads, g.scalar(-math.inf, torch.float32)), [0] * axes, [0] * axes
+        outside = g.scalar(-math.inf, site.input_dtype if site.input_dtype.is_floating_point else torch.float64)
+        x, begins, ends = g.node("Pad", x, pads, outside), [0] * axes, [0] * axes
     x = g.apart_from_pad(x)
     out = g.node("MaxPool", x, kernel_shape=kernel, strides=steps, pads=begins + ends, dilations=dilation)
+    out = out if site.input_dtype.is_floating_point else g.cast(out, site.outputs[0].dtype)
     found = g.reshape(out, site.output_shape) if is_single else out
     return [found, None][: len(site.outputs)]
 
@@ -350,11 +359,14 @@ def _reduction(operator: str) -> AtenLowering:
     return lower
 
 
-for _name, _operator in (("mean", "ReduceMean"), ("sum", "ReduceSum"), ("amax", "ReduceMax"), ("amin", "ReduceMin")):
+for _name, _operator in (("mean", "ReduceMean"), ("sum", "ReduceSum")):
     lowers(_name)(_reduction(_operator))
+for _name, _operator in (("amax", "ReduceMax"), ("amin", "ReduceMin")):
+    lowers(_name)(of_numbers(_reduction(_operator)))
 
 
 @lowers("argmax", "argmin")
+@of_numbers
 def argmax(g: OnnxGraph, site: Site, x: str, dim: int | None = None, keepdim: bool = False) -> str:
     operator = "ArgMax" if site.name == "aten::argmax" else "ArgMin"
     if dim is None or not site.input_shape:
@@ -367,21 +379,18 @@ def max_(g: OnnxGraph, site: Site, x: str, dim: Any = None, keepdim: bool = Fals
     """Of all values, of two tensors, or along an axis (values and positions)."""
     word = "Max" if site.name == "aten::max" else "Min"
     if isinstance(dim, str):
-        return g.node(word, x, dim)
+        return _binary(word)(g, site, x, dim)
+    return _largest(g, site, x, word, dim, keepdim)
+
+
+@of_numbers
+def _largest(g: OnnxGraph, site: Site, x: str, word: str, dim: int | None, keepdim: bool) -> Any:
     if not site.input_shape:
         return x if dim is None else [x, g.constant(torch.zeros((), dtype=torch.int64))]
     if dim is None:
         return g.axes(f"Reduce{word}", x, list(range(len(site.input_shape))), False)
     axis = dim % len(site.input_shape)
     return [g.axes(f"Reduce{word}", x, [axis], keepdim), g.node(f"Arg{word}", x, axis=axis, keepdims=int(keepdim))]
-
-
-def _number(g: OnnxGraph, site: Site, x: Any) -> str:
-    """A number in the type of the tensor that it meets; comparisons of integers are with integers."""
-    if isinstance(x, str):
-        return x
-    dtype = site.outputs[0].dtype if site.outputs[0].dtype != torch.bool else site.input_dtype
-    return g.constant(x, dtype)
 
 
 def _in_type(g: OnnxGraph, site: Site, operands: list[Any], dtype: torch.dtype) -> list[str]:
@@ -400,15 +409,20 @@ def _common_type(site: Site, operands: list[Any]) -> torch.dtype:
     return torch.result_type(a, b)
 
 
+_OF_BOOLEANS = {"Mul": "And", "Min": "And", "Max": "Or"}
+
+
 def _binary(operator: str, dtype: torch.dtype | None = None) -> AtenLowering:
     def lower(g: OnnxGraph, site: Site, a: Any, b: Any, *, alpha: float = 1) -> str:
         common = dtype or _common_type(site, [a, b])
-        if common == torch.bool and operator == "Mul":
-            return g.node("And", a, b)
+        if common == torch.bool and operator in _OF_BOOLEANS:
+            return g.node(_OF_BOOLEANS[operator], a, b)
         is_zero = any(not isinstance(v, str) and v == 0 for v in (a, b))
         a, b = _in_type(g, site, [a, b], common)
         if operator == "Add" and is_zero and common.is_floating_point:
             return g.node("Sum", a, b)  # which makes -0 +0; an optimizer takes such an `Add` for nothing
+        if operator in ("Max", "Min"):
+            return extreme(g, operator, a, b, common)
         return g.node(operator, a, b if alpha == 1 else g.node("Mul", b, g.constant(alpha, common)))
 
     return lower
@@ -470,27 +484,38 @@ def where(g: OnnxGraph, site: Site, condition: str, a: Any, b: Any) -> str:
     return g.where(condition, a, b, dtype)
 
 
-def _unary(operator: str) -> AtenLowering:
-    return lambda g, site, x: g.node(operator, x)
+def unary(operator: str, **attributes: Any) -> AtenLowering:
+    """A function of each number; integers become what torch computes with."""
+
+    def lower(g: OnnxGraph, site: Site, x: str) -> str:
+        is_integer, dtype = not site.input_dtype.is_floating_point, site.outputs[0].dtype
+        if is_integer and operator in _OF_FRACTIONS:
+            return x
+        return g.node(operator, g.cast(x, dtype) if is_integer and dtype.is_floating_point else x, **attributes)
+
+    return lower
+
+
+_OF_FRACTIONS = ("Floor", "Ceil", "Round")  # integers stay what they are
 
 
 for _name, _operator in (
     ("sigmoid", "Sigmoid"), ("tanh", "Tanh"), ("exp", "Exp"), ("log", "Log"), ("sqrt", "Sqrt"), ("neg", "Neg"),
     ("abs", "Abs"), ("floor", "Floor"), ("ceil", "Ceil"), ("reciprocal", "Reciprocal"),
 ):  # fmt: skip
-    lowers(_name, f"{_name}_")(_unary(_operator))
+    lowers(_name, f"{_name}_")(unary(_operator))
 
 
 @lowers("round", "round_")
 def round_(g: OnnxGraph, site: Site, x: str, decimals: int = 0) -> str:
     if decimals:
         raise ExportError("torch.round with decimals has no ONNX form; multiply, round and divide instead.")
-    return g.node("Round", x)
+    return unary("Round")(g, site, x)
 
 
 @lowers("rsqrt", "rsqrt_")
 def rsqrt(g: OnnxGraph, site: Site, x: str) -> str:
-    return g.node("Reciprocal", g.node("Sqrt", x))
+    return g.node("Reciprocal", unary("Sqrt")(g, site, x))
 
 
 @lowers("_softmax", "_log_softmax")

@@ -324,8 +324,8 @@ class _Merged:
         form = [1] * arrays[0].ndim
         form[axis] = -1
         for x in arrays:
-            line = first + (second - first) * np.arange(x.shape[axis]).reshape(form)
-            if not _is_equal(line.astype(kind), x):
+            wanted = first + (second - first) * np.arange(x.shape[axis]).reshape(form)
+            if not _is_equal(wanted.astype(kind), x):
                 return None
         length = self._linear([np.array(x.shape[axis], dtype=np.int64) for x in arrays])
         if length is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.export.onnx_aten import ATEN, AtenLowering, lowers
+from horizon_plugin_pytorch.export.onnx_aten import ATEN, lowers, unary
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
 
 _PADDING = ("zeros", "border", "reflection")
@@ -19,18 +19,14 @@ def _with(g: OnnxGraph, operator: str, x: str, number: float) -> str:
     return g.node(operator, x, g.scalar(number, torch.float32))
 
 
-def _unary(operator: str, **attributes: Any) -> AtenLowering:
-    return lambda g, site, x: g.node(operator, x, **attributes)
-
-
 for _name, _operator in (
     ("sin", "Sin"), ("cos", "Cos"), ("tan", "Tan"), ("asin", "Asin"), ("acos", "Acos"), ("atan", "Atan"),
     ("sinh", "Sinh"), ("cosh", "Cosh"), ("asinh", "Asinh"), ("acosh", "Acosh"), ("atanh", "Atanh"), ("erf", "Erf"),
     ("sign", "Sign"),
 ):  # fmt: skip
-    lowers(_name, f"{_name}_")(_unary(_operator))
-lowers("isnan")(_unary("IsNaN"))
-lowers("hardsigmoid", "hardsigmoid_")(_unary("HardSigmoid", alpha=1 / 6, beta=0.5))
+    lowers(_name, f"{_name}_")(unary(_operator))
+lowers("isnan")(unary("IsNaN"))
+lowers("hardsigmoid", "hardsigmoid_")(unary("HardSigmoid", alpha=1 / 6, beta=0.5))
 
 
 @lowers("hardswish", "hardswish_")
@@ -81,7 +77,7 @@ for _name, _bias in (("softshrink", 1.0), ("hardshrink", 0.0)):
     lowers(_name)(
         lambda g, site, x, size=0.5, bias=_bias: g.node("Shrink", x, lambd=float(size), bias=float(size) * bias)
     )
-lowers("isinf")(_unary("IsInf"))
+lowers("isinf")(unary("IsInf"))
 
 
 @lowers("threshold", "threshold_")

@@ -12,8 +12,10 @@ import torch
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.export import onnx_aten, onnx_fixed_point
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
+from horizon_plugin_pytorch.export.onnx_order import of_numbers
 
 
+@of_numbers
 def _topk(g: OnnxGraph, site: Site, x: str, k: int, dim: int, largest: bool) -> list[str]:
     if site.rank == 0:
         return [x, g.constant(0, torch.int64, "position")]
@@ -41,6 +43,7 @@ def sort(
 
 
 @onnx_aten.lowers("aminmax")
+@of_numbers
 def aminmax(g: OnnxGraph, site: Site, x: str, *, dim: int | None = None, keepdim: bool = False) -> list[str]:
     axes = list(range(site.rank)) if dim is None else [dim % max(site.rank, 1)]
     return [g.axes(f"Reduce{word}", x, axes, keepdim) for word in ("Min", "Max")]
