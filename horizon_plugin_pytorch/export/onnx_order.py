@@ -1,4 +1,4 @@
-"""The order of numbers in files: of booleans, which ONNX has none of, and of integers, which old opsets do not compare."""
+"""The order of numbers in files: of booleans, of which ONNX has none, and of integers, which old opsets lack."""
 
 from __future__ import annotations
 
