@@ -215,11 +215,15 @@ class FakeQuantize(nn.Module):
         """Does the scale come from data, a checkpoint or the user, rather than being the initial 1?"""
         return self._was_set or self.activation_post_process.has_statistics
 
-    @untraced
     def _flag(self, name: str) -> bool:
         """A switch buffer as a bool, on a GPU read again only after it was written to: reading waits for the device."""
-        buffer = self._buffers[name]
-        assert buffer is not None
+        buffer: Any = self._buffers[name]
+        if not is_asynchronous(buffer) and not is_traced():
+            return bool(buffer.item())
+        return self._flag_untraced(name, buffer)
+
+    @untraced
+    def _flag_untraced(self, name: str, buffer: Tensor) -> bool:
         if not is_asynchronous(buffer):
             return bool(buffer.item())
         return self._known[name].get((buffer,), lambda: bool(buffer.item()))
@@ -501,9 +505,15 @@ class FakeQuantize(nn.Module):
     def weight(self, weight: Tensor) -> Tensor:
         """Observe weights and round them as the state says; an ordinary tensor comes back."""
         self.check_nan(weight)
-        if self.is_observing:
+        if not self.is_observing:
+            return self.round_weight(weight) if self.is_quantizing else weight
+        seen = vars(self.activation_post_process)
+        seen["ends_of"] = (weight, None)
+        try:
             self.observe(weight)
-        return self.round_weight(weight) if self.is_quantizing else weight
+            return self.round_weight(weight) if self.is_quantizing else weight
+        finally:
+            seen.pop("ends_of", None)
 
     def round_weight(self, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         """The rounded weights, as an ordinary tensor.
@@ -522,7 +532,10 @@ class FakeQuantize(nn.Module):
         """Is it known that every value lies where the gradient passes? On a GPU a mask is cheaper than to ask."""
         if is_asynchronous(x):
             return False
-        if scale.numel() > 1:
+        known = self.activation_post_process.ends_of
+        if known is not None and known[0] is x and known[1] is not None and known[1][0].shape == scale.shape:
+            smallest, largest = known[1]
+        elif scale.numel() > 1:
             x = x.transpose(0, self.ch_axis).flatten(1)
             smallest, largest = x.amin(1), x.amax(1)
         else:

@@ -15,12 +15,20 @@ from horizon_plugin_pytorch.fixed_point.library import operator
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.untraced import applied, is_traced, untraced
 
+_AT_ONCE = 1 << 17  # values that stay in the cache from one of several passes to the next
+
 
 def on_grid(x: Tensor, step: Any, ends: tuple[Any, Any]) -> Tensor:
     """The nearest multiples of the step, between the outermost ones."""
-    compiled = passes()
-    if compiled is not None and type(step) is float and is_plain(x) and is_serial(x):
-        return compiled.round(x, step, *ends)
+    if type(step) is float and is_plain(x) and is_serial(x):
+        compiled = passes()
+        if compiled is not None:
+            return compiled.round(x, step, *ends)
+        if x.numel() >= 2 * _AT_ONCE and not (x.requires_grad and torch.is_grad_enabled()):
+            out = torch.empty_like(x)
+            for part, into in zip(x.view(-1).split(_AT_ONCE), out.view(-1).split(_AT_ONCE), strict=True):
+                torch.div(part, step, out=into).round_().clamp_(*ends).mul_(step)
+            return out
     return torch.div(x, step).round_().clamp_(*ends).mul_(step)
 
 

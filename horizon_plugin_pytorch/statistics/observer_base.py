@@ -116,6 +116,8 @@ class ObserverBase(nn.Module):
     _has_rested: bool = False  # has it seen since `hold` what left everything as it is?
     # A tensor that was clamped on the way here, and the smallest and largest value, all finite, that it had before.
     clamped: tuple[Tensor, tuple[float, float]] | None = None
+    # A tensor whose ends somebody asks for again once it is observed, and these, if all its values are finite.
+    ends_of: tuple[Tensor, tuple[Tensor, Tensor] | None] | None = None
     _left_out: Tensor | None = None  # batches with NaN or infinity that an accelerator has left out
     _has_met: bool = False  # have the processes that share ranges found that they are at the same tensor?
     _counted: ClassVar[tuple[str, ...]] = ("batches", "widest")  # what it has learned beside the range
@@ -251,7 +253,11 @@ class ObserverBase(nn.Module):
                 usable = self._unchanged.get((x,), lambda: self._usable(_plain(x), low, high))
             else:
                 self._unchanged.clear()
-                usable = self._usable(_plain(x), low, high)
+                values = _plain(x)
+                usable = self._usable(values, low, high)
+                asked = self.ends_of
+                if asked is not None and asked[0] is x and usable is not None and usable.values is values:
+                    self.__dict__["ends_of"] = (x, (usable.smallest, usable.largest))
             local = None if usable is None else self._look_at(usable)
             if not self._holds:
                 found = self._take_in(local)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, QuantizationWarning
+from horizon_plugin_pytorch.fake_quant import rounding
 from horizon_plugin_pytorch.fake_quant.rounding import integer_limits, round_to_grid
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, QuantStub, convert_fx, set_fake_quantize
@@ -277,6 +278,41 @@ def test_gradients_per_channel() -> None:
         FixedScaleObserver, scale=torch.tensor([0.1, 1.0]), qscheme=torch.per_channel_symmetric, ch_axis=0
     )
     assert gradient(fq, torch.tensor([[100.0, 1.0], [100.0, 200.0]])) == [0, 2, 3, 0]
+
+
+@pytest.mark.parametrize("size", [rounding._AT_ONCE, 2 * rounding._AT_ONCE, 3 * rounding._AT_ONCE + 5])
+def test_a_large_tensor_is_rounded_in_pieces_to_the_same_bits(size: int) -> None:
+    threads = torch.get_num_threads()
+    x = (torch.randn(size) * 40).requires_grad_()
+    x.data[:256] = (torch.arange(256) - 128 + 0.5) * 0.3  # halves, where every other order of steps shows
+    x.data[-3:] = torch.tensor([math.nan, math.inf, -math.inf])
+    wanted = torch.div(x.detach(), 0.3).round_().clamp_(-128, 127).mul_(0.3)
+    try:
+        torch.set_num_threads(1)
+        out = round_to_grid(x, torch.tensor([0.3], dtype=torch.float64), -1, -128, 127)
+        out.nansum().backward()
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(out.detach(), wanted, rtol=0, atol=0, equal_nan=True)
+    inside = (x.detach() > -128.5 * 0.3) & (x.detach() < 128 * 0.3)
+    assert torch.equal(x.grad, inside.float())
+
+
+@pytest.mark.parametrize("make", [FakeQuantize, per_channel])
+def test_weights_beyond_their_range_get_no_gradient_also_where_the_observer_has_just_seen_them(make) -> None:
+    """What the observer found is taken for the question whether anything lies beyond, and only for that tensor."""
+    fq = make(averaging_constant=0.0, channel_len=2) if make is per_channel else make(averaging_constant=0.0)
+    first = nn.Parameter(torch.tensor([[-1.0, 0.5], [0.2, 1.0]]))
+    fq.weight(first).sum().backward()
+    assert torch.equal(first.grad, torch.ones(2, 2))
+    wide = nn.Parameter(torch.tensor([[-1.0, 9.0], [0.2, 1.0]]))
+    fq.weight(wide).sum().backward()  # the range is frozen
+    assert torch.equal(wide.grad, torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+    assert fq.activation_post_process.ends_of is None  # nothing is kept
+    lost = nn.Parameter(torch.tensor([[-1.0, math.nan], [0.2, 1.0]]))
+    with pytest.warns(CalibrationWarning, match="NaN"):
+        fq.weight(lost).nansum().backward()
+    assert torch.equal(lost.grad, torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
 
 
 def test_weights_come_back_as_ordinary_tensors_that_train() -> None:
