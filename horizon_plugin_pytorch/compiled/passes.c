@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 32
+#define LANES 32 /* halved five times in `horizon_range` */
 #define TURNS 16
 #define BLOCK 64
 #define BINS 16384
@@ -34,13 +34,30 @@ void horizon_range(const float *restrict x, int64_t size, float *restrict ends)
         high[0] = v > high[0] ? v : high[0];
         odd[0] |= -(v != v);
     }
-    for (int k = 1; k < LANES; k++) {
-        low[0] = low[k] < low[0] ? low[k] : low[0];
-        high[0] = high[k] > high[0] ? high[k] : high[0];
-        odd[0] |= odd[k];
+#define HALVE(WIDTH)                                                                                                   \
+    for (int k = 0; k < WIDTH; k++) {                                                                                  \
+        low[k] = low[k + WIDTH] < low[k] ? low[k + WIDTH] : low[k];                                                    \
+        high[k] = high[k + WIDTH] > high[k] ? high[k + WIDTH] : high[k];                                               \
+        odd[k] |= odd[k + WIDTH];                                                                                      \
     }
+    HALVE(16)
+    HALVE(8)
+    HALVE(4)
+    HALVE(2)
+    HALVE(1)
     ends[0] = odd[0] ? NAN : low[0];
     ends[1] = odd[0] ? NAN : high[0];
+}
+
+/* The smallest and the largest value of each row. */
+void horizon_rows(const float *restrict x, int64_t rows, int64_t size, float *restrict lows, float *restrict highs)
+{
+    float ends[2];
+    for (int64_t r = 0; r < rows; r++) {
+        horizon_range(x + r * size, size, ends);
+        lows[r] = ends[0];
+        highs[r] = ends[1];
+    }
 }
 
 /* Clamp in place; `ends` are those of before. Returns how many values were clamped: it stops before a piece that has
@@ -68,6 +85,47 @@ int64_t horizon_clamp(float *restrict x, int64_t size, float low, float high, fl
     return size;
 }
 
+/* What a count is made of, and what it has counted. What lies below the lowest bin, such as the zeros that a ReLU
+   leaves, is counted in turns: to count one place again and again is slow. For the same reason neighbours are counted
+   in two places. */
+struct count {
+    float low, high, lowest, highest;
+    int32_t shift, first, turns[BLOCK], room[TURNS + BINS], other[TURNS + BINS];
+    int64_t at_low, at_high;
+};
+
+/* A block of `horizon_count`. */
+static void count_block(struct count *restrict c, const float *restrict part, int size)
+{
+    int32_t keys[BLOCK], lows = 0, highs = 0;
+    float values[BLOCK] = {0};
+    for (int i = 0; i < size; i++) {
+        float v = part[i];
+        lows += v <= c->lowest;
+        highs += v >= c->highest;
+        v = v < c->low ? c->low : v;
+        values[i] = v > c->high ? c->high : v;
+    }
+    memcpy(keys, values, sizeof keys);
+    for (int i = 0; i < BLOCK; i++) {
+        int32_t key = ((keys[i] & 0x7fffffff) >> c->shift) - c->first + TURNS;
+        key = key > TURNS + BINS - 1 ? TURNS + BINS - 1 : key;
+        keys[i] = key > c->turns[i] ? key : c->turns[i];
+    }
+    if (size == BLOCK)
+        for (int i = 0; i < BLOCK; i += 4) {
+            c->room[keys[i]]++;
+            c->other[keys[i + 1]]++;
+            c->room[keys[i + 2]]++;
+            c->other[keys[i + 3]]++;
+        }
+    else
+        for (int i = 0; i < size; i++)
+            c->room[keys[i]]++;
+    c->at_low += lows;
+    c->at_high += highs;
+}
+
 /* Count magnitudes, clamped to [low, high], by their upper bits: `shift` bits of a float are left out, and `first` is
    the lowest of BINS bins. Values are taken in runs of `run` neighbours, each `stride` after the last, and each counts
    `each` times. `peaks` are the numbers of values at `ends` or beyond. */
@@ -75,51 +133,31 @@ void horizon_count(const float *restrict x, int64_t runs, int64_t run, int64_t s
                    int32_t shift, int32_t first, int32_t each, const float *restrict ends, int32_t *restrict counts,
                    int64_t *restrict peaks)
 {
-    /* What lies below the lowest bin, such as the zeros that a ReLU leaves, is counted in turns: to count one place
-       again and again is slow. For the same reason neighbours are counted in two places. */
-    int32_t room[TURNS + BINS] = {0}, other[TURNS + BINS] = {0};
-    int32_t keys[BLOCK], turns[BLOCK];
-    float values[BLOCK], lowest = ends[0], highest = ends[1];
-    int64_t at_low = 0, at_high = 0;
+    struct count c = {low, high, ends[0], ends[1], shift, first, {0}, {0}, {0}, 0, 0};
+    float held[BLOCK];
+    int filled = 0;
     for (int i = 0; i < BLOCK; i++)
-        turns[i] = i & (TURNS - 1);
-    for (int64_t r = 0; r < runs; r++, x += stride)
-        for (int64_t begin = 0; begin < run; begin += BLOCK) {
-            int size = run - begin < BLOCK ? (int)(run - begin) : BLOCK;
-            const float *restrict part = x + begin;
-            int32_t lows = 0, highs = 0;
-            for (int i = 0; i < size; i++) {
-                float v = part[i];
-                lows += v <= lowest;
-                highs += v >= highest;
-                v = v < low ? low : v;
-                values[i] = v > high ? high : v;
-            }
-            memcpy(keys, values, sizeof keys);
-            for (int i = 0; i < BLOCK; i++) {
-                int32_t key = ((keys[i] & 0x7fffffff) >> shift) - first + TURNS;
-                key = key > TURNS + BINS - 1 ? TURNS + BINS - 1 : key;
-                keys[i] = key > turns[i] ? key : turns[i];
-            }
-            if (size == BLOCK)
-                for (int i = 0; i < BLOCK; i += 4) {
-                    room[keys[i]]++;
-                    other[keys[i + 1]]++;
-                    room[keys[i + 2]]++;
-                    other[keys[i + 3]]++;
-                }
-            else
-                for (int i = 0; i < size; i++)
-                    room[keys[i]]++;
-            at_low += lows;
-            at_high += highs;
+        c.turns[i] = i & (TURNS - 1);
+    for (int64_t r = 0; r < runs; r++, x += stride) {
+        if (run > BLOCK / 2) {
+            for (int64_t begin = 0; begin < run; begin += BLOCK)
+                count_block(&c, x + begin, run - begin < BLOCK ? (int)(run - begin) : BLOCK);
+            continue;
         }
+        if (filled + run > BLOCK) {
+            count_block(&c, held, filled);
+            filled = 0;
+        }
+        memcpy(held + filled, x, (size_t)run * sizeof *x);
+        filled += (int)run;
+    }
+    count_block(&c, held, filled);
     for (int i = 0; i < TURNS; i++)
-        room[TURNS] += room[i] + other[i];
+        c.room[TURNS] += c.room[i] + c.other[i];
     for (int i = 0; i < BINS; i++)
-        counts[i] += (room[TURNS + i] + other[TURNS + i]) * each;
-    peaks[0] = at_low;
-    peaks[1] = at_high;
+        counts[i] += (c.room[TURNS + i] + c.other[TURNS + i]) * each;
+    peaks[0] = c.at_low;
+    peaks[1] = c.at_high;
 }
 
 /* min(max(round(x / step), low), high) * step, halves to even. */

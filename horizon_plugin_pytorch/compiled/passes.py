@@ -25,6 +25,7 @@ _KINDS = {
 }
 _ARGUMENTS = {
     "horizon_range": [_POINTER, _LONG, _POINTER],
+    "horizon_rows": [_POINTER, _LONG, _LONG, _POINTER, _POINTER],
     "horizon_clamp": [_POINTER, _LONG, _FLOAT, _FLOAT, _POINTER],
     "horizon_count": [
         _POINTER, _LONG, _LONG, _LONG, _FLOAT, _FLOAT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER,
@@ -74,6 +75,7 @@ class Passes:
         self._range, self._clamp, self._count = library.horizon_range, library.horizon_clamp, library.horizon_count
         self._round, self._errors, self._reach = library.horizon_round, library.horizon_errors, library.horizon_reach
         self._between, self._halves = library.horizon_between, library.horizon_halves
+        self._rows = library.horizon_rows
         self._finishes = {kind: getattr(library, f"horizon_finish_{name}") for name, kind in _KINDS.items()}
         self._settles = {kind: getattr(library, f"horizon_settle_{name}") for name, kind in _KINDS.items()}
         self._learned = library.horizon_learned
@@ -83,6 +85,12 @@ class Passes:
         ends = (_FLOAT * 2)()
         self._range(x.data_ptr(), x.numel(), ends)
         return ends[0], ends[1]
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``x.amin(1), x.amax(1)``."""
+        lows, highs = torch.empty(2, len(x)).unbind(0)
+        self._rows(x.data_ptr(), *x.shape, lows.data_ptr(), highs.data_ptr())
+        return lows, highs
 
     def clamp_(self, x: Tensor, low: float, high: float) -> tuple[float, float] | None:
         """``x.clamp_(low, high)``, and ``torch.aminmax`` of before.
@@ -257,6 +265,8 @@ def _failures(passes: Passes) -> Iterator[str]:
             values[-1] = value
             if not _is_same(passes.range(values), torch.aminmax(values)):
                 yield f"the range of {size} values with {value}"
+            if not all(map(_same, passes.rows(values.view(1, -1)), (values.amin().view(1), values.amax().view(1)))):
+                yield f"the rows of {size} values with {value}"
             if passes.clamp_(values, 0.0, 1.0) is not None or bool(values.isfinite().all()):
                 yield f"clamping {size} values with {value}"
             if not _same(passes.round(values, 0.1, -128, 127), _rounded(values, 0.1, -128, 127)):
@@ -279,6 +289,10 @@ def _wrong(passes: Passes, x: Tensor) -> Iterator[str]:
     ends = torch.aminmax(x)
     if not _is_same(passes.range(x), ends):
         yield f"the range of {x.numel()} values"
+    length = min(x.numel(), 100)
+    rows = x[: x.numel() // length * length].view(-1, length)
+    if not all(map(torch.equal, passes.rows(rows), (rows.amin(1), rows.amax(1)))):
+        yield f"the rows of {x.numel()} values"
     for low, high in ((0.0, 6.0), (-1.0, 1.0), (0.0, math.inf)):
         clamped = x.clone()
         if not _is_same(passes.clamp_(clamped, low, high), ends) or not torch.equal(clamped, x.clamp(low, high)):
@@ -288,11 +302,11 @@ def _wrong(passes: Passes, x: Tensor) -> Iterator[str]:
             yield f"rounding {x.numel()} values to steps of {step}"
     for limits in (NO_LIMITS, (0.0, 6.0)):
         taken = x.clamp(-3.9, 3.9).mul_(4.0)  # all bins are there
-        for each in (1, 3):
-            if each > 1 and taken.numel() < 64 * each:
+        for run, each in ((taken.numel(), 1), (64, 3), (16, 3), (24, 5)):
+            if taken.numel() < run * each:
                 continue
-            sample = (each // 2, 64, each) if each > 1 else (0, taken.numel(), 1)
-            part = taken[: taken.numel() // 64 * 64].view(-1, 64)[each // 2 :: each].reshape(-1) if each > 1 else taken
+            sample = (each // 2, run, each)
+            part = taken[: taken.numel() // run * run].view(-1, run)[each // 2 :: each].reshape(-1)
             low, high = (float(end.clamp(*limits)) for end in torch.aminmax(taken))
             bits = part.clamp(*limits).abs().view(torch.int32)
             wanted = torch.bincount(((bits >> _SHIFT) - _FIRST).clamp_(min=0), minlength=BINS).int() * each

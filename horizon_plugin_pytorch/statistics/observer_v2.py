@@ -21,7 +21,9 @@ from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationW
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, Usable
 from horizon_plugin_pytorch.statistics.observer_names import make_like, named, range_methods
 from horizon_plugin_pytorch.statistics.processes import all_reduce
-from horizon_plugin_pytorch.statistics.sketch import Sketch, best_ranges, least_error
+from horizon_plugin_pytorch.statistics.row_ranges import best_ranges, least_error
+from horizon_plugin_pytorch.statistics.samples import MANY, Rows, each_of, rows_of
+from horizon_plugin_pytorch.statistics.sketch import Sketch
 
 MIX_PERCENTILES = (99.0, 99.9, 99.95, 99.99, 99.995, 99.999, 100.0)
 
@@ -60,10 +62,12 @@ class SketchObserver(ObserverBase):
 
     _needs_values = True
     _method_settings: tuple[str, ...] | None = ()
+    _enough: int | None = None  # values that are counted of a large tensor, at least; None for the usual number
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._last: tuple[Usable, Tensor] | None = None  # weights are the same in every batch of a calibration
+        self._rows: tuple[Tensor, Rows] | None = None  # those of the tensor that is being looked at
 
     def choose(self, sketch: Sketch) -> float:
         """The end of the range."""
@@ -80,8 +84,26 @@ class SketchObserver(ObserverBase):
         if self.is_per_channel:
             return self._ends_by_channel(usable)
         sketch = Sketch(self.min_val.device)
-        sketch.update(usable.values, (float(usable.smallest), float(usable.largest)), usable.limits)
+        known, self.__dict__["_rows"] = self._rows, None
+        rows = known[1] if known is not None and known[0] is usable.values else None
+        sketch.update(usable.values, (float(usable.smallest), float(usable.largest)), usable.limits, rows, self._enough)
         return sketch
+
+    def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if not self._has_rows(x):
+            return super()._range(x)
+        rows = rows_of(x.view(-1))
+        self.__dict__["_rows"] = (x, rows)
+        smallest, largest = rows.ends()
+        return smallest.view(1), largest.view(1)
+
+    def _known_ends(self, x: Tensor) -> tuple[float, float] | None:
+        is_known = self.clamped is not None and self.clamped[0] is x
+        return super()._known_ends(x) if is_known or not self._has_rows(x) else None
+
+    def _has_rows(self, x: Tensor) -> bool:
+        """Will its rows be looked at, which have its ends?"""
+        return not self.is_per_channel and each_of(x, self._enough) > 1 and x.is_contiguous()
 
     def _joined(self, first: Any, second: Any) -> Any:
         if self.is_per_channel:
@@ -295,6 +317,7 @@ class KLObserver(CountingObserver):
     Other arguments are those of `MinMaxObserver`.
     """
 
+    _enough = MANY
     _settings = (*ObserverBase._settings, "bins", "update_interval")
     _counted = (*CountingObserver._counted, "_waiting")
     _method_settings = ("bins",)
@@ -376,6 +399,7 @@ class HistogramObserver(CountingObserver):
     0.5
     """
 
+    _enough = MANY  # for any method, which may be chosen later
     _settings = (*ObserverBase._settings, "method", "method_kwargs")
     _method_settings = None
 

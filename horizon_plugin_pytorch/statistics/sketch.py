@@ -2,8 +2,8 @@
 
 The upper bits of a floating-point number are its place in a histogram whose bins are evenly spread within each power
 of two: no bin edges to choose, no second pass when the data grow, and two histograms of different data add up. Counting
-costs about as much as five copies of the tensor, so that of a large one a sample is counted, with its exact ends;
-choosing a scale looks at the histogram only.
+costs about as much as five copies of the tensor, so that of a large one a sample is counted, and all of its largest
+values (`samples.py`); choosing a scale looks at the histogram only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.compiled.choice import passes
 from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_countable
+from horizon_plugin_pytorch.statistics.samples import (
+    Rows,
+    each_of,
+    largest_rows,
+    places_of,
+    rows_of,
+    sample_of,
+    sample_size,
+)
 
 _BITS = 10  # of the mantissa: 1024 bins in each power of two, so that a bin near the top is 1/2048 of the range
 _PER_OCTAVE = 1 << _BITS
@@ -29,8 +38,8 @@ _SHIFT = 23 - _BITS
 _LARGEST_BITS = (255 << _BITS) - 1  # of a finite number
 _FULL = 1 << 30  # counts are 32 bits wide
 _AT_ONCE, _TURNS = 1 << 18, 16
-_COARSE, _CLIPPED = 16, 64  # bins in a power of two that a search looks at first, and then of what is clipped
-_ENOUGH, _RUN = 1 << 18, 64  # values that are counted of a larger tensor, at least; neighbours that are taken together
+# Bins in a power of two that a search looks at first, then at the end of a range, and of what is clipped.
+_COARSE, _SMOOTH, _CLIPPED = 16, 512, 64
 _FEW = 128  # different values that are looked at one by one
 _SMALL = 1 << 12  # values of which those at the ends are always counted
 _LARGEST = torch.finfo(torch.float32).max
@@ -73,13 +82,20 @@ class Sketch:
 
     @torch.no_grad()
     def update(
-        self, x: Tensor, ends: tuple[float, float] | None = None, limits: tuple[float, float] = NO_LIMITS
+        self,
+        x: Tensor,
+        ends: tuple[float, float] | None = None,
+        limits: tuple[float, float] = NO_LIMITS,
+        rows: Rows | None = None,
+        enough: int | None = None,
     ) -> None:
         """Count a tensor's finite values.
 
         Args:
             ends: the smallest and the largest value, if they are known and finite: then every value is.
             limits: count the values as they are after clamping to this range; `ends` too.
+            rows: those of the tensor, if they are known.
+            enough: how many values are counted of a large tensor, at least.
         """
         x = x.detach().reshape(-1)
         if ends is None:
@@ -91,30 +107,56 @@ class Sketch:
             return
         before = self.ends
         self._widen(ends)
-        each = _each(x)
-        compiled = passes()
-        if compiled is not None and is_countable(x):
-            counts = torch.zeros(BINS, dtype=torch.int32)
-            sample = (each // 2, _RUN, each) if each > 1 else (0, x.numel(), 1)
-            found = compiled.count(x, sample, _SHIFT, self._first, ends, limits, counts)
-            size = _sample_size(x.numel(), each)
-            may_peak = self._may_peak(ends, counts, size)
-            peaks = (found[0] * may_peak[0], found[1] * may_peak[1])
+        each = each_of(x, enough)
+        if each == 1:
+            counts, peaks = self._counted(x, ends, limits)
+            total = x.numel()
         else:
-            x = _sample(x, each)
-            size = x.numel()
-            counts = self._count(x, ends, limits).mul_(each)
-            peaks = self._peaks_of(x, ends, self._may_peak(ends, counts, size), each)
-        total = size * each
-        if each > 1:  # the ends are known, in the sample or not
-            for end, peak in zip(ends, peaks, strict=True):
-                if end and not peak:
-                    counts[self._bin(abs(end))] += 1
-                    total += 1
+            counts, peaks, total = self._sampled(x, ends, limits, each, rows or rows_of(x))
         self.counts = (self.counts + counts if self.total else counts).to(torch.int32)
         self.total += total
         self._add_peaks(before, ends, peaks)
         self._keep_room()
+
+    def _counted(
+        self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int = 1
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """How many values are in each bin, and at the ends; `each` counts of a sample stand for that many values."""
+        compiled = passes()
+        size = sample_size(x.numel(), each)
+        if compiled is not None and is_countable(x):
+            counts = torch.zeros(BINS, dtype=torch.int32)
+            found = compiled.count(x, places_of(x.numel(), each), _SHIFT, self._first, ends, limits, counts)
+            may_peak = self._may_peak(ends, counts, size)
+            return counts, (found[0] * may_peak[0], found[1] * may_peak[1])
+        x = sample_of(x, each)
+        counts = self._count(x, ends, limits)
+        if each > 1:
+            counts.mul_(each)
+        return counts, self._peaks_of(x, ends, self._may_peak(ends, counts, size), each)
+
+    def _sampled(
+        self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int, rows: Rows
+    ) -> tuple[Tensor, tuple[int, int], int]:
+        """Counts and peaks of a sample and of the largest values, and for how many values they stand."""
+        counts, peaks = self._counted(x, ends, limits, each)
+        total, border = sample_size(x.numel(), each) * each, BINS
+        found = largest_rows(x, rows, limits)
+        if found is not None:  # from this bin on all values are known
+            largest, least = found
+            border = self._bin(least) + 1
+            exact, at_ends = self._counted(largest, ends, limits)
+            total += int(exact[border:].sum()) - int(counts[border:].sum())
+            counts[border:] = exact[border:]
+            peaks = tuple(
+                known if self._bin(abs(end)) >= border else peak
+                for end, known, peak in zip(ends, at_ends, peaks, strict=True)
+            )  # type: ignore[assignment]
+        for end, peak in zip(ends, peaks, strict=True):  # which are known, in the sample or not
+            if end and not peak and self._bin(abs(end)) < border:
+                counts[self._bin(abs(end))] += 1
+                total += 1
+        return counts, peaks, total
 
     def _peaks_of(
         self, x: Tensor, ends: tuple[float, float], may_peak: tuple[bool, bool], each: int
@@ -283,8 +325,19 @@ class Sketch:
         if not self.largest:
             return torch.zeros_like(scales, dtype=torch.float64)
         octaves = self._octave(float(scales.min()) * high), self._octave(float(scales.max()) * high)
-        in_bins = self._errors_in_bins(self._between_ends().cumsum(0), scales.double(), low, high, octaves)
+        most = _PER_OCTAVE if self._is_jagged else _SMOOTH
+        in_bins = self._errors_in_bins(self._between_ends().cumsum(0), scales.double(), low, high, octaves, most)
         return in_bins.add_(_errors_of(self._at_ends(low, high), scales.double()))
+
+    @property
+    def _has_few(self) -> bool:
+        """Are there so few different values that each can be looked at?"""
+        return int(torch.count_nonzero(self.counts[1:])) <= _FEW
+
+    @property
+    def _is_jagged(self) -> bool:
+        """Do errors go up and down with every step of the grid, as of a tensor that is clamped or has few values?"""
+        return max(self.peaks) > max(1, 1e-4 * self.total) or self._has_few
 
     def _octave(self, value: float) -> int:
         return min(self._bin(value) >> _BITS, _OCTAVES - 1)
@@ -303,7 +356,13 @@ class Sketch:
         return torch.tensor(ends, dtype=torch.float64, device=self.counts.device)
 
     def _errors_in_bins(
-        self, below: Tensor, scales: Tensor, low: int, high: int, octaves: tuple[int, int] | None = None
+        self,
+        below: Tensor,
+        scales: Tensor,
+        low: int,
+        high: int,
+        octaves: tuple[int, int] | None = None,
+        most: int = _PER_OCTAVE,
     ) -> Tensor:
         """The errors of all but the smallest and the largest value.
 
@@ -311,10 +370,11 @@ class Sketch:
             below: how many there are up to each bin.
             octaves: the powers of two, counted from the lowest, in which the ranges end. Without, few bins are looked
                 at.
+            most: bins in such a power of two.
         """
-        places, edges, last_bins = _some_edges(self._first, octaves, below.device)
+        places, edges, widths, last_bins = _some_edges(self._first, octaves, most, below.device)
         size = bisect_left(last_bins, self._bin(self.largest)) + 1  # up to the one that has the largest
-        places, edges = places[:size], edges[: size + 1]
+        places, edges, widths = places[:size], edges[: size + 1], widths[:size]
         # Where there are both signs, half of what is clipped is so at `high`, and half at `low`.
         limits: set[float] = {high if self.ends[1] == self.largest else -low}
         if min(-self.ends[0], self.ends[1]) > self.largest / 2:
@@ -322,9 +382,11 @@ class Sketch:
         compiled = passes()
         if compiled is not None and below.device.type == "cpu":
             return compiled.errors(below, places, edges, scales, sorted(limits))
-        density = below[places].diff(prepend=below.new_zeros(1)).double().div_(edges.diff())
+        density = torch.zeros(size + 2, dtype=torch.float64, device=below.device)
+        density[1:-1] = F.pad(below[places], (1, 0)).diff()
+        density[1:-1].div_(widths)
         # A sum over bins of density * (integral at the upper edge - integral at the lower edge), by edges.
-        falls = F.pad(density, (1, 1)).diff().neg_()
+        falls = density[:-1] - density[1:]
         # The integral of (t - round(t))**2 from 0 to t: 1/12 for each step, and the rest; beyond the range all is rest.
         steps = torch.outer(scales.reciprocal(), edges)
         found = torch.zeros_like(scales)
@@ -343,15 +405,15 @@ class Sketch:
         """
         if not self.largest:
             return 0.0
-        few = int(torch.count_nonzero(self.counts[1:])) <= _FEW
-        is_jagged = few or max(self.peaks) > max(1, 1e-4 * self.total)
+        few = self._has_few
+        is_jagged = few or self._is_jagged
         counts = self._between_ends() if is_jagged else self.counts
-        below = counts.cumsum(0)
+        below, most = counts.cumsum(0), _PER_OCTAVE if is_jagged else _SMOOTH
         ends = self._at_ends(low, high)
         points = torch.cat([self._few(counts, low, high), ends]) if few else ends
 
         def best(scales: Tensor, octaves: tuple[int, int] | None = None) -> float:
-            errors = torch.zeros_like(scales) if few else self._errors_in_bins(below, scales, low, high, octaves)
+            errors = torch.zeros_like(scales) if few else self._errors_in_bins(below, scales, low, high, octaves, most)
             if is_jagged:
                 return _best_between(scales, errors, ends, points, 1e-6 * self.total)
             return float(scales[errors.argmin()])
@@ -409,27 +471,6 @@ class Sketch:
         wanted = surprise[ends - 1] + torch.special.xlogy(last + clipped, last + clipped)
         divergence = wanted - own - clipped * quantized.log()
         return self.largest * int(ends[divergence.argmin()]) / bins
-
-
-def _each(x: Tensor) -> int:
-    """How many values each counted one stands for: 1 where all are counted, else an odd number."""
-    each = x.numel() // _ENOUGH
-    return 1 if each < 3 or x.device.type != "cpu" else each - (1 - each % 2)
-
-
-def _sample(x: Tensor, each: int) -> Tensor:
-    """All values, or of many some that are spread evenly.
-
-    Runs of neighbours are taken, each at an odd number of runs from the last: in step with neither rows nor channels.
-    """
-    if each == 1:
-        return x
-    return x[: x.numel() // _RUN * _RUN].view(-1, _RUN)[each // 2 :: each].reshape(-1)
-
-
-def _sample_size(size: int, each: int) -> int:
-    """How many values `_sample` takes."""
-    return size if each == 1 else -(-(size // _RUN - each // 2) // each) * _RUN
 
 
 @lru_cache(maxsize=8)
@@ -503,11 +544,13 @@ def _shares(stride: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _some_edges(first: int, octaves: tuple[int, int] | None, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
-    """The last ones of the bins that are taken together, the edges, and those last ones as a list.
+def _some_edges(
+    first: int, octaves: tuple[int, int] | None, most: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """The last ones of the bins that are taken together, the edges, how wide they are, and those last ones as a list.
 
     Args:
-        octaves: the first and the last in which each bin is by itself. Of the powers of two below there are fewer and
+        octaves: the first and the last in which there are `most` bins. Of the powers of two below there are fewer and
             fewer, so that all are equally wide; above, where everything is clipped, some. Without, few.
     """
     lowest, highest = octaves or (0, 0)
@@ -515,13 +558,14 @@ def _some_edges(first: int, octaves: tuple[int, int] | None, device: torch.devic
     def bins(octave: int) -> int:
         if octaves is None:
             return _COARSE
-        return _CLIPPED if octave > highest else max(_PER_OCTAVE >> max(lowest - octave, 0), 1)
+        return _CLIPPED if octave > highest else max(most >> max(lowest - octave, 0), 1)
 
     steps = [_PER_OCTAVE // bins(octave) for octave in range(_OCTAVES)]
     begins = torch.cat([torch.arange(o << _BITS, (o + 1) << _BITS, step) for o, step in enumerate(steps)])
     ends = torch.cat([begins[1:], begins.new_tensor([BINS])])
     edges, places = _edges(first, device), ends.to(device)
-    return places - 1, torch.cat([edges[:1], edges[places]]), (ends - 1).tolist()
+    edges = torch.cat([edges[:1], edges[places]])
+    return places - 1, edges, edges.diff(), (ends - 1).tolist()
 
 
 def _exponent(ends: tuple[float, float]) -> int:
@@ -532,38 +576,3 @@ def _exponent(ends: tuple[float, float]) -> int:
 def _bits(value: float) -> int:
     """The bits of a number in float32."""
     return struct.unpack("i", struct.pack("f", min(value, _LARGEST)))[0]
-
-
-def best_ranges(rows: Tensor, low: int, high: int, half: float, stride: int = 1) -> Tensor:
-    """The end of each row's range with the least squared error of quantizing; a scale is that divided by `half`.
-
-    First a hundred shares of the largest magnitude (every `stride`-th of them), and a little over one, where the
-    largest value is not clipped; then the neighbourhood of the best. The fewer values there are, the more the error
-    goes up and down there, and the more closely it is looked at.
-    """
-    shares = torch.arange(100, 0, -stride, dtype=rows.dtype, device=rows.device) / 100
-    shares = torch.cat([shares.new_tensor([half / high]), shares])
-    largest = rows.abs().amax(1, keepdim=True)
-    found = least_error(rows, largest * shares, low, high, half).unsqueeze(1)
-    reach = largest * (2 * stride / 100)
-    near = torch.linspace(-1, 1, max(24, int(1600 / rows.shape[1] ** 0.5)), dtype=rows.dtype, device=rows.device)
-    near = torch.maximum(found + reach * near, found / 8)
-    return least_error(rows, torch.cat([found, near], 1), low, high, half)
-
-
-@torch.no_grad()
-def least_error(rows: Tensor, ends: Tensor, low: int, high: int, half: float) -> Tensor:
-    """Of the candidates for the end of each row's range, the one with the least squared error of quantizing.
-
-    Args:
-        ends: of shape [rows, candidates].
-        half: what an end is divided by to get its scale.
-    """
-    found = []
-    at_once = max((1 << 17) // (rows.shape[1] * ends.shape[1]), 1)  # rows whose candidates fit into the cache or nearly
-    for part, candidates in zip(rows.split(at_once), ends.split(at_once), strict=True):
-        scales = (candidates / half).clamp_(min=1e-30).unsqueeze(2)
-        values = part.unsqueeze(1)
-        error = (values / scales).round_().clamp_(low, high).mul_(scales).sub_(values).square_().sum(2)
-        found.append(candidates.gather(1, error.argmin(1, keepdim=True)).squeeze(1))
-    return torch.cat(found)

@@ -11,8 +11,12 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from horizon_plugin_pytorch.statistics import sketch as sketches
-from horizon_plugin_pytorch.statistics.sketch import BINS, Sketch, _each, _sample, best_ranges
+from horizon_plugin_pytorch.errors import CalibrationWarning
+from horizon_plugin_pytorch.statistics import samples
+from horizon_plugin_pytorch.statistics.observer_v2 import MSEObserver
+from horizon_plugin_pytorch.statistics.row_ranges import best_ranges
+from horizon_plugin_pytorch.statistics.samples import each_of, sample_of
+from horizon_plugin_pytorch.statistics.sketch import BINS, Sketch
 
 ONE_VALUE = (0.0, -0.0, 1e-42, 1e-37, -0.3)
 RANGES = {"int8": (-128, 127), "int16": (-32768, 32767)}
@@ -266,7 +270,7 @@ def test_a_sample_of_a_large_tensor_says_what_all_of_it_says(name, monkeypatch) 
     torch.manual_seed(0)
     x = noise(name, 1 << 20)
     sampled = Sketch.of(x)
-    monkeypatch.setattr(sketches, "_ENOUGH", 1 << 30)
+    monkeypatch.setattr(samples, "_ENOUGH", 1 << 30)
     whole = Sketch.of(x)
     assert int(sampled.counts.sum()) == sampled.total == pytest.approx(whole.total, rel=1e-3)
     assert sampled.ends == whole.ends and sampled.peaks == pytest.approx(whole.peaks, rel=0.01)
@@ -276,11 +280,69 @@ def test_a_sample_of_a_large_tensor_says_what_all_of_it_says(name, monkeypatch) 
     assert errors[0] < 1.03 * errors[1]
 
 
+@pytest.mark.parametrize("count", [1, 3, 10, 100])
+@pytest.mark.parametrize("times", [20.0, -200.0])
+def test_rare_values_of_a_large_tensor_are_counted_as_they_are(count: int, times: float, monkeypatch) -> None:
+    """However few, they decide whether `mse` clips them: a sample has none of them, or takes them for many."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((1 << 20) + 77, generator=generator)
+    places = torch.randperm(x.numel(), generator=generator)[:count]
+    places[-1] = x.numel() - 1  # in the rest that fills no row
+    x[places] = times * (1 + torch.rand(count, generator=generator))
+    sampled = Sketch.of(x)
+    monkeypatch.setattr(samples, "_ENOUGH", 1 << 30)
+    whole = Sketch.of(x)
+    assert sampled.ends == whole.ends and int(sampled.counts.sum()) == sampled.total
+    rare = sampled._bin(abs(times) / 2)
+    assert torch.equal(sampled.counts[rare:], whole.counts[rare:]) and int(whole.counts[rare:].sum()) == count
+    assert sampled.percentile(99.99) == pytest.approx(whole.percentile(99.99), rel=0.05)
+    errors = [squared_error(x, sketch.best_scale(-128, 127), -128, 127) for sketch in (sampled, whole)]
+    assert errors[0] < 1.01 * errors[1]
+
+
+@pytest.mark.parametrize("limits", [(-math.inf, math.inf), (0.0, 6.0), (-math.inf, 0.5), (-1.0, 1.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_largest_values_are_all_counted_whatever_clamps_them(limits, dtype, monkeypatch) -> None:
+    x = (torch.randn(5, 83, 777, generator=torch.Generator().manual_seed(1)) * 2).to(dtype)
+    each = each_of(x)
+    ends = tuple(float(end.clamp(*limits)) for end in torch.aminmax(x))
+    sampled, whole = Sketch(), Sketch()
+    sampled.update(x, ends, limits)
+    monkeypatch.setattr(samples, "_ENOUGH", 1 << 30)
+    whole.update(x, ends, limits)
+    assert int(sampled.counts.sum()) == sampled.total == pytest.approx(whole.total, rel=1e-3)
+    assert sampled.ends == whole.ends
+    for found, peak in zip(sampled.peaks, whole.peaks, strict=True):  # common values, as well as a sample knows them
+        assert abs(found - peak) <= 4 * math.sqrt(peak * each)
+    if not any(whole.peaks):
+        known = int(torch.searchsorted(whole.counts.flip(0).cumsum(0), 100)) + 1  # bins with the hundred largest
+        assert torch.equal(sampled.counts[-known:], whole.counts[-known:])
+
+
+def test_rows_have_the_ends_of_a_tensor() -> None:
+    for size in (256, 257, 1000, 100_000):
+        x = torch.randn(size)
+        assert torch.equal(torch.stack(samples.rows_of(x).ends()), torch.stack(list(torch.aminmax(x))))
+        x[-1] = math.nan
+        assert torch.stack(samples.rows_of(x).ends()).isnan().all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_left_out_of_a_large_tensor_too(value: float) -> None:
+    x = torch.randn(1 << 19, generator=torch.Generator().manual_seed(0))
+    wanted, found = MSEObserver(), MSEObserver()
+    wanted(x)
+    y = torch.cat([x[:1000], torch.tensor([value]), x[1000:]])
+    with pytest.warns(CalibrationWarning, match="1 values of 524289 that are NaN or infinite"):
+        found(y)
+    assert torch.equal(found.max_val, wanted.max_val)
+
+
 def test_a_sample_is_in_step_with_neither_rows_nor_channels() -> None:
     for shape in ((8, 64, 64, 64), (32, 1024, 96), (4, 96, 112, 112), (3, 1000, 1000)):
         for axis in range(1, len(shape)):
             place = [-1 if a == axis else 1 for a in range(len(shape))]
             x = (torch.arange(shape[axis]) % 8 + 1.0).reshape(place).expand(shape)
-            taken = _sample(x.reshape(-1), _each(x))
+            taken = sample_of(x.reshape(-1), each_of(x))
             counts = torch.stack([(taken == value).sum() for value in range(1, 9)])
             assert counts.min() > 0.8 * counts.max(), (shape, axis)
