@@ -65,6 +65,11 @@ def exported_model(
         options: for torch's own function.
     """
     name = type(model).__name__
+    if torch.onnx.is_in_onnx_export():  # which calls this, and has no form for the operators that it would get
+        raise ExportError(
+            f"torch.onnx.export: `{name}` computes with integers. Write it with `export_quantized_onnx`; or import "
+            "`horizon_plugin_pytorch.utils._register_onnx_ops`, after which `torch.onnx.export` does."
+        )
     if any(x is not None for x in pytree.tree_leaves(dynamic_shapes)) or preserve_module_call_signature:
         given = "preserve_module_call_signature" if preserve_module_call_signature else "dynamic_shapes"
         raise ExportError(

@@ -210,6 +210,12 @@ def test_shapes_that_name_no_axis_are_taken(qat: nn.Module) -> None:
     assert torch.equal(exported.module()(OTHER), quantized(OTHER))
 
 
+def test_torchs_onnx_is_sent_to_ours(qat: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    with pytest.raises(ExportError, match="Write it with `export_quantized_onnx`"):
+        torch.export.export(convert_fx(qat), (X,))
+
+
 def test_a_prepared_model_is_to_be_converted_first(qat: nn.Module) -> None:
     with pytest.raises(ExportError, match="Convert a prepared model first"):
         torch.export.export(qat, (X,))
