@@ -90,6 +90,7 @@ from horizon_plugin_pytorch.fixed_point.table import (
     build_table,
     evaluate,
     lookup,
+    lookup_bytes,
 )
 from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 
@@ -102,8 +103,9 @@ __all__ = [
     "choose_mix", "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen", "compare", "conv",
     "correlation", "cumsum", "deformable_attention", "dequantize", "div", "divide_by_norm", "dynamic_linear",
     "evaluate", "extremum", "flatten", "grid_factors", "grid_sample", "integer_kernels", "is_beyond_float32",
-    "is_wide", "linear", "log_softmax", "lookup", "matmul", "mix_channels", "mul", "multiplier_and_shift", "norm",
-    "normalize", "on_grid_between", "plan_accumulator", "prelu", "quantize", "requantize", "resample2d",
-    "resample3d", "rescale_", "resize2d", "rle", "roi_align", "scatter_rows", "smallest_divisor", "softmax",
-    "split_digits", "sum", "sum_dtype", "topk", "unflatten", "use_integer_kernels", "weight_bits",
+    "is_wide", "linear", "log_softmax", "lookup", "lookup_bytes", "matmul", "mix_channels", "mul",
+    "multiplier_and_shift", "norm", "normalize", "on_grid_between", "plan_accumulator", "prelu", "quantize",
+    "requantize", "resample2d", "resample3d", "rescale_", "resize2d", "rle", "roi_align", "scatter_rows",
+    "smallest_divisor", "softmax", "split_digits", "sum", "sum_dtype", "topk", "unflatten",
+    "use_integer_kernels", "weight_bits",
 ]  # fmt: skip

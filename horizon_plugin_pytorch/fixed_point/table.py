@@ -24,6 +24,7 @@ MOST_SEGMENTS = 64
 INTERVALS = 64
 _INPUT_BITS = 16
 _INTERVAL_BITS = 6
+_FEW_BYTES = 1 << 13  # for which no table of pairs is made
 _ROUNDED = 0.51  # a float32 number near a half may be rounded to the other side
 
 
@@ -72,6 +73,19 @@ class Table:
     worst_error: float
     program: str = ""
 
+    @functools.cached_property
+    def by_byte(self) -> Tensor:
+        """The values of an 8-bit table in int8, for a byte by its number as int8, from -128 up."""
+        with torch.inference_mode(False):
+            return self.values.to(torch.int8)
+
+    @functools.cached_property
+    def by_pair(self) -> Tensor:
+        """Two of them as an int16, for two bytes that are next to each other, by their number as int16."""
+        with torch.inference_mode(False):
+            pairs = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.int8)
+            return self.by_byte[pairs.long() + 128].view(torch.int16)
+
 
 @dataclass(frozen=True)
 class SegmentTable(Table):
@@ -89,6 +103,25 @@ def lookup(q: Tensor, table: Tensor, offset: int) -> Tensor:
     # The index is dense, so it can be walked in the order of memory, whatever its layout.
     flat = torch.index_select(table, 0, index.as_strided((index.numel(),), (1,)))
     return flat.as_strided(index.shape, index.stride())
+
+
+def lookup_bytes(values: Tensor, table: Table) -> Tensor | None:
+    """The same of int8 numbers by an 8-bit table with int8 values, many of them in pairs; None if they are not dense.
+
+    >>> negated = Table(-torch.arange(-127.0, 129.0), 0.0)
+    >>> lookup_bytes(torch.tensor([-128, 0, 5], dtype=torch.int8), negated)
+    tensor([127,  -1,  -6], dtype=torch.int8)
+    """
+    is_dense = values.is_contiguous() or (values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last))
+    if not is_dense:
+        return None
+    flat = values.as_strided((values.numel(),), (1,))
+    is_paired = len(flat) >= _FEW_BYTES and len(flat) % 2 == 0 and flat.storage_offset() % 2 == 0
+    if is_paired:
+        found = torch.index_select(table.by_pair, 0, flat.view(torch.int16).to(torch.int32).add_(1 << 15))
+    else:
+        found = torch.index_select(table.by_byte, 0, flat.to(torch.int32).add_(128))
+    return found.view(torch.int8).as_strided(values.shape, values.stride())
 
 
 @functools.lru_cache(maxsize=256)

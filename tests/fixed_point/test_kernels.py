@@ -378,6 +378,27 @@ def test_pooling_leaves_bytes_as_they_are() -> None:
         assert torch.equal(pooled.as_grid(), F.max_pool2d(values.float(), 2))
 
 
+@needs_kernels
+@pytest.mark.parametrize("act", [nn.SiLU, nn.Hardswish, nn.Sigmoid])
+def test_tables_leave_bytes_to_the_next_layer(act: type[nn.Module]) -> None:
+    set_march(March.BAYES)
+    layers = [nn.Conv2d(32, 32, 3, padding=1), act(), nn.Conv2d(32, 32, 3, padding=1), act(), nn.Conv2d(32, 8, 1)]
+    data = torch.randn(2, 32, 15, 17)
+    qat = prepare_qat_fx(nn.Sequential(QuantStub(), *layers).eval(), {"": get_default_qconfig()})
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    qat(data)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    quantized = convert_fx(qat)
+    seen: list[bool] = []
+    for name in "35":
+        quantized.get_submodule(name).register_forward_pre_hook(lambda module, xs: seen.append(xs[0].has_bytes))
+    with torch.no_grad():
+        on_bytes = [model(data).int_repr() for model in (quantized, qat)]
+        assert seen == [True, True]
+        fp.use_integer_kernels(False)
+        assert all(torch.equal(model(data).int_repr(), x) for model, x in zip((quantized, qat), on_bytes, strict=True))
+
+
 def test_another_name_of_bytes_leaves_them_as_they_are() -> None:
     values = torch.arange(-32, 32, dtype=torch.int8).reshape(1, 1, 8, 8)
     for is_integer in (True, False):

@@ -174,3 +174,25 @@ def test_lookup_reads_the_entry_of_every_input(bits: int) -> None:
     assert torch.equal(fp.lookup(q, table, low), table)
     shaped = q[torch.randint(0, 1 << bits, (2, 3, 1))]
     reference.equal(fp.lookup(shaped, table, low), reference.whole(table)[(shaped.long() - low).numpy()])
+
+
+BYTE_SHAPES = [(0,), (1,), (255,), (256,), (8193,), (8192,), (3, 5, 1024), (2, 8, 32, 16), (1, 3, 64, 65)]
+
+
+@pytest.mark.parametrize("shape", BYTE_SHAPES, ids=str)
+def test_bytes_get_the_entries_of_the_table(shape: tuple[int, ...]) -> None:
+    table = fp.Table(torch.arange(256.0).roll(71) - 128, 0.0)
+    every = torch.arange(-128, 128).to(torch.int8)  # -128 and 127 next to each other too
+    x = every.repeat(math.prod(shape) // 256 + 1)[: math.prod(shape)].reshape(shape)
+    forms = {"plain": x, "moved": torch.cat([every[:1], x.flatten()])[1:].reshape(shape)}
+    if len(shape) == 4:
+        forms["channels last"] = x.contiguous(memory_format=torch.channels_last)
+    for name, form in forms.items():
+        found = fp.lookup_bytes(form, table)
+        assert found is not None and found.dtype == torch.int8 and found.stride() == form.stride(), name
+        assert torch.equal(found.float(), fp.lookup(x.float(), table.values, -128)), name
+
+
+def test_bytes_that_are_not_dense_are_left_alone() -> None:
+    table = fp.Table(torch.arange(256.0) - 128, 0.0)
+    assert fp.lookup_bytes(torch.zeros(4, 6, dtype=torch.int8)[:, ::2], table) is None

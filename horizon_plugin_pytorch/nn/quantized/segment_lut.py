@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
@@ -13,6 +14,7 @@ from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import ConversionError, TableWarning
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.untraced import is_recorded
 
 _NUDGES = (0, 1, -1, 2, -2, 4, -4, 8, -8)
 MOST_STEPS = 2.0  # a table that is further from its function than this deserves a warning
@@ -78,9 +80,20 @@ class SegmentLUT(QuantizedModule):
     def forward(self, x: QTensor) -> QTensor:
         x = self.quantized_input(x)
         table = self.table(x.scale, x.dtype)
+        found = self._on_bytes(x, table)
+        if found is not None:
+            return self.output(found)
         if table.program:
             return self.output(fp.evaluate(x.plain(), table.program, table.values, x.dtype.min))
         return self.output(fp.lookup(x.plain(), table.values, x.dtype.min))
+
+    def _on_bytes(self, x: QTensor, table: fp.Table) -> Tensor | None:
+        """What the table gives for bytes; None if the input is not here as bytes, or there would be none of them."""
+        bits = 8 if self.out_dtype is None else self.out_dtype.bits
+        if not x.has_bytes or len(table.values) > 1 << 8 or bits > 8 or is_recorded() or not fp.are_kernels_used():
+            return None
+        values = x.as_bytes()
+        return fp.lookup_bytes(values, table) if values.dtype == torch.int8 else None
 
     def extra_repr(self) -> str:
         error = "" if self._met is None else f", table_error={self.table_error():.2f} steps"
