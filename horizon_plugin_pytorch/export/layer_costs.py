@@ -60,7 +60,10 @@ def _cost(node: fx.Node, owner: Any, formats: dict[fx.Node, str]) -> Cost:
     if kind in _LAYERS:
         weight = _weight(owner, note.path)
         if weight is None:
-            raise ExportError(f"the weight of `{node.name}` {note.place} is not found in the model.")
+            raise ExportError(
+                f"the weight of `{node.name}` {note.place} is not found in the model. Give the converted model, or a "
+                "script as `torch.jit.trace` gives it: `torch.jit.freeze` makes constants of weights."
+            )
         is_transposed = "Transpose" in _class(_module(owner, note.path))
         walked = _numel(value_of(sources[0])) if is_transposed else count
         operations = 2 * walked * weight[0].numel()

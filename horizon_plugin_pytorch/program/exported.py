@@ -91,7 +91,10 @@ def _in_order(signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]
     """All arguments by position."""
     if not isinstance(args, (tuple, list)):
         raise ExportError(f"torch.export.export: `args` is a tuple of what `{name}` is called with, as in `(image,)`.")
-    bound = signature.bind(*args, **kwargs)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ExportError(f"torch.export.export: `{name}` cannot be called with these arguments: {error}.") from error
     bound.apply_defaults()
     if bound.kwargs:
         raise ExportError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import ExportError, source_line
+from horizon_plugin_pytorch.errors import ExportError, HorizonError, at, source_line
 from horizon_plugin_pytorch.program.place import Places
 
 _NAME = re.compile(r"^(\w+)::(\w+)(?:\.(\w+))?\(")
@@ -61,9 +61,20 @@ class ScriptSteps(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         self._besides.clear()
+        self._require_runnable(args)
         out = self._method(_Object(self._owner[0], ""), "forward", args)
         besides, self._besides = self._besides, []
         return (out, besides) if besides else out
+
+    def _require_runnable(self, args: tuple[Any, ...]) -> None:
+        script = self._owner[0]
+        count = len(list(script._c._get_method("forward").graph.inputs())) - 1
+        if count != len(args):
+            raise ExportError(f"the script takes {count} arguments, got {len(args)}.")
+        if any(x.is_meta for x in (*script.parameters(), *script.buffers())):
+            raise ExportError(
+                "the tensors of the script are on `meta` and have no numbers: give the one that it was made of."
+            )
 
     def _method(self, owner: _Object, name: str, args: Sequence[Any]) -> Any:
         graph = owner.module._c._get_method(name).graph
@@ -96,8 +107,18 @@ class ScriptSteps(nn.Module):
                 "script with `torch.jit.trace`, which writes down operators only."
             )
         line = source_line(node.sourceRange())
-        with self.places.at(path, line):
-            out = self._softmax(inputs, path, line) if kind == "horizon::softmax" else _called(node.schema(), inputs)
+        try:
+            with self.places.at(path, line):
+                has_steps = kind == "horizon::softmax"
+                out = self._softmax(inputs, path, line) if has_steps else _called(node.schema(), inputs)
+        except RuntimeError as error:
+            if isinstance(error, HorizonError):
+                raise
+            given = _shown(inputs[0]) if inputs else "nothing"
+            raise ExportError(
+                f"the script does not run on these inputs: `{kind}` {at(path, line)} got {given} "
+                f"({next(iter(str(error).splitlines()), '')}). Give inputs like those that it was traced with."
+            ) from error
         results = [out] if node.outputsSize() == 1 else list(out)
         if self._watch is not None:
             self._watch(kind, owner.class_name, path, line, inputs, results)
@@ -145,6 +166,11 @@ class _ScriptPlaces(Places):
             yield
         finally:
             self._here = before
+
+
+def _shown(value: Any) -> str:
+    """A value in a few words."""
+    return f"{str(value.dtype)[6:]}{list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.20}"
 
 
 class _Object:

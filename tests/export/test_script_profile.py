@@ -16,7 +16,7 @@ from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.program.note import operator_name
 from horizon_plugin_pytorch.program.script import ScriptSteps
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert_fx
+from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, QuantWrapper, check_model, convert_fx
 from horizon_plugin_pytorch.utils.quant_profiler import compare_script_models, script_profile
 from tests.routes import prepared
 
@@ -138,3 +138,25 @@ def test_what_cannot_be_compared_is_said(quantized: nn.Module) -> None:
     with pytest.raises(ValueError, match="nowhere"):
         script_profile(quantized, X, march="nowhere")
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((torch.zeros(1), torch.zeros(1)), "the script takes 1 arguments, got 2"),
+        ((), "the script takes 1 arguments, got 0"),
+        (
+            (torch.zeros(2, 7),),
+            r"does not run on these inputs: `\S+` at `module`.* got float32\[2, 7\].*cannot be",
+        ),
+        (("text",), r"does not run on these inputs: .* got 'text'"),
+    ],
+)
+def test_inputs_that_do_not_fit_a_script_are_told(inputs: Any, message: str) -> None:
+    x = torch.randn(2, 4)
+    script = torch.jit.trace(convert_fx(prepared(QuantWrapper(nn.Linear(4, 3)).eval(), (x,))), x)
+    for tool in (script_profile, check_model, lambda m, given: compare_script_models(m, m, given)):
+        with pytest.raises(ExportError, match=message):
+            tool(script, inputs)
+    with pytest.raises(ExportError, match="on `meta` and have no numbers"):
+        script_profile(jit.to_device(script, "meta"), x)
