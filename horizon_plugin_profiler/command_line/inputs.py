@@ -113,5 +113,5 @@ def _read(path: str) -> Any:
         return torch.from_numpy(found)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # of whatever the bytes mean to numpy
         raise UsageError(f"{path} cannot be read as tensors: {error}.") from error

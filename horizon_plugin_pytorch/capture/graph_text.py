@@ -37,8 +37,11 @@ def _target(target: Any) -> str:
 def _lines(source: Any) -> list[str]:
     """The nodes of a prepared model, a graph or a file, without what depends on the width of columns."""
     if isinstance(source, (str, os.PathLike)):
-        with open(source, encoding="utf-8") as file:
-            text = file.read()
+        try:
+            with open(source, encoding="utf-8") as file:
+                text = file.read()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"compare_graphs: {os.fspath(source)!r} is no text, and no fx_graph.txt.") from error
     else:
         graph = source if isinstance(source, fx.Graph) else graph_of(source)
         if graph is None:

@@ -86,12 +86,17 @@ def test_inputs_by_file(folder: Path) -> None:
         ("missing.npy", "missing.npy cannot be read: No such file"),
         ("missing.pt", "missing.pt cannot be read: No such file"),
         ("text.npy", "text.npy cannot be read as tensors"),
+        ("empty.npy", "empty.npy cannot be read as tensors"),
+        ("cut.npz", "cut.npz cannot be read as tensors"),
         ("objects.npy", "objects.npy cannot be read as tensors"),
         ("objects.pt", "objects.pt cannot be read as tensors.*could run code"),
     ],
 )
 def test_wrong_inputs_are_told(folder: Path, spec: str, message: str) -> None:
     Path("text.npy").write_text("no numbers")
+    Path("empty.npy").write_bytes(b"")
+    np.savez("whole.npz", x=np.ones(2))
+    Path("cut.npz").write_bytes(Path("whole.npz").read_bytes()[:-30])
     np.save("objects.npy", np.array([Path("a")]), allow_pickle=True)
     torch.save(Path("a"), "objects.pt")
     with pytest.raises(UsageError, match=message):

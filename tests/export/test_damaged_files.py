@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch import jit
+from horizon_plugin_pytorch.analysis.profile.document import read_document
+from horizon_plugin_pytorch.capture.graph_text import compare_graphs
 from horizon_plugin_pytorch.errors import ExportError, HorizonError
 from horizon_plugin_pytorch.export.node_data import _read_nodes
 from horizon_plugin_pytorch.march import March, set_march
@@ -136,6 +138,14 @@ def test_a_table_that_is_none_is_refused(folder: Path) -> None:
     for other in ("text", "empty", "other.zip", "model.onnx"):
         with pytest.raises(HorizonError, match=f"{other}' cannot be read"):
             SensitivityTemplate(folder / other, 1)
+
+
+def test_a_graph_or_a_report_that_is_none_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.pt' is no text, and no fx_graph\.txt"):
+        compare_graphs(folder / "model.pt", folder / "text")
+    for text in ("", "{}", "[" * 100_000):
+        with pytest.raises(ValueError, match="This is not a profile that this version wrote"):
+            read_document(text)
 
 
 def test_a_profile_that_fails_leaves_nothing(tmp_path: Path) -> None:

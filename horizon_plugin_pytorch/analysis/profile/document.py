@@ -282,7 +282,7 @@ def read_document(text: str) -> Document:
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise ValueError(f"it is no document of version {VERSION}")
         document: Document = _read(Document, found)
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"This is not a profile that this version wrote: {error}.") from error
     return document
 
