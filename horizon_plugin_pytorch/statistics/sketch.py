@@ -408,7 +408,7 @@ class Sketch:
         few = self._has_few
         is_jagged = few or self._is_jagged
         counts = self._between_ends() if is_jagged else self.counts
-        below, most = counts.cumsum(0), _PER_OCTAVE if is_jagged else _SMOOTH
+        below, most = counts.cumsum(0), _SMOOTH
         ends = self._at_ends(low, high)
         points = torch.cat([self._few(counts, low, high), ends]) if few else ends
 
@@ -422,7 +422,7 @@ class Sketch:
         found = best(_shares(stride, counts.device) * whole)
         reach = whole * stride / 100
         lowest, highest = max(found - reach, reach / 8), min(found + reach, whole)
-        near = torch.linspace(lowest, highest, 61 if is_jagged else 21, dtype=torch.float64, device=counts.device)
+        near = torch.linspace(lowest, highest, 31 if is_jagged else 21, dtype=torch.float64, device=counts.device)
         return best(near, (self._octave(found * high),) * 2)
 
     def _few(self, counts: Tensor, low: int, high: int) -> Tensor:
