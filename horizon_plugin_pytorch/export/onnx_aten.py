@@ -589,7 +589,8 @@ def mm(g: OnnxGraph, site: Site, a: str, b: str) -> str:
     """A `Gemm`: where `MatMul` reads a `DequantizeLinear` of 8-bit weights, ONNX Runtime puts in `MatMulNBits`, which
     rounds the other operand to 8 bits.
     """
-    return g.node("Gemm", a, b) if site.input_dtype.is_floating_point else g.node("MatMul", a, b)
+    is_real = site.input_dtype in (torch.float32, torch.float64)  # which all versions of it take
+    return g.node("Gemm" if is_real else "MatMul", a, b)
 
 
 @lowers("bmm", "matmul")
