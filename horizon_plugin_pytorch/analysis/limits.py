@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.analysis.findings import UNBIND_ADVICE, Finding
 from horizon_plugin_pytorch.analysis.script_limits import script_findings
-from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, require_module, warn
+from horizon_plugin_pytorch.capture.graph_text import graph_of
+from horizon_plugin_pytorch.errors import HorizonError, QuantizationWarning, at, listed, require_module, warn
 from horizon_plugin_pytorch.march import March, as_march, get_march, require_march
 from horizon_plugin_pytorch.nested import fresh
 from horizon_plugin_pytorch.nn.qat.half import Float16
@@ -24,6 +25,7 @@ from horizon_plugin_pytorch.operators.table import Operator, Trait
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.arguments import positional_arguments, script_arguments
 from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.torch_functions import UNBINDING
 from horizon_plugin_pytorch.watch.flow import TensorNotes
@@ -185,6 +187,12 @@ def find_limits(model: nn.Module, args: tuple, march: March) -> list[Finding]:
     return list(dict.fromkeys(found))
 
 
+def _on_cpu(model: nn.Module) -> list[str]:
+    """The operators of a hybrid model that run in float, between or instead of quantized ones."""
+    graph = graph_of(model)
+    return [] if graph is None else [node.name for node in graph.nodes if notes(node).runs_on_cpu]
+
+
 def _require_converted(model: nn.Module) -> None:
     if any(isinstance(m, QATModule) for m in model.modules()) or not any(
         isinstance(m, (QuantizedModule, Float16)) for m in model.modules()
@@ -243,6 +251,12 @@ def check_model(
     if is_script:
         return _check_script(module, example_inputs)
     findings = find_limits(module, positional_arguments(module, example_inputs), chip)
+    apart = _on_cpu(module)
+    if apart:
+        print(f"On the CPU, and not checked: {listed((f'`{name}`' for name in apart), most=5)}.")
+    if not findings and apart:
+        print(f"Every operator on the BPU keeps the published formats and limits of {chip}.")
+        return 0
     if not findings:
         print(f"This model is supported!\nEvery operator keeps the published formats and limits of {chip}.")
         return 0

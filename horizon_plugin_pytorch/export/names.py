@@ -27,6 +27,8 @@ def port_names(paths: Sequence[Path], kind: str, wanted: Sequence[str] | None, t
     >>> port_names([("8",), ("16",), ("",)], "output", None)
     ['8', '16', 'output_']
     """
+    if isinstance(wanted, str):
+        raise ExportError(f"{kind}_names must be a list of names, got {wanted!r}: write [{wanted!r}].")
     if wanted is not None:
         return _checked(list(wanted), len(paths), kind, taken)
     short = [_short(path, index, kind, len(paths)) for index, path in enumerate(paths)]
@@ -45,6 +47,9 @@ def port_names(paths: Sequence[Path], kind: str, wanted: Sequence[str] | None, t
 def _checked(names: list[str], count: int, kind: str, taken: Sequence[str]) -> list[str]:
     if len(names) != count:
         raise ExportError(f"{kind}_names has {len(names)} names, but the model has {count} {kind}s.")
+    wrong = [name for name in names if not isinstance(name, str) or not name]
+    if wrong:
+        raise ExportError(f"{kind}_names: {wrong[0]!r} is no name; expected a string that is not empty.")
     for all_names, what in ((names, f"{kind}_names"), ([*taken, *names], "input_names and output_names")):
         twice = sorted(name for name, times in Counter(all_names).items() if times > 1)
         if twice:

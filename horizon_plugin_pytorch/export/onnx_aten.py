@@ -598,10 +598,11 @@ def matmul(g: OnnxGraph, site: Site, a: str, b: str) -> str:
     return g.node("MatMul", a, b)
 
 
-@lowers("convolution")
+@lowers("convolution", "_convolution")  # the second is that of scripts
 def convolution(
     g: OnnxGraph, site: Site, x: str, weight: str, bias: str | None, stride: list[int], padding: list[int],
     dilation: list[int], is_transposed: bool, output_padding: list[int], groups: int,
+    *of_kernels: bool,
 ) -> str:  # fmt: skip
     axes = len(site.inputs[1].shape) - 2
     stride, padding, dilation, output_padding = (

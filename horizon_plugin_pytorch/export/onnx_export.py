@@ -289,6 +289,8 @@ def build_onnx(
     _check_stage(model, takes_real)
     _tell_unseen(model)
     opset = OPSET if opset_version is None else opset_version
+    if isinstance(opset, bool) or not isinstance(opset, int):
+        raise ExportError(f"opset_version must be a whole number, got {opset!r}.")
     if not FIRST_OPSET <= opset <= LAST_OPSET:
         raise ExportError(f"opset_version must lie in [{FIRST_OPSET}, {LAST_OPSET}], got {opset}.")
     _check_inputs(positional_arguments(model, args), input_names)
@@ -366,6 +368,11 @@ def _tell_unseen(model: nn.Module) -> None:
 
 def _check_stage(model: nn.Module, takes_real: bool) -> None:
     """Insist on a model at the stage that is written."""
+    if isinstance(model, torch.jit.ScriptModule) and not takes_real:
+        raise ExportError(
+            f"`{model.original_name}` is a TorchScript module. Give the converted model that it was traced of; or "
+            'write the script itself with `export_hbir(script, example_inputs, "model.onnx")`.'
+        )
     kept = [path for path, m in model.named_modules() if isinstance(m, QATModule)]
     is_converted = any(isinstance(m, QuantizedModule) for m in model.modules())
     if kept and is_converted:

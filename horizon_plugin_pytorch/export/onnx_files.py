@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import Any
 
@@ -81,6 +82,7 @@ def export_to_onnx(
     ['QuantizeLinear', 'DequantizeLinear', 'DequantizeLinear', 'Conv', 'QuantizeLinear']
     """
     require_module(model, "export_to_onnx")
+    _require_file(f, "export_to_onnx")
     _tell_ignored("export_to_onnx", export_params, training, keep_initializers_as_inputs, custom_opsets)
     found = build_onnx(model, args, input_names, output_names, opset_version, True, dynamic_axes)
     return _saved(found, f, verbose)
@@ -138,6 +140,7 @@ def export_quantized_onnx(
     (True, 0)
     """
     require_module(model, "export_quantized_onnx")
+    _require_file(f, "export_quantized_onnx")
     _tell_ignored("export_quantized_onnx", export_params, training, keep_initializers_as_inputs, custom_opsets)
     if fast:
         report = build_fast(model, args, input_names, output_names, opset_version, dynamic_axes)
@@ -160,6 +163,15 @@ def _tell_ignored(name: str, export_params: bool, training: Any, initializers_as
         ignored.append("custom_opsets is ignored, the file has standard operators only")
     for what in ignored:
         warn(f"{name}: {what}.", QuantizationWarning)
+
+
+def _require_file(f: Any, who: str) -> None:
+    """Insist on what a file can be written to, before any work is done."""
+    if isinstance(f, (str, os.PathLike)):
+        return
+    if not hasattr(f, "write") or isinstance(f, io.TextIOBase):
+        given = "a file that is open for text: open it with mode 'wb'" if hasattr(f, "write") else repr(f)
+        raise TypeError(f"{who} takes a path or a binary file object as `f`, got {given}.")
 
 
 def _saved(onnx_model: Any, f: Any, verbose: bool) -> Any:

@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.export.script_files import quiet, require_script
 from horizon_plugin_pytorch.export.second_opinion import values_in_onnx_runtime
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import as_march
+from horizon_plugin_pytorch.nested import map_tensors, tensors_of
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.program import Program
@@ -77,7 +78,9 @@ def script_profile(
     _check_march(march)
     is_script = isinstance(model, torch.jit.ScriptModule)
     args = script_arguments(example_inputs) if is_script else positional_arguments(model, example_inputs)
-    profile = _profile(_script_of(model, args, "script_profile"), args, mark_node_func)
+    script = _script_of(model, args, "script_profile")
+    args = args if is_script else tuple(tensors_of(args))
+    profile = _profile(script, args, mark_node_func)
     others = values_in_onnx_runtime(profile.program, args) if compare_with_hbdk_parser else None
     data = io.BytesIO()
     torch.save({row.name: row.value for row in profile.rows if row.is_marked}, data)
@@ -155,7 +158,8 @@ def _profile(script: torch.jit.ScriptModule, args: tuple, mark: Callable[[fx.Nod
             counts[base] += 1
             is_marked = _is_marked(node) if mark is None else bool(mark(node))
         rows.append(_Row(name, value.clone(), node.name, _operator(node), note_of(node).line, is_marked))
-    rows.sort(key=lambda row: not row.name.startswith("arg"))
+    order = {name: index for index, name in enumerate(numbers.values())}
+    rows.sort(key=lambda row: order.get(row.name, len(order)))
     return _Profile(program, rows)
 
 
@@ -228,7 +232,12 @@ def _print_pairs(pairs: Sequence[tuple[_Row, Tensor | None]], same: str, other: 
 
 
 def _is_same(a: Tensor, b: Tensor | None) -> bool:
-    return b is not None and a.shape == b.shape and torch.equal(a, b.to(a.dtype))
+    return b is not None and a.shape == b.shape and not _differing(a, b.to(a.dtype)).any()
+
+
+def _differing(a: Tensor, b: Tensor) -> Tensor:
+    """Where two tensors differ; what is no number equals itself."""
+    return (a != b) & ~(a.isnan() & b.isnan())
 
 
 def _difference(a: Tensor, b: Tensor | None) -> list[Any]:
@@ -236,8 +245,9 @@ def _difference(a: Tensor, b: Tensor | None) -> list[Any]:
         return [a.numel(), "absent", ""]
     if a.shape != b.shape:
         return [a.numel(), f"shape {tuple(b.shape)}, not {tuple(a.shape)}", ""]
-    gap = (a.double() - b.double()).abs()
-    return [a.numel(), int((a != b.to(a.dtype)).sum()), f"{float(gap.max()):g}"]
+    differs = _differing(a, b.to(a.dtype))
+    gap = (a.double() - b.double())[differs].abs()
+    return [a.numel(), int(differs.sum()), f"{float(gap.max()):g}"]
 
 
 def _script_of(model: Any, args: tuple, who: str, is_traced: bool = False) -> torch.jit.ScriptModule:
@@ -252,7 +262,22 @@ def _script_of(model: Any, args: tuple, who: str, is_traced: bool = False) -> to
     if not any(isinstance(m, QuantizedModule) for m in model.modules()):
         raise ExportError(f"{who}: `{type(model).__name__}` is a float model; it has no integers to compare.")
     with quiet(), torch.no_grad():
-        return torch.jit.trace(model.eval(), args)
+        return torch.jit.trace(_Flat(model.eval(), args), tuple(tensors_of(args)))
+
+
+class _Flat(nn.Module):
+    """A model as the tracer takes it: tensors in and tensors out, whatever structures they are in for the model."""
+
+    def __init__(self, model: nn.Module, args: tuple) -> None:
+        super().__init__()
+        self._parts: list[Any] = [model, args]  # a list: paths begin at the modules of the model
+        self._modules, self._parameters, self._buffers = model._modules, model._parameters, model._buffers
+        self.training = False
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        model, args = self._parts
+        given = iter(tensors)
+        return tuple(tensors_of(model(*map_tensors(lambda _: next(given), args))))
 
 
 def _check_march(march: Any) -> None:

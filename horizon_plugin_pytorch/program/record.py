@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from horizon_plugin_pytorch.capture.plain_state import PlainState
 from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning, listed, warn
 from horizon_plugin_pytorch.fake_quant.route import written_route
+from horizon_plugin_pytorch.in_place import counting_writes
 from horizon_plugin_pytorch.nested import fresh, located, map_tensors, tensors_of
 from horizon_plugin_pytorch.program.builder import Builder, drop_unread
 from horizon_plugin_pytorch.program.memory import memory_of, plain
@@ -62,11 +63,13 @@ def record_program(model: nn.Module, example_inputs: Any, takes_real: bool = Fal
 
 def record_run(model: nn.Module, example_inputs: Any, takes_real: bool = False) -> Program:
     """The same of these inputs only: how many values `nonzero` or `rle` finds in them may be part of it."""
-    args = map_tensors(lambda x: x.detach().clone(), positional_arguments(model, example_inputs))
+    with counting_writes():
+        args = map_tensors(lambda x: x.detach().clone(), positional_arguments(model, example_inputs))
     names = argument_names(model, example_inputs)
     paths = tuple((names[path[0]], *path[1:]) for path, _ in located(args, spells_keys=True))
     state = PlainState(model)
-    with torch.no_grad(), _eval_mode(model), written_route() if takes_real else nullcontext():
+    # under `torch.inference_mode` torch would show functions of several operators, such as conv2d, as one
+    with counting_writes(), torch.no_grad(), _eval_mode(model), written_route() if takes_real else nullcontext():
         program = _record(model, args, paths, takes_real)
     changes = state.changes()
     if changes:

@@ -24,7 +24,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare,
 )
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
-from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx, export_to_onnx
 from tests.routes import calibrate, qconfig
 
 METHODS = [PrepareMethod.SYMBOLIC, PrepareMethod.JIT, PrepareMethod.JIT_STRIP]
@@ -291,3 +291,56 @@ def test_an_operator_without_a_high_precision_output_says_so_in_eager_mode() -> 
     x = torch.randn(2, 3)
     with pytest.raises(HorizonError, match="without activation quantization"):
         calibrate(prepare_qat(Sum().eval()), (x,))(x)
+
+
+def test_every_stage_is_exported_under_inference_mode(tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    net = Net(F.relu, lambda y: F.conv2d(F.layer_norm(y, y.shape[-1:]), torch.ones(2, 3, 1, 1)))
+    qat = prepare(net.eval(), (x,), qconfig_dict={"": qconfig()}, method=PrepareMethod.JIT_STRIP, out_dir=None)
+    quantized = convert(calibrate(qat, (x,)))
+    for export, model in ((export_to_onnx, net), (export_to_onnx, qat), (export_quantized_onnx, quantized)):
+        with torch.no_grad():
+            export(model, x, tmp_path / "a.onnx", opset_version=13)
+        with torch.inference_mode():
+            export(model, x + 0, tmp_path / "b.onnx", opset_version=13)
+        assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "opset as text": ({"opset_version": "13"}, "whole number, got '13'"),
+    "opset as float": ({"opset_version": 13.0}, "whole number, got 13.0"),
+    "one text": ({"input_names": "image"}, "must be a list of names, got 'image'"),
+    "a number": ({"input_names": [1]}, "input_names: 1 is no name"),
+    "empty": ({"output_names": [""]}, "output_names: '' is no name"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_arguments_of_another_kind_are_named(kind: str, tmp_path: Path) -> None:
+    options, message = WRONG[kind]
+    x = torch.randn(1, 3, 6, 6)
+    quantized = _converted(Net(F.relu), x)
+    with pytest.raises(ExportError, match=message):
+        export_quantized_onnx(quantized, x, tmp_path / "x.onnx", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_file_is_named_before_any_work(tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 6, 6)
+    with pytest.raises(TypeError, match="a path or a binary file object as `f`, got None"):
+        export_to_onnx(nn.ReLU(), x, None)
+    with (tmp_path / "text").open("w") as file, pytest.raises(TypeError, match="open it with mode 'wb'"):
+        export_to_onnx(nn.ReLU(), x, file)
+
+
+def test_scripts_are_written_or_told_how(tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 6, 6)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 2, 3)).eval()
+    script = torch.jit.trace(net, x)
+    export_to_onnx(script, x, tmp_path / "float.onnx")
+    for session in _sessions(tmp_path / "float.onnx"):
+        (found,) = session.run(None, {"input": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), net(x).detach(), rtol=1e-5, atol=1e-6)
+    traced = torch.jit.trace(_converted(Net(F.relu), x), x)
+    with pytest.raises(ExportError, match="`Net` is a TorchScript module.*export_hbir"):
+        export_quantized_onnx(traced, x, tmp_path / "x.onnx")

@@ -16,9 +16,18 @@ from horizon_plugin_pytorch.export.onnx_fixed_point import FIXED_POINT
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.program.note import operator_name
 from horizon_plugin_pytorch.program.script import ScriptSteps
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, QuantWrapper, check_model, convert_fx
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    PrepareMethod,
+    QuantStub,
+    QuantWrapper,
+    check_model,
+    convert,
+    convert_fx,
+    prepare,
+)
 from horizon_plugin_pytorch.utils.quant_profiler import compare_script_models, script_profile
-from tests.routes import prepared
+from tests.routes import calibrate, prepared, qconfig
 
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 NAMES = ["arg0", "_body_0_hz_conv", "_body_1_hz_lut", "_hz_add", "_aten_max_val", "_aten_max_arg"]
@@ -160,3 +169,30 @@ def test_inputs_that_do_not_fit_a_script_are_told(inputs: Any, message: str) -> 
             tool(script, inputs)
     with pytest.raises(ExportError, match="on `meta` and have no numbers"):
         script_profile(jit.to_device(script, "meta"), x)
+
+
+class Structured(nn.Module):
+    """Takes and gives what no tracer takes: None, numbers and dictionaries of several types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(3, 4, 3)
+
+    def forward(self, inputs: dict[str, Any], times: int) -> dict[str, Any]:
+        y = self.conv(self.quant(inputs["images"][0]))
+        return {"parts": [self.dequant(y) * times, None, 3], "none": None, "second": inputs["images"][1][0] / 0 * 0}
+
+
+@pytest.mark.parametrize("method", [PrepareMethod.JIT, PrepareMethod.JIT_STRIP])
+def test_structures_that_no_tracer_takes(method: PrepareMethod, capsys: Any) -> None:
+    set_march(March.BAYES)
+    args = ({"images": [X, (X + 0.5, None)]}, 2)
+    qat = prepare(Structured().eval(), args, qconfig_dict={"": qconfig()}, method=method, out_dir=None)
+    model = convert(calibrate(qat, args))
+    capsys.readouterr()
+    results = script_profile(model, args)
+    out = capsys.readouterr().out
+    assert list(results)[:3] == ["arg0", "arg1", "_conv_hz_conv"]
+    assert torch.equal(results["arg1"], X + 0.5)
+    assert set(rows(out).values()) == {"True"}  # NaN equals NaN
+    assert out.rstrip().endswith("(here: ONNX Runtime on the integer graph).")

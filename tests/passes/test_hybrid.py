@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.nn import qat
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     QuantStub,
+    check_model,
     convert,
     convert_fx,
     load_observer_params,
@@ -366,3 +367,17 @@ def test_a_mask_that_is_false_in_calibration_is_a_mask(method: PrepareMethod, is
         quantized = convert(model)
     assert not mismatches(model(-X), quantized(-X))
     assert (quantized(-X) - Masked(is_joined)(-X)).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("method", [PrepareMethod.SYMBOLIC, PrepareMethod.JIT, PrepareMethod.JIT_STRIP])
+def test_check_model_says_what_it_has_not_checked(method: PrepareMethod, capsys: pytest.CaptureFixture) -> None:
+    set_march(March.BAYES)
+    model = prepare(Masked(False).eval(), (X,), qconfig_dict={"": qconfig()}, method=method, out_dir=None, hybrid=True)
+    quantized = convert(calibrate(model, (X,)))
+    capsys.readouterr()
+    assert check_model(quantized, (X,)) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines() == [
+        "On the CPU, and not checked: `signbit`.",
+        "Every operator on the BPU keeps the published formats and limits of bayes.",
+    ]
