@@ -54,7 +54,7 @@ class IntegerFunction:
     """
 
     name: str
-    program: Program
+    program: Program = field(repr=False)  # with all weights
     inputs: list[str]
     outputs: list[str]
 

@@ -288,11 +288,7 @@ def build_onnx(
         ) from error
     _check_stage(model, takes_real)
     _tell_unseen(model)
-    opset = OPSET if opset_version is None else opset_version
-    if isinstance(opset, bool) or not isinstance(opset, int):
-        raise ExportError(f"opset_version must be a whole number, got {opset!r}.")
-    if not FIRST_OPSET <= opset <= LAST_OPSET:
-        raise ExportError(f"opset_version must lie in [{FIRST_OPSET}, {LAST_OPSET}], got {opset}.")
+    opset = chosen_opset(opset_version)
     _check_inputs(positional_arguments(model, args), input_names)
 
     with _no_collection():
@@ -311,6 +307,21 @@ def build_onnx(
             ),
             args, tensors_of(given), dynamic_sizes(dynamic_axes, inputs, tensors_of(given), output_names),
         )  # fmt: skip
+
+
+def chosen_opset(version: Any) -> int:
+    """The opset that the user asks for.
+
+    >>> chosen_opset(None)
+    17
+    """
+    if version is None:
+        return OPSET
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise ExportError(f"opset_version must be a whole number, got {version!r}.")
+    if not FIRST_OPSET <= version <= LAST_OPSET:
+        raise ExportError(f"opset_version must lie in [{FIRST_OPSET}, {LAST_OPSET}], got {version}.")
+    return version
 
 
 def _built(

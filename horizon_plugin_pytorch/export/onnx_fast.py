@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.export.onnx_export import build_onnx, program_to_write, write_fast
-from horizon_plugin_pytorch.export.onnx_graph import OPSET
+from horizon_plugin_pytorch.export.onnx_export import build_onnx, chosen_opset, program_to_write, write_fast
 from horizon_plugin_pytorch.export.second_opinion import giving_all
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program import Program
@@ -82,7 +81,7 @@ def build_fast(
             "`fast=True` counts the integers that differ, which needs the package `onnxruntime`: pip install "
             "'horizon-plugin-pytorch[onnx]'."
         ) from error
-    opset = OPSET if opset_version is None else opset_version
+    opset = chosen_opset(opset_version)
     if opset < 12:
         raise ExportError(f"`fast=True` needs opset 12 or later, which can clamp bytes; got {opset}.")
     file = build_onnx(model, args, input_names, output_names, opset, False, dynamic_axes, is_fast=True)

@@ -219,3 +219,9 @@ def test_the_picture_shows_operators_formats_and_scales(quantized: nn.Module) ->
 def test_compile_says_what_to_hand_over(quantized: nn.Module) -> None:
     with pytest.raises(ExportError, match=r"hbdk.*model\.hbm.*export_hbir"):
         compile_model(quantized, (X, Y), "model.hbm", opt="O2")
+
+
+def test_a_graph_prints_without_its_weights(qat: nn.Module) -> None:
+    graph = hbdk4.export(qat, (X, Y), name="net", input_names=["x", "y"], output_names=["a", "b"])
+    function = "IntegerFunction(name='net', inputs=['x', 'y'], outputs=['a', 'b'])"
+    assert repr(graph.functions[0]) == function and function in repr(graph) and "tensor(" not in repr(graph)

@@ -308,6 +308,7 @@ def test_every_stage_is_exported_under_inference_mode(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "opset as text": ({"opset_version": "13"}, "whole number, got '13'"),
+    "opset of a fast file": ({"opset_version": "13", "fast": True}, "whole number, got '13'"),
     "opset as float": ({"opset_version": 13.0}, "whole number, got 13.0"),
     "one text": ({"input_names": "image"}, "must be a list of names, got 'image'"),
     "a number": ({"input_names": [1]}, "input_names: 1 is no name"),
