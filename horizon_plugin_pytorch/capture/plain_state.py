@@ -7,7 +7,7 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ class PlainState:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._places = list(_walk(model))
+        self._places = _walk(model)
         self._values = {one.path: (one.value, _kept(one.value)) for one in self._places if not one.is_empty}
         self._contents = {id(one.stored): list(one.stored) for one in self._places if one.is_length}
 
@@ -70,7 +70,12 @@ class PlainState:
         be where somebody looks what has run.
         """
         wanted, known = set(paths), {place.path for place in self._places}
-        for place in [one for one in _walk(self._model, has_globals=False) if one.path in wanted - known]:
+        self._put_back(wanted, () if wanted <= known else _walk(self._model, has_globals=False))
+
+    def _put_back(self, wanted: set[str], now: Iterable[_Place]) -> None:
+        """Put back what was at some paths; what is at others of them now is taken away."""
+        known = {place.path for place in self._places}
+        for place in [one for one in now if one.path in wanted - known]:
             if isinstance(place.holder, MutableMapping):
                 place.holder.pop(place.key, None)
         for place in self._places:
@@ -87,13 +92,18 @@ class PlainState:
 
     def undo(self) -> None:
         """Put everything back, also what was made since."""
-        now = {one.path: one.value for one in _walk(self._model, has_globals=False)}
+        own, of_globals = _places_of(self._model)
+        now = {one.path: one.value for one in own}
         filled = [one.path for one in self._places if one.is_empty and now.get(one.path)]
-        self.restore([*self.changes(), *filled, *(now.keys() - {one.path for one in self._places})])
+        made = now.keys() - {one.path for one in self._places}
+        changed = self._changed(now | {one.path: one.value for one in of_globals})
+        self._put_back({*changed, *filled, *made}, own)
 
     def changes(self) -> list[str]:
         """The paths of what is another now."""
-        now = {one.path: one.value for one in _walk(self._model)}
+        return self._changed({one.path: one.value for one in _walk(self._model)})
+
+    def _changed(self, now: Mapping[str, Any]) -> list[str]:
         return [
             path for path, (old, kept) in self._values.items() if path in now and not _is_same(old, kept, now[path])
         ]
@@ -159,7 +169,15 @@ def classes_of_users(modules: Iterable[nn.Module]) -> set[type]:
     return {cls for cls in met if is_of_users(cls)}
 
 
-def _walk(model: nn.Module, has_globals: bool = True) -> Iterator[_Place]:
+def _walk(model: nn.Module, has_globals: bool = True) -> list[_Place]:
+    own, of_globals = _places_of(model, has_globals)
+    return own + of_globals
+
+
+def _places_of(model: nn.Module, has_globals: bool = True) -> tuple[list[_Place], list[_Place]]:
+    """Where values are: in the model and its classes, and in globals that its code names."""
+    own: list[_Place] = []
+    of_globals: list[_Place] = []
     seen: set[int] = set()
     classes: set[type] = set()
     given: list[Any] = []  # code that is kept as an attribute
@@ -170,7 +188,7 @@ def _walk(model: nn.Module, has_globals: bool = True) -> Iterator[_Place]:
         for holder in (vars(module), module._buffers):
             for name, value in list(holder.items()):
                 if name not in _OF_TORCH and value is not None:
-                    yield from _values(_Place(f"{prefix}{name}", value, holder, name, value), seen, 0)
+                    own += _values(_Place(f"{prefix}{name}", value, holder, name, value), seen, 0)
         classes.update(type(module).__mro__)
         given += vars(module).values()
     for cls in sorted(filter(is_of_users, classes), key=lambda cls: cls.__qualname__):
@@ -178,12 +196,13 @@ def _walk(model: nn.Module, has_globals: bool = True) -> Iterator[_Place]:
             if not name.startswith("__") and isinstance(value, _STATES):
                 is_log = isinstance(value, (list, dict, collections.deque))
                 place = _Place(f"{cls.__name__}.{name}", value, _ClassAttributes(cls), name, value, is_log)
-                yield from _values(place, seen, 1)
+                own += _values(place, seen, 1)
     for function in _functions(classes, given) if has_globals else ():
         for name in names_in(function) & function.__globals__.keys():
             value = function.__globals__[name]
             if isinstance(value, _STATES):
-                yield from _values(_Place(name, value, function.__globals__, name, value, True), seen, 1)
+                of_globals += _values(_Place(name, value, function.__globals__, name, value, True), seen, 1)
+    return own, of_globals
 
 
 def _functions(classes: set[type], given: list[Any]) -> Iterator[FunctionType]:

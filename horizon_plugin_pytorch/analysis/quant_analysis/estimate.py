@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,13 +21,12 @@ from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning, liste
 from horizon_plugin_pytorch.nested import located
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.nn.qat.module import real
-from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 
 METRIC = "MSE"  # what the gradients estimate
 _LEAST, _MOST = 2, 16  # backwards for each output
-_SHARE = 0.09  # of the time that measuring takes
+_SHARE = 0.095  # of the runs that measuring takes
 _OF_WHOLE = 0.75  # of a run is what a measurement takes, as what is before the quantizer does not run again
-_MANY = 200  # quantizers; for fewer there is time for the least only
+_BEFORE, _BACKWARD = 6.0, 1.1  # what comes before the backwards and what each of them takes, in runs
 REMEDY = "Measure them, without use_sensitivity_v2."
 
 
@@ -40,6 +39,7 @@ def estimate(
     who: str,
     is_asked: bool = True,
     draws: int | None = None,
+    seed: int = 0,
 ) -> Measured:
     """The mean squared error that each quantizer alone gives each output, in one forward and a few backwards of each.
 
@@ -49,13 +49,11 @@ def estimate(
         outputs: their names; None is all.
         is_asked: has the user named them? Else those that have no gradient are left out: positions and counts, and with
             a warning what a post_process computes outside of torch.
-        draws: backwards for each output; None is as many as take a tenth of the time of measuring, by what runs take
-            here, and at least two.
+        draws: backwards for each output; None is what `draws_for` says.
 
     Raises:
         CheckError: an output that the user has named has no gradient.
     """
-    start = time.process_time()
     comparison = OutputComparison(baseline, batch, post, [OutputMetric(METRIC, None, who)], who)
     wanted = comparison.wanted
     is_asked = is_asked and outputs is not None
@@ -68,7 +66,7 @@ def estimate(
         return {}
 
     def run(model: nn.Module) -> dict[str, Tensor]:
-        with comparison.selections.taking():
+        with comparison.selections.taking() if len(comparison.selections) else nullcontext():
             out = analysis.run(batch)
             given = located([out if post is None else post(out)])
         tensors = {"-".join(map(str, path)): x for path, x in given}
@@ -89,22 +87,27 @@ def estimate(
             values = comparison.values(partial(runs.run, [one.quantizer]))
             found[one.site][1].update({name: values[name] for name in names if name in values})
         seen = [one for one in runs.roundings if one not in unseen]
-        whole = 0.0
-        if draws is None and len(seen) >= _MANY:
-            with undisturbed(analysis.model), comparison.selections.taking():
-                begin = time.process_time()
-                analysis.run(batch)
-                whole = time.process_time() - begin
 
-        def count(outputs: int, seconds: float) -> int:
-            left = _SHARE * _OF_WHOLE * whole * len(runs.roundings) - (time.process_time() - start - seconds)
-            return draws or min(_MOST, max(_LEAST, int(left / max(seconds * outputs, 1e-6))))
+        def count(outputs: int) -> int:
+            return draws or draws_for(len(runs.roundings), outputs)
 
         model = RoundingModel(analysis.model, {one.site: (one.path,) for one in seen})
-        for name, errors in tqdm(probe_each(model, run, samples, count), who, len(names), disable=None):
+        for name, errors in tqdm(probe_each(model, run, samples, count, seed), who, len(names), disable=None):
             for one in seen:
                 found[one.site][1][name] = {METRIC: errors.get(one.site, 0.0)}
     return found
+
+
+def draws_for(quantizers: int, outputs: int) -> int:
+    """How many backwards to take for each output: as many as stay within a tenth of measuring, and at least two.
+
+    It does not depend on what the clock says, so that the same call gives the same numbers.
+
+    >>> draws_for(110, 1), draws_for(240, 1), draws_for(240, 4), draws_for(2000, 1)
+    (2, 10, 2, 16)
+    """
+    left = _SHARE * _OF_WHOLE * quantizers - _BEFORE
+    return min(_MOST, max(_LEAST, int(left / (_BACKWARD * max(outputs, 1)))))
 
 
 def _refusal(x: Tensor | None, wanted: Tensor) -> str:

@@ -7,13 +7,14 @@ backwards thus stand for a forward per site. No labels are needed.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, real_outputs, run
@@ -75,7 +76,7 @@ def probe_each(
     mixed: RoundingModel,
     run: Callable[[nn.Module], Mapping[str, Tensor]],
     samples: int,
-    draws: Callable[[int, float], int],
+    draws: Callable[[int], int],
     seed: int = 0,
 ) -> Iterator[tuple[str, dict[Site, float]]]:
     """As `probe`, for each output by itself, in one forward for all: its mean squared error.
@@ -83,22 +84,17 @@ def probe_each(
     Args:
         run: runs the model on a batch, and gives the outputs that are asked for, with their gradients.
         samples: how many there are in the batch.
-        draws: how many vectors of signs for each output, by the number of outputs and the seconds that the first took.
+        draws: how many vectors of signs for each output, by the number of outputs.
     """
     generator = torch.Generator().manual_seed(seed)
     listener = _Listener(mixed, samples)
     with mixed.in_float() as model, frozen(model):
         with listener, torch.enable_grad():
             outputs = run(model)
-        count = 0
+        count = draws(len(outputs))
         for name, x in outputs.items():
             counted = [(x, max(x.numel(), 1) ** -0.5)]
-            if not count:
-                start = time.process_time()
-                sums = listener.draw(counted, generator)
-                count = draws(len(outputs), time.process_time() - start)
-            else:
-                sums = listener.draw(counted, generator)
+            sums = listener.draw(counted, generator)
             for _ in range(count - 1):
                 for site, new in listener.draw(counted, generator).items():
                     sums[site] = sums[site] + new if site in sums else new
@@ -201,12 +197,16 @@ class _Listener:
         x, *rest = args
         x = tracked(x)
         limits = rest[0] if rest else kwargs.get("limits", NO_LIMITS)
+        is_limited = limits != NO_LIMITS and not quantizer.is_quantizing
+        given = _limited(x, limits) if is_limited else x
         with torch.no_grad():
             values = x.detach()
-            plain = values if limits == NO_LIMITS else clamped(values, limits, owned=False)
-            errors = [one.round(values, limits) - plain for one in (quantizer, wide) if one is not None]
+            plain = given.detach() if is_limited or limits == NO_LIMITS else clamped(values, limits, owned=False)
+            errors = [one.round(values, limits).sub_(plain) for one in (quantizer, wide) if one is not None]
         self._listen(x, site, *errors)
-        return (x, *rest), kwargs
+        if not is_limited:
+            return (x, *rest), kwargs
+        return (given, NO_LIMITS, *rest[1:]), {name: value for name, value in kwargs.items() if name != "limits"}
 
     @torch.no_grad()
     def _layer(self, site: Site, layer: QATGemm, args: tuple) -> None:
@@ -215,7 +215,7 @@ class _Listener:
         result = layer.activation_post_process
         is_clamped = result is None and layer.limits != NO_LIMITS and len(args) < 2
         if type(layer).layer is QATGemm.layer and not is_clamped:  # linear in its weight
-            error = layer.weight_fake_quant.round_weight(layer.weight) - layer.weight
+            error = layer.weight_fake_quant.round_weight(layer.weight).sub_(layer.weight)
             self._pending[id(layer if result is None else result)] = (site, layer.product(x, error, None))
             return
         quantizer = layer.weight_fake_quant
@@ -285,6 +285,13 @@ class _Listener:
     def _rows(self, gradient: Tensor) -> int:
         """The samples that a tensor can be split into."""
         return self.samples if gradient.dim() > 0 and gradient.shape[0] % self.samples == 0 else 1
+
+
+def _limited(x: Tensor, limits: tuple[float, float]) -> Tensor:
+    """Values inside of limits, as `clamp` gives them, whose backward takes several times as long."""
+    if limits == (0.0, math.inf):
+        return torch.relu(x)
+    return F.hardtanh(x, *limits) if all(map(math.isfinite, limits)) else x.clamp(*limits)
 
 
 def tracked(x: Tensor) -> Tensor:

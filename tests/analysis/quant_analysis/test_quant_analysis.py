@@ -256,6 +256,7 @@ def test_the_estimate_finds_what_the_measure_finds(tmp_path: Path) -> None:
         qa.sensitivity(draws=3)
     again = [qa.sensitivity(use_sensitivity_v2=True, outputs=["0-1"], draws=3) for _ in range(2)]
     assert again[0] == again[1] != qa.sensitivity(use_sensitivity_v2=True, outputs=["0-1"], draws=1)
+    assert qa.sensitivity(use_sensitivity_v2=True) == estimated  # whatever the clock says
     apart = analysis(tmp_path, post_process=lambda out: torch.tensor(out["score"].detach().numpy()))
     apart.set_bad_case(batches()[0])
     with pytest.raises(CheckError, match="no gradient"):

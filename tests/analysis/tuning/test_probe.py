@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, run
-from horizon_plugin_pytorch.analysis.tuning.probe import measure, probe
+from horizon_plugin_pytorch.analysis.tuning.probe import _limited, measure, probe
 from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, MixedModel
 from horizon_plugin_pytorch.dtype import qint8, qint16
 from horizon_plugin_pytorch.errors import QuantizationConfigError
@@ -88,3 +90,15 @@ def test_outputs_that_cannot_be_compared_are_refused():
         Wanted.of([[]])
     with pytest.raises(QuantizationConfigError, match="NaN"):
         Wanted.of([[torch.tensor([float("nan")])]])
+
+
+@pytest.mark.parametrize("limits", [(0.0, math.inf), (0.0, 6.0), (-1.0, 1.0), (-math.inf, 2.0), (-1.0, math.inf)])
+def test_limits_as_clamp_gives_them(limits):
+    x = torch.tensor([-math.inf, -7.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, 6.0, 9.0, math.inf])
+    found, wanted = x.clone().requires_grad_(), x.clone().requires_grad_()
+    one, other = _limited(found, limits), wanted.clamp(*limits)
+    assert torch.equal(one, other)
+    one.sum().backward()
+    other.sum().backward()
+    inside = (x != limits[0]) & (x != limits[1])  # at an end either is a gradient
+    assert torch.equal(found.grad[inside], wanted.grad[inside])
