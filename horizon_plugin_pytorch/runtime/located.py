@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
@@ -453,7 +454,33 @@ class FusedAway(Successor):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.by_position(args, kwargs)
         module = self.of_call()
-        return super().__call__(*args, **kwargs) if module is self else module(*args, **kwargs)
+        if module is not self:
+            return module(*args, **kwargs)
+        if not _LISTENERS.watches or self._has_hooks or is_traced():
+            return super().__call__(*args, **kwargs)
+        # Who watches sees nothing of it but that it ran. There are many of these, and torch's way to hooks is long.
+        try:
+            out = self.forward(*args, **kwargs)
+        except Exception:
+            _tell_watches(self, is_failed=True)
+            raise
+        _tell_watches(self, is_failed=False)
+        return out
+
+    @property
+    def _has_hooks(self) -> bool:
+        """Do hooks want to be called, beside those of who watches?"""
+        count = len(_LISTENERS.watches)
+        return bool(
+            self._forward_hooks
+            or self._forward_pre_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or len(torch_module._global_forward_hooks) != count
+            or len(torch_module._global_forward_pre_hooks) != count
+            or torch_module._global_backward_hooks
+            or torch_module._global_backward_pre_hooks
+        )
 
     def forward(self, x: Any) -> Any:
         is_run = self.member is not None and interceptor() is not None
@@ -537,6 +564,7 @@ Listener = Callable[[PlacedModule, str, tuple, dict[str, Any], Any], None]
 class _Listeners(threading.local):
     def __init__(self) -> None:
         self.all: list[Listener] = []
+        self.watches: list[Callable[[nn.Module, bool], None]] = []
 
 
 _LISTENERS = _Listeners()
@@ -556,3 +584,21 @@ def listening(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _LISTENERS.all.remove(listener)
+
+
+def _tell_watches(module: FusedAway, is_failed: bool) -> None:
+    for watch in _LISTENERS.watches:
+        watch(module, is_failed)
+
+
+@contextmanager
+def watching(watch: Callable[[nn.Module, bool], None]) -> Iterator[None]:
+    """Tell `watch` of what is left of fused modules in this thread, when it has run: the module, and whether it failed.
+
+    Whoever watches has one of torch's hooks before and one after the forward of every module; these do not call them.
+    """
+    _LISTENERS.watches.append(watch)
+    try:
+        yield
+    finally:
+        _LISTENERS.watches.remove(watch)

@@ -9,7 +9,7 @@ from threading import get_ident
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -22,7 +22,7 @@ from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of
 from horizon_plugin_pytorch.operators.calls import row_of_reported
 from horizon_plugin_pytorch.operators.table import Operator, row_named, row_of_module
-from horizon_plugin_pytorch.runtime.located import FUSED_INTO, PlacedModule, listening
+from horizon_plugin_pytorch.runtime.located import FUSED_INTO, PlacedModule, listening, watching
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.places import Places
 from horizon_plugin_pytorch.writing import writes
@@ -110,16 +110,18 @@ class Watch:
     def __init__(self, model: nn.Module, after: Consumer) -> None:
         self._model, self._after = model, after
         self._mode = _Functions(self)
-        self._paths = _paths_of(model)
+        self._paths, by_class = _modules_of(model)
         self._known: dict[nn.Module, _Known] = {}
         self._known_of_classes: dict[type, _KnownOfClass] = {}
-        functionals = {cls for cls in {type(module) for module in self._paths} if is_functional(cls)}
         self._functionals = {
             module.activation_post_process: module
-            for module in self._paths
-            if type(module) in functionals and isinstance(getattr(module, "activation_post_process", None), nn.Module)
+            for cls, modules in by_class.items()
+            if is_functional(cls)
+            for module in modules
+            if isinstance(getattr(module, "activation_post_process", None), nn.Module)
         }
-        self._places = Places(self._paths, *_methods_of(self._functionals.values()))
+        graphs = [module for cls, modules in by_class.items() if issubclass(cls, fx.GraphModule) for module in modules]
+        self._places = Places(graphs, *_methods_of(self._functionals.values()))
         self._undo = ExitStack()
         self._thread = 0
         self._entered: list[nn.Module] = []  # whose forward is running; operators too, not what is inside them
@@ -137,6 +139,7 @@ class Watch:
         self._undo.callback(before.remove)
         self._undo.callback(after.remove)
         self._undo.enter_context(listening(self._method))
+        self._undo.enter_context(watching(self._note_fused))
         _push_on_torch_function_stack(self._mode)
         return self
 
@@ -301,6 +304,16 @@ class Watch:
             if is_mode_off:
                 _push_on_torch_function_stack(self._mode)
 
+    def _note_fused(self, module: nn.Module, is_failed: bool) -> None:
+        """What is left of a fused module ran, and has told so itself."""
+        if self._inside is not None or not self._entered:
+            return
+        if not is_failed:
+            self.failed_in = None
+            self._noticed += 1
+        elif self.failed_in is None:
+            self.failed_in = self._paths.get(module)
+
     def _tell_method(self, module: nn.Module, name: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         row = row_named(row_name_of(name, args))
         line = self._places.of_module() or getattr(module, "line", "")
@@ -363,19 +376,24 @@ class _Functions(TorchFunctionMode):
         return self._watch.function(func, args, kwargs or {})
 
 
-def _paths_of(model: nn.Module) -> dict[nn.Module, str]:
-    """The modules of a model by their first paths: `named_modules` takes twice as long."""
-    paths = {model: ""}
+def _modules_of(model: nn.Module) -> tuple[dict[nn.Module, str], dict[type, list[nn.Module]]]:
+    """The modules of a model by their first paths, and by class: each is touched once, as none is in the cache.
 
-    def add_children(module: nn.Module, prefix: str) -> None:
+    `named_modules` alone takes twice as long.
+    """
+    paths: dict[nn.Module, str] = {}
+    by_class: dict[type, list[nn.Module]] = {}
+
+    def add(module: nn.Module, path: str) -> None:
+        paths[module] = path
+        by_class.setdefault(type(module), []).append(module)
+        prefix = f"{path}." if path else ""
         for name, child in module._modules.items():
             if child is not None and child not in paths:
-                paths[child] = path = prefix + name
-                if child._modules:
-                    add_children(child, path + ".")
+                add(child, prefix + name)
 
-    add_children(model, "")
-    return paths
+    add(model, "")
+    return paths, by_class
 
 
 def _method_of(functional: nn.Module) -> tuple[str, tuple]:

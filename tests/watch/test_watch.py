@@ -20,8 +20,17 @@ from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, prepare_qat_fx
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    get_default_qconfig,
+    prepare,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
 from horizon_plugin_pytorch.runtime.hooks import ALL
+from horizon_plugin_pytorch.runtime.located import FusedAway
 from horizon_plugin_pytorch.watch import Flow, OperatorCall, Watch
 from tests.routes import qconfig
 from tests.watch import models
@@ -442,3 +451,51 @@ def test_what_is_written_over_in_place_can_be_kept(route: str, stage: str) -> No
     names = [call.name for call, _ in kept]
     last = next(i for i, name in enumerate(names) if name == "dequant")
     assert producers["again"] == [names.index("conv")] and producers["dequant"] == [last - 1]
+
+
+def _with_parts_left() -> tuple[nn.Module, Tensor]:
+    net = nn.Sequential(QuantStub(), nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)).eval()
+    x = torch.randn(1, 2, 8, 8)
+    qconfigs = {"": get_default_qconfig()}
+    model = prepare(net, (x,), qconfig_dict=qconfigs, method="jit-strip", out_dir=None).eval()
+    set_fake_quantize(model, FakeQuantState.CALIBRATION)
+    model(x)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    return model, x
+
+
+def test_what_is_left_of_fused_modules_calls_hooks_of_others() -> None:
+    model, x = _with_parts_left()
+    left = [module for module in model.modules() if type(module) is FusedAway]
+    assert len(left) == 2
+    own, everywhere, calls = [], [], []
+    one = left[0].register_forward_hook(lambda module, args, out: own.append(module))
+    with torch.no_grad():
+        with Watch(model, calls.append):
+            model(x)
+        one.remove()
+        every = torch_module.register_module_forward_hook(lambda module, args, out: everywhere.append(module))
+        try:
+            with Watch(model, calls.append), Watch(model, calls.append):
+                model(x)
+        finally:
+            every.remove()
+    assert own == left[:1] and [module for module in everywhere if type(module) is FusedAway] == left
+    assert [call.path for call in calls] == ["0", "1", "0", "0", "1", "1"]
+
+
+def test_an_error_in_what_is_left_of_a_fused_module_has_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = _with_parts_left()
+    path = [path for path, module in model.named_modules() if type(module) is FusedAway][-1]
+
+    def fail(self: FusedAway, x: Any) -> Any:
+        if self is model.get_submodule(path):
+            raise ValueError("no")
+        return forward(self, x)
+
+    forward = FusedAway.forward
+    monkeypatch.setattr(FusedAway, "forward", fail)
+    watch = Watch(model, lambda call: None)
+    with watch, pytest.raises(ValueError, match="no"):
+        model(x)
+    assert watch.failed_in == path
