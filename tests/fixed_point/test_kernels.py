@@ -381,6 +381,7 @@ def test_pooling_leaves_bytes_as_they_are() -> None:
 @needs_kernels
 @pytest.mark.parametrize("act", [nn.SiLU, nn.Hardswish, nn.Sigmoid])
 def test_tables_leave_bytes_to_the_next_layer(act: type[nn.Module]) -> None:
+    fp.use_integer_kernels(True)
     set_march(March.BAYES)
     layers = [nn.Conv2d(32, 32, 3, padding=1), act(), nn.Conv2d(32, 32, 3, padding=1), act(), nn.Conv2d(32, 8, 1)]
     data = torch.randn(2, 32, 15, 17)
@@ -426,6 +427,7 @@ def test_a_relu_that_writes_in_place_leaves_bytes_to_the_next_layer(state: FakeQ
                 x = self.relu(conv(x))
             return x
 
+    fp.use_integer_kernels(True)
     set_march(March.BAYES)
     data = torch.randn(1, 32, 16, 16)
     qconfigs = {"": get_default_qconfig()}
