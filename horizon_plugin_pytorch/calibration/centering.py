@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.calibration.batches import Process
-from horizon_plugin_pytorch.calibration.channel_pairs import WeightReaders, result_shape
+from horizon_plugin_pytorch.calibration.called_modules import CalledModules, found_in_all
 from horizon_plugin_pytorch.calibration.float_rewrite import FloatRewrite, Outputs
+from horizon_plugin_pytorch.calibration.norm_readers import all_taken, is_self_attention, moves
 from horizon_plugin_pytorch.capture.plain_model import copy_model
 from horizon_plugin_pytorch.errors import CalibrationWarning, warn
-from horizon_plugin_pytorch.passes.inplace import asks_only, call_name
+from horizon_plugin_pytorch.passes.inplace import call_name
+from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.tables import Table
-from horizon_plugin_pytorch.torch_functions import SAME_MEMORY, SAME_MEMORY_MODULES
 from horizon_plugin_pytorch.watch import ModuleWatch, OperatorCall
 
-_MOVING = SAME_MEMORY | {"clone", "roll"}  # not `pad`: a zero that is added is no channel's middle
 _ADDS = {"add", "add_", "iadd", "__add__", "__radd__", "__iadd__"}
 
 
@@ -81,7 +81,8 @@ def center_norms(
         batch_process_func: makes the model's inputs of what a DataLoader gives.
 
     Raises:
-        CalibrationError: data or outputs are not finite, or the outputs hang on rounding; the model stays as it was.
+        CalibrationError: data or outputs are not finite, or rounding alone changes the outputs much; the model stays
+            as it was.
 
     >>> net = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)).eval()
     >>> _ = net[0].bias.data[1].add_(50)
@@ -92,7 +93,7 @@ def center_norms(
     (True, True, True)
     """
     same = FloatRewrite(model, batches, batch_process_func, "center_norms")
-    norms = _find(model, same.graphs())
+    norms = found_in_all(model, same.graphs(), _norms)
     ranges, wanted = _measured(same, norms)
 
     def move(trial: nn.Module, norm: _Norm, generator: torch.Generator) -> None:
@@ -167,99 +168,58 @@ def _measured(same: FloatRewrite, norms: Sequence[_Norm]) -> tuple[dict[_Norm, t
     return {norm: found[norm.path] for norm in norms if norm.path in found}, outputs
 
 
-def _find(model: nn.Module, graphs: Sequence[fx.Graph]) -> list[_Norm]:
-    """Norms that can be moved in each of the graphs that call any of their modules."""
-    readers = WeightReaders(model, graphs)
-    found = [list(_Places(model, graph, readers).norms()) for graph in graphs]
-    called = [{str(n.target) for n in graph.nodes if n.op == "call_module"} for graph in graphs]
-    return [
-        norm
-        for norm in dict.fromkeys(norm for norms in found for norm in norms)
-        if all(norm in norms or not norm.modules & paths for norms, paths in zip(found, called, strict=True))
-    ]
+def _norms(called: CalledModules) -> Iterator[_Norm]:
+    """The norms of a graph that can be moved."""
+    for node in called.graph.nodes:
+        norm = called.at(node)
+        is_plain = type(norm) is nn.LayerNorm and norm.bias is not None and norm.bias.dim() == 1
+        found = _neighbours(node, called) if is_plain and called.is_own(norm) else None
+        if found is not None:
+            yield _Norm(str(node.target), *found)
 
 
-class _Places:
-    """Where the results of norms go in a graph."""
+def _neighbours(norm: fx.Node, called: CalledModules) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The layers that read a result, and those that it is added to; None if anything else reads it."""
+    readers: dict[str, None] = {}
+    added: dict[str, None] = {}
 
-    def __init__(self, model: nn.Module, graph: fx.Graph, readers: WeightReaders) -> None:
-        self._graph, self._readers = graph, readers
-        self._modules: Mapping[str, Any] = dict(model.named_modules(remove_duplicate=False))
-        self._calls: dict[int, int] = {}
-        for node in graph.nodes:
-            if (module := self._module(node)) is not None:
-                self._calls[id(module)] = self._calls.get(id(module), 0) + 1
+    def takes(user: fx.Node, source: fx.Node) -> bool:
+        if _reads(user, source, called):
+            readers[str(user.target)] = None
+        elif (giver := _giver(user, source, called)) is not None:
+            added[giver] = None
+        else:
+            return False
+        return True
 
-    def norms(self) -> Iterator[_Norm]:
-        for node in self._graph.nodes:
-            norm = self._module(node)
-            is_plain = type(norm) is nn.LayerNorm and norm.bias is not None and norm.bias.dim() == 1
-            found = self._readers_of(node) if is_plain and self._is_own(norm) else None
-            if found is not None:
-                yield _Norm(str(node.target), *found)
+    return (tuple(readers), tuple(added)) if all_taken(norm, called, takes) else None
 
-    def _module(self, node: fx.Node) -> Any:
-        return self._modules[str(node.target)] if node.op == "call_module" else None
 
-    def _is_own(self, module: nn.Module) -> bool:
-        """Is a module called once, and does nobody else read its parameters?"""
-        return self._calls.get(id(module)) == 1 and all(self._readers.is_alone(part) for part in module.modules())
+def _reads(user: fx.Node, source: fx.Node, called: CalledModules) -> bool:
+    """Is it a layer that reads the result, and nobody else's?"""
+    layer = called.at(user)
+    if type(layer) not in (nn.Linear, nn.MultiheadAttention) or not called.is_own(layer):
+        return False
+    if type(layer) is nn.MultiheadAttention and not is_self_attention(user, source):
+        return False
+    return all(part is not None for part in _reading(layer))
 
-    def _readers_of(self, norm: fx.Node) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """The layers that read a result, and those that it is added to; None if anything else reads it."""
-        readers: dict[str, None] = {}
-        added: dict[str, None] = {}
-        pending, seen = [norm], {norm}
-        while pending:
-            node = pending.pop()
-            if not node.users:
-                return None
-            for user in node.users:
-                if self._reads(user, node):
-                    readers[str(user.target)] = None
-                elif (giver := self._giver(user, node)) is not None:
-                    added[giver] = None
-                elif self._moves(user) and _keeps_channels(user, node):
-                    if user not in seen:
-                        seen.add(user)
-                        pending.append(user)
-                elif not asks_only(user):
-                    return None
-        return tuple(readers), tuple(added)
 
-    def _moves(self, node: fx.Node) -> bool:
-        module = self._module(node)
-        return isinstance(module, SAME_MEMORY_MODULES) if module is not None else call_name(node) in _MOVING
-
-    def _reads(self, user: fx.Node, source: fx.Node) -> bool:
-        """Is it a layer that reads the result, and nobody else's?"""
-        module = self._module(user)
-        if type(module) is nn.MultiheadAttention:
-            given = dict(zip(("query", "key", "value"), user.args, strict=False)) | user.kwargs
-            is_self = all(given.get(name) is source for name in ("query", "key", "value"))
-            return is_self and module.in_proj_bias is not None and module.in_proj_weight is not None
-        return type(module) is nn.Linear and module.bias is not None and self._is_own(module)
-
-    def _giver(self, add: fx.Node, source: fx.Node) -> str | None:
-        """The layer whose result is added to that of a norm, if nothing else reads it on the way."""
-        if add.op == "call_module" or call_name(add) not in _ADDS or add.kwargs:
+def _giver(add: fx.Node, source: fx.Node, called: CalledModules) -> str | None:
+    """The layer whose result is added to that of a norm, if nothing else reads it on the way."""
+    if add.op == "call_module" or call_name(add) not in _ADDS or add.kwargs:
+        return None
+    others = [arg for arg in add.args if arg is not source and isinstance(arg, fx.Node) and arg.op != "get_attr"]
+    if len(others) != 1:
+        return None
+    node = others[0]
+    while moves(node, called) and len(node.users) == 1 and node.all_input_nodes:
+        if call_name(node) == "getitem" and node.args[1] != 0:  # of attention, the first is the result
             return None
-        others = [arg for arg in add.args if arg is not source and isinstance(arg, fx.Node) and arg.op != "get_attr"]
-        if len(others) != 1:
-            return None
-        node = others[0]
-        while self._moves(node) and len(node.users) == 1 and node.all_input_nodes:
-            if call_name(node) == "getitem" and node.args[1] != 0:  # of attention, the first is the result
-                return None
-            node = node.all_input_nodes[0]
-        layer = self._module(node)
-        is_layer = type(layer) in (nn.Linear, nn.MultiheadAttention) and _giving(layer) is not None
-        before, after = result_shape(source), result_shape(add)
-        has_channels = before is not None and after is not None and before[-1:] == after[-1:]
-        return str(node.target) if is_layer and has_channels and len(node.users) == 1 and self._is_own(layer) else None
-
-
-def _keeps_channels(node: fx.Node, source: fx.Node) -> bool:
-    """Is the last axis still there? Whether it has the same channels is seen when the norm is tried."""
-    before, after = result_shape(source), result_shape(node)
-    return after is None or before is None or (bool(after) and after[-1] == before[-1])
+        node = node.all_input_nodes[0]
+    layer = called.at(node)
+    if type(layer) not in (nn.Linear, nn.MultiheadAttention) or _giving(layer) is None or len(node.users) != 1:
+        return None
+    before, after = notes(source).shape, notes(add).shape
+    has_channels = before is not None and after is not None and before[-1:] == after[-1:]
+    return str(node.target) if has_channels and called.is_own(layer) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from horizon_plugin_pytorch.calibration.called_modules import CalledModules, found_in_all
 from horizon_plugin_pytorch.nn.intrinsic.folding import by_output
 from horizon_plugin_pytorch.runtime.node_notes import notes
 
@@ -30,7 +30,7 @@ _SPATIAL_FUNCTIONS = {
     "max_pool1d": 1, "max_pool2d": 2, "max_pool3d": 3, "avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3,
     "adaptive_avg_pool1d": 1, "adaptive_avg_pool2d": 2, "adaptive_avg_pool3d": 3,
 }  # fmt: skip
-_LIMIT = 1e4  # no channel is made larger or smaller than so many times
+_LIMIT = 1e4  # the largest factor by which a channel is made larger or smaller
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,7 @@ class ChannelPair:
         weights = _input_ranges(second)
         is_depthwise = getattr(second, "groups", 1) == ranges.numel()
         wanted = ranges if is_depthwise else (ranges / weights).sqrt()
-        is_used = (ranges > 0) & (weights > 0)
-        if not bool(is_used.any()):
-            return torch.ones_like(ranges)
-        middle = wanted[is_used].log().mean().exp()  # sizes stay as they are on the whole
-        return torch.where(is_used, (wanted / middle).clamp(1 / _LIMIT, _LIMIT), 1.0)
+        return balanced(wanted, (ranges > 0) & (weights > 0))
 
     def divide(self, model: nn.Module, factors: Tensor) -> None:
         """Make the channels smaller in the first layer and larger in the second."""
@@ -82,6 +78,14 @@ class ChannelPair:
         else:
             by_group = factors.reshape(second.groups, -1).repeat_interleave(weight.shape[0] // second.groups, 0)
             weight.mul_(by_group.reshape(*by_group.shape, *[1] * (weight.dim() - 2)))
+
+
+def balanced(factors: Tensor, is_used: Tensor) -> Tensor:
+    """Factors that leave the sizes of channels as they are on the whole; 1 for a channel that is not used."""
+    if not bool(is_used.any()):
+        return torch.ones_like(factors)
+    middle = factors[is_used].log().mean().exp()
+    return torch.where(is_used, (factors / middle).clamp(1 / _LIMIT, _LIMIT), 1.0)
 
 
 def _input_ranges(layer: Any) -> Tensor:
@@ -101,79 +105,47 @@ def find_pairs(model: nn.Module, graphs: Sequence[fx.Graph]) -> list[ChannelPair
         model: whose layers the graphs call.
         graphs: recorded on several inputs, which may take different ways.
     """
-    readers = WeightReaders(model, graphs)
-    found = [list(_Chains(model, graph, readers).pairs()) for graph in graphs]
-    called = [{str(n.target) for n in graph.nodes if n.op == "call_module"} for graph in graphs]
-    return [
-        pair
-        for pair in dict.fromkeys(pair for pairs in found for pair in pairs)
-        if all(pair in pairs or not pair.modules & paths for pairs, paths in zip(found, called, strict=True))
-    ]
-
-
-class WeightReaders:
-    """How many modules, other attributes and calls of functions have the memory of a parameter."""
-
-    def __init__(self, model: nn.Module, graphs: Sequence[fx.Graph]) -> None:
-        modules = model.modules()
-        owners = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values(), *vars(m).values())]
-        memory = {path: _memory(t) for path, t in (*model.named_parameters(), *model.named_buffers())}
-        reads = {str(n.target) for graph in graphs for n in graph.nodes if n.op == "get_attr"}
-        owned = [_memory(t) for t in owners if isinstance(t, Tensor)]
-        self._counts = Counter(owned + [memory[p] for p in reads if p in memory])
-
-    def is_alone(self, module: nn.Module) -> bool:
-        """Does nobody else read the parameters of a module?"""
-        return all(self._counts[_memory(p)] == 1 for p in module._parameters.values() if p is not None)
-
-
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr() if x.layout is torch.strided else id(x)
+    return found_in_all(model, graphs, lambda called: _Chains(called).pairs())
 
 
 class _Chains:
     """The chains of a graph: a layer, what passes factors on, and another layer."""
 
-    def __init__(self, model: nn.Module, graph: fx.Graph, readers: WeightReaders) -> None:
-        self._graph, self._readers = graph, readers
-        self._modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
-        self._calls = Counter(id(self._modules[str(n.target)]) for n in graph.nodes if n.op == "call_module")
+    def __init__(self, called: CalledModules) -> None:
+        self._called = called
 
     def pairs(self) -> Iterator[ChannelPair]:
-        for start in self._graph.nodes:
+        for start in self._called.graph.nodes:
             first = self._own(start)
             if type(first) not in _LAYERS:
                 continue
             axis: int | None = _channel_axis(first, _rank(start))
             last, node, bn = start, _only_user(start), None
-            if node is not None and isinstance(self._module(node), _BatchNorm):
+            if node is not None and isinstance(self._called.at(node), _BatchNorm):
                 if self._own(node) is None or axis != 1:  # of other layers a batch norm's channels are another axis
                     continue
                 last, bn, node = node, str(node.target), _only_user(node)
-            while node is not None and axis is not None and type(self._module(node)) not in _LAYERS:
+            while node is not None and axis is not None and type(self._called.at(node)) not in _LAYERS:
                 axis = self._passed(node, axis, last)
                 last, node = node, _only_user(node)
             second = None if node is None else self._own(node)
             if node is not None and second is not None and axis == _channel_axis(second, _rank(last)):
                 yield ChannelPair(str(start.target), bn, str(node.target))
 
-    def _module(self, node: fx.Node) -> Any:
-        return self._modules[str(node.target)] if node.op == "call_module" else None
-
     def _own(self, node: fx.Node) -> Any:
         """The module that a node calls, if it has plain weights that serve this place only."""
-        module = self._module(node)
-        if module is None or self._calls[id(module)] != 1:
+        module = self._called.at(node)
+        if module is None or not self._called.is_own(module):
             return None
         tensors = {name: p for name, p in module._parameters.items() if p is not None}
         is_plain = "weight" in tensors and tensors.keys() <= {"weight", "bias"}
-        return module if is_plain and self._readers.is_alone(module) else None
+        return module if is_plain else None
 
     def _passed(self, node: fx.Node, axis: int, source: fx.Node) -> int | None:
         """Where the channels are after a call; None if it does not pass a channel's factor on unchanged."""
         if node.all_input_nodes != [source] or node.op not in ("call_module", "call_function", "call_method"):
             return None
-        module = self._module(node)
+        module = self._called.at(node)
         name = "" if module is not None else _name(node)
         if type(module) in _ELEMENTWISE or name in _ELEMENTWISE_FUNCTIONS:
             return axis
@@ -202,11 +174,6 @@ def _flattened(shape: tuple[int, ...], axis: int, start: Any, end: Any) -> int |
 
 def _channel_axis(layer: Any, rank: int) -> int:
     return rank - layer.weight.dim() + 1
-
-
-def result_shape(node: fx.Node) -> tuple[int, ...] | None:
-    """The shape of what a node gives; None for what is no tensor."""
-    return notes(node).shape
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:

@@ -74,7 +74,8 @@ def equalize(model: nn.Module, batches: Iterable[Any], batch_process_func: Proce
         batch_process_func: makes the model's inputs of what a DataLoader gives.
 
     Raises:
-        CalibrationError: data or outputs are not finite, or the outputs hang on rounding; the model stays as it was.
+        CalibrationError: data or outputs are not finite, or rounding alone changes the outputs much; the model stays
+            as it was.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Conv2d(2, 1, 1)).eval()
     >>> _ = net[0].weight.data[1].mul_(100)

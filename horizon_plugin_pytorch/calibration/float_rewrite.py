@@ -118,8 +118,8 @@ class FloatRewrite:
         if change > _ROUNDING:
             raise CalibrationError(
                 f"{self.caller}: rounding alone changes the model's outputs by {change:.1%}: numbers leave the range of"
-                " their format, or the outputs hang on a threshold, as after non-maximum suppression. The model is as "
-                "it was. Do it in float32, or only to the part before the threshold."
+                " their format, or the outputs depend on a threshold, as after non-maximum suppression. The model is "
+                "as it was. Do it in float32, or only to the part before the threshold."
             )
         for path, parameter in self.model.named_parameters():
             parameter.copy_(rewritten.get_parameter(path))

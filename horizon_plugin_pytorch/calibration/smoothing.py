@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.calibration.batches import Process
-from horizon_plugin_pytorch.calibration.channel_pairs import WeightReaders, result_shape
+from horizon_plugin_pytorch.calibration.called_modules import CalledModules, found_in_all
+from horizon_plugin_pytorch.calibration.channel_pairs import balanced
 from horizon_plugin_pytorch.calibration.equalization import EqualizationResult, rewrite
+from horizon_plugin_pytorch.calibration.norm_readers import MOVING, all_taken, is_self_attention
 from horizon_plugin_pytorch.errors import QuantizationConfigError
-from horizon_plugin_pytorch.passes.inplace import asks_only, call_name
-from horizon_plugin_pytorch.torch_functions import SAME_MEMORY, SAME_MEMORY_MODULES
 
-_MOVING = SAME_MEMORY | {"clone", "roll", "pad"}
-_LIMIT = 1e4  # no channel is made larger or smaller than so many times
+_MOVING = MOVING | {"pad"}  # a zero that is added stays zero, whatever a channel is divided by
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,7 @@ class NormGroup:
     def factors(self, model: nn.Module, ranges: Tensor) -> Tensor:
         """What each channel is to be divided by, given its largest magnitude."""
         weights = torch.stack([weight.abs().amax(0) for weight in self._weights(model)]).amax(0)
-        is_used = (ranges > 0) & (weights > 0)
-        if not bool(is_used.any()):
-            return torch.ones_like(ranges)
-        wanted = torch.where(is_used, ranges**self.strength / weights ** (1 - self.strength), 1.0)
-        middle = wanted[is_used].log().mean().exp()  # sizes stay as they are on the whole
-        return torch.where(is_used, (wanted / middle).clamp(1 / _LIMIT, _LIMIT), 1.0)
+        return balanced(ranges**self.strength / weights ** (1 - self.strength), (ranges > 0) & (weights > 0))
 
     def divide(self, model: nn.Module, factors: Tensor) -> None:
         """Make the channels smaller in the norm and larger in the weights."""
@@ -110,7 +104,8 @@ def smooth_norms(
         batch_process_func: makes the model's inputs of what a DataLoader gives.
 
     Raises:
-        CalibrationError: data or outputs are not finite, or the outputs hang on rounding; the model stays as it was.
+        CalibrationError: data or outputs are not finite, or rounding alone changes the outputs much; the model stays
+            as it was.
 
     >>> net = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)).eval()
     >>> _ = net[0].weight.data[1].mul_(50)
@@ -130,65 +125,29 @@ def smooth_norms(
 
 def find_norms(model: nn.Module, graphs: Sequence[fx.Graph], strength: float = 0.5) -> list[NormGroup]:
     """Norms whose results only linear layers read, in each of the graphs that call any of them."""
-    found = [list(_groups(model, graph, WeightReaders(model, graphs), strength)) for graph in graphs]
-    called = [{str(n.target) for n in graph.nodes if n.op == "call_module"} for graph in graphs]
-    return [
-        group
-        for group in dict.fromkeys(group for groups in found for group in groups)
-        if all(group in groups or not group.modules & paths for groups, paths in zip(found, called, strict=True))
-    ]
+    return found_in_all(model, graphs, lambda called: _groups(called, strength))
 
 
-def _groups(model: nn.Module, graph: fx.Graph, readers: WeightReaders, strength: float) -> Iterator[NormGroup]:
-    modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
-    calls: dict[int, int] = {}
-    for node in graph.nodes:
-        if node.op == "call_module":
-            calls[id(modules[str(node.target)])] = calls.get(id(modules[str(node.target)]), 0) + 1
-
-    def is_own(module: Any) -> bool:
-        return calls.get(id(module)) == 1 and readers.is_alone(module)
-
-    for node in graph.nodes:
-        norm: Any = modules.get(str(node.target)) if node.op == "call_module" else None
+def _groups(called: CalledModules, strength: float) -> Iterator[NormGroup]:
+    for node in called.graph.nodes:
+        norm = called.at(node)
         if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or norm.weight is None or norm.weight.dim() != 1:
             continue
-        found = _readers(node, modules) if is_own(norm) else None
-        if found and all(is_own(modules[path]) for path in found):
-            yield NormGroup(str(node.target), tuple(found), strength)
+        readers = _readers(node, called) if called.is_own(norm) else None
+        if readers:
+            yield NormGroup(str(node.target), readers, strength)
 
 
-def _readers(norm: fx.Node, modules: Mapping[str, Any]) -> list[str] | None:
-    """The layers that read a result, through what only moves numbers; None if anything else does."""
+def _readers(norm: fx.Node, called: CalledModules) -> tuple[str, ...] | None:
+    """The layers that read a result; None if anything else does."""
     found: dict[str, None] = {}
-    pending, seen = [norm], {norm}
-    while pending:
-        node = pending.pop()
-        if not node.users:
-            return None
-        for user in node.users:
-            module = modules.get(str(user.target)) if user.op == "call_module" else None
-            is_moving = isinstance(module, SAME_MEMORY_MODULES) if module is not None else call_name(user) in _MOVING
-            if module is not None and _columns(module) is not None:
-                if type(module) is nn.MultiheadAttention and not _is_self(user, node):
-                    return None
-                found[str(user.target)] = None
-            elif is_moving and _keeps_channels(user, node):
-                if user not in seen:
-                    seen.add(user)
-                    pending.append(user)
-            elif not asks_only(user):
-                return None
-    return list(found)
 
+    def takes(user: fx.Node, source: fx.Node) -> bool:
+        layer = called.at(user)
+        is_reader = layer is not None and _columns(layer) is not None and called.is_own(layer)
+        if not is_reader or (type(layer) is nn.MultiheadAttention and not is_self_attention(user, source)):
+            return False
+        found[str(user.target)] = None
+        return True
 
-def _is_self(attention: fx.Node, source: fx.Node) -> bool:
-    """Are query, key and value one tensor?"""
-    given = dict(zip(("query", "key", "value"), attention.args, strict=False)) | attention.kwargs
-    return all(given.get(name) is source for name in ("query", "key", "value"))
-
-
-def _keeps_channels(node: fx.Node, source: fx.Node) -> bool:
-    """Is the last axis still there? Whether it has the same channels is seen when the norm is tried."""
-    before, after = result_shape(source), result_shape(node)
-    return after is None or before is None or (bool(after) and after[-1] == before[-1])
+    return tuple(found) if all_taken(norm, called, takes, _MOVING) else None

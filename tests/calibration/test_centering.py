@@ -133,6 +133,23 @@ def test_a_norm_that_something_else_reads_stays():
         assert center_norms(net.eval(), [torch.randn(2, 4)]).norms == []
 
 
+def test_attention_that_two_norms_share_stays_without_being_tried(recwarn):
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(4), nn.LayerNorm(4)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for norm in (self.norm1, self.norm2):
+                y = norm(x)
+                x = x + self.attention(y, y, y, need_weights=False)[0]
+            return x
+
+    assert center_norms(Shared().eval(), [torch.randn(2, 3, 4)]).norms == []
+    assert [str(w.message) for w in recwarn if issubclass(w.category, CalibrationWarning)] == []
+
+
 def test_numbers_that_leave_the_graph_are_found_by_trying():
     class Telling(nn.Module):
         def __init__(self) -> None:
