@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from horizon_plugin_pytorch.analysis.same_input import NotComparable, real_of, same_input_error
 from horizon_plugin_pytorch.analysis.similarity_function import largest_difference
-from horizon_plugin_pytorch.analysis.watched_run import WatchedRun, undisturbed_evaluation
+from horizon_plugin_pytorch.analysis.watched_run import WatchedRun, undisturbed_evaluation, unfolded
 from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning, listed, require_module, warn
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
@@ -85,7 +85,7 @@ class Comparison:
         also: is told of each call of either model, in the runs by which they are paired.
 
     Attributes:
-        models: as they run, perhaps copies on other devices.
+        models: as they run: perhaps copies on other devices, or such that show what transformer layers do.
         first_inputs: of the first model, on its device.
         logs: the calls of both models.
         pairing: which of them belong together.
@@ -128,7 +128,7 @@ class Comparison:
         return pairing
 
     def _runs_on(self, models: tuple[nn.Module, nn.Module], inputs: Any) -> tuple[WatchedRun, WatchedRun]:
-        one, other = (WatchedRun(m, inputs, d, self._who) for m, d in zip(models, self._devices, strict=True))
+        one, other = (WatchedRun(unfolded(m), inputs, d, self._who) for m, d in zip(models, self._devices, strict=True))
         return one, other
 
     def run(self, consumer: Callable[[ComparedCall], Any], restart: Callable[[], Any] | None = None) -> None:

@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.errors import CheckError, at
 from horizon_plugin_pytorch.fake_quant.states import frozen_scales
 from horizon_plugin_pytorch.nested import map_tensors
 from horizon_plugin_pytorch.nn.qat.composite import hidden_parts
+from horizon_plugin_pytorch.nn.transformer import hides_operators, plain_transformers
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.watch.watch import Consumer, Watch
@@ -78,6 +79,24 @@ class WatchedRun:
                 place = at(watch.failed_in or "", error_line(error))
                 text = f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
                 raise CheckError(f"{self._who}: the model failed {place}: {text}.") from error
+
+
+def unfolded(model: nn.Module) -> nn.Module:
+    """A float model as `prepare` takes it: where torch's transformer layers run as one, a copy that shows what they do.
+
+    The copy has the model's own weights. Where the model cannot be copied, it stays as it is.
+
+    >>> net = nn.TransformerEncoderLayer(8, 2)
+    >>> unfolded(net).linear1.weight is net.linear1.weight, unfolded(net.linear1) is net.linear1
+    (True, True)
+    """
+    if not hides_operators(model):
+        return model
+    shared = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    try:
+        return plain_transformers(copy.deepcopy(model, shared))
+    except Exception:  # what a module may hold that cannot be copied is not for us to know
+        return model
 
 
 def usable_device(device: torch.device | str, who: str) -> torch.device:

@@ -202,6 +202,15 @@ def torch_class(module: nn.Module) -> type:
     return next((ours for ours, plain in _PLAIN.items() if type(module) is plain), type(module))
 
 
+def hides_operators(model: nn.Module) -> bool:
+    """Does a model have transformer modules of torch's, which run as one?
+
+    >>> hides_operators(nn.TransformerEncoderLayer(8, 2)), hides_operators(TransformerEncoderLayer(8, 2))
+    (True, False)
+    """
+    return any(type(module) in _PLAIN for module in model.modules())
+
+
 def plain_transformers(model: nn.Module) -> nn.Module:
     """Put the plain forms in place of torch's transformer modules, in the model itself; parameters stay where they are.
 

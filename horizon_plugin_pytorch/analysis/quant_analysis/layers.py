@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.analysis.chosen import Chosen
 from horizon_plugin_pytorch.analysis.comparison import tell_unpaired
+from horizon_plugin_pytorch.analysis.html_page import Curve
 from horizon_plugin_pytorch.analysis.quant_analysis.op_infos import (
     OpInfo,
     OpInfoManager,
     Statistic,
     class_path,
+    mod_name,
     type_of,
 )
 from horizon_plugin_pytorch.analysis.similarity_function import largest_difference
@@ -94,11 +96,25 @@ def compare_models(
         if call.index in partners:
             other = partners[call.index]
             infos = managers[0].infos[call.index], managers[1].infos[other.index]
-            rows.append(_row(call.name, infos, (type_of(call), _type_at(logs[1].model, call, other)), who))
+            rows.append(_row(mod_name(call), infos, (type_of(call), _type_at(logs[1].model, call, other)), who))
         elif call.index in parts:
             info = managers[0].infos[call.index]
             rows.append(_part(call, info, _type_at(logs[1].model, call, None)))
     return rows
+
+
+def partners_of(
+    logs: tuple[CallLog, CallLog | None], analysis: OpInfoManager, places: Mapping[int, int]
+) -> dict[int, OpInfo]:
+    """For each call of the baseline, by its index, what the analysed model or graph gives in its place.
+
+    Args:
+        logs: the calls of both runs; None for a graph.
+        places: of a graph, for each call of the model the index of what it gives there.
+    """
+    if logs[1] is None:
+        return {index: analysis.infos[place] for index, place in places.items()}
+    return {one.index: analysis.infos[other.index] for one, other in pair_calls(logs[0], logs[1]).pairs}
 
 
 def compare_with_graph(
@@ -115,7 +131,7 @@ def compare_with_graph(
     for call in log.calls:
         if call.index in places and chosen.has(call.path, call.module):
             infos = managers[0].infos[call.index], managers[1].infos[places[call.index]]
-            rows.append(_row(call.name, infos, (type_of(call), infos[1].op_type), who))
+            rows.append(_row(mod_name(call), infos, (type_of(call), infos[1].op_type), who))
     return rows
 
 
@@ -136,7 +152,15 @@ def _type_at(model: nn.Module, call: OperatorCall, other: OperatorCall | None) -
 def _part(call: OperatorCall, info: OpInfo, there: str) -> LayerRow:
     base = _outputs(info)[0] if _outputs(info) else None
     return LayerRow(
-        call.name, (info.op_type, there), () if base is None else base.shape, "", None, {}, None, None, (base, None)
+        mod_name(call),
+        (info.op_type, there),
+        () if base is None else base.shape,
+        "",
+        None,
+        {},
+        None,
+        None,
+        (base, None),
     )
 
 
@@ -186,6 +210,13 @@ def _relative(wanted: Tensor, found: Tensor) -> float:
 def layer_table(rows: Sequence[LayerRow]) -> Table:
     """The table that is written."""
     return Table(["", *HEADERS], [[str(number), *row.cells] for number, row in enumerate(rows)])
+
+
+def layer_curve(rows: Sequence[LayerRow]) -> Curve:
+    """The cosine from layer to layer: where errors begin to grow."""
+    known = [row for row in rows if "Cosine" in row.metrics]
+    values = [row.metrics["Cosine"] for row in known]
+    return Curve("Cosine", values, [f"{row.name}: {value:.7f}" for row, value in zip(known, values, strict=True)])
 
 
 def abnormal_layers(rows: Sequence[LayerRow]) -> Table:

@@ -66,7 +66,8 @@ class OpInfo:
 
     Args:
         index: its position in the run.
-        name: as tables show it: ``conv``, ``conv(1)`` for a second call, ``sub[sub]`` for a method or a function.
+        name: as tables show it: ``conv``, ``conv(1)`` for a second call, ``block[reshape]`` for a function. The method
+            of a FloatFunctional is in the type.
         path: of its module; of a function, the module that calls it.
         op_type: the class, the method of a FloatFunctional, or the function, with its path.
         file: `torch.load` gives a dictionary with ``input``, ``output``, ``loc`` and ``op_states``.
@@ -149,7 +150,7 @@ class OpInfoManager:
         outputs = [(("output", *path), x) for path, x in located(call.output)]
         with_scale = next((x for _, x in outputs if isinstance(x, QTensor)), None)
         contents = {
-            "mod_name": call.name,
+            "mod_name": mod_name(call),
             "loc": call.line,
             "input": [_saved(x) for _, x in inputs],
             "output": [_saved(x) for _, x in outputs],
@@ -169,7 +170,7 @@ class OpInfoManager:
                 "room for all results of the model on one batch."
             ) from error
         found = tuple(Statistic.of("-".join(map(str, name)), x) for name, x in (*inputs, *outputs))
-        info = OpInfo(call.index, call.name, call.path, op_type or type_of(call), call.line, path, found)
+        info = OpInfo(call.index, mod_name(call), call.path, op_type or type_of(call), call.line, path, found)
         self.infos.append(info)
         return info
 
@@ -215,6 +216,15 @@ def type_of(call: OperatorCall) -> str:
     function = call.function
     module = getattr(function, "__module__", None) or "torch"
     return f"{module}.{call.operator}"
+
+
+def mod_name(call: OperatorCall) -> str:
+    """The name of an operator in the tables of the guide: the path of its module, of which a method is no part.
+
+    >>> mod_name(OperatorCall(0, "add", repetition=1, module=nn.Identity(), method="add"))
+    'add(1)'
+    """
+    return call.name if call.module is None else f"{call.path}{f'({call.repetition})' if call.repetition else ''}"
 
 
 def class_path(cls: type) -> str:

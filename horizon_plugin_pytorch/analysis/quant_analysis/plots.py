@@ -23,16 +23,17 @@ def plot_histograms(name: str, sides: Sequence[Sequence[Tensor]]) -> str:
     (True, 2)
     """
     parts = []
-    for number, tensors in enumerate(zip(*sides, strict=True)):
-        finite = [x.float()[x.float().isfinite()] for x in tensors]
-        known = [x for x in finite if x.numel()]
+    for number in range(max(map(len, sides), default=0)):
+        given = {side: tensors[number] for side, tensors in zip(_SIDES, sides, strict=False) if number < len(tensors)}
+        finite = {side: x.float()[x.float().isfinite()] for side, x in given.items()}
+        known = [x for x in finite.values() if x.numel()]
         if not known:
             parts.append(f"<p>output {number} has no finite number.</p>")
             continue
         low, high = min(float(x.min()) for x in known), max(float(x.max()) for x in known)
         high = high if high > low else low + 1e-6 + abs(low) * 1e-6
         curves = []
-        for side, x in zip(_SIDES, finite, strict=False):
+        for side, x in finite.items():
             counts = torch.histc(x, _BINS, low, high).tolist()
             width = (high - low) / _BINS
             labels = [

@@ -13,6 +13,7 @@ from torch import nn
 
 from horizon_plugin_pytorch.analysis.chosen import Chosen
 from horizon_plugin_pytorch.analysis.comparison import require_two_models
+from horizon_plugin_pytorch.analysis.html_page import Curve, chart, page
 from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.profile.collect import Collector
 from horizon_plugin_pytorch.analysis.profile.page import page_of
@@ -266,9 +267,10 @@ class QuantAnalysis:
     def compare_per_layer(self, prefixes: Sequence[str] = (), types: Sequence[type] = ()) -> list[layers.LayerRow]:
         """Compare what each operator gave in the two models on the bad case that they have run on.
 
-        Writes ``compare_per_layer_out.txt`` and ``.csv``, and of layers whose numbers and scales do not fit
-        ``abnormal_layer_advisor.txt`` and ``.csv``. Where both are models, ``profiler.html`` shows them, as the page of
-        `model_profiler`. A member of a fused operator has no metrics: the analysed model does not have its result.
+        Writes ``compare_per_layer_out.txt``, ``.csv`` and ``.html``, and of layers whose numbers and scales do not fit
+        ``abnormal_layer_advisor.txt``, ``.csv`` and ``.html``. Where both are models, ``profiler.html`` shows them, as
+        the page of `model_profiler`. A member of a fused operator has no metrics: the analysed model does not have its
+        result.
 
         Args:
             prefixes, types: only operators whose names start so, and those of these classes.
@@ -284,15 +286,17 @@ class QuantAnalysis:
             rows = layers.compare_models((log, other), (base, analysis), chosen, who)
         else:
             rows = layers.compare_with_graph(log, (base, analysis), self._places, chosen, who)
-        self._write(layers.layer_table(rows), LAYERS_FILE, who)
-        self._write(layers.abnormal_layers(rows), ADVISOR_FILE, who)
+        self._write(layers.layer_table(rows), LAYERS_FILE, who, "Layers", layers.layer_curve(rows))
+        self._write(layers.abnormal_layers(rows), ADVISOR_FILE, who, "Layers whose numbers and scales do not fit")
         if isinstance(self._analysis, ModelSubject):
             self._page(self._analysis.model, who)
         return rows
 
-    def _write(self, table: Table, stem: str, who: str) -> None:
+    def _write(self, table: Table, stem: str, who: str, title: str, *curves: Curve) -> None:
         write_report(f"{table.text('psql')}\n", self.out_dir, f"{stem}.txt", who)
         write_report(table.csv(), self.out_dir, f"{stem}.csv", who)
+        parts = [chart(curves)] if curves else []
+        write_report(page(title, *parts, table.html()), self.out_dir, f"{stem}.html", who)
 
     def _page(self, model: nn.Module, who: str) -> None:
         assert self._case is not None
@@ -321,9 +325,9 @@ class QuantAnalysis:
         """Measure how much each fake quantizer alone changes each output, on the output's bad case.
 
         One fake quantizer rounds at a time, and the outputs are compared with the baseline's. For each output
-        ``output_<name>_<metric>_sensitive_ops.txt`` is written, the most sensitive first, and a ``.pt`` that the
-        setters and templates take (``sensitive_op_..._qconfig_setter(table, ratio=0.2)``, `SensitivityTemplate`).
-        What is before a quantizer is not run again. An interrupted call goes on where it was.
+        ``output_<name>_<metric>_sensitive_ops.txt`` (and ``.html``) is written, the most sensitive first, and a ``.pt``
+        that the setters and templates take (``sensitive_op_..._qconfig_setter(table, ratio=0.2)``,
+        `SensitivityTemplate`). What is before a quantizer is not run again. An interrupted call goes on where it was.
 
         Args:
             metric: None is that of the search; L1, if it had several.
@@ -334,8 +338,7 @@ class QuantAnalysis:
             outputs: names of the outputs, as ``badcase.txt`` has them; None is all.
             higher_is_better: of a function that the search did not have, whether a large number is a good one.
             draws: of an estimate, how many backwards to take for each output. None is as many as fit into a tenth of
-                the time that measuring would take, by what runs take here: then another call may have others. With a
-                number it gives the same table each time.
+                the runs that measuring would take. Nothing depends on the clock: the same call gives the same table.
 
         Returns:
             The tables by output: rows ``[op_name, sensitive_type, op_type, metric, quant_dtype, flops]``.
@@ -468,6 +471,8 @@ class QuantAnalysis:
     def plot_opinfo(self, prefixes: Sequence[str] = (), types: Sequence[type] = ()) -> list[str]:
         """Show how the numbers of each operator are distributed in both models, on a page for each.
 
+        A member of a fused operator whose result the analysed model does not have is shown for the baseline alone.
+
         Args:
             prefixes, types: only operators whose names start so, and those of these classes.
 
@@ -489,13 +494,13 @@ class QuantAnalysis:
             self.run()
         chosen = Chosen(who, prefixes, types)
         chosen.tell_unused(self._baseline.model)
-        log, managers = self._logs[0], self._managers
-        assert log is not None and managers[0] is not None and managers[1] is not None
-        others = {info.name: info for info in managers[1]}
+        (log, other), (base, analysis) = self._logs, self._managers
+        assert log is not None and base is not None and analysis is not None
+        partners = layers.partners_of((log, other), analysis, self._places)
         pages = []
-        for call, info in zip(log.calls, managers[0], strict=True):
+        for call, info in zip(log.calls, base, strict=True):
             if chosen.has(call.path, call.module):
-                tensors = [one.load()["output"] for one in (info, others.get(info.name)) if one is not None]
+                tensors = [one.load()["output"] for one in (info, partners.get(call.index)) if one is not None]
                 name = f"{os.path.basename(info.file).removesuffix('.opinfo')}.html"
                 pages.append(write_report(plot(info.name, tensors), os.path.join(self.out_dir, who), name, who))
         return pages

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from horizon_plugin_pytorch.errors import CheckError
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.route import written_route
 from horizon_plugin_pytorch.nested import map_tensors, tensors_of
+from horizon_plugin_pytorch.nn.qat.attention import Attention
+from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import current_forward
 from horizon_plugin_pytorch.watch.module_watch import ModuleWatch
@@ -34,7 +36,9 @@ class Rounding:
     Args:
         module: the operator.
         path: of the quantizer.
-        operations: of the operator in one run: two for each product that is summed, one for each other number.
+        operations: of the operator in one run, or of the part of attention or a norm that rounds here: two for each
+            product that is summed, one for each other number.
+        share: of the operations of all that round.
     """
 
     site: Site
@@ -42,6 +46,7 @@ class Rounding:
     quantizer: FakeQuantize
     path: str
     operations: int = 0
+    share: float = 0.0
 
 
 class PartlyRounded:
@@ -109,34 +114,43 @@ class PartlyRounded:
 
     def _find_roundings(self) -> None:
         """One run in which none rounds: which could, in which order, and what their operators compute."""
-        called: list[nn.Module] = []
-        hooks = [q.register_forward_hook(lambda q, args, out: called.append(q)) for q in self._quantizers]
-        operations: Counter[str] = Counter()
+        called: Counter[nn.Module] = Counter()  # and how many numbers each of them was given
 
-        def count(call: OperatorCall) -> None:
+        def note(quantizer: nn.Module, args: Any, out: Any) -> None:
+            called[quantizer] += sum(x.numel() for x in tensors_of(out))
+
+        hooks = [q.register_forward_hook(note) for q in self._quantizers]
+        operations, inside = Counter[str](), Counter[str]()
+
+        def add(call: OperatorCall) -> None:
             if call.module is not None:
                 operations[call.path] += _operations(call)
 
+        parts = {p: m for p, m in self._model.named_modules() if isinstance(m, (QATGemm, Attention))}
         try:
-            self._log = self._subject.watch(self._batch, count)
+            with ModuleWatch(parts, after=lambda call: inside.update(_operations_inside(call))):
+                self._log = self._subject.watch(self._batch, add)
         finally:
             for hook in hooks:
                 hook.remove()
         ran = {call.path for call in self._log.calls if call.module is not None}
-        rounding = set(called)
         for path, module in self._model.named_modules():
             for name, quantizer in module._modules.items():
                 if not isinstance(quantizer, FakeQuantize):
                     continue
                 is_weight, whole = name == "weight_fake_quant", _operator_of(path, ran)
-                if quantizer in rounding or (is_weight and whole is not None):
+                if quantizer in called or (is_weight and whole is not None):
                     site, place = Site(path, WEIGHT if is_weight else ACTIVATION), f"{path}.{name}".lstrip(".")
-                    self.roundings.append(Rounding(site, module, quantizer, place, operations[whole or path]))
+                    of_part = inside[path] or called[quantizer] or operations[whole or path]
+                    count = operations[path] if path in ran else of_part
+                    self.roundings.append(Rounding(site, module, quantizer, place, count))
         if not self.roundings:
             raise CheckError(
                 f"{self._who}: `{type(self._model).__name__}` rounds nowhere in this run. Give a prepared and "
                 "calibrated model."
             )
+        total = sum({one.site.operator: one.operations for one in self.roundings}.values()) or 1
+        self.roundings = [replace(one, share=one.operations / total) for one in self.roundings]
         places: dict[str, int] = {}
         for call in self._log.calls:
             places.setdefault(call.path, call.index)
@@ -245,3 +259,12 @@ def _operations(call: OperatorCall) -> int:
     if call.operator == "matmul" and call.inputs and call.inputs[0].dim():
         return 2 * count * call.inputs[0].shape[-1]
     return count
+
+
+def _operations_inside(call: OperatorCall) -> dict[str, int]:
+    """What layers inside of other operators compute, and the two products of attention, by the paths of their parts."""
+    if isinstance(call.module, QATGemm):
+        return {call.path: _operations(call)}
+    query, key, value = (x.shape for x in call.inputs[:3])
+    scores = query.numel() // query[-1] * key[-2]
+    return {f"{call.path}.matmul": 2 * scores * query[-1], f"{call.path}.weighted_sum": 2 * scores * value[-1]}

@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from horizon_plugin_pytorch.analysis.chosen import Chosen
+from horizon_plugin_pytorch.analysis.html_page import Curve, chart, page
 from horizon_plugin_pytorch.analysis.output import write_report
 from horizon_plugin_pytorch.analysis.quant_analysis.bad_cases import PostProcess
 from horizon_plugin_pytorch.analysis.quant_analysis.outputs import OutputMetric, compared, kept, named_outputs
@@ -40,13 +41,12 @@ class SensitiveOp:
 
     rounding: Rounding
     value: float
-    share: float  # of all operations
 
     @property
     def row(self) -> list[Any]:
         """As the file has it, and setters and templates take it."""
         site, module, quantizer = self.rounding.site, self.rounding.module, self.rounding.quantizer
-        flops = f"{self.rounding.operations}({self.share:.2%})"
+        flops = f"{self.rounding.operations}({self.rounding.share:.2%})"
         return [site.operator, site.kind, str(type(module)), self.value, str(quantizer.dtype), flops]
 
 
@@ -71,9 +71,13 @@ class SensitivityTable:
         return f"output_{name}_sensitive_ops"
 
     def write(self, folder: str, who: str) -> None:
-        """Write the table as text and for `torch.load`."""
-        headers = ["op_name", "sensitive_type", "op_type", self.metric, "quant_dtype", "flops"]
-        write_report(f"{Table(headers, self.rows).text(aligns_numbers=True)}\n", folder, f"{self.stem}.txt", who)
+        """Write the table as text, as a page and for `torch.load`."""
+        table = Table(["op_name", "sensitive_type", "op_type", self.metric, "quant_dtype", "flops"], self.rows)
+        write_report(f"{table.text(aligns_numbers=True)}\n", folder, f"{self.stem}.txt", who)
+        labels = [f"{op.rounding.site.operator} {op.rounding.site.kind}: {op.value:.7g}" for op in self.ops]
+        curve = chart([Curve(self.metric, [op.value for op in self.ops], labels)])
+        title = f"Sensitivity of output {self.output} on batch {self.case}"
+        write_report(page(title, curve, table.html()), folder, f"{self.stem}.html", who)
         buffer = io.BytesIO()
         torch.save(self.rows, buffer)
         write_atomically(buffer.getvalue(), os.path.join(folder, f"{self.stem}.pt"))
@@ -209,14 +213,9 @@ class OutputComparison:
 
 def tables_of(found: Measured, metric: OutputMetric, outputs: Sequence[str], case: int) -> list[SensitivityTable]:
     """A table for each output, the most sensitive quantizer first."""
-    total = sum({one.site.operator: one.operations for one, _ in found.values()}.values()) or 1
     tables = []
     for output in outputs:
-        ops = [
-            SensitiveOp(one, values[output][metric.name], one.operations / total)
-            for one, values in found.values()
-            if output in values
-        ]
+        ops = [SensitiveOp(one, values[output][metric.name]) for one, values in found.values() if output in values]
         ops.sort(key=lambda op: -metric.badness(op.value))
         tables.append(SensitivityTable(output, metric.name, case, ops))
     return tables

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from horizon_plugin_pytorch.analysis.profile.stages import stage_of
 from horizon_plugin_pytorch.analysis.quant_analysis.op_infos import OpInfoManager
-from horizon_plugin_pytorch.analysis.watched_run import WatchedRun, undisturbed_evaluation
+from horizon_plugin_pytorch.analysis.watched_run import WatchedRun, undisturbed_evaluation, unfolded
 from horizon_plugin_pytorch.asking.functions import code_text
 from horizon_plugin_pytorch.calibration.fingerprint import describe, digest
 from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning, warn
@@ -49,7 +49,7 @@ class Subject(ABC):
 
 
 class ModelSubject(Subject):
-    """A model of any stage.
+    """A model of any stage; transformer layers of torch's show what they do.
 
     Args:
         device: where to run; None leaves model and inputs where they are.
@@ -64,7 +64,7 @@ class ModelSubject(Subject):
         who: str,
         infer: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        self.model, self._device, self._who, self._infer = model, device, who, infer
+        self.model, self._device, self._who, self._infer = unfolded(model), device, who, infer
         if stage_of(model) == "calibration":
             warn(
                 f"{who}: `{type(model).__name__}` is in the CALIBRATION state, in which nothing is rounded; a copy of "

@@ -94,7 +94,7 @@ def test_the_whole_pipeline(way: str, tmp_path: Path) -> None:
     assert rows["conv1"].types == (
         "torch.nn.modules.conv.Conv2d", "horizon_plugin_pytorch.nn.qat.conv2d.ConvReLU2d",
     )  # fmt: skip
-    assert rows["add[add]"].types[0] == "horizon_plugin_pytorch.nn.quantized.functional_modules.FloatFunctional.add"
+    assert rows["add"].types[0] == "horizon_plugin_pytorch.nn.quantized.functional_modules.FloatFunctional.add"
     with (tmp_path / "compare_per_layer_out.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert list(table[0])[1:] == [
@@ -106,7 +106,9 @@ def test_the_whole_pipeline(way: str, tmp_path: Path) -> None:
     assert math.isclose(
         float(quant["max_qscale_diff"]), float(quant["max_atol_diff"]) / float(quant["qscale"]), rel_tol=1e-3
     )
-    for name in ("profiler.html", "abnormal_layer_advisor.csv", "badcase_report.html"):
+    layers = (tmp_path / "compare_per_layer_out.html").read_text()
+    assert "<td>relu1</td>" in layers and f"relu1: {rows['relu1'].metrics['Cosine']:.7f}" in layers
+    for name in ("profiler.html", "abnormal_layer_advisor.csv", "abnormal_layer_advisor.html", "badcase_report.html"):
         assert (tmp_path / name).stat().st_size
     for folder in ("baseline_model", "analysis_model"):
         info = torch.load(next((tmp_path / folder / "op_infos").glob("fc_*.opinfo")), weights_only=True)
@@ -123,6 +125,9 @@ def test_the_whole_pipeline(way: str, tmp_path: Path) -> None:
     assert max(dead["fc"], dead["side"]) < 1e-6  # they are behind the output
     text = (tmp_path / "output_0-score_L1_sensitive_ops.txt").read_text()
     assert text.split()[:6] == ["op_name", "sensitive_type", "op_type", "L1", "quant_dtype", "flops"]
+    first = tables["0-score"][0]
+    page = (tmp_path / "output_0-score_L1_sensitive_ops.html").read_text()
+    assert f"<tr><td>{first[0]}</td><td>{first[1]}</td>" in page and page.count("<circle") == len(values)
     assert not list(tmp_path.glob("sensitivity_progress*"))
     after = state(model)
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
@@ -365,7 +370,7 @@ def test_results_that_only_another_method_takes_have_scales_in_the_graph(tmp_pat
     qa = QuantAnalysis(model, hbdk4.export(model, x), "export", out_dir=tmp_path)
     qa.set_bad_case(x)
     rows = {row.name: row for row in qa.compare_per_layer()}
-    assert rows["one[add]"].quant_dtype == "qint8" and all(row.atol == 0 for row in rows.values())
+    assert rows["one"].quant_dtype == "qint8" and all(row.atol == 0 for row in rows.values())
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -531,3 +536,48 @@ def test_plots(tmp_path: Path) -> None:
     pages = qa.plot_opinfo(prefixes=("conv",)) + qa.plot_opinfo_bar3d(types=(nn.Linear,))
     assert [Path(page).parent.name for page in pages] == ["plot_opinfo", "plot_opinfo", "plot_opinfo_bar3d"]
     assert all("<svg" in Path(page).read_text() for page in pages)
+    # conv1 is a part of ConvReLU2d, whose result is that of relu1
+    drawn = {Path(page).stem: Path(page).read_text() for page in qa.plot_opinfo()}
+    of = {name.rpartition("_")[0]: text.count("<polyline") for name, text in drawn.items()}
+    assert (of["conv1"], of["relu1"], of["side"], of["norm"]) == (1, 2, 2, 2)
+    graph = QuantAnalysis(model_of("fx"), hbdk4.export(model_of("fx"), batches()[0]), "export", out_dir=tmp_path)
+    graph.set_bad_case(batches()[0])
+    drawn = {Path(page).stem.rpartition("_")[0]: Path(page).read_text() for page in graph.plot_opinfo()}
+    assert drawn["add"].count("<polyline") == 2
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.layer(self.quant(x)))
+
+
+def test_layers_of_torch_s_transformers_are_compared_one_by_one(tmp_path: Path) -> None:
+    set_march(March.NASH_E)
+    torch.manual_seed(0)
+    net, x = Encoder().eval(), torch.randn(2, 5, 8)
+    model = prepare(copy.deepcopy(net), x, default_calibration_qconfig_setter, out_dir=None)
+    model(x)
+    set_fake_quantize(model.eval(), FakeQuantState.VALIDATION)
+    qa = QuantAnalysis(net, model, "fake_quant", out_dir=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qa.auto_find_bad_case([x])
+        rows = {row.name: row for row in qa.compare_per_layer()}
+    assert {"layer.self_attn", "layer.attention_add", "layer.norm1", "layer.linear2", "layer.norm2"} <= rows.keys()
+    assert all(row.metrics for name, row in rows.items() if name != "layer.linear1")  # which is fused with its ReLU
+    assert type(net.layer) is nn.TransformerEncoderLayer  # the user's own is as it was
+    # by hand: what a projection, a product and a norm of two times five vectors of eight compute
+    flops = {row[0]: int(row[5].split("(")[0]) for row in qa.sensitivity()["0"]}
+    assert flops["layer.self_attn.q_proj"] == flops["layer.self_attn.out_proj"] == 2 * 10 * 8 * 8
+    assert flops["layer.self_attn.attention.matmul"] == flops["layer.self_attn.attention.weighted_sum"]
+    assert flops["layer.self_attn.attention.matmul"] == 2 * (2 * 2 * 5 * 5) * 4
+    assert flops["layer.linear1"] == 2 * 10 * 8 * 16 and flops["layer.norm1.bias_add"] == 10 * 8
+    shares = {row[0]: row[5].split("(")[1] for row in qa.sensitivity()["0"]}
+    assert sum(float(share.rstrip("%)")) for share in shares.values()) == pytest.approx(100, abs=0.5)
+    only = qa.sensitivity(prefixes=("layer.linear1",))["0"]
+    assert {row[5].split("(")[1] for row in only} == {shares["layer.linear1"]}  # of the model, not of what is asked for
