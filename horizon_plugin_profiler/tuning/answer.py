@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import io
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from horizon_plugin_profiler.tuning.source import WEIGHTS, source_of
 from horizon_plugin_pytorch.analysis.html_page import Curve, chart, page
 from horizon_plugin_pytorch.analysis.tuning.costs import Cost
 from horizon_plugin_pytorch.config.qconfig_setter import QconfigSetter
 from horizon_plugin_pytorch.config.setters import QconfigTemplate
 from horizon_plugin_pytorch.config.templates import ConvDtypeTemplate, MatmulDtypeTemplate, ModuleNameTemplate
-from horizon_plugin_pytorch.dtype import qint8, qint16
+from horizon_plugin_pytorch.dtype import qint8
 from horizon_plugin_pytorch.fake_quant.qconfig import TRAINING_OBSERVER, get_qconfig
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.tables import Table
 
-FORMATS, REPORT, PAGE, WEIGHTS = "tuned_formats.py", "tuning.txt", "tuning.html", "tuned_model.pt"
+FORMATS, REPORT, PAGE = "tuned_formats.py", "tuning.txt", "tuning.html"
 Formats = Mapping[str, Mapping[str, Any]]
 
 
@@ -72,8 +72,9 @@ class Bounds:
         def told(count: int | None) -> str:
             return "no number" if count is None else str(count)
 
+        raised = "1 result or weight is raised" if self.chosen == 1 else f"{self.chosen} results and weights are raised"
         return (
-            f"{self.chosen} results and weights are raised. If errors added up exactly, at least "
+            f"{raised}. If errors added up exactly, at least "
             f"{told(self.additive)} would be needed for an output error of {self.error:.3g}; if they came to no less "
             f"than rho = {self.rho:.3f} times their sum, as in all mixtures that were run, at least "
             f"{told(self.corrected)}. Both bounds are conditional on that."
@@ -106,6 +107,7 @@ class TuningResult:
         searched: on how many samples `search_scales` is to be called after `calibrate`; None where it is not.
         learned: what was done to the weights of the answer at last (``AdaRound``, ``training``), as far as it helped.
         prepared_model: the answer, prepared and calibrated, with what was learned; None where nothing was to be.
+        higher_is_better: of values.
         is_verified: did the model, prepared anew with `setter()` and given the scales of the mixture that was measured,
             give the very same numbers? Scales that the setter fixes are its own; with `int8_gemms` it is calibrated.
     """
@@ -136,6 +138,7 @@ class TuningResult:
     rewrites: list[str] = field(default_factory=list)
     learned: list[str] = field(default_factory=list)
     prepared_model: nn.Module | None = field(default=None, repr=False)
+    higher_is_better: bool = True
 
     @property
     def share(self) -> float:
@@ -154,39 +157,7 @@ class TuningResult:
 
     def source(self) -> str:
         """The setters as Python: to read, to edit, to commit."""
-        return _SOURCE.format(
-            model=self.model,
-            march=self.march,
-            summary=self.summary(),
-            notes="".join(f"{_in_docstring(note)}\n" for note in self.notes),
-            formats="".join(map(self._line, self.formats)),
-            imported="ConvDtypeTemplate, MatmulDtypeTemplate, " if self.int8_gemms else "",
-            kept=_KEPT if self.int8_gemms else "",
-            calls="".join(f", {name}" for name in (*self.rewrites, *(["search_scales"] if self.searched else []))),
-            learning=", FakeQuantState, set_fake_quantize" if self.learned else "",
-            learned=_LEARNED.format(rewriting=self._rewriting(), file=WEIGHTS) if self.learned else "",
-            rewriting=self._rewriting(),
-            search=f"    search_scales(prepared, batches, samples={self.searched})\n" if self.searched else "",
-            thresholds="".join(f"    {path!r}: {end!r},\n" for path, end in self.thresholds.items()),
-            arguments="".join(f"    {name!r}: {text},\n" for name, text in self._spelled_args().items()),
-            missing="".join(
-                f"# and, which cannot be written down here: {' '.join(f'{name}={value!r}'.split())}\n"
-                for name, value in self.prepare_args.items()
-                if name not in self._spelled_args()
-            ),
-        )
-
-    def _rewriting(self) -> str:
-        return "".join(f"    {name}(model, batches)  # in place\n" for name in self.rewrites)
-
-    def _spelled_args(self) -> dict[str, str]:
-        """What `prepare` must be told, as Python, as far as it can be written down."""
-        plain = {name: value.value if isinstance(value, Enum) else value for name, value in self.prepare_args.items()}
-        return {name: repr(value) for name, value in plain.items() if _is_literal(value)}
-
-    def _line(self, path: str) -> str:
-        parts = ", ".join(f'"{part}": {_spelled(dtype)}' for part, dtype in self.formats[path].items())
-        return f"    {path!r}: {{{parts}}},  # {self.reasons.get(path, '')}\n"
+        return source_of(self)
 
     def summary(self) -> str:
         """The answer in a line."""
@@ -238,22 +209,33 @@ class TuningResult:
         """The report as a page that needs no network."""
         parts = [f"<p>{escape(self.summary())}.</p>"]
         parts += [f"<p>{escape(note)}</p>" for note in self.notes]
-        ordered = sorted(self.steps, key=lambda step: step.share)
-        labels = [f"{step.share:.1%} not int8: {step.value:.6g} ({step.what})" for step in ordered]
         parts.append(f"<h2>{escape(self.name)} against the share of operators that are not int8</h2>")
-        parts.append(chart([Curve(self.name, [step.value for step in ordered], labels)]))
+        level = None if self.target is None else ("target", self.target)
+        curves = [_curve("mixtures that were run", self.steps, False), _curve("the best for its share", self.front())]
+        parts.append(chart(curves, "share of operators that are not int8", " %", level))
         if self.curve:
-            parts.append("<h2>Output error that is predicted, by raised sites</h2>")
+            parts.append("<h2>Output error that is predicted, as log10</h2>")
             told = [f"{count} raised: {value:.3g}" for count, value in enumerate(self.curve)]
-            parts.append(chart([Curve("sum of errors", self.curve, told)]))
+            logarithms = [math.log10(value) if value > 0 else -math.inf for value in self.curve]
+            parts.append(chart([Curve("sum of errors", logarithms, told)], "results and weights that are raised"))
         for title, table in self._tables().items():
             if table.rows:
                 parts += [f"<h2>{escape(title)}</h2>", table.html()]
         if self.bounds is not None:
             parts.append(f"<p>{escape(str(self.bounds))}</p>")
-        rows = Table(["operator", "of its", "type", "output error alone", "format"], self.sensitivity)
-        parts += ["<h2>Sensitivity</h2>", rows.html()]
+        rows = [[path, kind, name, f"{error:.4g}", dtype] for path, kind, name, error, dtype in self.sensitivity]
+        headers = ["operator", "of its", "type", "output error alone", "format"]
+        parts += ["<h2>Sensitivity</h2>", Table(headers, rows).html()]
         return page(f"Mixed precision of {self.model}", *parts)
+
+    def front(self) -> list[Trial]:
+        """The mixtures that no other is better than with as few operators beyond int8, the fewest first."""
+        found: list[Trial] = []
+        sign = 1 if self.higher_is_better else -1
+        for step in sorted(self.steps, key=lambda step: (step.share, -sign * step.value)):
+            if not found or sign * step.value > sign * found[-1].value:
+                found.append(step)
+        return found
 
     def write(self, folder: str | os.PathLike) -> list[Path]:
         """Write the setters, the report and the page; their paths."""
@@ -281,15 +263,9 @@ def templates(formats: Formats, thresholds: Mapping[str, float], int8_gemms: boo
     return found
 
 
-def _is_literal(value: Any) -> bool:
-    try:
-        return ast.literal_eval(repr(value)) == value
-    except (SyntaxError, ValueError):
-        return False
-
-
-def _in_docstring(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"""', "'''")
+def _curve(name: str, steps: Sequence[Trial], is_joined: bool = True) -> Curve:
+    labels = [f"{step.share:.1%} not int8: {step.value:.6g} ({step.what})" for step in steps]
+    return Curve(name, [step.value for step in steps], labels, [100 * step.share for step in steps], is_joined)
 
 
 def _met(step: Trial) -> str:
@@ -298,71 +274,3 @@ def _met(step: Trial) -> str:
 
 def _short(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.").removeprefix("q")
-
-
-def _spelled(dtype: Any) -> str:
-    return "torch.float16" if dtype is torch.float16 else str(qint16 if dtype == qint16 else dtype)
-
-
-_KEPT = """        ConvDtypeTemplate(qint8, qint8),  # layers and products of matrices multiply int8
-        MatmulDtypeTemplate(qint8),
-"""
-
-_LEARNED = '''
-
-def learned(model, batches, path="{file}"):
-    """The answer with the weights that were learned, from the float model, a list of batches and the file of them."""
-{rewriting}    prepared = prepare(model, batches[0], calibration_setter(), out_dir=None, **PREPARE_ARGS)
-    prepared.load_state_dict(torch.load(path, weights_only=True))
-    set_fake_quantize(prepared.eval(), FakeQuantState.VALIDATION)
-    return prepared
-'''
-
-_SOURCE = '''"""Number formats of {model} on {march}.
-
-{summary}.
-{notes}Everything that is not named is int8. Edit it as you like: it is an ordinary setter.
-"""
-
-import torch
-
-from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.quantization import calibrate, get_qconfig, prepare{calls}{learning}
-from horizon_plugin_pytorch.quantization.observer_v2 import MinMaxObserver
-from horizon_plugin_pytorch.quantization.qconfig_setter import {imported}ModuleNameTemplate, QconfigSetter
-
-FORMATS = {{
-{formats}}}
-# Largest magnitudes that are known: they fix scales.
-THRESHOLDS = {{
-{thresholds}}}
-# What `prepare` is told besides: prepare(model, inputs, calibration_setter(), **PREPARE_ARGS)
-PREPARE_ARGS = {{
-{arguments}}}
-{missing}
-
-def templates():
-    """Formats, and scales that are fixed."""
-    fixed = {{path: {{"threshold": end}} for path, end in THRESHOLDS.items()}}
-    return [
-        ModuleNameTemplate(FORMATS),
-{kept}        *([ModuleNameTemplate(fixed)] if fixed else []),
-    ]
-
-
-def calibration_setter():
-    """For `prepare`, before calibration."""
-    return QconfigSetter(get_qconfig(), templates(), save_dir=None)
-
-
-def qat_setter(fix_scale=False):
-    """For `prepare`, before training; `fix_scale` keeps the scales of calibration."""
-    return QconfigSetter(get_qconfig(MinMaxObserver, fix_scale=fix_scale), templates(), save_dir=None)
-
-
-def calibrated(model, batches):
-    """The answer, from the float model and a list of batches."""
-{rewriting}    prepared = prepare(model, batches[0], calibration_setter(), out_dir=None, **PREPARE_ARGS)
-    calibrate(prepared, batches, patience=0, progress=False)
-{search}    return prepared
-{learned}'''

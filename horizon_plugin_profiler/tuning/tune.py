@@ -338,20 +338,19 @@ class _Tuning:
         bench = self.bench
         bench.bar.set_description("tune: search")
         tries = max(8, int(_allowed(bench) - bench.forwards) - 2)
-        names = {"sum": "the most sensitive", "gram": "the most sensitive together", "fewer": "fewer"}
-        stage = ["sum"]
+        stage = ["the {} most sensitive"]
 
         def meets(raised: frozenset[Site]) -> bool:
-            return self.meets(raised, f"{names[stage[0]]}, {len(raised)}")
+            return self.meets(raised, stage[0].format(len(raised)))
 
         search: Search[Site] = Search(meets, tries)
         search.asked[frozenset(by_sum)] = True
         first = search.shortest(by_sum, len(by_sum), self._guess(additive, by_sum))
         chosen = by_sum[:first]
-        stage[0] = "gram"
+        stage[0] = "the {} most sensitive together"
         if first > 1 and search.left > 3 and search.ask(by_gram[: first - 1]):
             chosen = by_gram[: search.shortest(by_gram, first - 1)]
-        stage[0] = "fewer"
+        stage[0] = "{}, with one left out or one for two"
         chosen = search.refine(chosen, [site for site in by_sum if site not in chosen], additive.gain)
         return self.answer(chosen, additive.errors, additive, True)
 
@@ -415,25 +414,23 @@ class _Tuning:
             self.bench = replace(self.bench, half=self.bench.half | half, survey=Survey(), forwards=self.bench.forwards)
             additive, vectors = self.sensitivities()
             raised = self.widest(additive)
-            if self.judge.better(self.try_(raised, self._told(raised)), best[0].value(best[1], "")):
+            if self.judge.better(self.bench.value(raised, ""), best[0].value(best[1], "")):
                 best = self.bench, raised, additive
-            if self.meets(raised, self._told(raised)):
+            if self.meets(raised, ""):
                 told = ", ".join(sorted(self.bench.half))
                 self.notes.append(f"In float16, as int16 does not do for it: {told}.")
                 return self.search(additive, vectors)
         self.bench, raised, additive = best
         return self.answer(raised, additive.errors, additive, False)
 
-    def _told(self, raised: Collection[Site]) -> str:
-        count = len({site.operator for site in raised})
-        return f"{len(self.bench.half)} in float16, {count} in int16" if self.bench.half else f"{count} in int16"
-
     def widest(self, additive: Additive[Site]) -> list[Site]:
         """Of the two widest mixtures, weights included and results alone, the better one."""
         whole = compatible(additive.order(), self.conflicts)
         results = [site for site in self.bench.sites if site.kind == ACTIVATION]
-        values = [self.try_(raised, self._told(raised)) for raised in (whole, results)]
-        return whole if self.judge.better(values[0], values[1]) else results
+        rest = f"{len(self.bench.half)} in float16, the others int16" if self.bench.half else "all int16"
+        told = "weights too" if self.dual else "of input and weight of a layer what helps more"
+        of_whole, of_results = self.try_(whole, f"{rest}, {told}"), self.try_(results, f"{rest}, weights int8")
+        return whole if self.judge.better(of_whole, of_results) else results
 
     def worst(self, additive: Additive[Site]) -> frozenset[str]:
         """The operators that have most of what int16 leaves, and those that read their results, if float16 has them."""
@@ -470,6 +467,7 @@ class _Tuning:
             [] if additive is None else [additive.error(order[:count]) for count in range(len(order) + 1)],
             notes=self.notes, float_model=bench.model, thresholds=dict(bench.fixed), prepare_args=dict(bench.prepared),
             int8_gemms=bench.int8_gemms, searched=bench.searched, rewrites=list(self.rewrites),
+            higher_is_better=self.judge.higher_is_better,
         )  # fmt: skip
         with quiet():
             result.costs = {"int8": self._cost(()), "the answer": self._cost(raised)}

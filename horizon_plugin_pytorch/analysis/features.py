@@ -445,7 +445,11 @@ def _page(rows: Sequence[FeatureRow]) -> str:
     shown = [row for row in rows if row.attr.startswith("output")]
     labels = [f"{r.index} {r.name} {r.attr}: min {r.min:.7g}, max {r.max:.7g}, mean {r.mean:.7g}" for r in shown]
     curves = [Curve(name, [getattr(row, name) for row in shown], labels) for name in ("max", "min", "mean")]
-    return page(STATISTICS, chart(curves), Table(_HEADERS, [row.cells for row in rows]).html())
+    return page(
+        STATISTICS,
+        chart(curves, "operators in the order of the forward"),
+        Table(_HEADERS, [row.cells for row in rows]).html(),
+    )
 
 
 def _add_histograms(log: Any, tag: str, feature: Mapping[str, Any], shows_channels: bool) -> None:

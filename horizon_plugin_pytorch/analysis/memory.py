@@ -419,7 +419,7 @@ def _page(rows: Sequence[MemoryRow], held: int, device: torch.device) -> str:
         [[i, row.name, row.type, row.phase, *cells] for i, (row, cells) in enumerate(zip(rows, sizes, strict=True))],
     )
     summary = f"<p>{html.escape(_summary(rows, held))}</p>"
-    return page(f"Memory on {device}", summary, chart(curves), table.html())
+    return page(f"Memory on {device}", summary, chart(curves, "steps of forward and backward"), table.html())
 
 
 show_at("utils.quant_profiler", show_cuda_memory_consumption, MemoryRow)

@@ -155,9 +155,9 @@ def write_similarity(rows: Sequence[SimilarityRow], metric: str, out_dir: str | 
     labels = [f"{row.index} {row.name}: {row.similarity:.7f}" for row in rows]
     curve = Curve(f"similarity ({metric})", [row.similarity for row in rows], labels)
     headers = [header.replace("\n", " ") for header in _HEADERS]
-    write_report(
-        page("similarity", chart([curve]), Table(headers, [row.cells for row in rows]).html()), out_dir, PAGE_FILE, _WHO
-    )
+    drawn = chart([curve], "operators in the order of the forward")
+    text = page("similarity", drawn, Table(headers, [row.cells for row in rows]).html())
+    write_report(text, out_dir, PAGE_FILE, _WHO)
 
 
 show_at("utils.quant_profiler", featuremap_similarity)

@@ -88,8 +88,8 @@ class BadCases:
             for name, of in self.history.items():
                 steps = of.get(metric, {})
                 labels = [f"{name}, batch {step}: {value:.7g}" for step, value in steps.items()]
-                curves.append(Curve(name, list(steps.values()), labels))
-            parts += [f"<h2>{_escaped(metric)}</h2>", chart(curves)]
+                curves.append(Curve(name, list(steps.values()), labels, list(steps)))
+            parts += [f"<h2>{_escaped(metric)}</h2>", chart(curves, "batch")]
         write_report(page("Bad cases", *parts), folder, PAGE_FILE, who)
         state = {
             "metrics": self.metrics,

@@ -39,8 +39,10 @@ def plot_histograms(name: str, sides: Sequence[Sequence[Tensor]]) -> str:
             labels = [
                 f"{side}, {low + i * width:.5g} to {low + (i + 1) * width:.5g}: {c:g}" for i, c in enumerate(counts)
             ]
-            curves.append(Curve(side, [math.log10(1 + c) for c in counts], labels))
-        parts += [f"<h2>output {number}, from {low:.7g} to {high:.7g}; log10(1 + count)</h2>", chart(curves)]
+            middles = [low + (i + 0.5) * width for i in range(_BINS)]
+            curves.append(Curve(side, [math.log10(1 + c) for c in counts], labels, middles))
+        title = f"<h2>output {number}, from {low:.7g} to {high:.7g}; log10(1 + count)</h2>"
+        parts += [title, chart(curves, "value")]
     return page(name, *parts)
 
 
