@@ -40,7 +40,18 @@ class Judge:
         if evaluate is not None and not callable(evaluate):
             raise QuantizationConfigError(f"tune: evaluate must be a function of the model, got {evaluate!r}.")
         if metric not in METRICS:
-            raise QuantizationConfigError(f"tune: there is no metric {metric!r}; there are {', '.join(METRICS)}.")
+            raise QuantizationConfigError(
+                f"tune: there is no metric {metric!r}; there are {', '.join(METRICS)}. A function of yours is "
+                "`evaluate`, which takes a model and gives a number."
+            )
+        if evaluate is not None and metric != "Cosine":
+            raise QuantizationConfigError(
+                f"tune: metric={metric!r} compares outputs, and evaluate judges the model; give one of them."
+            )
+        if evaluate is None and not higher_is_better:
+            raise QuantizationConfigError(
+                "tune: higher_is_better is of the value of evaluate, which is not given; a metric knows its own."
+            )
         return cls(evaluate, metric, metric_of(metric).higher_is_better if evaluate is None else higher_is_better)
 
     @property
@@ -56,12 +67,18 @@ class Judge:
         """
         assert self.evaluate is not None
         try:
-            value = float(self.evaluate(model.eval()))
+            given = self.evaluate(model.eval())
         except Exception as error:
             raise CalibrationError(
                 f"tune: evaluate failed on {what}: {type(error).__name__}: {error}. What was measured before is kept; "
                 "call tune again with the same arguments to go on from here."
             ) from error
+        try:
+            value = float(given)
+        except (TypeError, ValueError, RuntimeError):
+            raise CalibrationError(
+                f"tune: evaluate must return a number; for {what} it returned {given!r:.200}."
+            ) from None
         if math.isnan(value):
             raise CalibrationError(
                 f"tune: evaluate gave NaN for {what}: nothing can be said of it. Does it divide by a count of 0, or "

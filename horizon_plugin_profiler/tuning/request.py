@@ -34,6 +34,11 @@ def check_request(
         raise QuantizationConfigError(f"tune: {named[0]} must be a number, got {value!r}.")
     if max_loss is not None and (judge.evaluate is None or max_loss < 0):
         raise QuantizationConfigError("tune: max_loss is for the value of `evaluate`, and not negative; give a target.")
+    if target is not None and judge.evaluate is None:
+        if judge.metric == "Cosine" and not -1 <= target <= 1:
+            raise QuantizationConfigError(f"tune: a target for Cosine lies between -1 and 1, as 0.99; got {target!r}.")
+        if not judge.higher_is_better and target < 0:
+            raise QuantizationConfigError(f"tune: {judge.metric} is never negative; got the target {target!r}.")
     if named[0].startswith("int16") and not 0 <= value <= 1:
         raise QuantizationConfigError(f"tune: {named[0]} is a share between 0 and 1, got {value!r}.")
 

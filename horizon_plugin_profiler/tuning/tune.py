@@ -338,7 +338,7 @@ class _Tuning:
         bench = self.bench
         bench.bar.set_description("tune: search")
         tries = max(8, int(_allowed(bench) - bench.forwards) - 2)
-        stage = ["the {} most sensitive"]
+        stage = ["the {} most sensitive results and weights"]
 
         def meets(raised: frozenset[Site]) -> bool:
             return self.meets(raised, stage[0].format(len(raised)))
@@ -347,10 +347,10 @@ class _Tuning:
         search.asked[frozenset(by_sum)] = True
         first = search.shortest(by_sum, len(by_sum), self._guess(additive, by_sum))
         chosen = by_sum[:first]
-        stage[0] = "the {} most sensitive together"
+        stage[0] = "the {} most sensitive together, by their products"
         if first > 1 and search.left > 3 and search.ask(by_gram[: first - 1]):
             chosen = by_gram[: search.shortest(by_gram, first - 1)]
-        stage[0] = "{}, with one left out or one for two"
+        stage[0] = "{}: one left out, or one for two"
         chosen = search.refine(chosen, [site for site in by_sum if site not in chosen], additive.gain)
         return self.answer(chosen, additive.errors, additive, True)
 

@@ -143,6 +143,8 @@ def test_nan_is_refused_and_names_the_mixture():
     net, data = chain(1)
     with pytest.raises(CalibrationError, match="NaN for the float model"):
         tune(net, data, evaluate=lambda model: math.nan, target=1.0, out_dir=None, progress=False)
+    with pytest.raises(CalibrationError, match="must return a number; for the float model it returned None"):
+        tune(net, data, evaluate=lambda model: None, target=1.0, out_dir=None, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +156,11 @@ def test_nan_is_refused_and_names_the_mixture():
         ({"max_loss": 0.1}, "give a target"),
         ({"int16_share": 2.0}, "between 0 and 1"),
         ({"target": 0.9, "metric": "cosine"}, "no metric"),
+        ({"target": 0.9, "metric": torch.dist}, "A function of yours is `evaluate`"),
+        ({"target": 99.0}, "between -1 and 1"),
+        ({"target": -1.0, "metric": "MSE"}, "never negative"),
+        ({"target": 0.9, "metric": "MSE", "evaluate": lambda model: 1.0}, "give one of them"),
+        ({"target": 0.9, "higher_is_better": False}, "a metric knows its own"),
         ({"target": 0.9, "samples": 0}, "samples"),
         ({"target": 0.9, "evaluate": 1}, "function"),
         ({"target": 0.9, "prepare_args": {"out_dir": "."}}, "out_dir, which tune itself"),
