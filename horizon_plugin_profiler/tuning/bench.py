@@ -136,6 +136,18 @@ class Bench:
             return None
         return _with_scales(model, {path: q.scale for path, q in mixture.items() if q.has_statistics})
 
+    def gives_the_same(self, setter: Any, raised: Collection[Site]) -> bool:
+        """Does the model that is prepared anew with a setter give the very numbers of a mixture, with its scales?"""
+        with quiet():
+            expected = run(self.mixed.raise_to(raised), self.data.measured)
+            model = self.with_setter(setter, raised)
+            found = None if model is None else run(model, self.data.measured)
+        return found is not None and all(
+            torch.equal(x, y)
+            for one, other in zip(found, expected, strict=True)
+            for x, y in zip(one, other, strict=True)
+        )
+
     def prepared_with(self, setter: Any) -> nn.Module:
         """The model prepared with a setter and calibrated."""
         model = prepare(self.model, self.data.calibration[0], setter, out_dir=None, **self.prepared)

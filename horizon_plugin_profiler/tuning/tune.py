@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from horizon_plugin_profiler.tuning.answer import Bounds, Trial, TuningResult
 from horizon_plugin_profiler.tuning.bench import Bench, Data, quiet
+from horizon_plugin_profiler.tuning.budget import Budget
 from horizon_plugin_profiler.tuning.judge import Evaluate, Judge
+from horizon_plugin_profiler.tuning.learning import learn
 from horizon_plugin_profiler.tuning.request import (
     allows_both_int16,
     check_request,
@@ -23,12 +24,11 @@ from horizon_plugin_profiler.tuning.request import (
     on_march,
     prepare_arguments,
 )
-from horizon_plugin_profiler.tuning.rungs import REWRITES, Learning, Rung, rewritten, state_of
+from horizon_plugin_profiler.tuning.rungs import REWRITES, Learning, rewritten
 from horizon_plugin_profiler.tuning.survey import Survey
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
-from horizon_plugin_pytorch.analysis.tuning.costs import Cost, cost_of, raising_costs
+from horizon_plugin_pytorch.analysis.tuning.costs import Cost, cost_of
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
-from horizon_plugin_pytorch.analysis.tuning.outputs import run
 from horizon_plugin_pytorch.analysis.tuning.search import Additive, Search, compatible, gram_order, lowest_ratio
 from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, Site
 from horizon_plugin_pytorch.calibration.batches import take_batches
@@ -45,7 +45,7 @@ from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy, QATMode, get_qa
 from horizon_plugin_pytorch.watch.undisturbed import undisturbed
 from horizon_plugin_pytorch.workflow.float_model import require_float
 
-STATE, LEARNED = "tuning.pt", "tuning_learned.pt"
+STATE = "tuning.pt"
 _DRAWS = 3  # vectors of signs of a probe
 _REMEASURED, _KEPT = 0.3, 12  # the share of the sites that is measured exactly, while so many forwards are left
 _SHARE, _LEAST = 0.6, 30  # forwards for each operator, and for a small model
@@ -130,6 +130,7 @@ def tune(
         resume: go on from the state of an earlier run with the same model, data and settings.
         progress: show a bar with the time that is left.
 
+    >>> import torch
     >>> from horizon_plugin_pytorch.quantization import QuantWrapper
     >>> net = QuantWrapper(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2))).eval()
     >>> data = [torch.randn(4, 4, generator=torch.Generator().manual_seed(0))]
@@ -155,20 +156,11 @@ def tune(
         measured = measured_on(batches, samples)
         learned = batches[len(measured) :] if evaluate is None else batches
         learning = Learning.of(adaround, train_steps, learned)
-        settings: list[Any] = [
-            str(require_march("tune")),
-            judge.metric,
-            evaluate,
-            arguments,
-            dict(fixed_scales or {}),
-            int8_gemms,
-        ]
+        settings: list[Any] = [judge.metric, evaluate, arguments, dict(fixed_scales or {}), int8_gemms]
         settings += [search_scales] if search_scales else []
         settings += [rewrites, describe(model)] if rewrites else []
-        level = ConsistencyStrategy.get_consistency_level()
-        settings += [f"consistency level {level}"] if level else []
-        settings += [str(get_qat_mode())] if get_qat_mode() != QATMode.FuseBN else []
-        key = f"{digest([describe(versions[-1]), batches, len(measured), settings, seed, _DRAWS]):016x}"
+        about = [describe(versions[-1]), batches, len(measured), _surroundings(settings), seed, _DRAWS]
+        key, level = f"{digest(about):016x}", ConsistencyStrategy.get_consistency_level()
         ledger = Ledger(None if out_dir is None else Path(out_dir) / STATE, key, resume)
         with tqdm(desc="tune", disable=not progress, unit="forward") as bar:
             bench = Bench(
@@ -189,6 +181,14 @@ def tune(
             if search_scales:
                 tuning.notes.append(f"After `calibrate` call `search_scales(model, batches, samples={samples})`.")
             return tuning.run(int16_share, int16_operations)
+
+
+def _surroundings(settings: list[Any]) -> list[Any]:
+    """Settings of a call, between those of the process that models are prepared with."""
+    level, mode = ConsistencyStrategy.get_consistency_level(), get_qat_mode()
+    others = [f"consistency level {level}"] if level else []
+    others += [str(mode)] if mode != QATMode.FuseBN else []
+    return [str(require_march("tune")), *settings, *others]
 
 
 def _allowed(bench: Bench) -> int:
@@ -371,31 +371,14 @@ class _Tuning:
         operations: float | None,
     ) -> TuningResult:
         """The best mixture for a budget, and what smaller ones give."""
-        bench = self.bench
-        bench.bar.set_description("tune: budget")
-        cost = cost_of(bench.mixed.raise_to(()), bench.data.measured[0])
-        if share is not None:
-            most = int(share * bench.survey.operators + 1e-9)
-            costs = dict.fromkeys(bench.sites, 1.0)
-            limit = float(most)
-        else:
-            assert operations is not None
-            by_taker = raising_costs(bench.survey.takers, cost)
-            costs = {
-                site: float(
-                    by_taker.get(site.operator, 0)
-                    if site.kind == ACTIVATION
-                    else cost.by_operator.get(site.operator, 0)
-                )
-                for site in bench.sites
-            }
-            limit = operations * sum(cost.products.values())
+        self.bench.bar.set_description("tune: budget")
+        budget = Budget.of(self.bench, share, operations)
         candidates: dict[str, list[Site]] = {}
         for part in (0.25, 0.5, 0.75, 1.0):
-            solved = set(compatible(additive.best_within(costs, part * limit), self.conflicts))
+            solved = set(compatible(additive.best_within(budget.costs, part * budget.limit), self.conflicts))
             candidates[f"{part:.0%} of the budget, by the sum"] = [site for site in by_sum if site in solved]
-        candidates["the budget, by sensitivity together"] = _fill(by_gram, costs, limit)
-        candidates["the budget, by sensitivity"] = _fill(by_sum, costs, limit)
+        candidates["the budget, by sensitivity together"] = budget.fill(by_gram)
+        candidates["the budget, by sensitivity"] = budget.fill(by_sum)
         best: list[Site] = []
         for what, raised in candidates.items():
             value = self.try_(raised, what)
@@ -474,50 +457,17 @@ class _Tuning:
         if additive is not None and is_met and self.target is not None:
             result.bounds = self.bounds(additive, raised)
         result.forwards = bench.forwards
-        self.verify(result, raised)
+        result.is_verified = bench.gives_the_same(result.setter(), raised)
+        if not result.is_verified:
+            result.notes.append(
+                "The model that is prepared with this setter gives other numbers than the mixture that was measured: "
+                "evaluate it before you rely on the value above."
+            )
         if self.learning.rungs:
-            self.learn(result, raised)
+            learn(result, self.bench, raised, self.learning, self.out_dir)
         if self.out_dir is not None:
             result.write(self.out_dir)
         return result
-
-    def learn(self, result: TuningResult, raised: Collection[Site]) -> None:
-        """AdaRound and training of the answer; what does not help is taken back."""
-        bench, path = self.bench, None if self.out_dir is None else Path(self.out_dir) / LEARNED
-        key = f"{bench.ledger.key} {bench.key(raised)} {self.learning.key}"
-        known = Ledger(path, key, bench.ledger.resume)
-        with quiet():
-            model = bench.with_setter(result.setter(), raised)
-            if model is None:
-                model = bench.prepared_with(result.setter())
-            value = result.value if result.is_verified else bench.value_of(model, "the answer")
-        count = len(result.formats)
-        for name, climb in self.learning.rungs.items():
-            bench.bar.set_description(f"tune: {name}")
-            before = state_of(model)
-
-            def climbed(climb: Rung = climb, name: str = name) -> tuple[dict[str, Tensor], float]:
-                with quiet():
-                    climb(model, bench.model)
-                    return state_of(model), bench.value_of(model, f"the answer after {name}")
-
-            state, found = known.get(name, climbed)
-            met = None if self.target is None else self.judge.is_met(found, self.target)
-            self.steps.append(Trial(f"the answer after {name}", count, result.share, found, None, met))
-            is_kept = self.judge.better(found, value)
-            model.load_state_dict(state if is_kept else before)
-            if is_kept:
-                value = found
-                result.learned.append(name)
-            else:
-                result.notes.append(f"{name} does not help ({found:.6g} after {value:.6g}), and is left out.")
-        result.value, result.prepared_model = value, model
-        if self.target is not None:
-            result.is_met = self.judge.is_met(value, self.target)
-        told = f"{len(self.learning.batches)} batches"
-        if result.learned:
-            which = "that nothing is measured on" if self.judge.evaluate is None else "of calibration"
-            result.notes.append(f"{' and '.join(result.learned)} learned from {told} {which}.")
 
     def _cost(self, raised: Collection[Site]) -> Cost:
         return cost_of(self.bench.mixed.raise_to(raised), self.bench.data.measured[0])
@@ -533,31 +483,3 @@ class _Tuning:
         rho = lowest_ratio(additive, real)
         error = max(met)
         return Bounds(len(chosen), additive.fewest(error), additive.fewest(error, rho), rho, error)
-
-    def verify(self, result: TuningResult, raised: Collection[Site]) -> None:
-        """Prepare the model anew with the answer's setter: with the mixture's scales it must give the same numbers."""
-        bench = self.bench
-        with quiet():
-            expected = run(bench.mixed.raise_to(raised), bench.data.measured)
-            model = bench.with_setter(result.setter(), raised)
-            found = None if model is None else run(model, bench.data.measured)
-        result.is_verified = found is not None and all(
-            torch.equal(x, y)
-            for one, other in zip(found, expected, strict=True)
-            for x, y in zip(one, other, strict=True)
-        )
-        if not result.is_verified:
-            result.notes.append(
-                "The model that is prepared with this setter gives other numbers than the mixture that was measured: "
-                "evaluate it before you rely on the value above."
-            )
-
-
-def _fill(order: list[Site], costs: Mapping[Site, float], limit: float) -> list[Site]:
-    """As many of an order as a budget takes."""
-    chosen, left = [], limit
-    for site in order:
-        if costs[site] <= left:
-            chosen.append(site)
-            left -= costs[site]
-    return chosen
