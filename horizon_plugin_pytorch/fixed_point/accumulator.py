@@ -9,7 +9,7 @@ Which route a plan takes never changes a layer's integers: the definition is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,6 +254,15 @@ _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: 
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], *walk: Any) -> Tensor:
+    """A convolution over one to three axes, whose sums are exact if float32 holds them."""
+    run = _CONVOLUTIONS[len(stride)]
+    if torch._C._get_mkldnn_enabled():  # then torch does not take NNPACK, whose transforms are not exact
+        return run(x, weight, bias, stride, *walk)
+    with torch.backends.nnpack.flags(enabled=False):
+        return run(x, weight, bias, stride, *walk)
+
+
 @operator(f"conv(Tensor x, Tensor? residual, {signature(AccumulatorPlan)}, {signature(Geometry)}) -> Tensor")
 def conv(x: Tensor, residual: Tensor | None, *constants: Any) -> Tensor:
     """The layer's sum, requantized per output channel, or as real numbers. Inputs are [N, C, one to three axes]."""
@@ -261,15 +270,11 @@ def conv(x: Tensor, residual: Tensor | None, *constants: Any) -> Tensor:
     stride, padding, dilation, output_padding = (
         geometry.stride, geometry.padding, geometry.dilation, geometry.output_padding,
     )  # fmt: skip
-    run = (_TRANSPOSED if geometry.is_transposed else _CONVOLUTIONS)[len(stride)]
 
     def product(a: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Tensor:
         if geometry.is_transposed:
-            return run(a, w, b, stride, padding, output_padding, groups, dilation)
-        if torch._C._get_mkldnn_enabled():  # then torch does not take NNPACK, whose transforms are not exact
-            return run(a, w, b, stride, padding, dilation, groups)
-        with torch.backends.nnpack.flags(enabled=False):
-            return run(a, w, b, stride, padding, dilation, groups)
+            return _TRANSPOSED[len(stride)](a, w, b, stride, padding, output_padding, groups, dilation)
+        return convolution(a, w, b, stride, padding, dilation, groups)
 
     layout = Layout(geometry.input_axis, 1, geometry.groups, geometry.spread)
     return _run(product, x, residual, plan, layout)

@@ -17,6 +17,7 @@ from horizon_plugin_pytorch.compiled.choice import passes
 from horizon_plugin_pytorch.compiled.passes import is_serial
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import AccumulatorPlan, Geometry
+from horizon_plugin_pytorch.fixed_point.byte_convs import FloatConv, is_on_kernels, pack
 from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     BYTE,
     TWO_BYTES,
@@ -27,6 +28,7 @@ from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     slices,
     walk_of,
 )
+from horizon_plugin_pytorch.fixed_point.kernels import PackedConv, Walk
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, Line, choose_line
 from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 
@@ -44,8 +46,8 @@ class _Piece:
 
 
 def _pieces(plan: AccumulatorPlan, groups: int) -> list[_Piece]:
-    """The pieces of a convolution."""
-    weights = plan.weights
+    """The pieces of a layer; the weights of a linear one are those of a pointwise convolution."""
+    weights = [weight[..., None, None] if weight.dim() == 2 else weight for weight in plan.weights]
     pieces, start = [], 0
     for weight in weights:
         stop = start + weight.shape[1]
@@ -64,12 +66,12 @@ class _Rounding:
         takes_rest: does their layer have as many inputs as they are? A depthwise one has.
     """
 
-    conv: kernels.PackedConv
+    conv: PackedConv
     line: Line
     low: int
     high: int
     rest: Tensor | None = None
-    rest_conv: kernels.PackedConv | None = None
+    rest_conv: PackedConv | None = None
     rest_bias: Tensor | None = None
     rest_factor: Tensor | None = None
     takes_rest: bool = False
@@ -79,7 +81,7 @@ class _Rounding:
         return self.rest is None or sums >= _FEW_SUMS
 
     def __call__(self, taken: Tensor) -> Tensor:
-        """int8, channels last, of unsigned bytes."""
+        """int8, channels last, of an input as the kernel takes it."""
         out = self.conv.rounded(taken, self.line.scale, self.line.offset, self.low, self.high)
         if self.rest is None:
             return out
@@ -95,7 +97,7 @@ class ByteLayer:
     Args:
         geometry: of a convolution; None for a linear layer.
         input_range: smallest and largest integer of the input.
-        pieces: of a convolution.
+        pieces: the sums that are added up.
     """
 
     def __init__(
@@ -107,11 +109,10 @@ class ByteLayer:
     ) -> None:
         self._plan, self._geometry, self._pieces = plan, geometry, pieces
         self._range = input_range
-        self._has_negative = input_range[0] < 0
         self._walk = walk_of(geometry)
         self._is_pointwise = self._has_rows()
         self._lock = threading.Lock()
-        self._convs: list[kernels.PackedConv] = []
+        self._convs: list[PackedConv | FloatConv] = []
         self._matrix: Tensor | None = None
         spread = (-1,) if geometry is None else (-1, 1, 1)
         self._factor = plan.factor.reshape(spread)
@@ -133,13 +134,12 @@ class ByteLayer:
             return None
         if plan.factor.dtype == torch.float64 or not is_within(input_range, BYTE):
             return WideLayer.of(plan, geometry, input_range)
-        return cls(plan, geometry, input_range, [] if geometry is None else _pieces(plan, geometry.groups))
+        return cls(plan, geometry, input_range, _pieces(plan, 1 if geometry is None else geometry.groups))
 
     @property
     def nbytes(self) -> int:
         """Memory of the packed weights, about."""
-        weights = [piece.weight for piece in self._pieces] or self._plan.weights[:1]
-        return sum(weight.numel() for weight in weights)
+        return sum(piece.weight.numel() for piece in self._pieces)
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         """The layer's output: int8 or int16, channels last; real numbers where the plan says so.
@@ -157,7 +157,7 @@ class ByteLayer:
         """Is it a convolution that is a linear layer of each pixel?"""
         if self._geometry is None or len(self._plan.weights) > 1:
             return False
-        return self._plan.weights[0].shape[2:].numel() == 1 and self._walk == kernels.Walk()
+        return self._plan.weights[0].shape[2:].numel() == 1 and self._walk == Walk()
 
     def _may_round(self) -> bool:
         """Are its sums one float32 number that only has to be multiplied and rounded to a byte?"""
@@ -176,14 +176,15 @@ class ByteLayer:
                 return None
             with self._lock, torch.inference_mode(False), torch.no_grad():
                 if not self._is_rounding_known:
-                    self._rounding = self._find_rounding(torch.Size(shape)) if kernels.are_kernels_rounding() else None
+                    may_round = is_on_kernels(self._range) and kernels.are_kernels_rounding()
+                    self._rounding = self._find_rounding(torch.Size(shape)) if may_round else None
                     self._is_rounding_known = True
         rounding = self._rounding
         return rounding if rounding is not None and rounding.is_faster(sums) else None
 
     def _find_rounding(self, shape: torch.Size) -> _Rounding | None:
         plan, walk = self._plan, self._walk
-        weight = self._pieces[0].weight if self._pieces else self._whole_matrix()[..., None, None]
+        weight = self._pieces[0].weight
         size = weight.flatten(1).float().abs().sum(1, dtype=torch.float64)  # a byte cannot hold that of -128
         reach = size * max(-self._range[0], self._range[1])
         if float(reach.max()) >= EXACT_FLOAT32:
@@ -196,32 +197,42 @@ class ByteLayer:
         if len(rest) > _MOST_UNPROVED * len(weight) or (len(rest) and walk.groups > 1 and not is_depthwise):
             return None
         conv = self._convs[0] if self._convs else self._pack_for(weight, walk, shape)
+        assert isinstance(conv, PackedConv)
         if len(rest) == 0:
             return _Rounding(conv, line, plan.low, plan.high)
         takes_rest = is_depthwise and walk.groups > 1
         rest_walk = replace(walk, groups=len(rest)) if takes_rest else walk
         rest_conv = self._pack_for(weight[rest], rest_walk, shape)
+        assert isinstance(rest_conv, PackedConv)
         bias, factor = None if plan.bias is None else plan.bias[rest], plan.factor[rest].reshape(-1, 1, 1)
         return _Rounding(conv, line, plan.low, plan.high, rest, rest_conv, bias, factor, takes_rest)
 
     def _linear(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
+        if not is_on_kernels(self._range):
+            return None
         rows = x.reshape(-1, x.shape[-1])
         rounding = None
         if residual is None:
             rounding = self._rounding_of(len(rows) * len(self._factor), (1, x.shape[-1], len(rows), 1))
         if rounding is not None:  # rows are the positions of an image
-            image = rounding(self._bytes_of(rows.t()[None, :, :, None]))
+            image = rounding(rounding.conv.taken(_as_image(rows)))
             return image[0, :, :, 0].t().reshape(*x.shape[:-1], image.shape[1])
-        matrix = self._matrix if self._matrix is not None else self._transpose()
-        shape = (*x.shape[:-1], matrix.shape[1])
+        shape = (*x.shape[:-1], len(self._factor))
         if residual is not None and residual.shape != shape:
             return None
         added = None if residual is None else residual.reshape(-1, shape[-1])
         out = new_output(self._plan, (len(rows), shape[-1]), torch.contiguous_format)
         for part in slices(len(rows), max(_CHUNK // max(shape[-1], x.shape[-1]), 1)):
-            acc = kernels.multiply(rows[part].to(torch.int8), matrix)
-            self._finish(acc, None if added is None else added[part], out[part])
+            self._finish(self._sums_of_rows(rows[part]), None if added is None else added[part], out[part])
         return out.reshape(shape)
+
+    def _sums_of_rows(self, rows: Tensor) -> Tensor:
+        """The sums of a linear layer: int32 without the bias, or float32 with it."""
+        if kernels.has_products():
+            return kernels.multiply(
+                rows.to(torch.int8), self._matrix if self._matrix is not None else self._transpose()
+            )
+        return self._sums_of_images(_as_image(rows))[0, :, :, 0].t()
 
     def _transpose(self) -> Tensor:
         """The matrix of a linear layer."""
@@ -247,18 +258,18 @@ class ByteLayer:
         sizes = output_sizes(x.shape, self._pieces[0].weight.shape, self._walk)
         if min(sizes) <= 0 or (residual is not None and residual.shape != sizes):
             return None
-        if self._is_pointwise and sizes.numel() < _FEW_SUMS:
+        if self._is_pointwise and sizes.numel() < _FEW_SUMS and kernels.has_products():
             return self._pixels(x, residual, sizes)
         rounding = self._rounding_of(sizes.numel(), x.shape) if residual is None else None
         if rounding is not None:
-            return rounding(self._bytes_of(x))
+            return rounding(rounding.conv.taken(x))
         out = new_output(self._plan, sizes, torch.channels_last)
         step = max(_CHUNK // sizes[1:].numel(), 1)
         if step >= sizes[0]:
-            self._finish(self._sums_of_images(self._bytes_of(x)), residual, out)
+            self._finish(self._sums_of_images(x), residual, out)
             return out
         for part in slices(sizes[0], step):
-            acc = self._sums_of_images(self._bytes_of(x[part]))
+            acc = self._sums_of_images(x[part])
             self._finish(acc, None if residual is None else residual[part], out[part])
         return out
 
@@ -271,8 +282,9 @@ class ByteLayer:
         self._finish(acc.permute(0, 3, 1, 2), residual, out)
         return out
 
-    def _sums_of_images(self, taken: Tensor) -> Tensor:
-        convs = self._convs or self._pack(taken.shape)
+    def _sums_of_images(self, x: Tensor) -> Tensor:
+        convs = self._convs or self._pack(x.shape)
+        taken = convs[0].taken(x)
         if len(convs) == 1:
             return convs[0](taken, self._plan.bias)
         total: Tensor | None = None
@@ -285,25 +297,14 @@ class ByteLayer:
         assert total is not None
         return total if self._bias is None else total.add_(self._bias)
 
-    def _pack(self, shape: torch.Size) -> list[kernels.PackedConv]:
+    def _pack(self, shape: torch.Size) -> list[PackedConv | FloatConv]:
         with self._lock, torch.inference_mode(False), torch.no_grad():  # they outlive the call
             if not self._convs:
                 self._convs = [self._pack_for(p.weight, self._walk, shape) for p in self._pieces]
         return self._convs
 
-    def _pack_for(self, weight: Tensor, walk: kernels.Walk, shape: torch.Size) -> kernels.PackedConv:
-        weight = weight.to(torch.int8)
-        weight = weight.unsqueeze(2) if weight.dim() == 3 else weight
-        count, _, height, width = shape
-        seen = torch.Size([count, weight.shape[1] * walk.groups, height, width])
-        return kernels.PackedConv(weight, walk, 128 if self._has_negative else 0, seen)
-
-    def _bytes_of(self, x: Tensor) -> Tensor:
-        """What convolutions take: unsigned bytes, channels last; 128 more if there are negatives."""
-        if x.dtype != torch.int8:
-            x = torch.empty(x.shape, dtype=torch.int8, memory_format=torch.channels_last).copy_(x)
-        taken = x.contiguous(memory_format=torch.channels_last).view(torch.uint8)
-        return taken.bitwise_xor(128) if self._has_negative else taken
+    def _pack_for(self, weight: Tensor, walk: Walk, shape: torch.Size) -> PackedConv | FloatConv:
+        return pack(weight.to(torch.int8), walk, self._range, shape)
 
     def _finish(self, acc: Tensor, residual: Tensor | None, out: Tensor) -> None:
         """Residual, requantization and the output's type, of sums that this may write to.
@@ -339,6 +340,11 @@ class ByteLayer:
             return False
         made.settle(sums, bias, added, self._residual_factor, self._factor, (plan.low, plan.high), given)
         return True
+
+
+def _as_image(rows: Tensor) -> Tensor:
+    """Rows as the positions of an image."""
+    return rows.t()[None, :, :, None]
 
 
 def _rows_of(x: Tensor) -> Tensor | None:

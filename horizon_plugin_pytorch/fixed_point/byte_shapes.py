@@ -11,7 +11,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import AccumulatorPlan, Geometry
 
-BYTE, TWO_BYTES = (-128, 127), (-(1 << 15), (1 << 15) - 1)
+SEVEN_BITS, BYTE, TWO_BYTES = (0, 127), (-128, 127), (-(1 << 15), (1 << 15) - 1)
 
 
 def is_plain(x: Tensor) -> bool:

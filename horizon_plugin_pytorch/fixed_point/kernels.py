@@ -1,13 +1,16 @@
 """Sums of products of bytes on the CPU's integer instructions.
 
 torch has such kernels (oneDNN's), but not in its public API: this file alone calls them. On a CPU without dot products
-of bytes (VNNI) they saturate sums of 16 bits and are wrong, so that nothing is taken on trust: before the first use in
-a process they must give the exact sums of operands that would saturate. Where they do not, and where they are
-turned off, layers run on float32 as `accumulator.py` has it. The integers are the same.
+of bytes (VNNI) they add two products in 16 bits, which saturate, so that nothing is taken on trust: before the first
+use in a process they must give the exact sums of operands that would saturate. On CPUs where they do not, they are
+tried once more with inputs from 0 to 127, as they are behind a ReLU: two products of these fit. Then such layers run on
+them, and the convolutions between them on float32 sums of bytes (`FloatConv`). Where they fail again, and where
+they are turned off, layers run on float32 as `accumulator.py` has it. The integers are the same.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import itertools
 import os
@@ -53,11 +56,23 @@ class PackedConv:
         self._geometry = list(walk.stride), list(walk.padding), list(walk.dilation), walk.groups
         self._packed = torch.ops.onednn.qconv_prepack(weight, self._scale, 1.0, zero_point, *self._geometry, shape)
 
+    def taken(self, x: Tensor) -> Tensor:
+        """Integers of a byte as the other methods want them: uint8, channels last, the zero point added.
+
+        Those that are uint8 have it already.
+        """
+        if x.dtype == torch.uint8:
+            return x.contiguous(memory_format=torch.channels_last)
+        if x.dtype != torch.int8:
+            x = torch.empty(x.shape, dtype=torch.int8, memory_format=torch.channels_last).copy_(x)
+        taken = x.contiguous(memory_format=torch.channels_last).view(torch.uint8)
+        return taken.bitwise_xor(128) if self._zero_point else taken  # the zero point is 128
+
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Sums and bias in float32, channels last: exact while they stay below 2**24.
 
         Args:
-            x: uint8, channels last.
+            x: as `taken` gives it.
         """
         return torch.ops.onednn.qconv2d_pointwise(
             x, 1.0, self._zero_point, self._packed, self._scale, self._zeros, bias, *self._geometry,
@@ -82,6 +97,8 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 class Conv(Protocol):
     """What a convolution can do: see `PackedConv`."""
+
+    def taken(self, x: Tensor) -> Tensor: ...
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
 
@@ -113,28 +130,40 @@ _CONVOLUTIONS = {
     "one row": (16, 16, (1, 5), Walk((1, 1), (0, 2)), (1, 33)),
 }
 _PRODUCTS = ((33, 1025, 40), (1, 64, 16), (17, 5, 9), (64, 384, 128), (3, 1, 5), (2, 2, 3), (5, 3, 1))
+# Of an operand with integers between two limits.
 _FILLS = {
-    "largest": lambda shape, generator: torch.full(shape, 127.0),
-    "ends": lambda shape, generator: torch.randint(2, shape, generator=generator) * 255.0 - 128,
-    "high": lambda shape, generator: torch.randint(120, 128, shape, generator=generator).float(),
-    "small": lambda shape, generator: torch.randint(-1, 2, shape, generator=generator).float(),
+    "largest": lambda shape, low, high, generator: torch.full(shape, float(high)),
+    "ends": lambda shape, low, high, generator: torch.randint(2, shape, generator=generator) * float(high - low) + low,
+    "high": lambda shape, low, high, generator: torch.randint(high - 7, high + 1, shape, generator=generator).float(),
+    "small": lambda shape, low, high, generator: torch.randint(max(low, -1), 2, shape, generator=generator).float(),
 }
 # Of the input and of the weights. The last has small sums, whose terms with a zero point are beyond 2**24.
 _PATTERNS = (("largest", "largest"), ("ends", "ends"), ("small", "high"))
 
 
-def disproof(kernels: Kernels) -> str:
+class Reach(enum.Enum):
+    """The inputs for which kernels are exact."""
+
+    BYTES = "all inputs of 8 bits"
+    SEVEN_BITS = "inputs from 0 to 127, as behind a ReLU"
+    NOTHING = "no inputs"
+
+
+def disproof(kernels: Kernels, reach: Reach = Reach.BYTES) -> str:
     """What shows that the kernels are not exact on this machine; empty if they give every sum.
+
+    Args:
+        reach: the inputs that are tried. Those of 7 bits are tried in convolutions only.
 
     >>> disproof(Kernels(multiply=lambda a, b: (a.float() @ b.float()).clamp(-32768, 32767).int()))
     'a product of 33x1025 by 1025x40 matrices, largest by largest, has wrong sums'
     """
-    return _first(_failures(kernels))
+    return _first(_failures(kernels, reach))
 
 
-def rounding_disproof(kernels: Kernels) -> str:
+def rounding_disproof(kernels: Kernels, reach: Reach = Reach.BYTES) -> str:
     """What shows that a kernel's own requantization is not that of `PackedConv.rounded`; empty if it is."""
-    return _first(_wrong_roundings(kernels))
+    return _first(_wrong_roundings(kernels, reach))
 
 
 def _first(failures: Iterator[str]) -> str:
@@ -144,20 +173,33 @@ def _first(failures: Iterator[str]) -> str:
         return f"torch refuses a call: {str(error).splitlines()[0]}"
 
 
-def _failures(kernels: Kernels) -> Iterator[str]:
+def _failures(kernels: Kernels, reach: Reach) -> Iterator[str]:
     generator = torch.Generator().manual_seed(0)
+    lowest = -128 if reach is Reach.BYTES else 0
+    if reach is Reach.BYTES:
+        yield from _wrong_products(kernels, generator)
+    for name, (channels, outputs, kernel, walk, image) in _CONVOLUTIONS.items():
+        for inputs, weights in _PATTERNS:
+            x = _FILLS[inputs]((2, channels, *image), lowest, 127, generator)
+            w = _FILLS[weights]((outputs, channels // walk.groups, *kernel), -128, 127, generator)
+            for zero_point in _zero_points(inputs, reach):
+                if not _is_exact(kernels, x, w, walk, zero_point):
+                    yield f"a convolution ({name}), {inputs} by {weights}, zero point {zero_point}, has wrong sums"
+
+
+def _zero_points(inputs: str, reach: Reach) -> tuple[int, ...]:
+    if reach is Reach.SEVEN_BITS:
+        return (0,)
+    return (128, 0) if inputs == "largest" else (128,)
+
+
+def _wrong_products(kernels: Kernels, generator: torch.Generator) -> Iterator[str]:
     for (inputs, weights), (rows, length, columns) in itertools.product(_PATTERNS, _PRODUCTS):
-        a, b = _FILLS[inputs]((rows, length), generator), _FILLS[weights]((columns, length), generator)
+        a = _FILLS[inputs]((rows, length), -128, 127, generator)
+        b = _FILLS[weights]((columns, length), -128, 127, generator)
         got = kernels.multiply(a.to(torch.int8), b.to(torch.int8).t())
         if not torch.equal(got.double(), a.double() @ b.double().t()):
             yield f"a product of {rows}x{length} by {length}x{columns} matrices, {inputs} by {weights}, has wrong sums"
-    for name, (channels, outputs, kernel, walk, image) in _CONVOLUTIONS.items():
-        for inputs, weights in _PATTERNS:
-            x = _FILLS[inputs]((2, channels, *image), generator)
-            w = _FILLS[weights]((outputs, channels // walk.groups, *kernel), generator)
-            for zero_point in (128, 0) if inputs == "largest" else (128,):
-                if not _is_exact(kernels, x, w, walk, zero_point):
-                    yield f"a convolution ({name}), {inputs} by {weights}, zero point {zero_point}, has wrong sums"
 
 
 def _is_exact(kernels: Kernels, x: Tensor, weight: Tensor, walk: Walk, zero_point: int) -> bool:
@@ -168,16 +210,17 @@ def _is_exact(kernels: Kernels, x: Tensor, weight: Tensor, walk: Walk, zero_poin
         exact += bias.reshape(-1, 1, 1)  # type: ignore[union-attr]
     else:  # rounded to float32, once
         bias = None
-    taken = (x + zero_point).to(torch.uint8).contiguous(memory_format=torch.channels_last)
     conv = kernels.conv(weight.to(torch.int8), walk, zero_point, x.shape)
-    return torch.equal(conv(taken, bias), exact.float())
+    return torch.equal(conv(conv.taken(x), bias), exact.float())
 
 
-def _wrong_roundings(kernels: Kernels) -> Iterator[str]:
+def _wrong_roundings(kernels: Kernels, reach: Reach) -> Iterator[str]:
     generator = torch.Generator().manual_seed(0)
+    is_whole = reach is Reach.BYTES
+    signed = 128 if is_whole else 0
     for name, (channels, outputs, kernel, walk, image) in _CONVOLUTIONS.items():
-        for zero_point, (low, high) in ((0, (0, 127)), (128, (-128, 127)), (128, (0, 96))):
-            x = torch.randint(256, (2, channels, *image), generator=generator)
+        for zero_point, (low, high) in ((0, (0, 127)), (signed, (-128, 127)), (signed, (0, 96))):
+            x = torch.randint(256 if is_whole else 128, (2, channels, *image), generator=generator)
             weight = torch.randint(-128, 128, (outputs, channels // walk.groups, *kernel), generator=generator)
             walked = walk.stride, walk.padding, walk.dilation, walk.groups
             sums = F.conv2d((x - zero_point).double(), weight.double(), None, *walked).float()
@@ -195,13 +238,16 @@ def _wrong_roundings(kernels: Kernels) -> Iterator[str]:
                 yield f"a convolution ({name}), limits {low} and {high}, zero point {zero_point}, is rounded otherwise"
 
 
+Proof = Callable[[Kernels, Reach], str]
+
+
 class _Choice:
     """Whether the kernels are used in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_wanted: bool | None = None  # None: as the environment has it
-        self._disproofs: dict[Callable[[Kernels], str], str] = {}  # of the proofs that were tried
+        self._found: dict[tuple[Proof, Reach], str] = {}  # by the proofs that were tried
 
     def want(self, is_wanted: bool | None) -> None:
         self._is_wanted = is_wanted
@@ -217,20 +263,21 @@ class _Choice:
         return _asked_for(os.environ.get(VARIABLE, ""))
 
     @property
-    def disproof(self) -> str:
-        return self._tried(disproof)
+    def reach(self) -> Reach:
+        """The inputs for which the kernels are exact on this machine."""
+        for reach in (Reach.BYTES, Reach.SEVEN_BITS):
+            if not self.found(disproof, reach):
+                return reach
+        return Reach.NOTHING
 
-    @property
-    def rounding_disproof(self) -> str:
-        return self._tried(rounding_disproof)
-
-    def _tried(self, proof: Callable[[Kernels], str]) -> str:
+    def found(self, proof: Proof, reach: Reach) -> str:
         """What a proof found; it is tried once in a process."""
-        if proof not in self._disproofs:
+        key = (proof, reach)
+        if key not in self._found:
             with self._lock:
-                if proof not in self._disproofs:
-                    self._disproofs[proof] = _try(proof, Kernels())
-        return self._disproofs[proof]
+                if key not in self._found:
+                    self._found[key] = _try(proof, reach)
+        return self._found[key]
 
 
 @functools.cache
@@ -242,10 +289,10 @@ def _asked_for(value: str) -> bool:
 
 
 @untraced
-def _try(proof: Callable[[Kernels], str], kernels: Kernels) -> str:
+def _try(proof: Proof, reach: Reach) -> str:
     modes: Any = torch.utils._python_dispatch._disable_current_modes()
     with modes, torch.inference_mode(False), torch.no_grad():
-        return proof(kernels)
+        return proof(Kernels(), reach)
 
 
 _choice = _Choice()
@@ -264,14 +311,24 @@ def use_integer_kernels(is_wanted: bool | None) -> None:
     _choice.want(is_wanted)
 
 
+def kernel_reach() -> Reach:
+    """The inputs for which layers run on integer kernels: wanted, and proved exact by the first call in a process."""
+    return _choice.reach if _choice.is_wanted else Reach.NOTHING
+
+
 def are_kernels_used() -> bool:
-    """Do layers run on integer kernels: wanted, and proved exact? The first call in a process tries them."""
-    return _choice.is_wanted and not _choice.disproof
+    """Do any layers run on integer kernels?"""
+    return kernel_reach() is not Reach.NOTHING
+
+
+def has_products() -> bool:
+    """Is `multiply` proved, and on a kernel? Where bytes have no kernel, torch multiplies number by number."""
+    return kernel_reach() is Reach.BYTES
 
 
 def are_kernels_rounding() -> bool:
     """May kernels requantize their sums themselves? Asked where they are used; the first call in a process tries it."""
-    return not _choice.rounding_disproof
+    return not _choice.found(rounding_disproof, _choice.reach)
 
 
 def integer_kernels() -> str:
@@ -279,7 +336,14 @@ def integer_kernels() -> str:
     if not _choice.is_wanted:
         is_set = _choice.is_set
         return f"off: turned off by {'use_integer_kernels' if is_set else f'the environment variable {VARIABLE}'}"
-    if _choice.disproof:
-        return f"off: not exact on this machine ({_choice.disproof}); layers run on float32, with the same integers"
-    rounding = _choice.rounding_disproof
-    return "on: oneDNN's, proved exact on this machine" + (f"; requantized on float32 ({rounding})" if rounding else "")
+    reach, wrong = _choice.reach, _choice.found(disproof, Reach.BYTES)
+    if reach is Reach.NOTHING:
+        return f"off: not exact on this machine ({wrong}); layers run on float32, with the same integers"
+    rounding = _choice.found(rounding_disproof, reach)
+    requantized = f"; requantized on float32 ({rounding})" if rounding else ""
+    if reach is Reach.BYTES:
+        return f"on: oneDNN's, proved exact on this machine{requantized}"
+    return (
+        f"on: oneDNN's, proved exact on this machine for {reach.value}{requantized}; other layers run on float32, with "
+        f"the same integers (for these the kernels are not exact: {wrong})"
+    )

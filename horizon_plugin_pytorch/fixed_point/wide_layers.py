@@ -28,6 +28,7 @@ from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     channel_parts,
     cut_layer,
 )
+from horizon_plugin_pytorch.fixed_point.byte_convs import FloatConv, pack
 from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     BYTE,
     is_plain,
@@ -48,7 +49,7 @@ _TOP_BIT = -(1 << 15)
 class _Piece:
     """A convolution whose sums are exact: of one byte of the input, over some of its channels (None: all)."""
 
-    conv: kernels.PackedConv
+    conv: kernels.PackedConv | FloatConv
     digit: int
     channels: slice | None
 
@@ -82,7 +83,9 @@ class WideLayer:
         if plan.is_real and plan.factor.dtype == torch.float32:  # a product that float64 would round otherwise
             return None
         parts: list[int] = []
-        if geometry is not None and not _is_pointwise(plan, geometry):
+        if geometry is None and not kernels.has_products():
+            return None
+        if geometry is not None and not (_is_pointwise(plan, geometry) and kernels.has_products()):
             weight = _whole_weight(plan, geometry.groups).float()
             nothing = torch.zeros(len(weight), dtype=torch.float64)
             ranges = _digit_ranges(input_range)
@@ -147,18 +150,23 @@ class WideLayer:
 
     def _sums(self, pieces: list[_Piece], x: Tensor) -> list[Tensor]:
         """The sums of pixels, one tensor for each piece."""
-        if self._dtype == torch.int8:
-            digits = [x.view(torch.uint8)]
-            digits = [digits[0] ^ 128] if self._has_negative else digits
-        else:
-            digits = list(_low_and_high(x, _TOP_BIT if self._has_negative else 0))
         sums = []
-        for piece in pieces:
-            taken = digits[piece.digit]
-            if piece.channels is not None:
-                taken = taken[:, piece.channels].contiguous(memory_format=torch.channels_last)
-            sums.append(_pixels(piece.conv(taken, None)))
+        digits = [x] if self._dtype == torch.int8 else self._digits(x, isinstance(pieces[-1].conv, kernels.PackedConv))
+        for digit, group in itertools.groupby(pieces, lambda piece: piece.digit):
+            some = list(group)
+            whole = some[0].conv.taken(digits[digit])
+            for piece in some:
+                taken = whole
+                if piece.channels is not None:
+                    taken = whole[:, piece.channels].contiguous(memory_format=torch.channels_last)
+                sums.append(_pixels(piece.conv(taken, None)))
         return sums
+
+    def _digits(self, x: Tensor, is_packed: bool) -> list[Tensor]:
+        """The bytes of int16 numbers: the high one signed, or with the zero point of a kernel."""
+        is_turned = is_packed and self._has_negative
+        low, high = _low_and_high(x, _TOP_BIT if is_turned else 0)
+        return [low, high if is_turned else high.view(torch.int8)]
 
     def _rows(self, rows: Tensor, residual: Tensor | None, out: Tensor) -> None:
         """A product of matrices, the input's rows by the weights."""
@@ -219,13 +227,10 @@ class WideLayer:
         """The pieces of one byte of the input."""
         groups, pieces, start = self._walk.groups, [], 0
         whole = _whole_weight(self._plan, groups)
-        whole = whole.unsqueeze(2) if whole.dim() == 3 else whole
-        zero_point = 128 if self._has_negative and digit == len(self._ranges) - 1 else 0
         weights = cut_layer(whole, 1, 1, self._parts[digit], 1, groups).weights
         for weight in weights:
             stop = start + weight.shape[1]
-            seen = torch.Size([shape[0], weight.shape[1] * groups, *shape[2:]])
-            conv = kernels.PackedConv(weight, self._walk, zero_point, seen)
+            conv = pack(weight, self._walk, self._ranges[digit], shape)
             pieces.append(_Piece(conv, digit, slice(start, stop) if groups == 1 and len(weights) > 1 else None))
             start = stop
         return pieces

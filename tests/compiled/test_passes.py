@@ -280,7 +280,7 @@ LAYERS = {  # shape of the weight, groups
 }
 
 
-@pytest.mark.skipif(bool(kernels.disproof(kernels.Kernels())), reason="the kernels of this machine are not exact")
+@pytest.mark.skipif(not kernels.are_kernels_used(), reason="the kernels of this machine are not exact, or off")
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layers_are_the_same(kind: str, bits: int, made: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +303,8 @@ def test_layers_are_the_same(kind: str, bits: int, made: Passes, monkeypatch: py
             residual_scale=torch.tensor([0.3]) if has_residual else None, residual_bits=bits,
         )  # fmt: skip
         layer = fp.ByteLayer.of(plan, walk, (low, most), 8)
+        if walk is None and not kernels.has_products():
+            pytest.skip("linear layers run on float32 here")
         assert isinstance(layer, fp.ByteLayer if bits == 8 else fp.WideLayer)
         shape = (30, rest[0]) if walk is None else (2, rest[0] * groups, 9, 11)
         x = torch.randint(low, most + 1, shape, generator=generator).to(storage)

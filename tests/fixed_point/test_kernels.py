@@ -20,7 +20,8 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.byte_tensor import ByteTensor
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.fixed_point import kernels
-from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk, disproof, rounding_disproof
+from horizon_plugin_pytorch.fixed_point.byte_convs import is_on_kernels
+from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Reach, Walk, disproof, rounding_disproof
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.qtensor import QTensor, byte_qtensor
 from horizon_plugin_pytorch.quantization import (
@@ -48,8 +49,11 @@ Steps = Callable[[Tensor, Tensor, Tensor], Tensor]
 class StandIn:
     """A convolution by its sums, and the steps of its requantization."""
 
-    def __init__(self, sums: Callable[[Tensor], Tensor], steps: Steps) -> None:
-        self.sums, self.steps = sums, steps
+    def __init__(self, sums: Callable[[Tensor], Tensor], steps: Steps, zero_point: int) -> None:
+        self.sums, self.steps, self.zero_point = sums, steps, zero_point
+
+    def taken(self, x: Tensor) -> Tensor:
+        return x + self.zero_point
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         acc = self.sums(x)
@@ -69,7 +73,7 @@ def exact_conv(
         walked = walk.stride, walk.padding, walk.dilation, walk.groups
         return F.conv2d(x.double() - zero_point, weight.double(), None, *walked).float()
 
-    return StandIn(sums, steps)
+    return StandIn(sums, steps, zero_point)
 
 
 def exact_multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -94,17 +98,17 @@ def paired_conv(only: Callable[[Walk, Tensor], bool]) -> Callable[..., StandIn]:
             if not only(walk, weight):
                 return exact(x, None)
             pad = F.pad(x, [walk.padding[1]] * 2 + [walk.padding[0]] * 2, value=zero_point)
-            columns = F.unfold(pad.float(), weight.shape[2:], walk.dilation, 0, walk.stride)
+            columns = F.unfold(pad.double(), weight.shape[2:], walk.dilation, 0, walk.stride)
             size = weight[0].numel()
             columns = columns.reshape(len(x), walk.groups, size, -1)
-            grouped = weight.float().reshape(walk.groups, -1, size)
+            grouped = weight.double().reshape(walk.groups, -1, size)
             terms = torch.einsum("ngip,goi->ngoip", columns, grouped)
             even = size // 2 * 2
             pairs = (terms[..., 0:even:2, :] + terms[..., 1:even:2, :]).clamp(-(2.0**15), 2.0**15 - 1)
             acc = pairs.sum(-2) + terms[..., even:, :].sum(-2) - zero_point * grouped.sum(-1).unsqueeze(-1)
-            return acc.reshape(exact(x, None).shape)
+            return acc.reshape(exact(x, None).shape).float()
 
-        return StandIn(sums, exact.steps)
+        return StandIn(sums, exact.steps, zero_point)
 
     return pack
 
@@ -170,7 +174,7 @@ def test_sums_that_are_rounded_before_the_zero_point_is_taken_off_are_refused() 
             walked = F.pad(x, [walk.padding[1]] * 2 + [walk.padding[0]] * 2, value=zero_point)
             return raw(walked, None) - raw(torch.full_like(walked, zero_point), None)
 
-        return StandIn(sums, raw.steps)
+        return StandIn(sums, raw.steps, zero_point)
 
     assert "long sums" in disproof(Kernels(pack, exact_multiply))
 
@@ -182,8 +186,26 @@ def test_what_torch_does_not_have_is_no_error() -> None:
     assert disproof(Kernels(exact_conv, missing)) == "torch refuses a call: could not create a primitive"
 
 
-def test_a_machine_whose_kernels_saturate_runs_on_float32() -> None:
-    """oneDNN with the instructions of older CPUs: the real kernels of those, which are wrong on any machine."""
+EVERYWHERE = paired_conv(lambda walk, weight: True)
+
+
+def test_kernels_that_saturate_pairs_are_exact_for_inputs_of_seven_bits() -> None:
+    saturating = Kernels(EVERYWHERE, paired_multiply)
+    assert "has wrong sums" in disproof(saturating)
+    assert disproof(saturating, Reach.SEVEN_BITS) == ""
+    assert rounding_disproof(saturating, Reach.SEVEN_BITS) == ""
+
+
+def test_kernels_that_saturate_sums_of_four_are_not() -> None:
+    def pack(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> StandIn:
+        exact = exact_conv(weight, walk, zero_point, shape)
+        return StandIn(lambda x: exact.sums(x).clamp(-(1 << 17), 1 << 17), exact.steps, zero_point)
+
+    assert "has wrong sums" in disproof(Kernels(pack, exact_multiply), Reach.SEVEN_BITS)
+
+
+def test_older_cpus_take_inputs_of_seven_bits_only() -> None:
+    """oneDNN with the instructions of older CPUs: the real kernels of those, which saturate on any machine."""
     run = subprocess.run(
         [sys.executable, "-c", "from horizon_plugin_pytorch import fixed_point as fp; print(fp.integer_kernels())"],
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "HORIZON_INTEGER_KERNELS": "1"},
@@ -191,7 +213,23 @@ def test_a_machine_whose_kernels_saturate_runs_on_float32() -> None:
         text=True,
         check=True,
     )
-    assert run.stdout.startswith("off: not exact on this machine (a product of 33x1025 by 1025x40 matrices")
+    assert run.stdout.startswith("on: oneDNN's, proved exact on this machine for inputs from 0 to 127")
+    assert "other layers run on float32" in run.stdout and "has wrong sums" in run.stdout
+
+
+def test_a_machine_whose_kernels_are_never_exact_runs_on_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, Reach.NOTHING)
+    fp.use_integer_kernels(True)
+    assert fp.integer_kernels().startswith("off: not exact on this machine (wrong on purpose)")
+    assert not fp.are_kernels_used()
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, reach: Reach) -> None:
+    """Let the proofs of inputs beyond `reach` have failed."""
+    order = [Reach.BYTES, Reach.SEVEN_BITS, Reach.NOTHING]
+    beyond = order[: order.index(reach)]
+    monkeypatch.setattr(kernels, "_choice", kernels._Choice())
+    monkeypatch.setattr(kernels._choice, "_found", {(disproof, x): "wrong on purpose" for x in beyond})
 
 
 def test_the_environment_turns_them_off_and_other_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,13 +306,23 @@ def models(dtype: QuantDType = qint8) -> tuple[nn.Module, nn.Module, Tensor]:
 
 
 needs_kernels = pytest.mark.skipif(
-    bool(disproof(Kernels())), reason="the kernels of this machine are not exact, or torch has none"
+    bool(disproof(Kernels(), Reach.SEVEN_BITS)), reason="the kernels of this machine are not exact, or torch has none"
+)
+
+
+# For inputs of all bytes, and products of matrices.
+needs_all_bytes = pytest.mark.skipif(
+    bool(disproof(Kernels())), reason="the kernels of this machine are not exact for all inputs, or torch has none"
 )
 
 
 @needs_kernels
+@pytest.mark.parametrize("reach", [Reach.BYTES, Reach.SEVEN_BITS])
 @pytest.mark.parametrize("dtype", [qint8, qint16], ids=str)
-def test_models_give_the_same_bits_with_and_without(dtype: QuantDType) -> None:
+def test_models_give_the_same_bits_with_and_without(
+    dtype: QuantDType, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, reach)
     qat, quantized, data = models(dtype)
     results = []
     with torch.no_grad():
@@ -474,7 +522,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@needs_kernels
+@needs_all_bytes
 @pytest.mark.parametrize("limit", [127, 32767], ids=["int8", "int16"])
 def test_weights_of_linear_layers_become_bytes_at_once(limit: int) -> None:
     """A layer whose input has a new scale at every step, as in training, makes them at every step."""
@@ -523,6 +571,8 @@ def test_kernels_that_requantize_give_the_integers_of_the_definition(
     walk = None if axes == 0 else fp.Geometry([1] * axes, [1] * axes, [1] * axes, [0] * axes, groups, False)
     layer = fp.ByteLayer.of(plan, walk, (lowest, 127), 8)
     assert layer is not None
+    if walk is None and not is_on_kernels((lowest, 127)):
+        pytest.skip("a linear layer for whose inputs the kernels of this machine are not exact runs on float32")
     size = (1700, shape[1]) if walk is None else (2, shape[1] * groups, *[3000][: axes % 2], *[48] * axes)[: axes + 2]
     x = torch.randint(lowest, 128, size, generator=generator).float()
     x[0] = 127
@@ -535,10 +585,10 @@ def test_kernels_that_requantize_give_the_integers_of_the_definition(
     out = layer(small, None)
     expected = run(small, None, *fp.flatten(*([plan] if walk is None else [plan, walk])))
     assert out is not None and torch.equal(out.float(), expected)
-    assert layer._rounding is not None or kind in ("grouped", "linear")
+    assert layer._rounding is not None or kind in ("grouped", "linear") or not is_on_kernels((lowest, 127))
 
 
-@needs_kernels
+@needs_all_bytes
 @pytest.mark.parametrize("lowest", [-128, 0], ids=["signed", "relu"])
 @pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
 @pytest.mark.parametrize("axes", [1, 2])
