@@ -208,7 +208,7 @@ class ByteLayer:
         return _Rounding(conv, line, plan.low, plan.high, rest, rest_conv, bias, factor, takes_rest)
 
     def _linear(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
-        if not is_on_kernels(self._range):
+        if not is_on_kernels(self._range) and (len(self._pieces) > 1 or x.dtype != torch.int8):
             return None
         rows = x.reshape(-1, x.shape[-1])
         rounding = None
@@ -220,25 +220,38 @@ class ByteLayer:
         shape = (*x.shape[:-1], len(self._factor))
         if residual is not None and residual.shape != shape:
             return None
-        added = None if residual is None else residual.reshape(-1, shape[-1])
         out = new_output(self._plan, (len(rows), shape[-1]), torch.contiguous_format)
-        for part in slices(len(rows), max(_CHUNK // max(shape[-1], x.shape[-1]), 1)):
-            self._finish(self._sums_of_rows(rows[part]), None if added is None else added[part], out[part])
+        self._rows(rows, None if residual is None else residual.reshape(-1, shape[-1]), out)
         return out.reshape(shape)
 
+    def _rows(self, rows: Tensor, residual: Tensor | None, out: Tensor) -> None:
+        """Rows of a linear layer, or the pixels of a pointwise one, some at a time."""
+        for part in slices(len(rows), max(_CHUNK // max(out.shape[1], rows.shape[1]), 1)):
+            acc, given = self._sums_of_rows(rows[part]), out[part]
+            added = None if residual is None else residual[part]
+            if self._geometry is not None:
+                acc, given, added = _as_image(acc), _as_image(given), None if added is None else _as_image(added)
+            self._finish(acc, added, given)
+
     def _sums_of_rows(self, rows: Tensor) -> Tensor:
-        """The sums of a linear layer: int32 without the bias, or float32 with it."""
+        """int32 without the bias, or float32 with it."""
         if kernels.has_products():
             return kernels.multiply(
                 rows.to(torch.int8), self._matrix if self._matrix is not None else self._transpose()
             )
-        return self._sums_of_images(_as_image(rows))[0, :, :, 0].t()
+        if is_on_kernels(self._range):
+            return self._sums_of_images(_as_image(rows))[0, :, :, 0].t()
+        matrix = self._matrix if self._matrix is not None else self._transpose()
+        return (
+            torch.mm(rows.float(), matrix) if self._bias is None else torch.addmm(self._plan.bias, rows.float(), matrix)
+        )
 
     def _transpose(self) -> Tensor:
         """The matrix of a linear layer."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._matrix is None:
-                self._matrix = self._whole_matrix().t()
+                matrix = self._whole_matrix().t()
+                self._matrix = matrix if kernels.has_products() else matrix.float()
         return self._matrix
 
     def _whole_matrix(self) -> Tensor:
@@ -258,7 +271,7 @@ class ByteLayer:
         sizes = output_sizes(x.shape, self._pieces[0].weight.shape, self._walk)
         if min(sizes) <= 0 or (residual is not None and residual.shape != sizes):
             return None
-        if self._is_pointwise and sizes.numel() < _FEW_SUMS and kernels.has_products():
+        if self._is_pointwise and self._is_product(sizes.numel()):
             return self._pixels(x, residual, sizes)
         rounding = self._rounding_of(sizes.numel(), x.shape) if residual is None else None
         if rounding is not None:
@@ -273,13 +286,14 @@ class ByteLayer:
             self._finish(acc, None if residual is None else residual[part], out[part])
         return out
 
+    def _is_product(self, sums: int) -> bool:
+        """Is a pointwise convolution to run as a product of matrices? For few pixels this kernel is reached sooner."""
+        return sums < _FEW_SUMS if kernels.has_products() else not is_on_kernels(self._range)
+
     def _pixels(self, x: Tensor, residual: Tensor | None, sizes: torch.Size) -> Tensor:
-        """The sums of few pixels, as a product of matrices: the way to that kernel is short."""
+        """A pointwise convolution as a product of matrices."""
         out = new_output(self._plan, sizes, torch.channels_last)
-        matrix = self._matrix if self._matrix is not None else self._transpose()
-        rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])  # no copy where channels are last
-        acc = kernels.multiply(rows.to(torch.int8), matrix).reshape(sizes[0], *sizes[2:], sizes[1])
-        self._finish(acc.permute(0, 3, 1, 2), residual, out)
+        self._rows(_pixels_of(x), None if residual is None else _pixels_of(residual), _pixels_of(out))
         return out
 
     def _sums_of_images(self, x: Tensor) -> Tensor:
@@ -345,6 +359,11 @@ class ByteLayer:
 def _as_image(rows: Tensor) -> Tensor:
     """Rows as the positions of an image."""
     return rows.t()[None, :, :, None]
+
+
+def _pixels_of(x: Tensor) -> Tensor:
+    """The pixels of images, in rows; no copy where channels are last."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
 def _rows_of(x: Tensor) -> Tensor | None:
