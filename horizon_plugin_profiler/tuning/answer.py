@@ -40,6 +40,8 @@ class Trial:
         value: what it is judged by.
         error: the squared relative error of the outputs; None where it was not measured.
         is_met: does it meet the target? None where there is none.
+        is_mixture: is it a mixture of the model that the answer is for, as calibration leaves it? Not so is what was
+            run before the model was rewritten, or after it has learned.
     """
 
     what: str
@@ -48,6 +50,7 @@ class Trial:
     value: float
     error: float | None
     is_met: bool | None
+    is_mixture: bool = True
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Bounds:
         corrected: the same with every sum multiplied by `rho`.
         rho: the lowest real error over the sum of errors, of all mixtures that were run.
         error: the largest squared relative error of the outputs among the mixtures that met the target.
+        half: how many operators are float16 besides, in all these mixtures.
     """
 
     chosen: int
@@ -67,14 +71,16 @@ class Bounds:
     corrected: int | None
     rho: float
     error: float
+    half: int = 0
 
     def __str__(self) -> str:
         def told(count: int | None) -> str:
             return "no number" if count is None else str(count)
 
         raised = "1 result or weight is raised" if self.chosen == 1 else f"{self.chosen} results and weights are raised"
+        besides = f" to int16, with {self.half} operators in float16 besides" if self.half else ""
         return (
-            f"{raised}. If errors added up exactly, at least "
+            f"{raised}{besides}. If errors added up exactly, at least "
             f"{told(self.additive)} would be needed for an output error of {self.error:.3g}; if they came to no less "
             f"than rho = {self.rho:.3f} times their sum, as in all mixtures that were run, at least "
             f"{told(self.corrected)}. Both bounds are conditional on that."
@@ -180,6 +186,7 @@ class TuningResult:
             [s.what, s.raised, f"{s.share:.1%}", f"{s.value:.6g}", "" if s.error is None else f"{s.error:.3g}", _met(s)]
             for s in self.steps
         ]
+        best = [[f"{s.share:.1%}", s.raised, f"{s.value:.6g}", s.what] for s in self.front()]
         names = sorted({name for cost in self.costs.values() for name in cost.products})
         costs = [
             [what, *(f"{cost.products.get(name, 0):,}" for name in names), f"{cost.traffic:,}"]
@@ -188,6 +195,9 @@ class TuningResult:
         return {
             "Formats that are not int8": Table(["operator", "formats", "why"], chosen),
             "What was run": Table(["mixture", "not int8", "share", self.name, "output error", "target"], steps),
+            "The best that was run for each share of operators (Pareto)": Table(
+                ["share", "not int8", self.name, "mixture"], best
+            ),
             "Multiply-accumulates by format, and bytes read and written, of one batch": Table(
                 ["", *names, "bytes"], costs
             ),
@@ -232,7 +242,8 @@ class TuningResult:
         """The mixtures that no other is better than with as few operators beyond int8, the fewest first."""
         found: list[Trial] = []
         sign = 1 if self.higher_is_better else -1
-        for step in sorted(self.steps, key=lambda step: (step.share, -sign * step.value)):
+        mixtures = (step for step in self.steps if step.is_mixture)
+        for step in sorted(mixtures, key=lambda step: (step.share, -sign * step.value)):
             if not found or sign * step.value > sign * found[-1].value:
                 found.append(step)
         return found

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from horizon_plugin_profiler.tuning.answer import templates
 from horizon_plugin_profiler.tuning.judge import Judge
 from horizon_plugin_profiler.tuning.survey import Survey
+from horizon_plugin_pytorch.analysis.tuning.followers import leaders_of
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
 from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, run
 from horizon_plugin_pytorch.analysis.tuning.probe import Estimate, measure, probe
@@ -79,6 +80,9 @@ class Bench:
         self.mixed = MixedModel(self._calibrated(qint8), self._calibrated(qint16))
         # What prepare puts between formats cannot be named in a setter: it follows what is around it.
         self.sites = [site for site in self.mixed.sites if site.operator in self.survey.names]
+        followers = [site for site in self.mixed.sites if site.operator not in self.survey.names]
+        if followers:
+            self.mixed.leaders = leaders_of(self.mixed.model, self.data.measured[0], followers, self.sites)
         self._number = {site: i for i, site in enumerate(self.sites)}
         self._prefix = ",".join(sorted(self.half))
         with self.mixed.in_float() as model:

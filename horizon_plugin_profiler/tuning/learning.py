@@ -52,7 +52,8 @@ def learn(
 
         state, found = known.get(name, climbed)
         met = None if target is None else judge.is_met(found, target)
-        result.steps.append(Trial(f"the answer after {name}", len(result.formats), result.share, found, None, met))
+        what, count = f"the answer after {name}", len(result.formats)
+        result.steps.append(Trial(what, count, result.share, found, None, met, is_mixture=False))
         is_kept = judge.better(found, value)
         model.load_state_dict(state if is_kept else before)
         if is_kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import textwrap
 from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ def source_of(result: TuningResult) -> str:
     arguments = _written(result.prepare_args)
     body = _BODY.format(
         formats=_dictionary(
-            f"{_text(path)}: {{{_parts(parts)}}},  # {result.reasons.get(path, '')}".removesuffix("  # ")
+            row
             for path, parts in result.formats.items()
+            for row in _explained(f"{_text(path)}: {{{_parts(parts)}}},", result.reasons.get(path, ""))
         ),
         thresholds=_dictionary(f"{_text(path)}: {end!r}," for path, end in result.thresholds.items()),
         arguments=_dictionary(f"{_text(name)}: {text}," for name, text in arguments.items()),
@@ -39,7 +41,7 @@ def source_of(result: TuningResult) -> str:
     head = _HEAD.format(
         model=result.model,
         march=result.march,
-        summary=result.summary(),
+        summary=_in_docstring(f"{result.summary()}."),
         notes="".join(f"{_in_docstring(note)}\n" for note in result.notes),
     )
     return f"{head}{_imports(body)}\n{body}"
@@ -64,6 +66,14 @@ def _dictionary(rows: Iterable[str]) -> str:
     return f"{{\n{lines}}}" if lines else "{}"
 
 
+def _explained(row: str, why: str) -> list[str]:
+    """A row with its reason behind it or, where that is too long for a line, above it."""
+    whole = f"{row}  # {why}".removesuffix("  # ")
+    if len(whole) <= _LONGEST - 4:
+        return [whole]
+    return [*(f"# {line}" for line in textwrap.wrap(why, _LONGEST - 6)), row]
+
+
 def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -86,7 +96,8 @@ def _is_literal(value: Any) -> bool:
 
 
 def _in_docstring(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"""', "'''")
+    plain = text.replace("\\", "\\\\").replace('"""', "'''")
+    return textwrap.fill(plain, _LONGEST, break_long_words=False, break_on_hyphens=False)
 
 
 _NAMES = {
@@ -117,7 +128,7 @@ def learned(model, batches, path="{file}"):
 
 _HEAD = '''"""Number formats of {model} on {march}.
 
-{summary}.
+{summary}
 {notes}Everything that is not named is int8. Edit it as you like: it is an ordinary setter.
 Call `set_march("{march}")` before any of these functions.
 """

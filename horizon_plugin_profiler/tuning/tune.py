@@ -49,6 +49,7 @@ STATE = "tuning.pt"
 _DRAWS = 3  # vectors of signs of a probe
 _REMEASURED, _KEPT = 0.3, 12  # the share of the sites that is measured exactly, while so many forwards are left
 _SHARE, _LEAST = 0.6, 30  # forwards for each operator, and for a small model
+_LEFT = 0.5  # the share of the error of int8 from which int16 is said to leave too much
 _ROUNDS, _MOST = 5, 0.9  # of float16: how often more is tried, and which share of what int16 leaves is taken each time
 
 
@@ -212,6 +213,8 @@ class _Tuning:
     ) -> None:
         self.bench, self.judge, self.dual, self.float16, self.seed = bench, judge, dual, float16, seed
         self.out_dir = out_dir
+        self.plain = bench  # without float16
+        self.half_reasons: dict[str, str] = {}
         self.steps: list[Trial] = []
         self.notes: list[str] = []
         self.rewrites: dict[str, nn.Module] = {}  # the model before each of them
@@ -262,7 +265,8 @@ class _Tuning:
         except (CheckError, OSError) as error:
             self.notes.append(f"The check of the structure did not finish: {error}")
             return
-        several = [row.name for row in found.called_times if row.count > 1]
+        scaled = bench.survey.names  # a DeQuantStub may serve all outputs
+        several = [row.name for row in found.called_times if row.count > 1 and row.name in scaled]
         if found.unfused:
             self.notes.append(f"{len(found.unfused)} groups of modules could be fused and are not: see {RESULT_FILE}.")
         if several:
@@ -299,11 +303,17 @@ class _Tuning:
         self.check()
         activations = [site for site in bench.sites if site.kind == ACTIVATION]
         self.before_rewriting()
-        bench.error(())
+        errors = [bench.error(())]
         narrow = self.try_((), "all int8")
-        bench.error(activations)
-        self.try_(activations, "all int16, weights int8")
-        if self.target is not None and self.judge.is_met(narrow, self.target):
+        errors.append(bench.error(activations))
+        wide = self.try_(activations, "all int16, weights int8")
+        if errors[1] > _LEFT * errors[0] and not self._is_enough(narrow) and not self._is_enough(wide):
+            self.notes.append(
+                f"All int16 leaves {errors[1] / errors[0]:.0%} of the error of all int8, so it is not the steps of "
+                "results that are too large. Look at the sensitivity of weights, which are int8 in both, and whether "
+                "calibration covers the data: more batches, batches that are alike, another observer, `fixed_scales`."
+            )
+        if self._is_enough(narrow):
             return self.answer((), {}, None, True)
         additive, vectors = self.sensitivities()
         if self.target is None:
@@ -314,6 +324,9 @@ class _Tuning:
             return self.search(additive, vectors)
         return self.raise_further(additive)
 
+    def _is_enough(self, value: float) -> bool:
+        return self.target is not None and self.judge.is_met(value, self.target)
+
     def before_rewriting(self) -> None:
         """Rows for int8 before each function that rewrites the model, and before ranges are searched."""
         models = dict(self.rewrites)
@@ -323,7 +336,7 @@ class _Tuning:
             what = f"all int8 before {name}"
             value = self.bench.int8_value(model, what)
             met = None if self.target is None else self.judge.is_met(value, self.target)
-            self.steps.append(Trial(what, 0, 0.0, value, None, met))
+            self.steps.append(Trial(what, 0, 0.0, value, None, met, is_mixture=False))
 
     def search(self, additive: Additive[Site], vectors: Mapping[Site, Tensor]) -> TuningResult:
         """The fewest sites, where the widest mixture is known to meet the target."""
@@ -341,7 +354,8 @@ class _Tuning:
         stage = ["the {} most sensitive results and weights"]
 
         def meets(raised: frozenset[Site]) -> bool:
-            return self.meets(raised, stage[0].format(len(raised)))
+            besides = f"{len(bench.half)} in float16, " if bench.half else ""
+            return self.meets(raised, besides + stage[0].format(len(raised)))
 
         search: Search[Site] = Search(meets, tries)
         search.asked[frozenset(by_sum)] = True
@@ -423,7 +437,12 @@ class _Tuning:
         for site in sorted(left, key=lambda s: -left[s]):
             if total <= 0 or sum(left[s] for s in left if s.operator in chosen) >= _MOST * total:
                 break
-            chosen |= {site.operator, *(survey.takers.get(site.operator, ()) if site.kind == ACTIVATION else ())}
+            what, share = "result" if site.kind == ACTIVATION else "weight", left[site] / total
+            self.half_reasons.setdefault(site.operator, f"its {what} alone has {share:.1%} of the error of all int16")
+            takers = survey.takers.get(site.operator, ()) if site.kind == ACTIVATION else ()
+            for taker in takers:
+                self.half_reasons.setdefault(taker, f"it reads `{site.operator}`, which is float16")
+            chosen |= {site.operator, *takers}
         return frozenset(chosen & survey.has_float16 - self.bench.fixed.keys())
 
     # -- the answer
@@ -438,10 +457,11 @@ class _Tuning:
         value = self.bench.value(raised, "the answer")
         order = [] if additive is None else additive.order()
         total = sum(errors.values()) or 1.0
-        reasons: dict[str, str] = {}
+        reasons = {path: self.half_reasons.get(path, "") for path in bench.half}
         for site in sorted(raised, key=lambda s: -errors[s]):
             what, alone = "result" if site.kind == ACTIVATION else "weight", errors[site] / total
             told = f"rank {order.index(site) + 1} of {len(order)}: its {what} alone gives {alone:.1%} of the error"
+            told += "" if additive is None else f", {additive.left[site] / total:.1%} in int16"
             reasons[site.operator] = "; ".join(filter(None, [reasons.get(site.operator, ""), told]))
         result = TuningResult(
             bench.formats(raised), reasons, self.judge.name, value, self.float_value, self.target, is_met,
@@ -453,7 +473,7 @@ class _Tuning:
             higher_is_better=self.judge.higher_is_better,
         )  # fmt: skip
         with quiet():
-            result.costs = {"int8": self._cost(()), "the answer": self._cost(raised)}
+            result.costs = {"int8": self._cost(self.plain, ()), "the answer": self._cost(bench, raised)}
         if additive is not None and is_met and self.target is not None:
             result.bounds = self.bounds(additive, raised)
         result.forwards = bench.forwards
@@ -469,8 +489,8 @@ class _Tuning:
             result.write(self.out_dir)
         return result
 
-    def _cost(self, raised: Collection[Site]) -> Cost:
-        return cost_of(self.bench.mixed.raise_to(raised), self.bench.data.measured[0])
+    def _cost(self, bench: Bench, raised: Collection[Site]) -> Cost:
+        return cost_of(bench.mixed.raise_to(raised), bench.data.measured[0])
 
     def bounds(self, additive: Additive[Site], chosen: frozenset[Site]) -> Bounds:
         """How few could do."""
@@ -482,4 +502,5 @@ class _Tuning:
                 met.append(error)
         rho = lowest_ratio(additive, real)
         error = max(met)
-        return Bounds(len(chosen), additive.fewest(error), additive.fewest(error, rho), rho, error)
+        half = len(bench.half)
+        return Bounds(len(chosen), additive.fewest(error), additive.fewest(error, rho), rho, error, half)

@@ -15,7 +15,8 @@ from horizon_plugin_pytorch.dtype import qint16
 
 def result(**others) -> TuningResult:
     formats = others.pop("formats", {'a"b.0': {"output": qint16}})
-    return TuningResult(formats, {}, "Cosine", 0.99, 1.0, 0.98, True, 10, "nash-m", "Net", **others)
+    reasons = others.pop("reasons", {})
+    return TuningResult(formats, reasons, "Cosine", 0.99, 1.0, 0.98, True, 10, "nash-m", "Net", **others)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ def result(**others) -> TuningResult:
         {"formats": {}},
         {"formats": {"a": {"weight": torch.float16, "output": torch.float16}}, "thresholds": {"quant": 2.0}},
         {"int8_gemms": True, "searched": 16, "rewrites": ["equalize", "center_norms"], "learned": ["training"]},
+        {"notes": ["a long note " * 30], "reasons": {'a"b.0': "rank 1 of 100, as its result alone says; " * 6}},
         {"prepare_args": {"own_scales": ("a", "b"), "method": "symbolic"}},
     ],
 )

@@ -8,7 +8,7 @@ import math
 import subprocess
 import sys
 import warnings
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from horizon_plugin_profiler import tune
+from horizon_plugin_profiler.tuning.answer import templates
 from horizon_plugin_profiler.tuning.bench import Bench, Data
 from horizon_plugin_profiler.tuning.judge import Judge
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
@@ -24,7 +25,16 @@ from horizon_plugin_pytorch.analysis.tuning.sites import quantizers_of
 from horizon_plugin_pytorch.dtype import qint16
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.march import March, get_march, set_march
-from horizon_plugin_pytorch.quantization import DeQuantStub, FuseMode, QuantStub, QuantWrapper, calibrate, prepare
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FuseMode,
+    QuantStub,
+    QuantWrapper,
+    calibrate,
+    get_qconfig,
+    prepare,
+)
+from horizon_plugin_pytorch.quantization.qconfig_setter import QconfigSetter
 from tests.tiers import in_soak
 
 
@@ -98,9 +108,45 @@ def test_what_int16_does_not_do_is_float16():
     half = {path for path, parts in result.formats.items() if torch.float16 in parts.values()}
     assert half == {"layers.1", "layers.2"} == set(result.formats)  # what gives the large channel, and what takes it
     assert result.is_met and result.is_verified and "torch.float16" in result.source()
+    assert "of the error of all int16" in result.reasons["layers.1"] and "`layers.1`" in result.reasons["layers.2"]
+    assert set(result.costs["int8"].products) == {"int8 x int8"} and result.bounds.half == 2
+    assert result.costs["the answer"].products["float16 x float16"] == 2 * 16 * 16 * 16  # two layers, 16 samples
     names = {}
     exec(result.source(), names)
     assert names["FORMATS"] == result.formats
+
+
+class Between(nn.Module):
+    """Float16 before an operator with integer results, and before one with real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.a, self.b, self.norm, self.c, self.head = (
+            nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 4),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.head(self.c(self.norm(self.b(self.a(self.quant(x)))))))
+
+
+def test_stubs_behind_float16_have_the_formats_that_prepare_gives_them():
+    torch.manual_seed(0)
+    data = [torch.randn(8, 8)]
+    judge, ledger = Judge.of(None, "Cosine", True), Ledger(None, "")
+    bench = Bench(Between().eval(), Data(data, data), judge, ledger, tqdm(disable=True), half=frozenset({"b", "c"}))
+    found = set()
+    for paths in ((), ("a",), ("norm",), ("a", "norm"), ("quant", "a", "norm")):
+        raised = [site for site in bench.sites if site.operator in paths and site.kind == "activation"]
+        assert len(raised) == len(paths)
+        setter = QconfigSetter(get_qconfig(), templates(bench.formats(raised), {}), save_dir=None)
+        model = bench.with_setter(setter, raised)
+        formats = {path: str(q.dtype) for path, q in quantizers_of(model).items()}
+        mixture = bench.mixed.raise_to(raised)
+        assert formats == {path: str(q.dtype) for path, q in quantizers_of(mixture).items()}
+        assert torch.equal(model(data[0]), mixture(data[0]))
+        found.add(tuple(dtype for path, dtype in formats.items() if "_generated_quant" in path))
+    assert {("qint8", "qint8"), ("qint16", "qint16")} <= found
 
 
 def test_what_cannot_be_met_is_said():
@@ -180,6 +226,34 @@ def test_a_budget_gives_the_best_for_it():
     operations = tune(net, data, int16_operations=0.5, out_dir=None, progress=False)
     assert operations.costs["the answer"].wide_share <= 0.5
     assert operations.value >= result.value - 1e-3
+    best = result.front()
+    assert best[0].what == "all int8" and best[-1].value == max(step.value for step in result.steps)
+    assert [(step.raised, step.value) for step in best] == sorted({(step.raised, step.value) for step in best})
+    assert all(two.raised > one.raised and two.value > one.value for one, two in pairwise(best))
+    assert "(Pareto)" in str(result) and "the best for its share" in result.page()
+    errors = tune(net, data, metric="MSE", int16_share=0.4, out_dir=None, progress=False)
+    assert len(errors.front()) > 1 and errors.front()[0].value > errors.front()[-1].value
+
+
+def test_ranges_that_are_too_small_are_told_and_stubs_of_outputs_are_not():
+    class Twice(Chain):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            x = self.norms[0](self.layers[0](self.quant(x)))
+            return [self.dequant(x), self.dequant(self.norms[1](self.layers[1](x)))]
+
+    torch.manual_seed(0)
+    net, data = Twice(count=2).eval(), [torch.rand(16, 16), 0.1 * torch.rand(16, 16)]
+    result = tune(net, data, target=0.999999, float16=False, out_dir=None, progress=False)
+    assert (
+        not result.is_met and "All int16 leaves" in str(result) and "whether calibration covers the data" in str(result)
+    )
+    assert "Called more than once" not in str(result)  # a DeQuantStub has no scale
+    planted, batches = chain(1)
+    better = tune(planted, batches, target=0.999, out_dir=None, progress=False)
+    assert "calibration covers" not in str(better)
+    source = better.source()
+    assert "import torch\n" not in source and "import qint16\n" in source and "THRESHOLDS = {}" in source
+    assert '    "layers.1": {"output": qint16},  # rank 1 of ' in source
 
 
 def test_a_rewritten_model_needs_less_and_is_given_back():

@@ -123,10 +123,12 @@ class MixedModel(RoundingModel):
                 quantizers[site] = (*quantizers.get(site, ()), path)
         super().__init__(wide if between else narrow, quantizers)
         self.raised = frozenset(quantizers) if between else frozenset()
+        self.leaders: Mapping[Site, frozenset[Site]] = {}  # of sites that are int16 if one of others is
 
     def raise_to(self, sites: Collection[Site]) -> nn.Module:
-        """The model in the VALIDATION state, with int16 at these sites and int8 at the others."""
+        """The model in the VALIDATION state, with int16 at these sites and those that follow them, int8 at others."""
         chosen = frozenset(sites)
+        chosen |= {site for site, leaders in self.leaders.items() if leaders & chosen}
         for site in chosen ^ self.raised:
             for path in self.quantizers[site]:
                 owner, _, name = path.rpartition(".")

@@ -64,6 +64,28 @@ def test_products_inside_of_modules_count(kind, narrow, wide):
         assert set(cost.by_operator) <= {"inner", "layer", *(p for p in cost.by_operator if p.startswith("_generated"))}
 
 
+@pytest.mark.parametrize(
+    ("kind", "path", "products"),
+    [
+        ("module", "inner", {"float16 x float16": 4 * LAYER + 2 * BETWEEN}),
+        ("lstm", "inner", {"float16 x float16": LSTM}),
+        ("product", "layer", {"float16 x float16": LAYER, "int8 x int8": BETWEEN}),
+    ],
+)
+def test_products_in_float16_count(kind, path, products):
+    set_march(March.NASH_M)
+    torch.manual_seed(0)
+    x = torch.randn(BATCH, TOKENS, WIDTH)
+    costs = {}
+    for formats in ({}, {path: {"weight": torch.float16, "output": torch.float16}}):
+        setter = QconfigSetter(get_qconfig(), [ModuleNameTemplate(formats)] if formats else [], save_dir=None)
+        model = prepare(Net(kind).eval(), (x,), setter, out_dir=None)
+        calibrate(model, [x], patience=0, progress=False)
+        costs[bool(formats)] = cost_of(model, x)
+    assert costs[True].products == products and costs[True].wide_share > 0
+    assert costs[True].traffic > costs[False].traffic  # two bytes for what float16 gives, and for who reads it
+
+
 def test_a_budget_of_operations_counts_what_attention_multiplies():
     set_march(March.NASH_M)
     torch.manual_seed(0)
