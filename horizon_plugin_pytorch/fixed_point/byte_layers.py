@@ -242,9 +242,8 @@ class ByteLayer:
         if is_on_kernels(self._range):
             return self._sums_of_images(_as_image(rows))[0, :, :, 0].t()
         matrix = self._matrix if self._matrix is not None else self._transpose()
-        return (
-            torch.mm(rows.float(), matrix) if self._bias is None else torch.addmm(self._plan.bias, rows.float(), matrix)
-        )
+        bias, floats = self._plan.bias, rows.float()
+        return torch.mm(floats, matrix) if bias is None else torch.addmm(bias, floats, matrix)
 
     def _transpose(self) -> Tensor:
         """The matrix of a linear layer."""
