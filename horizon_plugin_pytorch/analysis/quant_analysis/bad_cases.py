@@ -67,8 +67,8 @@ class BadCases:
 
     def text(self) -> str:
         """The three tables."""
-        indices = [[name, *(_first(of.get(m), 0) for m in self.metrics)] for name, of in self.worst.items()]
-        values = [[name, *(_first(of.get(m), 1) for m in self.metrics)] for name, of in self.worst.items()]
+        indices = [[name, *(_cell(of.get(m), 0) for m in self.metrics)] for name, of in self.worst.items()]
+        values = [[name, *(_cell(of.get(m), 1) for m in self.metrics)] for name, of in self.worst.items()]
         overall = [[metric, self.overall.get(metric, "")] for metric in self.metrics]
         header = ["Name/Index", *self.metrics]
         parts = [
@@ -291,8 +291,11 @@ class Search:
             )
 
 
-def _first(cases: Sequence[tuple[int, float]] | None, item: int) -> Any:
-    return "" if not cases else cases[0][item]
+def _cell(cases: Sequence[tuple[int, float]] | None, item: int) -> Any:
+    """A number; where several batches were asked for, all of them, the worst first."""
+    if not cases or len(cases) == 1:
+        return "" if not cases else cases[0][item]
+    return ", ".join(f"{case[item]:g}" for case in cases)
 
 
 def _batches(steps: Sequence[int]) -> str:

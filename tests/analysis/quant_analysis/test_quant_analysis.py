@@ -395,6 +395,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert get_fake_quantize(calibrating) is FakeQuantState.CALIBRATION
 
 
+def test_several_bad_cases_are_all_in_the_table(tmp_path: Path) -> None:
+    qa = analysis(tmp_path, "fx")
+    cases = qa.auto_find_bad_case(batches(), metric="L1", topk=2)
+    (worst, most), (second, less) = cases.worst["0-score"]["L1"]
+    lines = (tmp_path / "badcase.txt").read_text().splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("0-score ")] == [
+        f"{worst}, {second}", f"{most:g}, {less:g}",
+    ]  # fmt: skip
+    qa.run(index=second)
+
+
 def test_loaders_that_end_early_or_shuffle(tmp_path: Path) -> None:
     qa = analysis(tmp_path)
     with pytest.warns(QuantizationWarning, match="ended after 3 of 5 batches"):
