@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +22,7 @@ from horizon_plugin_pytorch.analysis.quant_analysis.estimate import METRIC, REME
 from horizon_plugin_pytorch.analysis.quant_analysis.op_infos import OpInfoManager
 from horizon_plugin_pytorch.analysis.quant_analysis.outputs import GivenMetric, MetricFunction, OutputMetric, metrics_of
 from horizon_plugin_pytorch.analysis.quant_analysis.plots import plot_bars, plot_histograms
+from horizon_plugin_pytorch.analysis.quant_analysis.request import devices_of, type_of
 from horizon_plugin_pytorch.analysis.quant_analysis.selections import Selections
 from horizon_plugin_pytorch.analysis.quant_analysis.sensitivity import SensitivityRun, SensitivityTable, tables_of
 from horizon_plugin_pytorch.analysis.quant_analysis.subjects import (
@@ -32,7 +31,7 @@ from horizon_plugin_pytorch.analysis.quant_analysis.subjects import (
     Subject,
     subject_of,
 )
-from horizon_plugin_pytorch.analysis.quant_analysis.tuning import Tuner, targets_of
+from horizon_plugin_pytorch.analysis.quant_analysis.tuning import Tuner, targets_of, write_tuned
 from horizon_plugin_pytorch.analysis.similarity_function import SimilarityFunction
 from horizon_plugin_pytorch.errors import (
     CheckError,
@@ -42,21 +41,13 @@ from horizon_plugin_pytorch.errors import (
     require_whole,
     warn,
 )
-from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.statistics.metrics import METRICS
 from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.watch.call_log import CallLog
 
 OUT_DIR = "./horizon_quant_analysis"
 LAYERS_FILE, ADVISOR_FILE, PAGE_FILE = "compare_per_layer_out", "abnormal_layer_advisor", "profiler.html"
-BASELINE_FOLDER, ANALYSIS_FOLDER, TUNED_FILE = "baseline_model", "analysis_model", "tune_bad_case"
-TYPES = {
-    "fake_quant": "a calibration or QAT model",
-    "pre_export": "what `hbdk4.pre_export` gives",
-    "export": "the integer graph that `hbdk4.export` gives",
-    "convert": "a converted model, or its integer graph",
-}
-_OF_TYPE = {"fake_quant": PREPARED, "pre_export": PREPARED, "convert": ("quantized",)}
+BASELINE_FOLDER, ANALYSIS_FOLDER = "baseline_model", "analysis_model"
 _WHO = "QuantAnalysis"
 
 
@@ -116,7 +107,7 @@ class QuantAnalysis:
         require_module(baseline_model, _WHO)
         if post_process is not None and not callable(post_process):
             raise TypeError(f"{_WHO}: post_process is a function of what a model gives; got {post_process!r}.")
-        self.analysis_model_type = _type_of(analysis_model_type, analysis_model)
+        self.analysis_model_type = type_of(analysis_model_type, analysis_model, _WHO)
         if isinstance(analysis_model, nn.Module):
             require_two_models(baseline_model, analysis_model, _WHO)
         if self.analysis_model_type == "fake_quant" and stage_of(baseline_model) != "float":
@@ -126,7 +117,7 @@ class QuantAnalysis:
                 "of the float model from before as the baseline.",
                 QuantizationWarning,
             )
-        devices = _devices(device_ids)
+        devices = devices_of(device_ids, _WHO)
         if not torch.backends.flags_frozen():  # by `torch.backends.disable_global_flags`: then it is as it is
             torch.backends.cudnn.deterministic = True  # as the documents say: runs are compared
         self._baseline = ModelSubject(baseline_model, devices[0], _WHO, infer_func)
@@ -139,6 +130,7 @@ class QuantAnalysis:
         self._places: dict[int, int] = {}
         self._selections = Selections()
         self._case: int | None = None
+        self._own: dict[str, OutputMetric] = {}  # functions of the user's that the search had, by name
 
     # -- bad cases
 
@@ -204,8 +196,6 @@ class QuantAnalysis:
                 "`load_bad_case()` first."
             )
         return self._cases
-
-    _own: Mapping[str, OutputMetric] = {}
 
     def _metric(
         self, given: str | MetricFunction | None, higher_is_better: bool | None, cases: BadCases, who: str
@@ -427,44 +417,17 @@ class QuantAnalysis:
         cases, targets = self._found(who), targets_of(outputs_config, who)
         skipped = (skip_prefix,) if isinstance(skip_prefix, str) else tuple(skip_prefix)
         tuner = Tuner(self._baseline, self._prepared(who), self._post_process, skipped, who)
-        found: dict[str, list[list[Any]]] = {}
-        summary = []
-        for output, (metric, limit) in targets.items():
-            tables = self._tables(metric, Chosen(who), [output], who)
-            if not tables or not tables[0].ops:
-                raise CheckError(f"{who}: there is no output {output!r} that can be compared.")
-            rows, value, before = tuner.fewest(cases.inputs[tables[0].case], tables[0], metric, limit)
-            found[output] = rows
-            is_reached = value >= limit if metric.higher_is_better else value <= limit
-            summary.append(
-                [
-                    output,
-                    metric.name,
-                    limit,
-                    before,
-                    value,
-                    len(rows),
-                    len(tables[0].ops),
-                    "yes" if is_reached else "no",
-                ]
-            )
-            if not is_reached:
-                warn(
-                    f"{who}: output {output} does not reach {metric.name} {limit:g} even where nothing rounds: it "
-                    f"has {value:g}. Is the limit that of the float model? What skip_prefix names rounds still.",
-                    QuantizationWarning,
-                )
-            buffer = io.BytesIO()
-            torch.save(rows, buffer)
-            name = re.sub(r"[^\w.-]", "_", output)
-            write_atomically(buffer.getvalue(), os.path.join(self.out_dir, f"{TUNED_FILE}_{name}.pt"))
-        headers = ["output", "metric", "limit", "before", "after", "operators", "of", "reached"]
-        text = [Table(headers, summary).text(aligns_numbers=True)]
-        for output, rows in found.items():
-            names = Table(["op_name", "sensitive_type", "quant_dtype"], [[r[0], r[1], r[4]] for r in rows])
-            text.append(f"Output {output}:\n{names.text()}")
-        write_report("\n\n".join(text) + "\n", self.out_dir, f"{TUNED_FILE}.txt", who)
-        return found
+        tuned = []
+        try:
+            for output, (metric, limit) in targets.items():
+                tables = self._tables(metric, Chosen(who), [output], who)
+                if not tables or not tables[0].ops:
+                    raise CheckError(f"{who}: there is no output {output!r} that can be compared.")
+                tuned.append(tuner.fewest(cases.inputs[tables[0].case], tables[0], metric, limit))
+        finally:
+            if tuned:
+                write_tuned(tuned, self.out_dir, who)
+        return {one.output: one.rows for one in tuned}
 
     # -- plots
 
@@ -509,37 +472,3 @@ class QuantAnalysis:
 def _default_metric(cases: BadCases) -> str:
     """The name of the metric of a search; L1, if it had several or there was none."""
     return "L1" if "L1" in cases.metrics or not cases.metrics else cases.metrics[0]
-
-
-def _type_of(given: str, model: Any) -> str:
-    if given == "pt_lut":
-        warn(f'{_WHO}: "pt_lut" is the old name of "pre_export".', QuantizationWarning)
-        given = "pre_export"
-    if given not in TYPES:
-        raise QuantizationConfigError(f"{_WHO}: analysis_model_type is one of {', '.join(TYPES)}; got {given!r}.")
-    if not isinstance(model, nn.Module):
-        return given
-    stage = stage_of(model)
-    if given in _OF_TYPE and stage not in _OF_TYPE[given]:
-        fitting = next((name for name, stages in _OF_TYPE.items() if stage in stages), None)
-        advice = f"give {fitting!r}" if fitting else "prepare and calibrate it first"
-        raise QuantizationConfigError(
-            f"{_WHO}: {given!r} analyses {TYPES[given]}; this is a {stage} model: {advice}. Preparation may work in "
-            "place: keep `copy.deepcopy(model)` of the float model from before as the baseline."
-        )
-    return given
-
-
-def _devices(ids: int | Sequence[int] | None) -> tuple[str | None, str | None]:
-    """The devices of both models."""
-    if ids is None:
-        return None, None
-    several = [ids] if isinstance(ids, int) else list(ids)
-    if not 1 <= len(several) <= 2 or not all(isinstance(i, int) and i >= 0 for i in several):
-        raise TypeError(f"{_WHO}: device_ids is the number of a GPU, or a list of one or two; got {ids!r}.")
-    if max(several) >= torch.cuda.device_count():
-        raise CheckError(
-            f"{_WHO}: device_ids is {ids!r} and this machine has {torch.cuda.device_count()} GPUs; leave it out to run "
-            "where the models are."
-        )
-    return f"cuda:{several[0]}", f"cuda:{several[-1]}"
