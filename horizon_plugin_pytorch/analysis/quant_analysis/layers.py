@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.analysis.quant_analysis.op_infos import (
 from horizon_plugin_pytorch.analysis.similarity_function import largest_difference
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import CheckError
+from horizon_plugin_pytorch.operators.table import ScaleRule
 from horizon_plugin_pytorch.statistics.metrics import METRICS, metric_of
 from horizon_plugin_pytorch.tables import Table
 from horizon_plugin_pytorch.watch.call_log import CallLog
@@ -51,6 +52,8 @@ class LayerRow:
         metrics: by their names; empty for a member of a fused operator, whose result the other model does not have.
         atol, rtol: the largest difference, and that relative to the baseline.
         statistics: of the result in each model.
+        has_scale: has the analysed model a scale here? What moves values, as `reshape` and dropout do, keeps that of
+            its input.
     """
 
     name: str
@@ -62,6 +65,7 @@ class LayerRow:
     atol: float | None
     rtol: float | None
     statistics: tuple[Statistic | None, Statistic | None]
+    has_scale: bool = True
 
     @property
     def cells(self) -> list[Any]:
@@ -96,7 +100,8 @@ def compare_models(
         if call.index in partners:
             other = partners[call.index]
             infos = managers[0].infos[call.index], managers[1].infos[other.index]
-            rows.append(_row(mod_name(call), infos, (type_of(call), _type_at(logs[1].model, call, other)), who))
+            types = type_of(call), _type_at(logs[1].model, call, other)
+            rows.append(_row(mod_name(call), infos, types, _has_own_scale(other), who))
         elif call.index in parts:
             info = managers[0].infos[call.index]
             rows.append(_part(call, info, _type_at(logs[1].model, call, None)))
@@ -131,7 +136,7 @@ def compare_with_graph(
     for call in log.calls:
         if call.index in places and chosen.has(call.path, call.module):
             infos = managers[0].infos[call.index], managers[1].infos[places[call.index]]
-            rows.append(_row(mod_name(call), infos, (type_of(call), infos[1].op_type), who))
+            rows.append(_row(mod_name(call), infos, (type_of(call), infos[1].op_type), _has_own_scale(call), who))
     return rows
 
 
@@ -168,7 +173,13 @@ def _outputs(info: OpInfo) -> list[Statistic]:
     return [statistic for statistic in info.statistics if statistic.attr.startswith("output")]
 
 
-def _row(name: str, infos: tuple[OpInfo, OpInfo], types: tuple[str, str], who: str) -> LayerRow:
+def _has_own_scale(call: OperatorCall) -> bool:
+    if call.method or call.row is None:  # of a FloatFunctional; or nobody knows
+        return bool(call.method) or call.module is not None
+    return call.row.scale_rule in (ScaleRule.OWN, ScaleRule.FIXED)
+
+
+def _row(name: str, infos: tuple[OpInfo, OpInfo], types: tuple[str, str], has_scale: bool, who: str) -> LayerRow:
     found = infos[0].load(), infos[1].load()
     one, other = (_joined(contents["output"]) for contents in found)
     if one.shape != other.shape:
@@ -189,7 +200,7 @@ def _row(name: str, infos: tuple[OpInfo, OpInfo], types: tuple[str, str], who: s
     atol = largest_difference(one, other)
     return LayerRow(
         name, types, shape, str(found[1]["quant_dtype"]), scale, metrics, atol, _relative(one, other),
-        (sides[0], sides[1]),
+        (sides[0], sides[1]), has_scale,
     )  # fmt: skip
 
 
@@ -223,11 +234,14 @@ def abnormal_layers(rows: Sequence[LayerRow]) -> Table:
     """Layers whose numbers and scales do not fit, and what to do about each.
 
     A range is large for its format by the guide: beyond 10 for int8, and as many steps for int16. A scale does not
-    cover the range if the baseline's values lie beyond its grid.
+    cover the range if the baseline's values lie beyond its grid. What has no scale of its own has no row: the one of
+    its input says it.
     """
     found = []
     for row in rows:
         base, format = row.statistics[0], _FORMATS.get(row.quant_dtype)
+        if not row.has_scale:
+            continue
         if format is None or row.qscale is None or base is None or base.low is None or base.high is None:
             continue
         advice = []

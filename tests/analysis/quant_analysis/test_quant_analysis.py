@@ -7,6 +7,7 @@ import csv
 import math
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import horizon_plugin_pytorch as horizon
+from horizon_plugin_profiler import featuremap_similarity
 from horizon_plugin_profiler.model_profilerv2 import ModelProfiler, QuantAnalysis
+from horizon_plugin_pytorch.analysis.quant_analysis.layers import abnormal_layers
 from horizon_plugin_pytorch.analysis.quant_analysis.quantizers import PartlyRounded
 from horizon_plugin_pytorch.analysis.quant_analysis.selections import Selections
 from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject
@@ -581,7 +584,14 @@ def test_layers_of_torch_s_transformers_are_compared_one_by_one(tmp_path: Path) 
         rows = {row.name: row for row in qa.compare_per_layer()}
     assert {"layer.self_attn", "layer.attention_add", "layer.norm1", "layer.linear2", "layer.norm2"} <= rows.keys()
     assert all(row.metrics for name, row in rows.items() if name != "layer.linear1")  # which is fused with its ReLU
+    scaled = {name for name, row in rows.items() if row.has_scale}  # dropout keeps the scale that it is given
+    assert {"quant", "layer.self_attn", "layer.attention_add", "layer.norm1", "layer.activation"} <= scaled
+    assert scaled.isdisjoint({"layer.dropout1", "layer.dropout", "layer.dropout2", "dequant"})
+    far = [replace(rows[name], qscale=1e-6) for name in ("layer.linear2", "layer.dropout2")]  # no grid reaches so far
+    assert [row[0] for row in abnormal_layers(far).rows] == ["layer.linear2"]
     assert type(net.layer) is nn.TransformerEncoderLayer  # the user's own is as it was
+    similar = {row[1] for row in featuremap_similarity(net, model, x, out_dir=tmp_path)}
+    assert {"layer.self_attn", "layer.attention_add", "layer.norm1", "layer.linear2", "layer.norm2"} <= similar
     # by hand: what a projection, a product and a norm of two times five vectors of eight compute
     flops = {row[0]: int(row[5].split("(")[0]) for row in qa.sensitivity()["0"]}
     assert flops["layer.self_attn.q_proj"] == flops["layer.self_attn.out_proj"] == 2 * 10 * 8 * 8
