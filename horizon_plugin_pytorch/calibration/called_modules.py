@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -19,19 +19,19 @@ class Group(Hashable, Protocol):
 
 
 G = TypeVar("G", bound=Group)
+Modules = Mapping[str, Any]
 
 
 class CalledModules:
     """The modules that one graph calls.
 
     Args:
-        model: whose modules the graph calls.
+        modules: what the graph may call, by path.
         weights: who reads the parameters of the model, in all of its graphs.
     """
 
-    def __init__(self, model: nn.Module, graph: fx.Graph, weights: WeightReaders) -> None:
-        self.graph, self._weights = graph, weights
-        self._modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+    def __init__(self, modules: Modules, graph: fx.Graph, weights: WeightReaders) -> None:
+        self.graph, self._weights, self._modules = graph, weights, modules
         self.paths = {str(node.target) for node in graph.nodes if node.op == "call_module"}
         self._calls = Counter(id(self.at(node)) for node in graph.nodes if node.op == "call_module")
 
@@ -64,16 +64,19 @@ def _memory(x: Tensor) -> int:
     return x.untyped_storage().data_ptr() if x.layout is torch.strided else id(x)
 
 
-def found_in_all(model: nn.Module, graphs: Sequence[fx.Graph], find: Callable[[CalledModules], Iterable[G]]) -> list[G]:
+def found_in_all(
+    model: nn.Module, graphs: Sequence[fx.Graph], modules: Modules, find: Callable[[CalledModules], Iterable[G]]
+) -> list[G]:
     """The groups that are there in each of the graphs that call any of their modules.
 
     Args:
-        model: whose modules the graphs call.
+        model: whose parameters are to be rewritten.
         graphs: recorded on several inputs, which may take different ways through the model.
+        modules: what the graphs call, by path.
         find: the groups of one graph.
     """
     weights = WeightReaders(model, graphs)
-    every = [CalledModules(model, graph, weights) for graph in graphs]
+    every = [CalledModules(modules, graph, weights) for graph in graphs]
     found = [dict.fromkeys(find(called)) for called in every]
     return [
         group

@@ -11,8 +11,15 @@ from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.calibration.batches import Process
 from horizon_plugin_pytorch.calibration.called_modules import CalledModules, found_in_all
-from horizon_plugin_pytorch.calibration.float_rewrite import FloatRewrite, Outputs
-from horizon_plugin_pytorch.calibration.norm_readers import all_taken, is_self_attention, moves
+from horizon_plugin_pytorch.calibration.float_rewrite import CHANGES, FloatRewrite, Outputs, told_left
+from horizon_plugin_pytorch.calibration.norm_readers import (
+    NORMS,
+    SHARED,
+    add_others,
+    is_self_attention,
+    moves,
+    refusal,
+)
 from horizon_plugin_pytorch.capture.plain_model import copy_model
 from horizon_plugin_pytorch.errors import CalibrationWarning, warn
 from horizon_plugin_pytorch.passes.inplace import call_name
@@ -48,17 +55,19 @@ class CenteringResult:
     Args:
         norms: those that were changed.
         change: relative change (L2) of the model's outputs, which comes from rounding.
+        left: why the other norms stay as they are, by path.
     """
 
     norms: list[CenteredNorm] = field(default_factory=list)
     change: float = 0.0
+    left: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [
             [n.norm, ", ".join(n.readers), ", ".join(n.added), f"{n.before:.4g}", f"{n.after:.4g}"] for n in self.norms
         ]
         table = Table(["norm", "read by", "added to", "largest before", "after"], rows).text()
-        return f"{table}\nThe outputs changed by {self.change:.2g} of their size."
+        return f"{table}\nThe outputs changed by {self.change:.2g} of their size.{told_left(self.left)}"
 
 
 @torch.no_grad()
@@ -72,8 +81,8 @@ def center_norms(
     the norm's bias; the linear layers that read the result get it back in their biases, multiplied by their weights,
     and so do those whose results are added to it. So it is for norms before attention and feed-forward parts (ViT,
     Swin, GPT) and for those after them (BERT), and no operator is added. Where anything else reads a norm's result, or
-    a layer has no bias, the norm stays as it is. Each norm is tried before anything is changed, and left as it is, with
-    a warning, if the outputs would not be the same.
+    a layer has no bias, the norm stays as it is, and the result says why. Each norm is tried before anything is
+    changed, and left as it is, with a warning, if the outputs would not be the same.
 
     Args:
         model: a float model, before `prepare`; changed in place.
@@ -93,7 +102,10 @@ def center_norms(
     (True, True, True)
     """
     same = FloatRewrite(model, batches, batch_process_func, "center_norms")
-    norms = found_in_all(model, same.graphs(), _norms)
+    left: dict[str, str] = {}
+    graphs, modules = same.graphs(), same.modules
+    norms = found_in_all(model, graphs, modules, lambda called: _norms(called, left))
+    add_others(model, graphs, modules, [norm.path for norm in norms], left)
     ranges, wanted = _measured(same, norms)
 
     def move(trial: nn.Module, norm: _Norm, generator: torch.Generator) -> None:
@@ -103,6 +115,7 @@ def center_norms(
 
     for norm in same.unsound([norm for norm in norms if norm in ranges], move, wanted):
         ranges.pop(norm)
+        left[norm.path] = CHANGES
         warn(
             f"center_norms: `{norm.path}` stays as it is: with its channels moved the model does not compute the same. "
             "Something else reads its result, or numbers are too coarse for it: do it in float32.",
@@ -114,7 +127,7 @@ def center_norms(
         norm.shift(centered, (low + high) / 2)
         before, after = torch.maximum(low.abs(), high.abs()).max(), ((high - low) / 2).max()
         rows.append(CenteredNorm(norm.path, norm.readers, norm.added, float(before), float(after)))
-    return CenteringResult(rows, same.finish(centered, wanted))
+    return CenteringResult(rows, same.finish(centered, wanted), left)
 
 
 @dataclass(frozen=True)
@@ -135,7 +148,7 @@ class _Norm:
         norm.bias.sub_(by)
         for path in self.readers:
             weight, bias = _reading(model.get_submodule(path))
-            bias.add_(weight @ by)
+            bias.add_((weight.double() @ by.double()).to(bias))
         for path in self.added:
             _giving(model.get_submodule(path)).add_(by)
 
@@ -157,7 +170,9 @@ def _measured(same: FloatRewrite, norms: Sequence[_Norm]) -> tuple[dict[_Norm, t
     found: dict[str, tuple[Tensor, Tensor]] = {}
 
     def measure(call: OperatorCall) -> None:
-        rows = call.output.detach().flatten(0, -2)
+        rows = call.output.detach().reshape(-1, call.output.shape[-1])
+        if not len(rows):  # a batch without samples
+            return
         low, high = rows.amin(0), rows.amax(0)
         same.require_finite(high - low, call.path)
         known = found.get(call.path, (low, high))
@@ -168,44 +183,52 @@ def _measured(same: FloatRewrite, norms: Sequence[_Norm]) -> tuple[dict[_Norm, t
     return {norm: found[norm.path] for norm in norms if norm.path in found}, outputs
 
 
-def _norms(called: CalledModules) -> Iterator[_Norm]:
-    """The norms of a graph that can be moved."""
+def _norms(called: CalledModules, left: dict[str, str]) -> Iterator[_Norm]:
+    """The norms of a graph that can be moved; why others cannot comes into `left`."""
     for node in called.graph.nodes:
         norm = called.at(node)
-        is_plain = type(norm) is nn.LayerNorm and norm.bias is not None and norm.bias.dim() == 1
-        found = _neighbours(node, called) if is_plain and called.is_own(norm) else None
-        if found is not None:
-            yield _Norm(str(node.target), *found)
+        if not isinstance(norm, NORMS):
+            continue
+        readers: dict[str, None] = {}
+        added: dict[str, None] = {}
+        if type(norm) is not nn.LayerNorm or norm.bias is None or norm.bias.dim() != 1:
+            why = f"{type(norm).__name__} has no bias by channel that is known to be added at last"
+        else:
+            why = _refusal(node, called, readers, added) if called.is_own(norm) else SHARED
+        if why:
+            left.setdefault(str(node.target), why)
+        else:
+            yield _Norm(str(node.target), tuple(readers), tuple(added))
 
 
-def _neighbours(norm: fx.Node, called: CalledModules) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The layers that read a result, and those that it is added to; None if anything else reads it."""
-    readers: dict[str, None] = {}
-    added: dict[str, None] = {}
+def _refusal(norm: fx.Node, called: CalledModules, readers: dict[str, None], added: dict[str, None]) -> str:
+    """Who reads a result and cannot give back what is taken from it; the layers that can are noted."""
+    channels = called.at(norm).bias.numel()
 
     def takes(user: fx.Node, source: fx.Node) -> bool:
-        if _reads(user, source, called):
+        if _reads(user, source, called, channels):
             readers[str(user.target)] = None
-        elif (giver := _giver(user, source, called)) is not None:
+        elif (giver := _giver(user, source, called, channels)) is not None:
             added[giver] = None
         else:
             return False
         return True
 
-    return (tuple(readers), tuple(added)) if all_taken(norm, called, takes) else None
+    return refusal(norm, called, takes)
 
 
-def _reads(user: fx.Node, source: fx.Node, called: CalledModules) -> bool:
-    """Is it a layer that reads the result, and nobody else's?"""
+def _reads(user: fx.Node, source: fx.Node, called: CalledModules, channels: int) -> bool:
+    """Is it a layer that reads all channels of the result, and nobody else's?"""
     layer = called.at(user)
     if type(layer) not in (nn.Linear, nn.MultiheadAttention) or not called.is_own(layer):
         return False
     if type(layer) is nn.MultiheadAttention and not is_self_attention(user, source):
         return False
-    return all(part is not None for part in _reading(layer))
+    weight, bias = _reading(layer)
+    return weight is not None and bias is not None and weight.shape[1] == channels
 
 
-def _giver(add: fx.Node, source: fx.Node, called: CalledModules) -> str | None:
+def _giver(add: fx.Node, source: fx.Node, called: CalledModules, channels: int) -> str | None:
     """The layer whose result is added to that of a norm, if nothing else reads it on the way."""
     if add.op == "call_module" or call_name(add) not in _ADDS or add.kwargs:
         return None
@@ -218,7 +241,8 @@ def _giver(add: fx.Node, source: fx.Node, called: CalledModules) -> str | None:
             return None
         node = node.all_input_nodes[0]
     layer = called.at(node)
-    if type(layer) not in (nn.Linear, nn.MultiheadAttention) or _giving(layer) is None or len(node.users) != 1:
+    bias = _giving(layer) if type(layer) in (nn.Linear, nn.MultiheadAttention) else None
+    if bias is None or bias.numel() != channels or len(node.users) != 1:
         return None
     before, after = notes(source).shape, notes(add).shape
     has_channels = before is not None and after is not None and before[-1:] == after[-1:]

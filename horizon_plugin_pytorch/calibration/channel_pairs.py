@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from horizon_plugin_pytorch.calibration.called_modules import CalledModules, found_in_all
+from horizon_plugin_pytorch.calibration.called_modules import CalledModules, Modules, found_in_all
 from horizon_plugin_pytorch.nn.intrinsic.folding import by_output
 from horizon_plugin_pytorch.runtime.node_notes import notes
 
@@ -98,14 +98,15 @@ def _input_ranges(layer: Any) -> Tensor:
     return weight.flatten(2).amax(2).unflatten(0, (layer.groups, -1)).amax(1).flatten()
 
 
-def find_pairs(model: nn.Module, graphs: Sequence[fx.Graph]) -> list[ChannelPair]:
+def find_pairs(model: nn.Module, graphs: Sequence[fx.Graph], modules: Modules) -> list[ChannelPair]:
     """Pairs that are so in each of the graphs that call any of their layers.
 
     Args:
         model: whose layers the graphs call.
         graphs: recorded on several inputs, which may take different ways.
+        modules: what the graphs call, by path.
     """
-    return found_in_all(model, graphs, lambda called: _Chains(called).pairs())
+    return found_in_all(model, graphs, modules, lambda called: _Chains(called).pairs())
 
 
 class _Chains:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.calibration.batches import Process
+from horizon_plugin_pytorch.calibration.called_modules import Modules
 from horizon_plugin_pytorch.calibration.channel_pairs import find_pairs
-from horizon_plugin_pytorch.calibration.float_rewrite import FloatRewrite, Outputs
+from horizon_plugin_pytorch.calibration.float_rewrite import CHANGES, FloatRewrite, Outputs, told_left
 from horizon_plugin_pytorch.capture.plain_model import copy_model
 from horizon_plugin_pytorch.errors import CalibrationWarning, warn
 from horizon_plugin_pytorch.tables import Table
@@ -42,16 +43,19 @@ class EqualizationResult:
     Args:
         pairs: the layers that were changed.
         change: relative change (L2) of the model's outputs, which comes from rounding.
+        left: why others stay as they are, by the path of the first layer or of the norm: pairs that were tried and
+            change the outputs, and of `smooth_norms` the norms that something else reads.
     """
 
     pairs: list[EqualizedPair] = field(default_factory=list)
     change: float = 0.0
+    left: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [[p.first, p.second, f"{p.before:.2f}", f"{p.after:.2f}"] for p in self.pairs]
         headers = ["layer", "next layer", "largest / median channel", "after"]
         table = Table(headers, rows).text()
-        return f"{table}\nThe outputs changed by {self.change:.2g} of their size."
+        return f"{table}\nThe outputs changed by {self.change:.2g} of their size.{told_left(self.left)}"
 
 
 @torch.no_grad()
@@ -119,27 +123,29 @@ def rewrite(
     model: nn.Module,
     batches: Iterable[Any],
     process: Process | None,
-    find: Callable[[nn.Module, Sequence[fx.Graph]], list[G]],
+    find: Callable[[nn.Module, Sequence[fx.Graph], Modules], list[G]],
     caller: str,
     rounds: int,
 ) -> EqualizationResult:
     """Change the sizes of channels in place, where that does not change what the model computes.
 
     Args:
-        find: the groups of modules in the graphs of a model.
+        find: the groups of modules in the graphs of a model, which call these modules.
         caller: whom messages name.
         rounds: how often all groups are gone through, as one can change the channels of another.
     """
     same = FloatRewrite(model, batches, process, caller)
-    groups = find(model, same.graphs())
+    groups = find(model, same.graphs(), same.modules)
     ranges, wanted = _measured(same, groups)
 
     def divide(trial: nn.Module, group: G, generator: torch.Generator) -> None:
         powers = torch.randint(-2, 3, (group.channels(model),), generator=generator)
         group.divide(trial, torch.exp2(powers).to(next(trial.get_submodule(group.first).parameters())))
 
-    for group in same.unsound(groups, divide, wanted):
+    left: dict[str, str] = {}
+    for group in same.unsound(list(ranges), divide, wanted):
         ranges.pop(group)
+        left[group.first] = CHANGES
         warn(
             f"{caller}: `{group.first}` and `{group.second}` stay as they are: with other channels between them the "
             "model does not compute the same. Something else reads their weights, or what is between them.",
@@ -150,7 +156,7 @@ def rewrite(
     _equalize(equalized, ranges, rounds)
     change = same.finish(equalized, wanted)
     return EqualizationResult(
-        [EqualizedPair(g.first, g.second, before[g], _spread(channels)) for g, channels in ranges.items()], change
+        [EqualizedPair(g.first, g.second, before[g], _spread(channels)) for g, channels in ranges.items()], change, left
     )
 
 
@@ -165,7 +171,9 @@ def _measured(same: FloatRewrite, groups: Sequence[G]) -> tuple[dict[G, Tensor],
         values = call.output if is_result else (*call.args, *call.kwargs.values())[0]
         x, weight = values.detach().abs(), call.module.weight  # type: ignore[union-attr]
         axis = x.dim() - (1 if is_result else weight.dim() - 1)  # type: ignore[operator]
-        by_channel = x.transpose(0, axis).flatten(1).amax(1)
+        if not x.numel():  # a batch without samples
+            return
+        by_channel = x.movedim(axis, 0).reshape(x.shape[axis], -1).amax(1)
         same.require_finite(by_channel, call.path)
         for group, (module, gives) in at.items():
             if module is call.module and gives == is_result:

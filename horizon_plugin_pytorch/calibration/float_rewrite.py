@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.calibration.batches import Process, run_batch, take_batches
+from horizon_plugin_pytorch.calibration.called_modules import Modules
 from horizon_plugin_pytorch.capture.plain_model import copy_model
 from horizon_plugin_pytorch.capture.recording import record
 from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError, TraceError, require_module
@@ -17,12 +19,15 @@ from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.transformer import plain_transformers
 from horizon_plugin_pytorch.runtime.arguments import arguments_of
 from horizon_plugin_pytorch.runtime.results import own_tensors
 from horizon_plugin_pytorch.statistics.metrics import relative_error
 
 _SAME = 1e-4  # relative change of the outputs that accelerators may give from run to run
 _ROUNDING = 0.05  # relative change that rounding may give, in half precision too
+
+CHANGES = "with it changed the outputs are not the same"
 
 Outputs = list[list[Tensor]]  # by batch
 G = TypeVar("G")
@@ -35,7 +40,7 @@ class FloatRewrite:
         caller: whom messages name.
 
     Attributes:
-        copied: to be run, which may change what a model keeps.
+        copied: to be run, which may change what a model keeps; torch's transformer layers call their parts in it.
     """
 
     def __init__(self, model: nn.Module, batches: Iterable[Any], process: Process | None, caller: str) -> None:
@@ -48,7 +53,13 @@ class FloatRewrite:
                 )
         self.model, self.caller = model, caller
         self.data = take_batches(model, batches, None, process, caller)
-        self.copied = copy_model(model, caller)
+        self.copied = plain_transformers(copy_model(model, caller))
+
+    @property
+    def modules(self) -> Modules:
+        """The modules that graphs call, by path: the model's own, and those that only the copy has."""
+        every = *self.copied.named_modules(remove_duplicate=False), *self.model.named_modules(remove_duplicate=False)
+        return dict(every)
 
     def graphs(self) -> list[fx.Graph]:
         """What the model does, batch by batch."""
@@ -100,6 +111,11 @@ class FloatRewrite:
             middle = len(among) // 2
             return culprits(among[:middle]) + culprits(among[middle:]) if middle else list(among)
 
+        if groups and not any(bool(x.isfinite().any()) for batch in wanted for x in batch):
+            raise CalibrationError(
+                f"{self.caller}: the model gives no tensor with finite numbers on these data, so that it cannot be seen"
+                " whether it computes the same afterwards. Let it give its results, and leave out data that give NaN."
+            )
         found = culprits(groups) if groups else []
         if found and changes([]):
             raise CalibrationError(
@@ -121,9 +137,16 @@ class FloatRewrite:
                 " their format, or the outputs depend on a threshold, as after non-maximum suppression. The model is "
                 "as it was. Do it in float32, or only to the part before the threshold."
             )
+        new = dict(rewritten.named_parameters(remove_duplicate=False))
         for path, parameter in self.model.named_parameters():
-            parameter.copy_(rewritten.get_parameter(path))
+            with torch.inference_mode() if parameter.is_inference() else nullcontext():
+                parameter.copy_(new[path])
         return change
+
+
+def told_left(left: Mapping[str, str]) -> str:
+    """What a report says of what stays as it is."""
+    return "".join(f"\n`{path}` stays as it is: {why}." for path, why in left.items())
 
 
 def _change(found: Iterable[list[Tensor]], wanted: Outputs) -> float:

@@ -10,10 +10,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from horizon_plugin_pytorch.calibration.batches import Process
-from horizon_plugin_pytorch.calibration.called_modules import CalledModules, found_in_all
+from horizon_plugin_pytorch.calibration.called_modules import CalledModules, Modules, found_in_all
 from horizon_plugin_pytorch.calibration.channel_pairs import balanced
 from horizon_plugin_pytorch.calibration.equalization import EqualizationResult, rewrite
-from horizon_plugin_pytorch.calibration.norm_readers import MOVING, all_taken, is_self_attention
+from horizon_plugin_pytorch.calibration.norm_readers import (
+    MOVING,
+    NORMS,
+    SHARED,
+    add_others,
+    is_self_attention,
+    refusal,
+)
 from horizon_plugin_pytorch.errors import QuantizationConfigError
 
 _MOVING = MOVING | {"pad"}  # a zero that is added stays zero, whatever a channel is divided by
@@ -94,8 +101,9 @@ def smooth_norms(
     columns. In int8 the norm's result then loses less, and no operator is added.
 
     It helps models that norm before attention and before the feed-forward part (ViT, Swin, GPT). Where a norm's result
-    is also added (BERT), it stays as it is: give such adds and norms int16. As `equalize` does, each norm is tried
-    before anything is changed, and left as it is, with a warning, if the outputs would not be the same.
+    is also added (BERT), it stays as it is, and the result says so: give such adds and norms int16. As `equalize` does,
+    each norm is tried before anything is changed, and left as it is, with a warning, if the outputs would not be the
+    same.
 
     Args:
         model: a float model, before `prepare`; changed in place.
@@ -117,37 +125,47 @@ def smooth_norms(
     if isinstance(strength, bool) or not isinstance(strength, (int, float)) or not 0 <= strength <= 1:
         raise QuantizationConfigError(f"smooth_norms: strength must lie between 0 and 1, got {strength!r}.")
 
-    def find(model: nn.Module, graphs: Sequence[fx.Graph]) -> list[NormGroup]:
-        return find_norms(model, graphs, float(strength))
+    left: dict[str, str] = {}
 
-    return rewrite(model, batches, batch_process_func, find, "smooth_norms", rounds=1)
+    def find(model: nn.Module, graphs: Sequence[fx.Graph], modules: Modules) -> list[NormGroup]:
+        groups = found_in_all(model, graphs, modules, lambda called: _groups(called, float(strength), left))
+        add_others(model, graphs, modules, [group.first for group in groups], left)
+        return groups
+
+    result = rewrite(model, batches, batch_process_func, find, "smooth_norms", rounds=1)
+    result.left = {**left, **result.left}
+    return result
 
 
-def find_norms(model: nn.Module, graphs: Sequence[fx.Graph], strength: float = 0.5) -> list[NormGroup]:
-    """Norms whose results only linear layers read, in each of the graphs that call any of them."""
-    return found_in_all(model, graphs, lambda called: _groups(called, strength))
-
-
-def _groups(called: CalledModules, strength: float) -> Iterator[NormGroup]:
+def _groups(called: CalledModules, strength: float, left: dict[str, str]) -> Iterator[NormGroup]:
+    """Norms of a graph whose results only linear layers read; why others stay comes into `left`."""
     for node in called.graph.nodes:
         norm = called.at(node)
-        if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or norm.weight is None or norm.weight.dim() != 1:
+        if not isinstance(norm, NORMS):
             continue
-        readers = _readers(node, called) if called.is_own(norm) else None
-        if readers:
-            yield NormGroup(str(node.target), readers, strength)
+        readers: dict[str, None] = {}
+        if type(norm) not in NORMS or norm.weight is None or norm.weight.dim() != 1:
+            why = f"{type(norm).__name__} has no weight by channel that is known to be multiplied at last"
+        else:
+            why = _refusal(node, called, readers) if called.is_own(norm) else SHARED
+        if why or not readers:
+            left.setdefault(str(node.target), why or "nothing but its shape is read")
+        else:
+            yield NormGroup(str(node.target), tuple(readers), strength)
 
 
-def _readers(norm: fx.Node, called: CalledModules) -> tuple[str, ...] | None:
-    """The layers that read a result; None if anything else does."""
-    found: dict[str, None] = {}
+def _refusal(norm: fx.Node, called: CalledModules, found: dict[str, None]) -> str:
+    """Who reads a result and is no linear layer of all its channels; the layers come into `found`."""
+    channels = called.at(norm).weight.numel()
 
     def takes(user: fx.Node, source: fx.Node) -> bool:
         layer = called.at(user)
-        is_reader = layer is not None and _columns(layer) is not None and called.is_own(layer)
-        if not is_reader or (type(layer) is nn.MultiheadAttention and not is_self_attention(user, source)):
+        columns = _columns(layer)
+        if columns is None or columns.shape[1] != channels or not called.is_own(layer):
+            return False
+        if type(layer) is nn.MultiheadAttention and not is_self_attention(user, source):
             return False
         found[str(user.target)] = None
         return True
 
-    return tuple(found) if all_taken(norm, called, takes, _MOVING) else None
+    return refusal(norm, called, takes, _MOVING)
