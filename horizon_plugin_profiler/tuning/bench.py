@@ -29,9 +29,15 @@ from horizon_plugin_pytorch.analysis.tuning.sites import (
     quantizers_of,
 )
 from horizon_plugin_pytorch.calibration.calibrate import calibrate
+from horizon_plugin_pytorch.calibration.fingerprint import describe, digest
 from horizon_plugin_pytorch.config.qconfig_setter import QconfigSetter
 from horizon_plugin_pytorch.dtype import qint8, qint16
-from horizon_plugin_pytorch.errors import AccumulatorWarning, QuantizationWarning, TableWarning
+from horizon_plugin_pytorch.errors import (
+    AccumulatorWarning,
+    QuantizationConfigError,
+    QuantizationWarning,
+    TableWarning,
+)
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantState
 from horizon_plugin_pytorch.fake_quant.qconfig import get_qconfig
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
@@ -96,7 +102,14 @@ class Bench:
         setter = QconfigSetter(get_qconfig(), templates(rules, self.fixed, self.int8_gemms), save_dir=None)
         with quiet():  # formats that a chip does not have are corrected, and none is kept
             model = prepare(self.model, self.data.calibration[0], (self.survey, setter), out_dir=None, **self.prepared)
-            quantizers = quantizers_of(model)
+        quantizers = quantizers_of(model)
+        if not quantizers:
+            raise QuantizationConfigError(
+                "tune: nothing of the model is quantized. Give it a QuantStub where its inputs enter, and a qconfig "
+                "that is not None."
+            )
+        self.ledger.require(f"{dtype} {','.join(sorted(self.half))}", f"{digest(describe(model)):016x}")
+        with quiet():
 
             def scales() -> dict[str, Tensor]:
                 calibrate(model, self.data.calibration, patience=0, progress=False)

@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from horizon_plugin_profiler.tuning.lent_model import lent
 from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted
 from horizon_plugin_pytorch.errors import CalibrationError, QuantizationConfigError
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.statistics.metrics import METRICS, metric_of
 
 Evaluate = Callable[[nn.Module], Any]
@@ -63,27 +65,40 @@ class Judge:
         """What the user's function says of a model.
 
         Raises:
-            CalibrationError: it fails, or gives no number.
+            CalibrationError: it fails, or gives no number, or lets the model not round.
         """
         assert self.evaluate is not None
-        try:
-            given = self.evaluate(model.eval())
-        except Exception as error:
-            raise CalibrationError(
-                f"tune: evaluate failed on {what}: {type(error).__name__}: {error}. What was measured before is kept; "
-                "call tune again with the same arguments to go on from here."
-            ) from error
-        try:
-            value = float(given)
-        except (TypeError, ValueError, RuntimeError):
-            raise CalibrationError(
-                f"tune: evaluate must return a number; for {what} it returned {given!r:.200}."
-            ) from None
+        with lent(model):
+            rounding = [q for q in model.modules() if isinstance(q, FakeQuantize) and q.is_quantizing]
+            try:
+                found = self.evaluate(model.eval())
+            except Exception as error:
+                raise CalibrationError(
+                    f"tune: evaluate failed on {what}: {type(error).__name__}: {error}. What was measured before is "
+                    "kept; call tune again with the same arguments to go on from here."
+                ) from error
+            if not all(quantizer.is_quantizing for quantizer in rounding):
+                raise CalibrationError(
+                    f"tune: evaluate switches the rounding of {what} off, so that its value says nothing of number "
+                    "formats. Leave the state of the model as it is: it is VALIDATION."
+                )
+        value = _number(found, what)
         if math.isnan(value):
             raise CalibrationError(
                 f"tune: evaluate gave NaN for {what}: nothing can be said of it. Does it divide by a count of 0, or "
                 "does the model give NaN on these data? What was measured before is kept."
             )
+        return value
+
+    def float_value(self, model: nn.Module) -> float:
+        """What the user's function says of the float model.
+
+        Raises:
+            CalibrationError: see `value`; or it is infinite.
+        """
+        value = self.value(model, "the float model")
+        if math.isinf(value):
+            raise CalibrationError(f"tune: evaluate gave {value} for the float model: nothing can be compared with it.")
         return value
 
     def compared(self, outputs: Sequence[Sequence[Tensor]], wanted: Wanted) -> float:
@@ -109,3 +124,12 @@ class Judge:
     def better(self, one: float, other: float) -> bool:
         """Is the first value the better one?"""
         return one > other if self.higher_is_better else one < other
+
+
+def _number(found: Any, what: str) -> float:
+    try:
+        return float(found)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise CalibrationError(
+            f"tune: evaluate must return a number; for {what} it returned {found!r:.200}."
+        ) from error

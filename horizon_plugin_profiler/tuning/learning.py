@@ -13,6 +13,10 @@ from horizon_plugin_profiler.tuning.bench import Bench, quiet
 from horizon_plugin_profiler.tuning.rungs import Learning, Rung, state_of
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
 from horizon_plugin_pytorch.analysis.tuning.sites import Site
+from horizon_plugin_pytorch.calibration.fingerprint import describe, digest
+from horizon_plugin_pytorch.errors import QuantizationConfigError
+from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantState
+from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 
 LEARNED = "tuning_learned.pt"
 
@@ -41,6 +45,7 @@ def learn(
         if model is None:
             model = bench.prepared_with(result.setter())
         value = result.value if result.is_verified else bench.value_of(model, "the answer")
+    known.require("model", f"{digest(describe(model)):016x}")
     for name, climb in learning.rungs.items():
         bench.bar.set_description(f"tune: {name}")
         before = state_of(model)
@@ -50,7 +55,13 @@ def learn(
                 climb(model, bench.model)
                 return state_of(model), bench.value_of(model, f"the answer after {name}")
 
-        state, found = known.get(name, climbed)
+        try:
+            state, found = known.get(" then ".join([*result.learned, name]), climbed)
+        except QuantizationConfigError as error:
+            model.load_state_dict(before)
+            set_fake_quantize(model.eval(), FakeQuantState.VALIDATION)
+            result.notes.append(f"{name} is left out: {error}")
+            continue
         met = None if target is None else judge.is_met(found, target)
         what, count = f"the answer after {name}", len(result.formats)
         result.steps.append(Trial(what, count, result.share, found, None, met, is_mixture=False))

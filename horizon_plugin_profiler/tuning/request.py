@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from horizon_plugin_profiler.tuning.judge import Judge
 from horizon_plugin_pytorch.analysis.tuning.outputs import first_batches
@@ -30,7 +34,7 @@ def check_request(
             f"tune: give one of {', '.join(given)}; got {' and '.join(named) or 'none of them'}."
         )
     value = given[named[0]]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise QuantizationConfigError(f"tune: {named[0]} must be a number, got {value!r}.")
     if max_loss is not None and (judge.evaluate is None or max_loss < 0):
         raise QuantizationConfigError("tune: max_loss is for the value of `evaluate`, and not negative; give a target.")
@@ -55,6 +59,14 @@ def on_march(march: March | str | None) -> Iterator[None]:
         set_march(before)
 
 
+@contextmanager
+def outside_inference() -> Iterator[None]:
+    """Tensors that are made in here can be trained and written to; gradients are on or off as they were."""
+    is_tracked = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(is_tracked):
+        yield
+
+
 def prepare_arguments(given: Mapping[str, Any] | None, own_scales: bool | Iterable[str]) -> dict[str, Any]:
     """What to tell `prepare`, as far as it is not what it does anyway."""
     arguments = dict(given or {})
@@ -68,6 +80,23 @@ def prepare_arguments(given: Mapping[str, Any] | None, own_scales: bool | Iterab
     if asked is not None and not isinstance(asked, bool):
         arguments["own_scales"] = (asked,) if isinstance(asked, str) else tuple(asked)
     return arguments
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse what no generator of random numbers takes."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        raise QuantizationConfigError(f"tune: seed must be a whole number of 64 bits, got {seed!r}.")
+
+
+def thresholds(given: Mapping[str, Any] | None) -> dict[str, float]:
+    """Scales that are fixed, as largest magnitudes by path."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(path, str) for path in given):
+        raise QuantizationConfigError(
+            f'tune: fixed_scales are largest magnitudes by path, such as {{"quant": 200.0}}; got {given!r}.'
+        )
+    return {path: end.item() if isinstance(end, Tensor) and end.numel() == 1 else end for path, end in given.items()}
 
 
 def allows_both_int16(asked: bool | None) -> bool:

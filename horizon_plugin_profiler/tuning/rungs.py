@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, real_outputs, run
+from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, apart, real_outputs, run
 from horizon_plugin_pytorch.calibration.batches import run_batch
 from horizon_plugin_pytorch.calibration.centering import center_norms
 from horizon_plugin_pytorch.calibration.equalization import equalize
@@ -75,14 +75,17 @@ class Learning:
         return found
 
 
-def rewritten(model: nn.Module, batches: list[Any], rewrites: Sequence[str]) -> list[nn.Module]:
-    """Copies of a model after each of the functions that rewrite it, the last one after all."""
+def rewritten(
+    model: nn.Module, batches: list[Any], rewrites: Sequence[str]
+) -> tuple[list[nn.Module], dict[str, dict[str, str]]]:
+    """Copies of a model after each of the functions that rewrite it, the last one after all; what each has left."""
     found: list[nn.Module] = []
+    left: dict[str, dict[str, str]] = {}
     for name in rewrites:
         copied = copy_model(found[-1] if found else model, "tune").eval()
-        REWRITES[name](copied, batches)
+        left[name] = REWRITES[name](copied, batches).left
         found.append(copied)
-    return found
+    return found, left
 
 
 def train_towards_float(model: nn.Module, float_model: nn.Module, batches: Sequence[Any], steps: int) -> None:
@@ -90,10 +93,15 @@ def train_towards_float(model: nn.Module, float_model: nn.Module, batches: Seque
 
     Batches are taken in their order, again and again; nothing is drawn by chance, and Dropout and batch norms are as
     when the model is deployed. The steps of each parameter are a share of its size, and fall to zero.
+
+    Raises:
+        QuantizationConfigError: there is nothing to learn, or nothing to learn from; or what was learned is NaN.
     """
     wanted = Wanted.of(run(float_model.eval(), batches))
-    set_fake_quantize(model.eval(), FakeQuantState.QAT)
     learned = [p for p in model.parameters() if p.requires_grad and p.is_floating_point()]
+    if not learned:
+        raise QuantizationConfigError("no parameter of the model is to be trained: requires_grad of all is False.")
+    set_fake_quantize(model.eval(), FakeQuantState.QAT)
     sizes = [max(float(p.detach().square().mean().sqrt()), _LEAST) for p in learned]
     optimizer = torch.optim.Adam([{"params": [p], "lr": _RATE * size} for p, size in zip(learned, sizes, strict=True)])
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5 + 0.5 * math.cos(math.pi * n / steps))
@@ -103,12 +111,16 @@ def train_towards_float(model: nn.Module, float_model: nn.Module, batches: Seque
             number = step % len(batches)
             outputs = real_outputs(run_batch(model, own_tensors(batches[number])))
             loss = _loss(outputs, wanted, number)
+            if not loss.requires_grad:
+                raise QuantizationConfigError("no output of the model has a gradient, so that nothing can be learned.")
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             falling.step()
     for parameter in learned:
         parameter.grad = None
+        if not bool(parameter.isfinite().all()):
+            raise QuantizationConfigError("parameters became NaN or infinite: a gradient of the model does not exist.")
     set_fake_quantize(model, FakeQuantState.VALIDATION)
 
 
@@ -117,7 +129,7 @@ def _loss(outputs: Sequence[Tensor], wanted: Wanted, number: int) -> Tensor:
     total = torch.zeros(())
     for found, expected, weight in zip(outputs, wanted.outputs[number], wanted.weights, strict=True):
         if weight and found.requires_grad:
-            total = total + ((found - expected) * weight).square().sum()
+            total = total + (apart(found, expected) * weight).square().sum()
     return total
 
 

@@ -20,9 +20,12 @@ from horizon_plugin_profiler.tuning.learning import learn
 from horizon_plugin_profiler.tuning.request import (
     allows_both_int16,
     check_request,
+    check_seed,
     measured_on,
     on_march,
+    outside_inference,
     prepare_arguments,
+    thresholds,
 )
 from horizon_plugin_profiler.tuning.rungs import REWRITES, Learning, rewritten
 from horizon_plugin_profiler.tuning.survey import Survey
@@ -94,8 +97,9 @@ def tune(
     Args:
         model: in float, as `prepare` takes it.
         calibration_data: batches, as `calibrate` takes them; all are kept in memory.
-        evaluate: takes a model and gives a number; called on the float model and on mixtures, in eval mode. None judges
-            by how far the outputs are from those in float.
+        evaluate: takes a model and gives a number; called on the float model and on mixtures, in eval mode. What it
+            does to them is undone, and random numbers begin anew in each call. None judges by how far the outputs are
+            from those in float.
         target: the value to reach: of `evaluate`, or of `metric` (0.99 for Cosine).
         max_loss: instead of it, how much worse than the float model the value of `evaluate` may be.
         higher_is_better: of the value of `evaluate`.
@@ -146,18 +150,21 @@ def tune(
     if int8_gemms and int16_operations is not None:
         raise QuantizationConfigError("tune: with int8_gemms no multiply-accumulate is of int16; give int16_share.")
     arguments = prepare_arguments(prepare_args, own_scales)
-    with on_march(march), undisturbed(model):
+    fixed = thresholds(fixed_scales)
+    check_seed(seed)
+    with on_march(march), outside_inference(), undisturbed(model):
         model.eval()
         batches = take_batches(model, calibration_data, steps, None, "tune")
         if steps is not None and len(batches) < steps:
             warn(f"tune: the data end after {len(batches)} of {steps} batches.", CalibrationWarning)
         asked = {"equalize": equalize, "center_norms": center, "smooth_norms": smooth}
         rewrites = [name for name in REWRITES if asked[name]]
-        versions = [model, *rewritten(model, batches, rewrites)]
+        copies, left = rewritten(model, batches, rewrites)
+        versions = [model, *copies]
         measured = measured_on(batches, samples)
         learned = batches[len(measured) :] if evaluate is None else batches
         learning = Learning.of(adaround, train_steps, learned)
-        settings: list[Any] = [judge.metric, evaluate, arguments, dict(fixed_scales or {}), int8_gemms]
+        settings: list[Any] = [judge.metric, evaluate, arguments, fixed, int8_gemms]
         settings += [search_scales] if search_scales else []
         settings += [rewrites, describe(model)] if rewrites else []
         about = [describe(versions[-1]), batches, len(measured), _surroundings(settings), seed, _DRAWS]
@@ -166,7 +173,7 @@ def tune(
         with tqdm(desc="tune", disable=not progress, unit="forward") as bar:
             bench = Bench(
                 versions[-1].eval(), Data(batches, measured), judge, ledger, bar,
-                arguments, dict(fixed_scales or {}), int8_gemms, searched=samples if search_scales else None,
+                arguments, fixed, int8_gemms, searched=samples if search_scales else None,
             )  # fmt: skip
             bar.total = _allowed(bench)
             tuning = _Tuning(
@@ -177,6 +184,9 @@ def tune(
             if rewrites:
                 told = " and ".join(f"`{name}(model, batches)`" for name in rewrites)
                 tuning.notes.append(f"The answer is for the model after {told}, which is `result.float_model`.")
+            for name, reasons in left.items():
+                told = "; ".join(f"`{path}` ({why})" for path, why in reasons.items())
+                tuning.notes += [f"{name} leaves as they are: {told}."] if told else []
             if level:
                 tuning.notes.append(f"Call `ConsistencyStrategy.set_consistency_level({level})` before `prepare`.")
             if search_scales:
@@ -223,7 +233,7 @@ class _Tuning:
         self.float_value = 1.0 if judge.metric == "Cosine" else math.inf if judge.metric == "SQNR" else 0.0
         if judge.evaluate is not None:
             with quiet():
-                self.float_value = bench.ledger.get("float", lambda: judge.value(bench.model, "the float model"))
+                self.float_value = bench.ledger.get("float", lambda: judge.float_value(bench.model))
         self.target = target
         if max_loss is not None:
             self.target = self.float_value - max_loss if judge.higher_is_better else self.float_value + max_loss

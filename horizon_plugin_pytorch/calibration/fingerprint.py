@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from horizon_plugin_pytorch.asking.functions import code_text
+from horizon_plugin_pytorch.asking.functions import code_text, is_library_function
 from horizon_plugin_pytorch.capture.graph_text import graph_text
 from horizon_plugin_pytorch.fake_quant.dynamic import DynamicFakeQuantize
+from horizon_plugin_pytorch.fake_quant.fake_cast import FakeCast
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.march import get_march
 from horizon_plugin_pytorch.notes import note_of
@@ -40,7 +41,7 @@ def describe(model: nn.Module) -> Description:
         elif isinstance(module, DynamicFakeQuantize):
             found[f"the quantizer `{path}`"] = f"{module}"
         elif not isinstance(module, ObserverBase):
-            found[f"the module `{path}`" if path else "the top module"] = type(module).__name__
+            found[f"the module `{path}`" if path else "the top module"] = f"{type(module).__name__}{_settings(module)}"
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for path, tensor in tensors.items():
         if id(tensor) not in observed:
@@ -49,6 +50,12 @@ def describe(model: nn.Module) -> Description:
     if isinstance(graph, fx.Graph):
         found["the graph"] = f"{digest(graph_text(graph)):016x}"
     return found
+
+
+def _settings(module: nn.Module) -> str:
+    """What a module of a library computes with beside its tensors: a stride, a slope. Of others the graph tells."""
+    is_told = is_library_function(type(module).extra_repr) and not isinstance(module, FakeCast)
+    return f"({module.extra_repr()})" if is_told else ""
 
 
 def first_difference(one: Description, other: Description) -> str | None:

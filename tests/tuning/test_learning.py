@@ -151,3 +151,41 @@ def test_wrong_arguments():
     for wrong in (-1, 2.5, True):
         with pytest.raises(QuantizationConfigError, match="train_steps must be a whole number"):
             tune(net, data, target=0.9, train_steps=wrong, out_dir=None, progress=False)
+
+
+def test_what_was_learned_after_something_else_is_learned_anew(tmp_path):
+    _, data, alone = learned(tmp_path, adaround=False)
+    _, _, both = learned(tmp_path)
+    assert alone.learned == ["training"] and both.learned == ["AdaRound", "training"]
+    assert not torch.equal(both.prepared_model(data[0]), alone.prepared_model(data[0]))
+
+
+def test_what_cannot_be_learned_is_told_and_the_answer_stays(monkeypatch):
+    net, data = small()
+    net.requires_grad_(False)
+    arguments = dict(int16_share=0.0, samples=32, out_dir=None, progress=False)
+    result = tune(net, data, train_steps=2, **arguments)
+    assert "training is left out: no parameter of the model is to be trained" in str(result)
+    assert result.learned == [] and result.prepared_model is not None
+    assert float(torch.cosine_similarity(result.prepared_model(data[0]), net(data[0])).min()) > 0.9
+
+    class Fixed(nn.Module):
+        """It has no layer with integer weights, and its output has no gradient."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.unused = QuantWrapper(nn.Sigmoid()), nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x)
+
+    result = tune(Fixed().eval(), data, adaround=True, train_steps=2, **arguments)
+    assert "AdaRound is left out: weight_reconstruction: the model has no layer with integer weights" in str(result)
+    assert "training is left out: no output of the model has a gradient" in str(result)
+
+
+def test_under_inference_mode():
+    net, data = small()
+    with torch.inference_mode():
+        result = tune(net, data, target=0.99999, samples=32, adaround=True, out_dir=None, progress=False)
+    assert result.is_verified and result.prepared_model is not None

@@ -65,3 +65,24 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
     first = len(calls)
     tune(net, data, **arguments, resume=False)
     assert len(calls) - first == resumed - 1  # nothing was asked twice but what was interrupted
+
+
+class States(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.gru, self.head = nn.GRU(6, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.head(self.gru(self.quant(x))[0]))
+
+
+@pytest.mark.parametrize("int8_gemms", [False, True])
+def test_a_gru_whose_int16_form_has_a_part_less(int8_gemms):
+    set_march(March.NASH_M)
+    net, data = States().eval(), [torch.randn(8, 3, 6)]
+    arguments = dict(int8_gemms=int8_gemms, float16=False, out_dir=None, progress=False)
+    result = tune(net, data, target=1.0, **arguments)  # as much of int16 as there is
+    assert "gru" in result.formats and result.is_verified
+    assert result.value > result.steps[0].value  # without the part that makes int8 of the state

@@ -11,6 +11,7 @@ import warnings
 from itertools import combinations, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -209,6 +210,8 @@ def test_nan_is_refused_and_names_the_mixture():
         ({"target": 0.9, "higher_is_better": False}, "a metric knows its own"),
         ({"target": 0.9, "samples": 0}, "samples"),
         ({"target": 0.9, "evaluate": 1}, "function"),
+        ({"target": 0.9, "seed": "one"}, "seed must be a whole number"),
+        ({"target": 0.9, "fixed_scales": [1.0]}, "fixed_scales are largest magnitudes by path"),
         ({"target": 0.9, "prepare_args": {"out_dir": "."}}, "out_dir, which tune itself"),
         ({"target": 0.9, "own_scales": True, "prepare_args": {"own_scales": True}}, "given twice"),
     ],
@@ -221,8 +224,9 @@ def test_wrong_arguments(arguments, message):
 
 def test_a_budget_gives_the_best_for_it():
     net, data = chain(0, 2)
-    result = tune(net, data, int16_share=0.4, out_dir=None, progress=False)  # 2 of 5 operators
-    assert set(result.formats) == {"layers.0", "layers.2"} and result.share <= 0.4
+    share = np.float32(0.4)  # 2 of 5 operators
+    result = tune(net, data, int16_share=share, out_dir=None, progress=False)
+    assert set(result.formats) == {"layers.0", "layers.2"} and result.share <= share
     operations = tune(net, data, int16_operations=0.5, out_dir=None, progress=False)
     assert operations.costs["the answer"].wide_share <= 0.5
     assert operations.value >= result.value - 1e-3
@@ -446,6 +450,51 @@ def test_another_question_does_not_get_old_answers(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", CalibrationWarning)
         value(2.0, own_scales=True)
+
+
+class Slope(nn.Module):
+    """The same modules and weights for every slope and function."""
+
+    def __init__(self, slope: float, function) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.quant, self.dequant, self.act = QuantStub(), DeQuantStub(), nn.LeakyReLU(slope)
+        self.first, self.second, self.function = nn.Linear(6, 6), nn.Linear(6, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.second(self.function(self.act(self.first(self.quant(x))))))
+
+
+@pytest.mark.parametrize(("slope", "function"), [(0.9, torch.relu), (0.1, torch.sigmoid)])
+def test_another_slope_or_forward_does_not_get_old_answers(slope, function, tmp_path):
+    data = [torch.randn(16, 6) for _ in range(2)]
+    arguments = dict(int16_share=0.5, progress=False)
+    tune(Slope(0.1, torch.relu).eval(), data, out_dir=tmp_path, **arguments)
+    with pytest.warns(CalibrationWarning, match="is of another model"):
+        found = tune(Slope(slope, function).eval(), data, out_dir=tmp_path, **arguments)
+    fresh = tune(Slope(slope, function).eval(), data, out_dir=None, **arguments)
+    assert found.value == fresh.value and found.formats == fresh.formats
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CalibrationWarning)
+        assert tune(Slope(slope, function).eval(), data, out_dir=tmp_path, **arguments).value == fresh.value
+
+
+def test_outputs_that_are_masked_with_infinity():
+    class Masked(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).masked_fill(torch.arange(16) == 3, -torch.inf)
+
+    torch.manual_seed(1)
+    net, data = Masked((0, 2)).eval(), [torch.rand(16, 16) for _ in range(2)]
+    result = tune(net, data, target=0.999, out_dir=None, progress=False)
+    assert set(result.formats) == {"layers.0", "layers.2"} and result.is_met and result.is_verified
+
+
+def test_norms_that_stay_are_named_in_the_report():
+    torch.manual_seed(0)
+    net = QuantWrapper(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Sigmoid())).eval()
+    result = tune(net, [torch.randn(16, 8)], target=0.9, center=True, out_dir=None, progress=False)
+    assert "center_norms leaves as they are: `module.2` (`module.3` (Sigmoid)" in str(result)
 
 
 def test_the_march_is_for_the_call_alone():

@@ -37,6 +37,7 @@ class Ledger:
         self._seconds, self._saved = seconds, time.monotonic()
         self.values: dict[str, Any] = self._read() if resume else {}
         self.known = len(self.values)  # from an earlier run
+        self._unread = set(self.values)  # of these, what nobody has asked for yet
 
     def _read(self) -> dict[str, Any]:
         if self.path is None or not self.path.is_file():
@@ -48,13 +49,30 @@ class Ledger:
             warn(f"`{self.path}` cannot be read ({error}): everything is measured again.", CalibrationWarning)
             return {}
         if (version, key) != (_VERSION, self.key):
-            warn(
-                f"`{self.path}` is of another model, other data or other settings: everything is measured again. A "
-                "loader that shuffles gives other data in every run.",
-                CalibrationWarning,
-            )
+            self._tell_other()
             return {}
         return values
+
+    def _tell_other(self) -> None:
+        warn(
+            f"`{self.path}` is of another model, other data or other settings: everything is measured again. A loader "
+            "that shuffles gives other data in every run.",
+            CalibrationWarning,
+        )
+
+    def require(self, name: str, value: Any) -> None:
+        """What all results depend on, too, and is known only now: where the file has another value it is not used.
+
+        >>> ledger = Ledger(None, "")
+        >>> ledger.require("graph", 1), ledger.values
+        (None, {'graph': 1})
+        """
+        if self.values.get(name, value) != value and self._unread:
+            self._tell_other()
+            self.values = {known: found for known, found in self.values.items() if known not in self._unread}
+            self.known, self._unread = 0, set()
+        self._unread.discard(name)
+        self.values[name] = value
 
     def get(self, name: str, compute: Callable[[], Value]) -> Value:
         """A result, computed if it is not known."""
@@ -62,6 +80,7 @@ class Ledger:
             self.values[name] = compute()
             if time.monotonic() - self._saved >= self._seconds:
                 self.save()
+        self._unread.discard(name)
         return self.values[name]
 
     def save(self) -> None:

@@ -27,6 +27,7 @@ class Wanted:
     """What the float model gives on each batch, and how each output counts.
 
     Every output counts the same, whatever its size: differences are divided by the norm of the output over all data.
+    Infinity, as masks give it, is no difference where both have it.
 
     Args:
         outputs: by batch.
@@ -41,22 +42,25 @@ class Wanted:
         """Of the outputs of the float model by batch.
 
         Raises:
-            QuantizationConfigError: there is nothing to compare, or it is NaN or infinite.
+            QuantizationConfigError: there is nothing to compare, or it is NaN.
         """
         counts = {len(batch) for batch in outputs}
         if counts == {0} or not counts:
-            raise QuantizationConfigError("the model gives no real tensor: there is no output error to measure.")
+            raise QuantizationConfigError(
+                "the model gives no real tensor, so that there is no output error to measure: let it end before what "
+                "makes positions, booleans or text of its outputs (argmax, a threshold), and do that in `evaluate`."
+            )
         if len(counts) > 1:
             raise QuantizationConfigError(
                 f"the model gives {' or '.join(map(str, sorted(counts)))} real tensors, as the data go: outputs cannot "
-                "be compared. Give data for which it gives the same ones."
+                "be compared. Give data for which it gives the same ones; a batch without samples gives none."
             )
-        squares = [sum(float(batch[i].double().square().sum()) for batch in outputs) for i in range(counts.pop())]
-        if not all(0 <= total < float("inf") for total in squares):
-            raise QuantizationConfigError("the float model gives NaN or infinity on these data; leave such data out.")
+        if any(bool(x.isnan().any()) for batch in outputs for x in batch):
+            raise QuantizationConfigError("the float model gives NaN on these data; leave such data out.")
+        squares = [sum(_square(batch[i]) for batch in outputs) for i in range(counts.pop())]
         known = sum(total > 0 for total in squares)
         if not known:
-            raise QuantizationConfigError("all outputs of the float model are 0 on these data.")
+            raise QuantizationConfigError("all outputs of the float model are 0 or infinite on these data.")
         weights = tuple((total * known) ** -0.5 if total else 0.0 for total in squares)
         return cls(tuple(tuple(x.detach() for x in batch) for batch in outputs), weights)
 
@@ -73,13 +77,28 @@ class Wanted:
                     "the quantized model gives outputs of other shapes than the float model, which cannot be compared: "
                     "let the model end before what depends on values (NMS, boolean masks, `nonzero`)."
                 )
-            parts += [((x - y) * w).flatten() for x, y, w in zip(found, wanted, self.weights, strict=True) if w]
+            parts += [(apart(x, y) * w).flatten() for x, y, w in zip(found, wanted, self.weights, strict=True) if w]
         return torch.cat(parts)
 
     def error(self, outputs: Sequence[Sequence[Tensor]]) -> float:
         """The squared relative error of outputs; infinite where they are NaN."""
         value = float(self.difference(outputs).double().square().sum())
         return value if value == value else float("inf")
+
+
+def _square(x: Tensor) -> float:
+    """The sum of the squares of what is finite."""
+    return float(x.double().nan_to_num(0.0, 0.0, 0.0).square().sum())
+
+
+def apart(found: Tensor, wanted: Tensor) -> Tensor:
+    """The differences of two tensors; 0 where both are the same infinity.
+
+    >>> apart(torch.tensor([3.0, -torch.inf, 1.0]), torch.tensor([1.0, -torch.inf, torch.inf]))
+    tensor([2., 0., -inf])
+    """
+    difference = found - wanted
+    return difference if bool(wanted.isfinite().all()) else torch.where(found == wanted, 0.0, difference)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 
 ACTIVATION, WEIGHT = "activation", "weight"
+_FINER = 256.0  # steps of int16 in one of int8
 
 
 @dataclass(frozen=True, order=True)
@@ -95,7 +96,8 @@ class MixedModel(RoundingModel):
     calibrated by itself: it runs to the same integers.
 
     The int16 model may have QuantStubs that make int8 of a result for those who take no other; where the result is int8
-    itself they pass it on, as a mixture would have none there.
+    itself they pass it on, as a mixture would have none there. And it may lack a part that brings a wide result to
+    int8, as a GRU does for its state: a mixture has the part where the operator is int8.
 
     Args:
         narrow: prepared and calibrated in int8.
@@ -109,7 +111,8 @@ class MixedModel(RoundingModel):
         self.has_stubs_between = bool(between)
         for path in between:
             wide.get_submodule(path.rpartition(".")[0]).register_forward_hook(_pass_int8)
-        if list(self._narrow) != [path for path in self._wide if path not in between]:
+        self._parts = _parts_of(narrow, wide, self._narrow.keys() - self._wide.keys())
+        if [p for p in self._narrow if p not in self._parts] != [p for p in self._wide if p not in between]:
             only = sorted(set(self._narrow) ^ (set(self._wide) - between))
             raise QuantizationConfigError(
                 f"the int8 and the int16 model have other fake quantizers ({', '.join(only[:3])}): prepare the same "
@@ -117,7 +120,7 @@ class MixedModel(RoundingModel):
             )
         quantizers: dict[Site, tuple[str, ...]] = {}
         for path, quantizer in self._narrow.items():
-            if quantizer.dtype != self._wide[path].dtype:
+            if path in self._parts or quantizer.dtype != self._wide[path].dtype:
                 kind = WEIGHT if path.endswith("weight_fake_quant") else ACTIVATION
                 site = Site(operator_around(narrow, path), kind)
                 quantizers[site] = (*quantizers.get(site, ()), path)
@@ -131,12 +134,21 @@ class MixedModel(RoundingModel):
         chosen |= {site for site, leaders in self.leaders.items() if leaders & chosen}
         for site in chosen ^ self.raised:
             for path in self.quantizers[site]:
-                owner, _, name = path.rpartition(".")
-                source = self._wide if site in chosen else self._narrow
-                self.model.get_submodule(owner)._modules[name] = source[path]
+                self._put(path, site in chosen)
         self.raised = chosen
         self._set(FakeQuantState.VALIDATION)
         return self.model
+
+    def _put(self, path: str, is_wide: bool) -> None:
+        """Let a fake quantizer be the one of int16 or that of int8."""
+        if path in self._parts:
+            owner, name, part = self._parts[path]
+            module = self.model.get_submodule(owner)
+            module.__dict__.pop(name, None)  # None, where the model was made without the part
+            module._modules[name] = None if is_wide else part
+            return
+        owner, _, name = path.rpartition(".")
+        self.model.get_submodule(owner)._modules[name] = (self._wide if is_wide else self._narrow)[path]
 
     def set_narrow(self, scales: Mapping[str, Tensor]) -> None:
         """Give the int8 forms of sites other scales."""
@@ -149,21 +161,40 @@ class MixedModel(RoundingModel):
     def at(self, site: Site) -> dict[str, FakeQuantize]:
         """The fake quantizers of a site as they are now, by path."""
         source = self._wide if site in self.raised else self._narrow
-        return {path: source[path] for path in self.quantizers[site]}
+        return {path: source[path] for path in self.quantizers[site] if path in source}
 
-    def wide(self, path: str) -> FakeQuantize:
-        """The int16 form of the fake quantizer at a path."""
-        return self._wide[path]
+    def wide(self, path: str) -> FakeQuantize | None:
+        """The int16 form of the fake quantizer at a path; None where int16 has no such part."""
+        return self._wide.get(path)
 
     def steps(self, site: Site) -> tuple[float, float]:
         """The largest scale of a site in int8, and in int16."""
-        path = self.quantizers[site][0]
+        path = next((path for path in self.quantizers[site] if path in self._wide), None)
+        if path is None:
+            narrow = float(self._narrow[self.quantizers[site][0]].scale.max())
+            return narrow, narrow / _FINER
         return float(self._narrow[path].scale.max()), float(self._wide[path].scale.max())
 
     def step_ratio(self, site: Site) -> float:
         """How large the scale of a site in int16 is in steps of its present format."""
         narrow, wide = self.steps(site)
         return 1.0 if site in self.raised else wide / narrow
+
+
+def _parts_of(narrow: nn.Module, wide: nn.Module, paths: Collection[str]) -> dict[str, tuple[str, str, nn.Module]]:
+    """For fake quantizers that only one of the models has: the module they are in, its owner's path and its name there.
+
+    Only where the owner knows of the other form: it has None there.
+    """
+    found = {}
+    there = dict(wide.named_modules())
+    for path in paths:
+        names = path.split(".")
+        count = next(n for n in range(1, len(names) + 1) if ".".join(names[:n]) not in there)
+        owner, name = ".".join(names[: count - 1]), names[count - 1]
+        if getattr(there[owner], name, wide) is None:
+            found[path] = owner, name, narrow.get_submodule(f"{owner}.{name}" if owner else name)
+    return found
 
 
 def _pass_int8(stub: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
