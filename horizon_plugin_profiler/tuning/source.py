@@ -50,7 +50,7 @@ def source_of(result: TuningResult) -> str:
 def _imports(body: str) -> str:
     """The imports of what a text names."""
     known = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
-    lines = ["import torch\n"] if "torch" in known else []
+    lines = ["import torch"] if "torch" in known else []  # one block: to a user both are packages of others
     for module, names in _NAMES.items():
         used = [name for name in names if name in known]
         line = f"from horizon_plugin_pytorch.{module} import {', '.join(used)}"

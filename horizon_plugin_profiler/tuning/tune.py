@@ -448,7 +448,7 @@ class _Tuning:
             if total <= 0 or sum(left[s] for s in left if s.operator in chosen) >= _MOST * total:
                 break
             what, share = "result" if site.kind == ACTIVATION else "weight", left[site] / total
-            self.half_reasons.setdefault(site.operator, f"its {what} alone has {share:.1%} of the error of all int16")
+            self.half_reasons.setdefault(site.operator, f"its {what} alone has {share:.1%} of what int16 leaves")
             takers = survey.takers.get(site.operator, ()) if site.kind == ACTIVATION else ()
             for taker in takers:
                 self.half_reasons.setdefault(taker, f"it reads `{site.operator}`, which is float16")

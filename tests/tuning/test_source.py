@@ -41,7 +41,7 @@ def test_the_file_passes_a_linter_and_can_be_run(others, tmp_path):
     if not ruff.is_file():
         pytest.skip("ruff is not installed")
     command = [ruff, "check", "--isolated", "--select", "E,F,I,W", "--line-length", "120", file]
-    found = subprocess.run(command, capture_output=True, text=True)
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)  # where the package is another's
     assert found.returncode == 0, found.stdout
 
 

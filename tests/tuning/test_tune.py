@@ -109,7 +109,7 @@ def test_what_int16_does_not_do_is_float16():
     half = {path for path, parts in result.formats.items() if torch.float16 in parts.values()}
     assert half == {"layers.1", "layers.2"} == set(result.formats)  # what gives the large channel, and what takes it
     assert result.is_met and result.is_verified and "torch.float16" in result.source()
-    assert "of the error of all int16" in result.reasons["layers.1"] and "`layers.1`" in result.reasons["layers.2"]
+    assert "of what int16 leaves" in result.reasons["layers.1"] and "`layers.1`" in result.reasons["layers.2"]
     assert set(result.costs["int8"].products) == {"int8 x int8"} and result.bounds.half == 2
     assert result.costs["the answer"].products["float16 x float16"] == 2 * 16 * 16 * 16  # two layers, 16 samples
     names = {}
