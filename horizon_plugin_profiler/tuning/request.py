@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from horizon_plugin_profiler.tuning.judge import Judge
@@ -57,14 +56,6 @@ def on_march(march: March | str | None) -> Iterator[None]:
         yield
     finally:
         set_march(before)
-
-
-@contextmanager
-def outside_inference() -> Iterator[None]:
-    """Tensors that are made in here can be trained and written to; gradients are on or off as they were."""
-    is_tracked = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(is_tracked):
-        yield
 
 
 def prepare_arguments(given: Mapping[str, Any] | None, own_scales: bool | Iterable[str]) -> dict[str, Any]:

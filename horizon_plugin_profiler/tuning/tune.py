@@ -23,7 +23,6 @@ from horizon_plugin_profiler.tuning.request import (
     check_seed,
     measured_on,
     on_march,
-    outside_inference,
     prepare_arguments,
     thresholds,
 )
@@ -32,6 +31,7 @@ from horizon_plugin_profiler.tuning.survey import Survey
 from horizon_plugin_pytorch.analysis.check import RESULT_FILE, inspect_model
 from horizon_plugin_pytorch.analysis.tuning.costs import Cost, cost_of
 from horizon_plugin_pytorch.analysis.tuning.ledger import Ledger
+from horizon_plugin_pytorch.analysis.tuning.outputs import outside_inference
 from horizon_plugin_pytorch.analysis.tuning.search import Additive, Search, compatible, gram_order, lowest_ratio
 from horizon_plugin_pytorch.analysis.tuning.sites import ACTIVATION, WEIGHT, Site
 from horizon_plugin_pytorch.calibration.batches import take_batches

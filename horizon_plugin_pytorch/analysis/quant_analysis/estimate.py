@@ -15,6 +15,7 @@ from horizon_plugin_pytorch.analysis.quant_analysis.outputs import OutputMetric
 from horizon_plugin_pytorch.analysis.quant_analysis.quantizers import PartlyRounded
 from horizon_plugin_pytorch.analysis.quant_analysis.sensitivity import Measured, OutputComparison
 from horizon_plugin_pytorch.analysis.quant_analysis.subjects import ModelSubject, Subject
+from horizon_plugin_pytorch.analysis.tuning.outputs import outside_inference, require_gradients
 from horizon_plugin_pytorch.analysis.tuning.probe import probe_each
 from horizon_plugin_pytorch.analysis.tuning.sites import WEIGHT, RoundingModel
 from horizon_plugin_pytorch.errors import CheckError, QuantizationWarning, listed, warn
@@ -30,6 +31,7 @@ _BEFORE, _BACKWARD = 6.0, 1.1  # what comes before the backwards and what each o
 REMEDY = "Measure them, without use_sensitivity_v2."
 
 
+@outside_inference()
 def estimate(
     baseline: Subject,
     analysis: ModelSubject,
@@ -53,7 +55,9 @@ def estimate(
 
     Raises:
         CheckError: an output that the user has named has no gradient.
+        QuantizationConfigError: the model was made under `torch.inference_mode`.
     """
+    require_gradients(analysis.model, who)
     comparison = OutputComparison(baseline, batch, post, [OutputMetric(METRIC, None, who)], who)
     wanted = comparison.wanted
     is_asked = is_asked and outputs is not None

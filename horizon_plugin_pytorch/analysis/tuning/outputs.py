@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,23 @@ class Wanted:
         """The squared relative error of outputs; infinite where they are NaN."""
         value = float(self.difference(outputs).double().square().sum())
         return value if value == value else float("inf")
+
+
+@contextmanager
+def outside_inference() -> Iterator[None]:
+    """In here tensors can have gradients and be written to, under `torch.inference_mode` too; nothing else changes."""
+    is_tracked = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(is_tracked):
+        yield
+
+
+def require_gradients(model: nn.Module, who: str) -> None:
+    """Refuse a model whose tensors were made under `torch.inference_mode`: gradients need others."""
+    if any(x.is_inference() for x in (*model.parameters(), *model.buffers())):
+        raise QuantizationConfigError(
+            f"{who}: the model was made under torch.inference_mode(), and there are no gradients for it; prepare and "
+            "calibrate it outside."
+        )
 
 
 def _square(x: Tensor) -> float:

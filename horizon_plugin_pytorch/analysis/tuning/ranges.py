@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.analysis.tuning.outputs import Wanted, first_batches, real_outputs, run
+from horizon_plugin_pytorch.analysis.tuning.outputs import (
+    Wanted,
+    first_batches,
+    outside_inference,
+    real_outputs,
+    require_gradients,
+    run,
+)
 from horizon_plugin_pytorch.analysis.tuning.probe import frozen, random_signs, tracked
 from horizon_plugin_pytorch.analysis.tuning.sites import RoundingModel
 from horizon_plugin_pytorch.calibration.batches import (
@@ -85,6 +92,7 @@ class ScaleSearchResult:
         return Table(["result of", "range before", "after", "output error before", "after"], rows).text()
 
 
+@outside_inference()
 def search_scales(
     calib_model: nn.Module,
     batches: Iterable[Any],
@@ -122,6 +130,7 @@ def search_scales(
     require_module(calib_model, "search_scales")
     require_whole("search_scales", "samples", samples, 1)
     require_quantizers(calib_model, "search_scales")
+    require_gradients(calib_model, "search_scales")
     data = first_batches(take_batches(calib_model, batches, None, batch_process_func, "search_scales"), samples)
     rounding = RoundingModel(calib_model, {})
     with undone_after_an_error(calib_model):
@@ -156,10 +165,14 @@ def find_scales(
     quantizers = _searched(model, known)
     result = ScaleSearchResult()
     with RoundingModel(model, {}).in_float(), frozen(model):
-        errors = {
-            path: _on_grid(found, quantizers[path])
-            for path, found in _estimated(model, quantizers, batches, wanted).items()
-        }
+        estimated = _estimated(model, quantizers, batches, wanted)
+        if quantizers and not estimated:
+            warn(
+                "search_scales: no output of the model depends on a quantized result by a gradient, so that no range "
+                "can be judged: all are as they were. Let the model give what it computes without `detach` or numpy.",
+                CalibrationWarning,
+            )
+        errors = {path: _on_grid(found, quantizers[path]) for path, found in estimated.items()}
         gains = {path: float(found[_PRESENT] - found.min()) for path, found in errors.items()}
         for path in sorted(gains, key=lambda path: -gains[path]):
             if gains[path] <= _WORTH:

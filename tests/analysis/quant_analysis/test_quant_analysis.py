@@ -260,6 +260,9 @@ def test_the_estimate_finds_what_the_measure_finds(tmp_path: Path) -> None:
         qa.sensitivity(use_sensitivity_v2=True, outputs=["0-0", "0-2"])
     with pytest.raises(QuantizationConfigError, match="estimates MSE"):
         qa.sensitivity("Cosine", use_sensitivity_v2=True)
+    drawn = qa.sensitivity(use_sensitivity_v2=True, draws=2)
+    with torch.inference_mode():
+        assert qa.sensitivity(use_sensitivity_v2=True, draws=2) == drawn
     with pytest.raises(QuantizationConfigError, match="draws are those of an estimate"):
         qa.sensitivity(draws=3)
     again = [qa.sensitivity(use_sensitivity_v2=True, outputs=["0-1"], draws=3) for _ in range(2)]

@@ -124,3 +124,31 @@ def test_what_is_not_a_prepared_model_is_refused():
     _, model, data = planted()
     with pytest.raises(QuantizationConfigError, match="samples"):
         search_scales(model, data, samples=0)
+
+
+def test_under_inference_mode_the_same_ranges_are_found():
+    _, model, data = planted()
+    other = copy.deepcopy(model)
+    found = search_scales(model, data)
+    with torch.inference_mode():
+        assert search_scales(other, [x.clone() for x in data]).ranges == found.ranges and found.ranges
+        made_inside = copy.deepcopy(model)
+    assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+    with pytest.raises(QuantizationConfigError, match="made under torch.inference_mode"):
+        search_scales(made_inside, data)
+
+
+def test_outputs_without_a_gradient_are_told():
+    class Detached(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).detach()
+
+    net, _, data = planted()
+    model = prepare(Detached(net).eval(), (data[0],), QconfigSetter(get_qconfig(), [], save_dir=None), out_dir=None)
+    calibrate(model, data, progress=False)
+    with pytest.warns(CalibrationWarning, match="no range can be judged"):
+        assert search_scales(model, data).ranges == []
