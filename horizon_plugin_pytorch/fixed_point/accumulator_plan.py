@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, choose_factor, largest_of, last_sum
+from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, choose_factor, signed_sums
 
 INT32_MAX = (1 << 31) - 1
 _DIGIT = 128.0
@@ -106,9 +106,7 @@ def split_digits(x: Tensor, count: int) -> list[Tensor]:
 
 def reaches(weight: Tensor, low: float, high: float) -> Tensor:
     """The largest positive and negative sums over the last axis: [2, ...] in float64."""
-    largest = largest_of(weight)
-    positive = last_sum(weight.clamp(min=0), largest)
-    negative = positive - last_sum(weight, largest)
+    positive, negative = signed_sums(weight)
     return torch.stack([positive * high + negative * -low, negative * high + positive * -low])
 
 
@@ -125,12 +123,13 @@ def channel_parts(
     whole = reaches(weight, low, high) if whole is None else whole
     if float((whole.amax(0) + bias).max()) < EXACT_FLOAT32:
         return 1
-    by_channel = reaches(weight.unflatten(1, (channels, -1)), low, high)
+    taps = weight.shape[1] // max(channels, 1)
     for parts in _PARTS[1:]:
         if parts > channels:
             break
-        pieces = by_channel.tensor_split(parts, 2)
-        if all(float(piece.sum(2).max()) < EXACT_FLOAT32 for piece in pieces):
+        # Sums over whole slices: those of single channels are short, and torch takes long for many short ones.
+        sizes = [len(slice_) * taps for slice_ in torch.arange(channels).tensor_split(parts)]
+        if all(float(reaches(piece, low, high).max()) < EXACT_FLOAT32 for piece in weight.split(sizes, 1)):
             return parts
     return 0
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.fixed_point.rescaling import last_sum
+from horizon_plugin_pytorch.fixed_point.rescaling import signed_sums
 
 # Beyond int32 with room for the sum there is no choice; beyond float32's integers a coarser grid is only faster, so it
 # is taken where its effect on the output is provably below an eighth of a step.
@@ -36,11 +36,12 @@ def _by_input(values: Tensor, weight: Tensor, output_axis: int, groups: int) -> 
     return spread.reshape(*spread.shape, *[1] * (weight.dim() - 2))
 
 
-def _output_sum(weight: Tensor, output_axis: int, groups: int) -> Tensor:
-    """The sum over everything that one output channel reads."""
+def _output_size(weight: Tensor, output_axis: int, groups: int) -> Tensor:
+    """The sum of the magnitudes of everything that one output channel reads."""
     if output_axis == 1:
         weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    return last_sum(weight.flatten(1))
+    positive, negative = signed_sums(weight.flatten(1))
+    return positive + negative
 
 
 def coarsen(
@@ -84,7 +85,7 @@ def coarsen(
     channels = weight.shape[0] if output_axis == 0 else weight.shape[1] * groups
     scale = accumulator_scale.detach().double().reshape(-1).expand(channels)
     step = None if output_scale is None else output_scale.double().reshape(-1)
-    total = _output_sum(weight.abs(), output_axis, groups)
+    total = _output_size(weight, output_axis, groups)
     size = total * input_size * scale
     carried = torch.as_tensor(residual_size, dtype=torch.float64, device=weight.device).reshape(-1).expand(channels)
     if bias is not None:
@@ -98,8 +99,8 @@ def coarsen(
     if step is not None and output_steps < _INT8_STEPS:
         should = torch.maximum(must, _exponent(largest / scale, _SHOULD_FIT, _COMFORTABLE))
         if bool(should.any()):
-            lost = (weight - _coarse(weight, should, output_axis, groups)).abs()
-            error = _output_sum(lost, output_axis, groups) * input_size * scale / step
+            lost = weight - _coarse(weight, should, output_axis, groups)
+            error = _output_size(lost, output_axis, groups) * input_size * scale / step
             chosen = torch.where(error <= _INVISIBLE, should, must)
     fine = _FINE_FOR_REAL if step is None else _COMFORTABLE if output_steps < _INT8_STEPS else _FINE_FOR_INT16
     is_free = (total == 0) & (largest > 0) & (largest < scale * fine)

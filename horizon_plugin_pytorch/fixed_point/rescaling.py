@@ -24,7 +24,8 @@ EXACT_FLOAT32 = 1 << 24
 # A channel whose multiplier fails moves it: far below the grid, and off the bad points. One in a hundred does.
 _OFFSETS = tuple((i + 1) // 2 * (1 if i % 2 else -1) for i in range(256))
 _MOST_STEPS = 512
-_AT_ONCE = 128  # channels that are proved together: with 510 points each their temporaries stay in the cache
+_AT_ONCE = 512  # factors that are proved together: few calls, and their temporaries stay in the cache
+_IN_CACHE = 1 << 17  # numbers that stay in the cache of a core
 _SCALE_MOVES = (0, 1, -1, 2, -2, 3, -3)  # in float32 numbers; farther ones are hardly ever proved
 _FAR = 2.0**30
 
@@ -55,6 +56,26 @@ def last_sum(x: Tensor, largest: float | None = None) -> Tensor:
     return x.sum(-1, dtype=torch.float64)
 
 
+def signed_sums(x: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor]:
+    """Sums of integers over the last axis, of the positive and of the negative ones without their sign, in float64.
+
+    Args:
+        largest: as of `last_sum`.
+
+    >>> [part.tolist() for part in signed_sums(torch.tensor([[3.0, -5.0, 2.0]]))]
+    [[5.0], [5.0]]
+    """
+    rows = x.reshape(-1, x.shape[-1]) if x.numel() else x.flatten(0, -2)
+    largest = largest_of(x) if largest is None else largest
+    total, size = last_sum(rows, largest), torch.zeros(len(rows), dtype=torch.float64, device=x.device)
+    step = max(_IN_CACHE // max(rows.shape[-1], 1), 1)
+    room = torch.empty_like(rows[:step])
+    for part, into in zip(rows.split(step), size.split(step), strict=True):
+        into.copy_(last_sum(torch.abs(part, out=room[: len(part)]), largest))
+    positive, negative = (size + total) / 2, (size - total) / 2
+    return positive.reshape(x.shape[:-1]), negative.reshape(x.shape[:-1])
+
+
 def multiplier_and_shift(ratio: Tensor) -> tuple[Tensor, Tensor]:
     """The integers ``M`` (20 bits) and ``n`` with ``M / 2**n`` nearest to each ratio.
 
@@ -72,8 +93,24 @@ def _value(multiplier: Tensor, shift: Tensor) -> Tensor:
     return torch.ldexp(multiplier.double(), -shift.double())
 
 
-def _is_proved(multiplier: Tensor, shift: Tensor, low: int, high: int, bound: int) -> Tensor:
-    """For each channel: does float32 rounding agree with the definition for every ``|acc| <= bound``?
+@dataclass(frozen=True)
+class _Steps:
+    """Where outputs from `low` to `high` step to the next integer ``k``: ``k - 1/2``, and whether ``k`` is even."""
+
+    half: Tensor
+    is_even: Tensor
+    even: Tensor  # the same in float64
+    half_in_float32: Tensor
+
+    @staticmethod
+    def between(low: int, high: int, device: torch.device) -> _Steps:
+        k = torch.arange(low + 1, high + 1, device=device, dtype=torch.float64)
+        is_even = k.remainder(2) == 0
+        return _Steps(k - 0.5, is_even, is_even.double(), (k - 0.5).float())
+
+
+def _is_proved(value: Tensor, low: int, high: int, bound: int, steps: _Steps | None = None) -> Tensor:
+    """For each factor: does float32 rounding agree with the definition for every ``|acc| <= bound``?
 
     Both are monotone step functions of the integer ``acc``, so it is enough to compare them at the integer where the
     definition steps to ``k``, and at the one before it, for every ``k`` in ``(low, high]``. The definition steps where
@@ -81,17 +118,21 @@ def _is_proved(multiplier: Tensor, shift: Tensor, low: int, high: int, bound: in
     not pass it before. So they differ only where the product is rounded to ``k - 1/2`` itself, which becomes the even
     one of ``k - 1`` and ``k``: at the step if ``k`` is odd, before it if ``k`` is even. A step that lies beyond the
     bound is replaced by the bound: there too the float32 form must not have stepped early.
+
+    Args:
+        value: factors in float64.
+        steps: those between `low` and `high`, where they are known.
     """
-    k = torch.arange(low + 1, high + 1, device=multiplier.device, dtype=torch.float64)
-    half, is_even = k - 0.5, k.remainder(2) == 0
-    value = _value(multiplier, shift)
+    steps = _Steps.between(low, high, value.device) if steps is None else steps
     # The quotient is a fraction over the multiplier: below 2**24 it is nearer to an integer than float64 tells only
     # where it is one.
-    last = torch.div(half, value.unsqueeze(-1)).ceil_().sub_(is_even.double()).float()  # the integer in question
+    last = torch.div(steps.half, value.unsqueeze(-1)).ceil_().sub_(steps.even).float()  # the integer in question
     if value.numel() and (max(abs(low), abs(high)) + 1) / float(value.min()) >= bound:
-        is_met = torch.where(is_even, last >= -bound, last <= bound)
+        is_met = torch.where(steps.is_even, last >= -bound, last <= bound)
         last = last.clamp_(-bound, bound).mul_(is_met)  # what is not met is 0 here, whose product is no half
-    return (last.mul_(value.float().unsqueeze(-1)) == half.float()).sum(-1) == 0
+    if low >= high:
+        return torch.ones_like(value, dtype=torch.bool)
+    return last.mul_(value.float().unsqueeze(-1)).sub_(steps.half_in_float32).abs_().amin(-1) > 0
 
 
 def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT32 - 1) -> Tensor:
@@ -110,23 +151,23 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
     if high - low > _MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
         return wide
     limit = int(min(bound, EXACT_FLOAT32 - 1))
+    unit = torch.ldexp(torch.ones_like(wide), -shift.double())
+    offsets = torch.tensor(_OFFSETS, device=ratio.device, dtype=torch.float64)
+    steps = _Steps.between(low, high, ratio.device)
     pending = torch.arange(ratio.numel(), device=ratio.device)
-    chosen = multiplier.clone()
-    done, count = 0, 1
+    chosen, done = wide.clone(), 0
     while done < len(_OFFSETS):
-        tried = torch.tensor(_OFFSETS[done : done + count], device=ratio.device)
-        done += count
-        trial = (multiplier[pending].unsqueeze(1) + tried).flatten()
-        parts = zip(trial.split(_AT_ONCE), shift[pending].repeat_interleave(len(tried)).split(_AT_ONCE), strict=True)
-        proved = torch.cat([_is_proved(m, n, low, high, limit) for m, n in parts]).unflatten(0, (-1, len(tried)))
+        tried = offsets[done : done + max(_AT_ONCE // len(pending), 1)]  # several of them where channels are few
+        done += len(tried)
+        trial = torch.addcmul(wide[pending].unsqueeze(1), unit[pending].unsqueeze(1), tried)  # exact: 21 bits
+        parts = trial.flatten().split(_AT_ONCE)
+        proved = torch.cat([_is_proved(part, low, high, limit, steps) for part in parts]).reshape(trial.shape)
         is_done = proved.any(1)
-        first = proved.int().argmax(1)[is_done]  # of equal ones, the first
-        chosen[pending[is_done]] = multiplier[pending[is_done]] + tried[first]
+        first = proved.int().argmax(1, keepdim=True)  # of equal ones, the first
+        chosen[pending[is_done]] = trial.gather(1, first).squeeze(1)[is_done]
         pending = pending[~is_done]
         if pending.numel() == 0:
-            factor = _value(chosen, shift)
-            return factor.float() if bound < EXACT_FLOAT32 else factor
-        count = max(_AT_ONCE // len(pending), 1)  # several tries of few channels at once
+            return chosen.float() if bound < EXACT_FLOAT32 else chosen
     return wide
 
 
@@ -142,14 +183,14 @@ def is_exact_in_float32(factor: Tensor, low: int, high: int, reach: float) -> bo
     mantissa, exponent = torch.frexp(factor.detach().double().reshape(-1))
     multiplier = torch.ldexp(mantissa, torch.tensor(24.0, dtype=torch.float64)).long()
     shift = 24 - exponent.long()
-    is_written = bool((_value(multiplier, shift) == factor.double().reshape(-1)).all())
+    value = _value(multiplier, shift)
+    is_written = bool((value == factor.double().reshape(-1)).all())
     if not is_written or high - low > _MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
         return False
     last_step = (max(abs(low), abs(high)) + 1) / float(factor.min())
     if reach >= EXACT_FLOAT32 and last_step >= EXACT_FLOAT32:
         return False
-    parts = zip(multiplier.split(_AT_ONCE), shift.split(_AT_ONCE), strict=True)
-    return all(bool(_is_proved(m, n, low, high, EXACT_FLOAT32 - 1).all()) for m, n in parts)
+    return all(bool(_is_proved(part, low, high, EXACT_FLOAT32 - 1).all()) for part in value.split(_AT_ONCE))
 
 
 def rescale_(acc: Tensor, factor: Tensor, low: float, high: float) -> Tensor:

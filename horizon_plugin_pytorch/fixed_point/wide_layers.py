@@ -85,7 +85,9 @@ class WideLayer:
         parts: list[int] = []
         if geometry is None and not kernels.has_products():
             return None
-        if geometry is not None and not (_is_pointwise(plan, geometry) and kernels.has_products()):
+        if geometry is not None and geometry.groups == 1 and plan.parts > 1 and is_within(input_range, BYTE):
+            parts = [plan.parts]
+        elif geometry is not None and not (_is_pointwise(plan, geometry) and kernels.has_products()):
             weight = _whole_weight(plan, geometry.groups).float()
             nothing = torch.zeros(len(weight), dtype=torch.float64)
             ranges = _digit_ranges(input_range)
@@ -219,7 +221,8 @@ class WideLayer:
         with self._lock, torch.inference_mode(False), torch.no_grad():  # they outlive the call
             if not self._pieces:
                 pieces = [piece for digit in range(len(self._ranges)) for piece in self._packed(digit, shape)]
-                self._is_joined = len(pieces) == 2 and self._size() * self._most() < EXACT_FLOAT32
+                is_of_two_bytes = len(pieces) == len(self._ranges) == 2
+                self._is_joined = is_of_two_bytes and self._size() * self._most() < EXACT_FLOAT32
                 self._pieces = pieces
         return self._pieces
 
