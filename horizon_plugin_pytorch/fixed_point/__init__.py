@@ -92,11 +92,13 @@ from horizon_plugin_pytorch.fixed_point.table import (
     lookup,
     lookup_bytes,
 )
+from horizon_plugin_pytorch.fixed_point.transposed_layers import TransposedLayer
 from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
-    "AngleTables", "Blocks", "ByteLayer", "Division", "Geometry", "SegmentTable", "Table", "WideLayer",
+    "AngleTables", "Blocks", "ByteLayer", "Division", "Geometry", "SegmentTable", "Table", "TransposedLayer",
+    "WideLayer",
     "adaptive_matrix", "add", "affine", "along", "are_kernels_used", "atan2", "avg_pool2d", "avg_pool3d",
     "away_from_zero", "bev_pool", "bilinear_matrix", "bilinear_positions", "block_scale", "build_angles",
     "build_segments", "build_table", "choose_affine", "choose_comparison", "choose_factor", "choose_logarithm",

@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.compiled.choice import passes
 from horizon_plugin_pytorch.compiled.passes import is_serial
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import AccumulatorPlan, Geometry
-from horizon_plugin_pytorch.fixed_point.byte_convs import FloatConv, is_on_kernels, pack
+from horizon_plugin_pytorch.fixed_point.byte_convs import FloatConv, has_kernel, is_on_kernels, pack
 from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     BYTE,
     TWO_BYTES,
@@ -30,6 +30,7 @@ from horizon_plugin_pytorch.fixed_point.byte_shapes import (
 )
 from horizon_plugin_pytorch.fixed_point.kernels import PackedConv, Walk
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, Line, choose_line
+from horizon_plugin_pytorch.fixed_point.transposed_layers import TransposedLayer
 from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 
 _CHUNK = 1 << 19  # sums that are finished together: two megabytes
@@ -126,12 +127,14 @@ class ByteLayer:
     @classmethod
     def of(
         cls, plan: AccumulatorPlan, geometry: Geometry | None, input_range: tuple[int, int], weight_bits: int
-    ) -> ByteLayer | WideLayer | None:
+    ) -> ByteLayer | WideLayer | TransposedLayer | None:
         """The layer, if there is a kernel for it."""
         if weight_bits > 8 or not is_within(input_range, TWO_BYTES) or plan.factor.device.type != "cpu":
             return None
-        if geometry is not None and (geometry.is_transposed or len(geometry.stride) > 2):
+        if geometry is not None and len(geometry.stride) > 2:
             return None
+        if geometry is not None and geometry.is_transposed:
+            return TransposedLayer.of(plan, geometry, input_range, lambda p, g: cls.of(p, g, input_range, weight_bits))
         if plan.factor.dtype == torch.float64 or not is_within(input_range, BYTE):
             return WideLayer.of(plan, geometry, input_range)
         return cls(plan, geometry, input_range, _pieces(plan, 1 if geometry is None else geometry.groups))
@@ -176,11 +179,15 @@ class ByteLayer:
                 return None
             with self._lock, torch.inference_mode(False), torch.no_grad():
                 if not self._is_rounding_known:
-                    may_round = is_on_kernels(self._range) and kernels.are_kernels_rounding()
+                    may_round = self._has_kernel() and kernels.are_kernels_rounding()
                     self._rounding = self._find_rounding(torch.Size(shape)) if may_round else None
                     self._is_rounding_known = True
         rounding = self._rounding
         return rounding if rounding is not None and rounding.is_faster(sums) else None
+
+    def _has_kernel(self) -> bool:
+        """Do its convolutions run on integer kernels?"""
+        return is_on_kernels(self._range) and has_kernel(self._pieces[0].weight.shape, self._walk.groups)
 
     def _find_rounding(self, shape: torch.Size) -> _Rounding | None:
         plan, walk = self._plan, self._walk

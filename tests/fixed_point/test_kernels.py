@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.byte_tensor import ByteTensor
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
-from horizon_plugin_pytorch.fixed_point import kernels
+from horizon_plugin_pytorch.fixed_point import byte_convs, kernels
 from horizon_plugin_pytorch.fixed_point.byte_convs import is_on_kernels
 from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Reach, Walk, disproof, rounding_disproof
 from horizon_plugin_pytorch.march import March, set_march
@@ -616,6 +616,76 @@ def test_few_pixels_are_rows_of_a_matrix(axes: int, has_residual: bool, lowest: 
         out = layer(taken, added)
         assert out is not None and out.dtype == torch.int8 and torch.equal(out.float(), expected)
     assert layer._matrix is not None and not layer._convs
+
+
+TRANSPOSED = {  # weight, stride, padding, output padding, groups
+    "twice, kernel 4": ((6, 5, 4, 4), (2, 2), (1, 1), (0, 0), 1),
+    "twice, kernel 3": ((6, 5, 3, 3), (2, 2), (1, 1), (1, 1), 1),
+    "side by side": ((6, 5, 2, 2), (2, 2), (0, 0), (0, 0), 1),
+    "stride 1": ((6, 5, 3, 5), (1, 1), (1, 2), (0, 0), 1),
+    "gaps": ((6, 5, 2, 1), (3, 2), (0, 0), (1, 1), 1),
+    "groups": ((12, 4, 3, 4), (2, 3), (1, 1), (1, 0), 3),
+    "one axis": ((6, 5, 4), (2,), (1,), (1,), 1),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", TRANSPOSED)
+@pytest.mark.parametrize("bits", [7, 8, 16])
+def test_transposed_convolutions_are_the_convolutions_of_their_phases(
+    bits: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, stride, padding, output_padding, groups = TRANSPOSED[kind]
+    if bits > 7:  # small weights, of which no machine saturates two products
+        monkeypatch.setattr(kernels, "_choice", kernels._Choice())
+        monkeypatch.setattr(kernels._choice, "_found", {(disproof, Reach.BYTES): ""})
+    fp.use_integer_kernels(True)
+    generator = torch.Generator().manual_seed(bits)
+    largest, (low, high) = (127 if bits == 7 else 60), {7: (0, 127), 8: (-128, 127), 16: (-32768, 32767)}[bits]
+    weight = torch.randint(-largest, largest + 1, shape, generator=generator).float()
+    outputs = shape[1] * groups
+    scale = torch.rand(outputs, generator=generator, dtype=torch.float64).add_(0.5).mul_(1e-2 / (high >> 6))
+    bias = torch.randn(outputs, generator=generator, dtype=torch.float64)
+    limits = {"low": -128, "high": 127} if bits < 16 else {"low": -32768, "high": 32767}
+    facts = {"output_axis": 1, "groups": groups, "weight_bits": 8, **limits}
+    plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([0.05]), input_range=(low, high), **facts)
+    axes = len(stride)
+    walk = fp.Geometry(list(stride), list(padding), [1] * axes, list(output_padding), groups, True)
+    layer = fp.ByteLayer.of(plan, walk, (low, high), 8)
+    assert isinstance(layer, fp.TransposedLayer)
+    x = torch.randint(low, high + 1, (2, shape[0], *(5, 7)[-axes:]), generator=generator).float()
+    expected = fp.conv(x, None, *fp.flatten(plan, walk))
+    for given in (x, x.to(torch.int16 if bits == 16 else torch.int8), x[:, :, :1], x):
+        out = layer(given, None)
+        assert out is not None and out.dtype == (torch.int16 if bits == 16 else torch.int8)
+        assert torch.equal(out.float(), fp.conv(given.float(), None, *fp.flatten(plan, walk)))
+    alone = layer(x[0], None)
+    assert alone is not None and torch.equal(alone.float(), expected[0])
+    assert layer(x, expected) is None
+
+
+@needs_kernels
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 3), (1, 2), (4, 6), (6, 4)])
+def test_groups_that_are_not_of_four_channels_run_on_float32(inputs: int, outputs: int) -> None:
+    """oneDNN has no kernel for them, and takes many times as long."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (5 * outputs, inputs, 3, 3), generator=generator)
+    packed = byte_convs.pack(weight.to(torch.int8), Walk(groups=5), (0, 127), torch.Size([1, 5 * inputs, 8, 8]))
+    assert isinstance(packed, byte_convs.FloatConv)
+    x = torch.randint(0, 128, (1, 5 * inputs, 8, 8), generator=generator)
+    sums = packed(packed.taken(x.to(torch.int8)), None)
+    assert torch.equal(sums.double(), F.conv2d(x.double(), weight.double(), groups=5))
+
+
+def test_other_transposed_convolutions_have_no_kernel() -> None:
+    weight, scale = torch.ones(3, 4, 3, 3), torch.full((4,), 1e-3, dtype=torch.float64)
+    facts = {"output_axis": 1, "groups": 1, "weight_bits": 8, "low": -128, "high": 127, "input_range": (0, 127)}
+    plan = fp.plan_accumulator(weight, None, scale, torch.tensor([0.05]), **facts)
+    assert fp.ByteLayer.of(plan, fp.Geometry([2, 2], [0, 0], [2, 2], [0, 0], 1, True), (0, 127), 8) is None
+    depthwise = fp.plan_accumulator(torch.ones(4, 1, 3, 3), None, scale, torch.tensor([0.05]), **{**facts, "groups": 4})
+    assert fp.ByteLayer.of(depthwise, fp.Geometry([2, 2], [0, 0], [1, 1], [0, 0], 4, True), (0, 127), 8) is None
+    # Output padding beyond what the last pixel reaches.
+    assert fp.ByteLayer.of(plan, fp.Geometry([3, 3], [0, 0], [1, 1], [2, 2], 1, True), (0, 127), 8) is None
 
 
 def test_a_layer_that_has_no_kernel_says_so() -> None:

@@ -25,7 +25,7 @@ class LayerPlan:
     """The arithmetic of a layer for one kind of input, and the same on integer kernels where these can do it."""
 
     accumulator: fp.AccumulatorPlan
-    on_bytes: fp.ByteLayer | fp.WideLayer | None
+    on_bytes: fp.ByteLayer | fp.WideLayer | fp.TransposedLayer | None
 
 
 class QuantizedGemm(CalledByAdd, QuantizedModule):

@@ -103,7 +103,7 @@ def _memory_of(plan: Any) -> Iterator[tuple[int, int]]:
     elif isinstance(plan, (list, tuple)):
         for part in plan:
             yield from _memory_of(part)
-    elif isinstance(plan, fp.ByteLayer):
+    elif isinstance(plan, (fp.ByteLayer, fp.WideLayer, fp.TransposedLayer)):
         yield id(plan), plan.nbytes
     elif dataclasses.is_dataclass(plan):
         for field in dataclasses.fields(plan):
