@@ -301,9 +301,7 @@ def matmul(a: Tensor, b: Tensor, factor: Tensor, is_double: bool, low: int, high
     """``acc = a @ b``, requantized or as real numbers; `is_double` where the sum can pass 2**24."""
 
     def finish(acc: Tensor) -> Tensor:
-        return (
-            acc.mul_(factor.reshape([1] * acc.dim())).add_(0.0).float() if is_real else rescale_(acc, factor, low, high)
-        )
+        return finish_product(acc, factor, low, high, is_real)
 
     if a.device.type != "cpu":
         acc = torch.matmul(a.double(), b.double()).round_()
@@ -313,17 +311,29 @@ def matmul(a: Tensor, b: Tensor, factor: Tensor, is_double: bool, low: int, high
     return _matmul_in_blocks(a, b, is_double, finish)
 
 
+def finish_product(acc: Tensor, factor: Tensor, low: int, high: int, is_real: bool) -> Tensor:
+    """The sums of a product of matrices, in whose memory this may write: requantized, or as real numbers."""
+    if is_real:
+        return acc.mul_(factor.reshape([1] * acc.dim())).add_(0.0).float()
+    return rescale_(acc, factor, low, high)
+
+
+def in_pairs(a: Tensor, b: Tensor) -> tuple[list[tuple[Tensor, Tensor]], torch.Size]:
+    """The pairs of matrices that ``a @ b`` multiplies, and the shape of the result."""
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = torch.Size([*batch, a.shape[-2], b.shape[-1]])
+    if b.dim() == 2:  # one matrix for the whole batch
+        return [(a.reshape(-1, a.shape[-1]), b)], shape
+    matrices = [x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (a, b)]
+    return list(zip(*matrices, strict=True)), shape
+
+
 def _matmul_in_blocks(a: Tensor, b: Tensor, is_double: bool, finish: Callable[[Tensor], Tensor]) -> Tensor:
     """A product of matrices whose sums are finished while they are in cache."""
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    shape = (*batch, a.shape[-2], b.shape[-1])
-    if b.dim() == 2:  # one matrix for the whole batch
-        a, b = a.reshape(1, -1, a.shape[-1]), b.unsqueeze(0)
-    else:
-        a, b = (x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (a, b))
-    out = torch.empty((len(a), a.shape[1], b.shape[2]), dtype=torch.float32)
-    step = max(_CHUNK // (b.shape[2] * (2 if is_double else 1)), 1)
-    for left, right, rows in zip(a, b, out, strict=True):
+    pairs, shape = in_pairs(a, b)
+    out = torch.empty((len(pairs), len(pairs[0][0]), b.shape[-1]), dtype=torch.float32)
+    step = max(_CHUNK // (b.shape[-1] * (2 if is_double else 1)), 1)
+    for (left, right), rows in zip(pairs, out, strict=True):
         right = right.double() if is_double else right
         for part, block in zip(left.split(step), rows.split(step), strict=True):
             block.copy_(finish(torch.mm(part.double() if is_double else part, right)))

@@ -161,6 +161,11 @@ def disproof(kernels: Kernels, reach: Reach = Reach.BYTES) -> str:
     return _first(_failures(kernels, reach))
 
 
+def products_disproof(kernels: Kernels) -> str:
+    """What shows that products of matrices are not exact on this machine; empty if they are."""
+    return _first(_wrong_products(kernels, torch.Generator().manual_seed(0)))
+
+
 def rounding_disproof(kernels: Kernels, reach: Reach = Reach.BYTES) -> str:
     """What shows that a kernel's own requantization is not that of `PackedConv.rounded`; empty if it is."""
     return _first(_wrong_roundings(kernels, reach))

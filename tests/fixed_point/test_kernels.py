@@ -618,6 +618,13 @@ def test_few_pixels_are_rows_of_a_matrix(axes: int, has_residual: bool, lowest: 
     assert layer._matrix is not None and not layer._convs
 
 
+def with_all_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the proof of all inputs have succeeded: for operands with which it does on any machine."""
+    monkeypatch.setattr(kernels, "_choice", kernels._Choice())
+    monkeypatch.setattr(kernels._choice, "_found", {(disproof, Reach.BYTES): ""})
+    fp.use_integer_kernels(True)
+
+
 TRANSPOSED = {  # weight, stride, padding, output padding, groups
     "twice, kernel 4": ((6, 5, 4, 4), (2, 2), (1, 1), (0, 0), 1),
     "twice, kernel 3": ((6, 5, 3, 3), (2, 2), (1, 1), (1, 1), 1),
@@ -637,8 +644,7 @@ def test_transposed_convolutions_are_the_convolutions_of_their_phases(
 ) -> None:
     shape, stride, padding, output_padding, groups = TRANSPOSED[kind]
     if bits > 7:  # small weights, of which no machine saturates two products
-        monkeypatch.setattr(kernels, "_choice", kernels._Choice())
-        monkeypatch.setattr(kernels._choice, "_found", {(disproof, Reach.BYTES): ""})
+        with_all_bytes(monkeypatch)
     fp.use_integer_kernels(True)
     generator = torch.Generator().manual_seed(bits)
     largest, (low, high) = (127 if bits == 7 else 60), {7: (0, 127), 8: (-128, 127), 16: (-32768, 32767)}[bits]
@@ -686,6 +692,56 @@ def test_other_transposed_convolutions_have_no_kernel() -> None:
     assert fp.ByteLayer.of(depthwise, fp.Geometry([2, 2], [0, 0], [1, 1], [0, 0], 4, True), (0, 127), 8) is None
     # Output padding beyond what the last pixel reaches.
     assert fp.ByteLayer.of(plan, fp.Geometry([3, 3], [0, 0], [1, 1], [2, 2], 1, True), (0, 127), 8) is None
+
+
+PRODUCTS = {  # shapes of two operands
+    "matrices": ((96, 80), (80, 64)),
+    "heads": ((2, 3, 65, 64), (2, 3, 64, 70)),
+    "one for all": ((4, 65, 64), (64, 70)),
+    "broadcast": ((2, 1, 65, 64), (3, 64, 70)),
+    "long sums": ((33, 2100), (2100, 40)),
+}
+
+
+@pytest.mark.skipif("wrong sums" in kernels.products_disproof(Kernels()), reason="products are not exact here")
+@pytest.mark.parametrize("kind", PRODUCTS)
+@pytest.mark.parametrize("bits", [(8, 8), (16, 8), (8, 16), (16, 16)], ids=str)
+@pytest.mark.parametrize("is_real", [False, True], ids=["integers", "real"])
+def test_products_of_activations_are_those_of_the_definition(
+    bits: tuple[int, int], kind: str, is_real: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_all_bytes(monkeypatch)
+    generator = torch.Generator().manual_seed(sum(bits))
+    limits = [(-(1 << (n - 1)), (1 << (n - 1)) - 1) for n in bits]
+    a, b = (
+        torch.randint(low, high + 1, shape, generator=generator).float()
+        for shape, (low, high) in zip(PRODUCTS[kind], limits, strict=True)
+    )
+    a[..., 0, :], b[..., 0] = limits[0][1], limits[1][0]  # the largest sum
+    a[..., 1, :] = limits[0][0]
+    bound = float(a.shape[-1] * limits[0][0] * limits[1][0])
+    factor = torch.tensor([3e-7 if is_real else 300 / bound], dtype=torch.float64)
+    is_double = fp.is_beyond_float32(bound)
+    factor = (
+        factor if is_double and is_real else factor.float() if is_real else fp.choose_factor(factor, -128, 127, bound)
+    )
+    settings = (factor, is_double, -128, 127, is_real)
+    expected = fp.matmul(a, b, *settings)
+    small = [x.to(torch.int8 if n == 8 else torch.int16) for x, n in zip((a, b), bits, strict=True)]
+    turned = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in small]
+    for left, right in ((a, b), small, turned):
+        out = fp.matmul_on_bytes(left, right, tuple(limits), *settings)
+        assert out is not None and torch.equal(out, expected)
+
+
+def test_small_products_are_left_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_all_bytes(monkeypatch)
+    a = torch.ones(4, 8)
+    ends = ((-128, 127), (-128, 127))
+    assert fp.matmul_on_bytes(a, a.t(), ends, torch.tensor([0.1]), False, -128, 127, False) is None
+    assert (
+        fp.matmul_on_bytes(torch.ones(900), torch.ones(900, 300), ends, torch.tensor([0.1]), False, 0, 1, False) is None
+    )
 
 
 def test_a_layer_that_has_no_kernel_says_so() -> None:

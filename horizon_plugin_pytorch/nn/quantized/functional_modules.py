@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, size_of
 from horizon_plugin_pytorch.plain_values import plain_value
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.located import located, take_stubs
+from horizon_plugin_pytorch.untraced import is_recorded
 
 # The methods, each with its row in the operator table.
 FUNCTIONAL_METHODS = {
@@ -301,7 +302,9 @@ class QFunctional(QuantizedModule):
     def matmul(self, x: Any, y: Any, x_trans: bool = False, y_trans: bool = False) -> Any:
         """Matrix product; real numbers if the output has high precision."""
         x, y = self.quantized_input(x), self.quantized_input(y)
-        left, right = transposed(x.plain(), y.plain(), x_trans, y_trans)
+        is_on_bytes = fp.has_products() and not is_recorded()
+        operands = (x.as_bytes(), y.as_bytes()) if is_on_bytes else (x.plain(), y.plain())
+        left, right = transposed(*operands, x_trans, y_trans)
         bound = left.shape[-1] * _most(x) * _most(y)
 
         def plan() -> tuple[Tensor, bool]:
@@ -313,8 +316,11 @@ class QFunctional(QuantizedModule):
             factor = fp.choose_factor(self.ratio(x.scale, y.scale), self.low, self.high, bound).to(x.device)
             return factor, fp.is_beyond_float32(bound)
 
-        factor, is_double = self._plans.get((x, y), ("matmul", left.shape[-1]), plan)
-        out = fp.matmul(left, right, factor, is_double, self.low, self.high, self.scale is None)
+        plans = self._plans.get((x, y), ("matmul", left.shape[-1]), plan)
+        settings = (*plans, self.low, self.high, self.scale is None)
+        out = fp.matmul_on_bytes(left, right, (x.range, y.range), *settings) if is_on_bytes else None
+        if out is None:
+            out = fp.matmul(*transposed(x.plain(), y.plain(), x_trans, y_trans), *settings)
         return out if self.scale is None else self.output(out)
 
     def _sum(self, x: Any, dim: Any, keepdim: bool, is_mean: bool) -> QTensor:
