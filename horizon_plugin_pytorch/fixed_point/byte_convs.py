@@ -8,7 +8,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.fixed_point.accumulator import convolution
 from horizon_plugin_pytorch.fixed_point.byte_shapes import SEVEN_BITS, is_within
-from horizon_plugin_pytorch.fixed_point.kernels import PackedConv, Reach, Walk, kernel_reach
+from horizon_plugin_pytorch.fixed_point.kernels import PackedConv, Reach, Walk, proved_reach
 
 _BLOCK = 4
 
@@ -38,7 +38,7 @@ class FloatConv:
 
 def is_on_kernels(input_range: tuple[int, int]) -> bool:
     """Are the kernels of this machine exact for inputs of this range?"""
-    reach = kernel_reach()
+    reach = proved_reach()
     return reach is Reach.BYTES or (reach is Reach.SEVEN_BITS and is_within(input_range, SEVEN_BITS))
 
 

@@ -242,7 +242,7 @@ class ByteLayer:
 
     def _sums_of_rows(self, rows: Tensor) -> Tensor:
         """int32 without the bias, or float32 with it."""
-        if kernels.has_products():
+        if _has_products():
             return kernels.multiply(
                 rows.to(torch.int8), self._matrix if self._matrix is not None else self._transpose()
             )
@@ -257,7 +257,7 @@ class ByteLayer:
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._matrix is None:
                 matrix = self._whole_matrix().t()
-                self._matrix = matrix if kernels.has_products() else matrix.float()
+                self._matrix = matrix if _has_products() else matrix.float()
         return self._matrix
 
     def _whole_matrix(self) -> Tensor:
@@ -294,7 +294,7 @@ class ByteLayer:
 
     def _is_product(self, sums: int) -> bool:
         """Is a pointwise convolution to run as a product of matrices? For few pixels this kernel is reached sooner."""
-        return sums < _FEW_SUMS if kernels.has_products() else not is_on_kernels(self._range)
+        return sums < _FEW_SUMS if _has_products() else not is_on_kernels(self._range)
 
     def _pixels(self, x: Tensor, residual: Tensor | None, sizes: torch.Size) -> Tensor:
         """A pointwise convolution as a product of matrices."""
@@ -360,6 +360,10 @@ class ByteLayer:
             return False
         made.settle(sums, bias, added, self._residual_factor, self._factor, (plan.low, plan.high), given)
         return True
+
+
+def _has_products() -> bool:
+    return kernels.proved_reach() is kernels.Reach.BYTES
 
 
 def _as_image(rows: Tensor) -> Tensor:

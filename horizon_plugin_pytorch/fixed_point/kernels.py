@@ -253,6 +253,7 @@ class _Choice:
         self._lock = threading.Lock()
         self._is_wanted: bool | None = None  # None: as the environment has it
         self._found: dict[tuple[Proof, Reach], str] = {}  # by the proofs that were tried
+        self._reach: Reach | None = None  # None: not tried yet
 
     def want(self, is_wanted: bool | None) -> None:
         self._is_wanted = is_wanted
@@ -270,10 +271,10 @@ class _Choice:
     @property
     def reach(self) -> Reach:
         """The inputs for which the kernels are exact on this machine."""
-        for reach in (Reach.BYTES, Reach.SEVEN_BITS):
-            if not self.found(disproof, reach):
-                return reach
-        return Reach.NOTHING
+        if self._reach is None:
+            tries = (reach for reach in (Reach.BYTES, Reach.SEVEN_BITS) if not self.found(disproof, reach))
+            self._reach = next(tries, Reach.NOTHING)
+        return self._reach
 
     def found(self, proof: Proof, reach: Reach) -> str:
         """What a proof found; it is tried once in a process."""
@@ -319,6 +320,11 @@ def use_integer_kernels(is_wanted: bool | None) -> None:
 def kernel_reach() -> Reach:
     """The inputs for which layers run on integer kernels: wanted, and proved exact by the first call in a process."""
     return _choice.reach if _choice.is_wanted else Reach.NOTHING
+
+
+def proved_reach() -> Reach:
+    """The inputs for which the kernels are exact, whether they are wanted or not; for layers that run on them."""
+    return _choice.reach
 
 
 def are_kernels_used() -> bool:
